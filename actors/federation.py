@@ -1,0 +1,227 @@
+"""The driver's handle on all clients: assign, call, collect, evaluate, commit, rewind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from actors.assignment import assign
+from actors.host import Job, JobResult, Scores
+from actors.pool import HostPool
+from algorithms.base import Procedure
+from rayfl.aggregation import ExactSum, Weighted
+from rayfl.commits import StoredFile
+from rayfl.engine.client import RoundContext
+from rayfl.params import Tree, from_numpy, num_bytes, to_numpy
+
+
+@dataclass
+class Traffic:
+    """Bytes between server and clients in a round, as a deployment would send them (before any reduction)."""
+
+    down: int = 0
+    up: int = 0
+
+
+@dataclass
+class _Placement:
+    """Where client states are.
+
+    Attributes:
+        home: the host whose memory holds a client's state.
+        committed: the file of a client's state in the last commit.
+    """
+
+    home: dict[int, int] = field(default_factory=dict)
+    committed: dict[int, StoredFile] = field(default_factory=dict)
+
+
+class Federation:
+    """All clients of an experiment, spread over the hosts of a pool.
+
+    Args:
+        pool: the hosts.
+        context: round context of the experiment.
+        sizes: samples by client and split (K, 3): train, validation, test.
+        pinned: host i runs client i and no other (one client per actor).
+    """
+
+    def __init__(self, pool: HostPool, context: RoundContext, sizes: np.ndarray, pinned: bool = False) -> None:
+        self._pool = pool
+        self._context = context
+        self._sizes = sizes
+        self._pinned = pinned
+        self._placement = _Placement()
+        self._trained_splits: tuple[str, ...] = ()
+        self.trained_scores: Scores = {}
+        self.traffic = Traffic()
+
+    @property
+    def context(self) -> RoundContext:
+        """Round, rounds, number of clients, random streams."""
+        return self._context
+
+    def begin_round(self, round: int, trained_splits: Sequence[str] = ()) -> None:
+        """Sets the round; models published in it are scored on ``trained_splits`` (none: not at all)."""
+        self._context = replace(self._context, round=round, final=False)
+        self._trained_splits = tuple(trained_splits)
+        self.trained_scores = {}
+        self.traffic = Traffic()
+
+    def num_samples(self, clients: Sequence[int]) -> np.ndarray:
+        """Training samples n_k of the given clients, int64."""
+        return np.asarray(self._sizes[np.asarray(clients, dtype=np.int64), 0])
+
+    def mean(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+        also: Weighted | None = None,
+    ) -> Tree:
+        """The exact weighted mean of what the cohort's procedures return; see ``algorithms.base.Clients``."""
+        total = ExactSum()
+        if also is not None:
+            total.add(also)
+        for result in self._call(procedure.__name__, "mean", cohort, broadcast, payloads or {}):
+            total.merge(result.total)
+        return total.mean()
+
+    def map(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+    ) -> dict[int, Any]:
+        """What the cohort's procedures return, by client, ascending; see ``algorithms.base.Clients``."""
+        values: dict[int, Any] = {}
+        for result in self._call(procedure.__name__, "map", cohort, broadcast, payloads or {}):
+            values.update({client: from_numpy(value) for client, value in result.values.items()})
+        return dict(sorted(values.items()))
+
+    def evaluate(self, server: Tree, splits: Sequence[str], final: bool) -> Scores:
+        """Scores the predictors of all clients, spread over all hosts."""
+        everyone = range(self._context.num_clients)
+        job = Job("predictors", "evaluate", self._context.round, (), splits=tuple(splits), final=final)
+        costs = {client: float(self._sizes[client, 1:].sum() + 1) for client in everyone}
+        scores: Scores = {}
+        for result in self._dispatch(job, costs, {"server": server}, {}):
+            scores.update(result.scores)
+        return dict(sorted(scores.items()))
+
+    def _call(
+        self, name: str, kind: str, cohort: Sequence[int], broadcast: Tree, payloads: Mapping[int, Tree]
+    ) -> list[JobResult]:
+        costs = {client: float(n + 1) for client, n in zip(cohort, self.num_samples(cohort), strict=True)}
+        job = Job(name, kind, self._context.round, (), splits=self._trained_splits)
+        results = self._dispatch(job, costs, broadcast, payloads)
+        self.traffic.down += len(cohort) * num_bytes(broadcast) + sum(num_bytes(p) for p in payloads.values())
+        for result in results:
+            self.trained_scores.update(result.scores)
+            self.traffic.up += result.upload_bytes
+        return results
+
+    def _dispatch(
+        self, job: Job, costs: Mapping[int, float], broadcast: Tree, payloads: Mapping[int, Tree]
+    ) -> list[JobResult]:
+        """Assigns clients to hosts, moves their states there, and collects the results as they arrive."""
+        hosts = self._pool.size
+        pinned = {client: client for client in costs} if self._pinned else None
+        shares = _by_host(pinned, hosts) if pinned else assign(costs, hosts, self._placement.home)
+        common = self._pool.put(to_numpy(broadcast))
+        moves = self._move_states(shares)
+        handles: dict[Any, int] = {}
+        for host, clients in enumerate(shares):
+            if not clients:
+                continue
+            mine = tuple(sorted(clients))
+            share = replace(
+                job,
+                clients=mine,
+                payloads={client: to_numpy(payloads[client]) for client in mine if client in payloads},
+                committed=self._not_in_memory(mine),
+            )
+            handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
+        results = []
+        for host, result in self._pool.collect(handles):
+            for client in result.stateful:
+                self._placement.home[client] = host
+            results.append(result)
+        return results
+
+    def _move_states(self, shares: Sequence[Sequence[int]]) -> dict[int, list[Any]]:
+        """Starts the moves of states between hosts; returns the handles each receiving host waits for."""
+        moves: dict[tuple[int, int], list[int]] = {}
+        for target, clients in enumerate(shares):
+            for client in clients:
+                source = self._placement.home.get(client, target)
+                if source != target:
+                    moves.setdefault((source, target), []).append(client)
+        handles: dict[int, list[Any]] = {}
+        for (source, target), clients in moves.items():
+            handles.setdefault(target, []).append(self._pool.submit(source, "release", clients))
+        return handles
+
+    def _not_in_memory(self, clients: Sequence[int]) -> dict[int, StoredFile]:
+        place = self._placement
+        return {
+            client: place.committed[client]
+            for client in clients
+            if client in place.committed and client not in place.home
+        }
+
+    def start_commit(self, rounds_completed: int) -> dict[Any, int]:
+        """Has every host write its changed states, while the next round may already run."""
+        return {
+            self._pool.submit(host, "commit", rounds_completed): host for host in range(self._pool.size)
+        }
+
+    def finish_commit(self, handles: Mapping[Any, int]) -> dict[int, StoredFile]:
+        """Waits for a commit started earlier; returns the files of the states it wrote, by client.
+
+        May run on another thread than the rest: it changes nothing here.
+        """
+        newest: dict[int, tuple[int, StoredFile]] = {}
+        for _, written in self._pool.collect(handles):
+            if written is None:
+                continue
+            file, rounds = written
+            for client, round in rounds.items():
+                if client not in newest or newest[client][0] < round:
+                    newest[client] = (round, file)
+        return {client: file for client, (_, file) in sorted(newest.items())}
+
+    def adopt(self, committed: Mapping[int, StoredFile]) -> None:
+        """Takes note of where a finished commit has the states."""
+        self._placement.committed = dict(committed)
+
+    def rewind(self, committed: Mapping[int, StoredFile]) -> list[int]:
+        """Back to a commit: dead hosts are replaced, live ones forget; returns the replaced hosts."""
+        replaced = self._pool.revive()
+        living = [host for host in range(self._pool.size) if host not in replaced]
+        for _ in self._pool.collect({self._pool.submit(host, "rewind"): host for host in living}):
+            pass
+        self._placement = _Placement(committed=dict(committed))
+        return replaced
+
+    def held_states(self) -> dict[int, Tree]:
+        """All client states in the hosts' memories, by client."""
+        handles = {self._pool.submit(host, "held_states"): host for host in range(self._pool.size)}
+        states = {client: state for _, held in self._pool.collect(handles) for client, state in held.items()}
+        return {client: from_numpy(state) for client, state in sorted(states.items())}
+
+    def close(self) -> None:
+        """Ends the hosts."""
+        self._pool.close()
+
+
+def _by_host(hosts_of: Mapping[int, int], hosts: int) -> list[list[int]]:
+    shares: list[list[int]] = [[] for _ in range(hosts)]
+    for client, host in hosts_of.items():
+        shares[host].append(client)
+    return shares

@@ -1,0 +1,211 @@
+"""The plain-Python class inside an actor: runs the procedures of the clients it hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from actors.state import ClientStates, signature
+from algorithms.base import Algorithm
+from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite
+from rayfl.commits import StoredFile
+from rayfl.data.federated import Examples, FederatedDataset
+from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.engine import Engine
+from rayfl.engine.evaluation import evaluate
+from rayfl.engine.trampoline import run_procedures
+from rayfl.errors import ClientError
+from rayfl.metrics import Statistics
+from rayfl.params import Tree, from_numpy, map_leaves, num_bytes, to_numpy
+from rayfl.tasks import Predictor
+
+Scores = dict[int, dict[str, dict[str, Statistics]]]
+"""By client, split and name of the model."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One host's share of a call.
+
+    Attributes:
+        procedure: name of the algorithm's method to run.
+        kind: ``mean`` reduces on the host, ``map`` returns every result, ``evaluate`` scores predictors.
+        round: t, 0-indexed.
+        final: whether this is the evaluation after the last round.
+        clients: whose procedures to run.
+        payloads: keyword arguments by client, as NumPy trees.
+        splits: splits on which to score predictors (published ones for ``mean`` and ``map``).
+        committed: where to find states that no host holds in memory.
+    """
+
+    procedure: str
+    kind: str
+    round: int
+    clients: tuple[int, ...]
+    payloads: Mapping[int, Tree] = field(default_factory=dict)
+    splits: tuple[str, ...] = ()
+    final: bool = False
+    committed: Mapping[int, StoredFile] = field(default_factory=dict)
+
+
+@dataclass
+class JobResult:
+    """What a host sends back.
+
+    Attributes:
+        total: the partial sum of a ``mean``.
+        values: the results of a ``map``, by client, as NumPy trees.
+        scores: statistics of predictors.
+        stateful: clients of the job that have a state on this host now.
+        upload_bytes: bytes of the procedures' results, client by client, before any reduction.
+    """
+
+    total: ExactSum = field(default_factory=ExactSum)
+    values: dict[int, Any] = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict)
+    stateful: list[int] = field(default_factory=list)
+    upload_bytes: int = 0
+
+
+class ClientHost:
+    """Hosts clients: their data on the device, their states, and the engine that trains them.
+
+    Args:
+        algorithm: the method.
+        engine: task, device and how to execute.
+        dataset: the clients' samples; only hosted clients are loaded.
+        context: round context of the experiment (its round is set by each job).
+        states: the states of the hosted clients.
+        batch_size: evaluation batch size.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        engine: Engine,
+        dataset: FederatedDataset,
+        context: RoundContext,
+        states: ClientStates,
+        batch_size: int,
+    ) -> None:
+        self.algorithm = algorithm
+        self.engine = engine
+        self.states = states
+        self._dataset = dataset
+        self._context = context
+        self._batch_size = batch_size
+        self._examples: dict[int, Mapping[str, Examples]] = {}
+
+    def run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
+        """Runs a job.
+
+        Args:
+            job: what to do.
+            broadcast: keyword arguments equal for all clients, a NumPy tree.
+            incoming: states of clients that move here from other hosts.
+
+        Raises:
+            ClientError: naming the client, when a procedure raised or returned non-finite values.
+        """
+        for states in incoming:
+            self.states.receive(states)
+        self.states.restore(job.committed)
+        common = from_numpy(broadcast, self.engine.device)
+        result = JobResult()
+        width = self.engine.width
+        for start in range(0, len(job.clients), width):
+            self._run_together(job, job.clients[start : start + width], common, result)
+        result.stateful = [client for client in job.clients if self.states.checkout(client)]
+        return result
+
+    def _run_together(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> None:
+        clients = {id: self._client(id, job) for id in ids}
+        before = {id: signature(client.state) for id, client in clients.items()}
+        procedure = getattr(self.algorithm, job.procedure)
+        coroutines: dict[int, Coroutine[Any, Any, Any]] = {
+            id: procedure(client, **common, **from_numpy(job.payloads.get(id, {}), self.engine.device))
+            for id, client in clients.items()
+        }
+        outcomes = run_procedures(coroutines, self.engine)
+        for id in ids:
+            client, outcome = clients[id], outcomes[id]
+            try:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                self._take(job, client, outcome, result)
+                if job.kind != "evaluate" and signature(client.state) != before[id]:
+                    check_finite(client.state)
+                    self.states.replace(id, client.state, job.round)
+            except Exception as error:
+                raise _blame(error, client, job) from error
+
+    def _take(self, job: Job, client: Client, outcome: Any, result: JobResult) -> None:
+        """Adds one client's outcome to the result of the job."""
+        if job.kind == "evaluate":
+            self._score(client, outcome, job.splits, result)
+            return
+        if job.kind == "mean":
+            if not isinstance(outcome, Weighted):
+                raise TypeError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
+            result.total.add(outcome)
+            result.upload_bytes += num_bytes(outcome.tree)
+        else:
+            check_finite(outcome)
+            result.values[client.id] = to_numpy(outcome)
+            result.upload_bytes += num_bytes(outcome)
+        if client.published:
+            self._score(client, client.published, job.splits, result)
+
+    def _score(
+        self, client: Client, predictors: Mapping[str, Predictor], splits: Sequence[str], result: JobResult
+    ) -> None:
+        examples = self._load(client.id)
+        result.scores[client.id] = {
+            split: evaluate(predictors, examples[split], self.engine.task, self._batch_size) for split in splits
+        }
+
+    def _client(self, id: int, job: Job) -> Client:
+        device = self.engine.device
+        state = self.states.checkout(id)
+        if device.type != "cpu":
+            state = map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, state)
+        context = replace(self._context, round=job.round, final=job.final)
+        return Client(id, state, self._load(id)["train"], self.engine.task, context, device)
+
+    def _load(self, client: int) -> Mapping[str, Examples]:
+        """The client's samples on the device, loaded at its first call."""
+        if client not in self._examples:
+            device = self.engine.device
+            self._examples[client] = {
+                split: Examples(part.x.to(device), part.y.to(device))
+                for split, part in self._dataset.load(client).items()
+            }
+        return self._examples[client]
+
+    def release(self, clients: Sequence[int]) -> dict[int, Tree]:
+        """Gives up the states of clients that move to another host."""
+        return self.states.release(clients)
+
+    def commit(self, rounds_completed: int) -> tuple[StoredFile, dict[int, int]] | None:
+        """Writes the states that changed before ``rounds_completed``; see :meth:`ClientStates.write`."""
+        return self.states.write(rounds_completed)
+
+    def rewind(self) -> None:
+        """Forgets all states; the next jobs say which commit to restore them from."""
+        self.states.rewind()
+
+    def held_states(self) -> dict[int, Tree]:
+        """The states in memory as NumPy trees, by client."""
+        return {client: to_numpy(state) for client, state in self.states.all().items()}
+
+
+def _blame(error: Exception, client: Client, job: Job) -> ClientError:
+    place = f"client {client.id}, round {job.round}, {job.procedure}"
+    if isinstance(error, NonFiniteError):
+        return ClientError(
+            f"{place}: {error}; its training diverged, nothing of it entered the aggregate (lower train.lr?)"
+        )
+    return ClientError(f"{place}: {type(error).__name__}: {error}")

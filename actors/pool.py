@@ -1,0 +1,91 @@
+"""Hosts behind one interface: in this process (for tests and debugging) or as Ray actors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from actors.host import ClientHost
+from rayfl.params import Tree
+
+
+class HostDiedError(Exception):
+    """A host's process, node or network is gone; its states since the last commit are lost."""
+
+    def __init__(self, host: int, reason: str) -> None:
+        super().__init__(f"host {host} died: {reason}")
+        self.host = host
+
+
+class HostPool(Protocol):
+    """What the federation needs of its hosts."""
+
+    @property
+    def size(self) -> int:
+        """Number of hosts."""
+        ...
+
+    def put(self, tree: Tree) -> Any:
+        """Makes a tree available to all hosts, once; returns what to pass for it."""
+        ...
+
+    def submit(self, host: int, method: str, *args: Any) -> Any:
+        """Starts a method of a host; returns a handle for :meth:`collect` and for other hosts' arguments."""
+        ...
+
+    def collect(self, handles: Mapping[Any, int]) -> Iterator[tuple[int, Any]]:
+        """Yields (host, result) as results arrive.
+
+        Args:
+            handles: handles and the hosts they belong to.
+
+        Raises:
+            HostDiedError: when a host is gone.
+        """
+        ...
+
+    def revive(self) -> list[int]:
+        """Replaces dead hosts by new, empty ones; returns which."""
+        ...
+
+    def close(self) -> None:
+        """Ends the hosts."""
+        ...
+
+
+class InlinePool:
+    """Hosts in this process, called one after the other.
+
+    Args:
+        hosts: the hosts.
+    """
+
+    def __init__(self, hosts: list[ClientHost]) -> None:
+        self.hosts = hosts
+
+    @property
+    def size(self) -> int:
+        return len(self.hosts)
+
+    def put(self, tree: Tree) -> Any:
+        return tree
+
+    def submit(self, host: int, method: str, *args: Any) -> Any:
+        return _Done(getattr(self.hosts[host], method)(*(a.value if isinstance(a, _Done) else a for a in args)))
+
+    def collect(self, handles: Mapping[Any, int]) -> Iterator[tuple[int, Any]]:
+        for handle, host in handles.items():
+            yield host, handle.value
+
+    def revive(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self.hosts.clear()
+
+
+class _Done:
+    """A finished call's result."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value

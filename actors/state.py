@@ -1,0 +1,131 @@
+"""The states of the clients one host holds: in memory, in waiting for a commit, or still on storage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from rayfl.commits import CommitStore, StoredFile
+from rayfl.params import Tree, from_numpy, leaves, map_leaves, to_numpy
+
+Signature = tuple[Any, ...]
+Change = tuple[int, int]
+"""When a state changed: the round, and how often the client had moved between hosts by then. Later is greater."""
+
+
+class ClientStates:
+    """Client states of one host.
+
+    Trees are replaced, never changed in place, so a tree waiting for a commit stays what it was while the next
+    round goes on. ``write`` runs on another thread than the rest.
+
+    Args:
+        store: where commits go; None keeps nothing.
+        host: the host's number, part of its files' names.
+    """
+
+    def __init__(self, store: CommitStore | None, host: int) -> None:
+        self._store = store
+        self._host = host
+        self._states: dict[int, Tree] = {}
+        self._moves: dict[int, int] = {}
+        self._changed: dict[int, dict[int, tuple[int, Tree]]] = {}
+        self._lock = threading.Lock()
+
+    def checkout(self, client: int) -> Tree:
+        """A copy of the client's state (tensors shared) for a procedure to work on; empty at first."""
+        return map_leaves(lambda leaf: leaf, self._states.get(client, {}))
+
+    def replace(self, client: int, state: Tree, round: int) -> None:
+        """Keeps what a procedure made of its state in a round (0-indexed)."""
+        kept = map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, state)
+        with self._lock:
+            self._states[client] = kept
+            self._changed.setdefault(round, {})[client] = (self._moves.get(client, 0), kept)
+
+    def release(self, clients: Iterable[int]) -> dict[int, Tree]:
+        """Gives states away to another host, as NumPy arrays; their commit is still this host's to write.
+
+        Returns:
+            For :meth:`receive`, by client: ``state``, and ``moves``, how often the client has moved.
+        """
+        return {
+            client: {"state": to_numpy(self._states.pop(client)), "moves": self._moves.pop(client, 0) + 1}
+            for client in clients
+        }
+
+    def receive(self, states: Mapping[int, Tree]) -> None:
+        """Takes over what another host released."""
+        for client, moved in states.items():
+            self._states[client] = from_numpy(moved["state"])
+            self._moves[client] = moved["moves"]
+
+    def restore(self, files: Mapping[int, StoredFile]) -> None:
+        """Loads committed states of clients this host does not hold yet."""
+        missing = {client: file for client, file in files.items() if client not in self._states}
+        if not missing:
+            return
+        if self._store is None:
+            raise RuntimeError("states can only be restored from a store")
+        by_file: dict[StoredFile, list[int]] = {}
+        for client, file in missing.items():
+            by_file.setdefault(file, []).append(client)
+        for file, clients in by_file.items():
+            found = self._store.read_states(file)
+            self._states.update({client: found[client] for client in clients})
+
+    def write(self, rounds_completed: int) -> tuple[StoredFile, dict[int, Change]] | None:
+        """Writes what changed in the rounds before ``rounds_completed`` and is not written yet.
+
+        A later round may be changing states meanwhile; those stay for the next commit.
+
+        Returns:
+            The file, and by client when its state in it is from: of two hosts' states of one client the greater
+            is the newer. None if nothing changed.
+        """
+        with self._lock:
+            due = sorted(round for round in self._changed if round < rounds_completed)
+            batches = {round: self._changed.pop(round) for round in due}
+        if not batches or self._store is None:
+            return None
+        states: dict[int, Tree] = {}
+        changes: dict[int, Change] = {}
+        for round, batch in batches.items():
+            for client, (moves, state) in batch.items():
+                states[client], changes[client] = state, (round, moves)
+        return self._store.write_states(rounds_completed, self._host, states), changes
+
+    def rewind(self) -> None:
+        """Forgets everything since and including the last commit: what is needed is restored from storage."""
+        with self._lock:
+            self._states.clear()
+            self._moves.clear()
+            self._changed.clear()
+
+    def all(self) -> dict[int, Tree]:
+        """The states in memory, by client."""
+        return dict(sorted(self._states.items()))
+
+
+def signature(state: Mapping[str, Any]) -> Signature:
+    """Tells a changed state from an unchanged one without comparing values: identity and version of tensors."""
+    return tuple(
+        (path, _Same(leaf), leaf._version) if isinstance(leaf, Tensor) else (path, type(leaf), leaf)
+        for path, leaf in leaves(state)
+    )
+
+
+class _Same:
+    """Equal for one tensor only; holds it, since the ``id`` of a tensor that is gone may be given to the next."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._tensor is self._tensor
+
+    def __hash__(self) -> int:
+        return id(self._tensor)

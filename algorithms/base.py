@@ -1,0 +1,146 @@
+"""The contract of a method: what the server does in a round, what a client does, and the objective.
+
+A method object holds hyper-parameters only. What lives between rounds is ``server`` (a tree, on the driver)
+and ``client.state`` (a tree, on the actor); both are checkpointed without the method's help. Code here and in
+the methods is pure PyTorch: no Ray, no files, no logging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from rayfl.aggregation import Weighted
+from rayfl.engine.client import Client, RoundContext
+from rayfl.params import Tree
+from rayfl.tasks import Batch, Predictor, Task
+
+Procedure = Callable[..., Coroutine[Any, Any, Any]]
+
+
+def setting(default: Any, symbol: str, description: str, **bounds: Any) -> Any:
+    """A hyper-parameter: its default, the paper's symbol (empty for our own options), meaning and range."""
+    return Field(default, description=description, json_schema_extra={"symbol": symbol}, **bounds)
+
+
+class Clients(Protocol):
+    """The clients as the server's procedure sees them. Each call says what it costs."""
+
+    @property
+    def context(self) -> RoundContext:
+        """Round, rounds, number of clients, random streams."""
+        ...
+
+    def num_samples(self, clients: Sequence[int]) -> np.ndarray:
+        """Training samples n_k of the given clients, int64."""
+        ...
+
+    def mean(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+        also: Weighted | None = None,
+    ) -> Tree:
+        """The weighted mean of what ``procedure`` returns (:class:`Weighted`) over the cohort.
+
+        Reduced on the actors: one partial sum an actor travels.
+
+        Args:
+            procedure: a method ``async (client, **broadcast, **payload) -> Weighted`` of the algorithm.
+            cohort: client ids.
+            broadcast: keyword arguments equal for all, sent once.
+            payloads: further keyword arguments by client.
+            also: one more contribution, of the server's own.
+        """
+        ...
+
+    def map(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+    ) -> dict[int, Any]:
+        """What ``procedure`` returns (a tree), by client, ascending; every client's result travels."""
+        ...
+
+
+class Algorithm(BaseModel):
+    """Base of all methods.
+
+    Class attributes:
+        personalized: the row of the results that is the method's personalized model.
+        sweep: prefix of rows ``<sweep>=<value>`` among which one is chosen, or None.
+        citation: where the method is from.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    personalized: ClassVar[str] = "global"
+    sweep: ClassVar[str | None] = None
+    citation: ClassVar[str] = ""
+
+    def check(self, task: Task, context: RoundContext) -> None:
+        """Refuses, before any actor starts, what the method cannot run with.
+
+        Raises:
+            rayfl.errors.RayflError: naming the field or model and the fix.
+        """
+
+    def init(self, task: Task, context: RoundContext) -> Tree:
+        """The server's tree before round 0."""
+        return {"model": task.network.initialize(context.streams.integer("init.global"))}
+
+    def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
+        """One round on the server: returns the entries of ``server`` that change."""
+        raise TypeError(f"{type(self).__name__} does not define a round")
+
+    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        """The loss of one mini-batch; a scalar."""
+        loss: Tensor = task.loss(model, batch)
+        return loss
+
+    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+        """Every model of this client worth a row, before any local training (phase ``received``)."""
+        return {"global": Predictor.of(server["model"])}
+
+
+class Averaging(Algorithm):
+    """A method whose server averages what its clients trained (the skeleton of federated averaging)."""
+
+    aggregation: Literal["samples", "uniform", "population"] = setting(
+        "samples",
+        "q_k",
+        "weights of the mean: samples n_k / sum over the cohort; uniform 1/|S|; population n_k / sum over all clients, "
+        "the rest staying on the old server model",
+    )
+
+    def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
+        model = server["model"]
+        rest = self.remainder(model, cohort, clients)
+        return {"model": clients.mean(self.local_update, cohort, broadcast={"model": model}, also=rest)}
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        """Trains the received model."""
+        trained = await client.train(model, self.objective)
+        client.publish(local=Predictor.of(trained))
+        return self.weighted(client, trained)
+
+    def weighted(self, client: Client, tree: Tree) -> Weighted:
+        """A client's contribution with the weight that ``aggregation`` gives it."""
+        return Weighted(tree, 1 if self.aggregation == "uniform" else client.num_samples)
+
+    def remainder(self, tree: Tree, cohort: Sequence[int], clients: Clients) -> Weighted | None:
+        """What stays on the old server value under ``population``: the mass of the clients not sampled."""
+        if self.aggregation != "population":
+            return None
+        everyone = range(clients.context.num_clients)
+        mass = int(clients.num_samples(everyone).sum() - clients.num_samples(cohort).sum())
+        return Weighted(tree, mass) if mass else None

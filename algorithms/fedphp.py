@@ -1,0 +1,146 @@
+"""FedPHP: every client inherits a private model from its own past and learns from it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from algorithms.base import Averaging, setting
+from algorithms.transfer import distillation, half_squared_distance, maximum_mean_discrepancy
+from rayfl.aggregation import Weighted
+from rayfl.engine.client import Client, RoundContext
+from rayfl.params import Tree, interpolate, squared_distance
+from rayfl.tasks import Batch, Model, Predictor, Task
+
+
+class FedPHP(Averaging):
+    """FedPHP: federated averaging in which every client inherits a private model (HPM) from its own past.
+
+    The HPM theta_p is the moving average of what the client trained whenever it was selected. In the next
+    selection it is the frozen teacher (evaluation mode) of the model theta that the server sent:
+
+        loss = (1 - lambda) CE(theta) + lambda L_kt(theta, theta_p)
+
+    with L_kt the maximum mean discrepancy of the features, distillation of the logits, half the squared distance
+    of the features, or the squared distance of the parameters. After training, theta_p moves to
+    (1 - mu) theta + mu theta_p.
+
+    Server: model theta_s. Client: theta_p (at first the server's initial model) and z, how often it was selected;
+    neither is ever sent. Down: theta_s. Up: theta (and n_k). Evaluated: the HPM. Right after local training
+    also theta (local), and the mean of their probabilities (ensemble).
+
+    Where the official code deviates (mean weighted by samples, mu clipped at 0.9, distillation without softening
+    the student) the paper is followed and the deviation is an option. Gradient clipping, a minimum number of local
+    steps and augmentation belong to that code's training loop and are left out.
+
+    References:
+        Li, Zhan, Shao, Li, Song: FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021,
+        Algorithm 1 and eqs. 5 (HPM), 6-9 (distillation, features, MMD, parameters) and 10 (loss).
+    """
+
+    name: Literal["fedphp"] = "fedphp"
+    personalized: ClassVar[str] = "hpm"
+    citation: ClassVar[str] = "Li et al., ECML PKDD 2021"
+
+    aggregation: Literal["samples", "uniform", "population"] = setting(
+        "uniform",
+        "q_k",
+        "weights of the mean: uniform 1/|S| (paper); samples n_k / sum over the cohort (official code); population "
+        "n_k / sum over all clients, the rest staying on the old server model",
+    )
+    transfer: Literal["mmd", "kd", "l2", "prox", "none"] = setting(
+        "mmd",
+        "L_kt",
+        "what the HPM teaches: mmd feature distribution, kd logits, l2 features, prox parameters, none nothing",
+    )
+    transfer_weight: float = setting(0.01, "lambda", "weight of the transfer; cross-entropy gets the rest", ge=0, le=1)
+    momentum_schedule: Literal["a", "b", "c"] = setting(
+        "a",
+        "Mu-A, Mu-B, Mu-C",
+        "momentum of the HPM: a grows with the client's selections z, macro_momentum z / (Q T); b macro_momentum "
+        "always; c round / rounds",
+    )
+    macro_momentum: float = setting(
+        0.9, "mu_macro", "momentum of a client selected as often as expected (a), or always (b)", ge=0, le=1
+    )
+    momentum_clip: float = setting(
+        1.0, "", "largest momentum under schedule a (the official code takes 0.9)", ge=0, le=1
+    )
+    count: Literal["before", "after"] = setting(
+        "before", "z_k", "whether z leaves out the current selection (Algorithm 1) or includes it (text)"
+    )
+    temperature: float = setting(4.0, "tau", "temperature of distillation", gt=0)
+    kd_form: Literal["paper", "code"] = setting(
+        "paper", "", "distillation with both models softened (paper), or with the teacher alone (official code)"
+    )
+    skip_first_transfer: bool = setting(
+        False, "", "train without transfer in a client's first selection, when its HPM is still the initial model"
+    )
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        inherited = self._inherited(client)
+        selections: int = client.state.get("selections", 0)
+        if self.transfers(selections):
+            trained = await client.train(model, self.objective, frozen={"hpm": inherited})
+        else:
+            trained = await client.train(model, super().objective)
+        updated = interpolate(trained, inherited, self.momentum(selections, client.context))
+        client.state["hpm"] = updated
+        client.state["selections"] = selections + 1
+        client.publish(hpm=Predictor.of(updated), local=Predictor.of(trained), ensemble=Predictor.of(updated, trained))
+        return self.weighted(client, trained)
+
+    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        """Cross-entropy and transfer, from one forward pass of each model."""
+        loss, transfer = self._terms(model, frozen["hpm"], batch, task)
+        return (1 - self.transfer_weight) * loss + self.transfer_weight * transfer
+
+    def transfers(self, selections: int) -> bool:
+        """Whether the HPM teaches a client that was selected ``selections`` times before."""
+        if self.transfer == "none" or self.transfer_weight == 0:
+            return False
+        return selections > 0 or not self.skip_first_transfer
+
+    def momentum(self, selections: int, context: RoundContext) -> float:
+        """mu, the share of the old HPM in the new one.
+
+        Args:
+            selections: how often the client was selected before this round.
+            context: round, rounds, cohort and number of clients.
+        """
+        if self.momentum_schedule == "b":
+            return self.macro_momentum
+        if self.momentum_schedule == "c":
+            return context.round / context.rounds
+        cohort = min(context.train.clients_per_round, context.num_clients)
+        expected = max(cohort * context.rounds // context.num_clients, 1)
+        counted = selections + (self.count == "after")
+        return min(self.macro_momentum * counted / expected, self.momentum_clip)
+
+    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+        return {"global": Predictor.of(server["model"]), "hpm": Predictor.of(self._inherited(client))}
+
+    def _terms(self, model: Model, inherited: Model, batch: Batch, task: Task) -> tuple[Tensor, Tensor]:
+        """Cross-entropy and L_kt."""
+        if self.transfer == "prox":
+            moved, anchor = _parameters(model, task), _parameters(inherited, task)
+            return task.loss(model, batch), squared_distance(moved, anchor)
+        features, logits = task.features_and_logits(model, batch)
+        old_features, old_logits = task.features_and_logits(inherited, batch, training=False)
+        loss: Tensor = task.cross_entropy(logits, batch)
+        if self.transfer == "kd":
+            return loss, distillation(logits, old_logits, batch, self.temperature, self.kd_form)
+        measure = maximum_mean_discrepancy if self.transfer == "mmd" else half_squared_distance
+        return loss, measure(features, old_features, batch)
+
+    @staticmethod
+    def _inherited(client: Client) -> Tree:
+        """theta_p; the server's initial model until the client is selected."""
+        stored: Tree | None = client.state.get("hpm")
+        return client.initial_model() if stored is None else stored
+
+
+def _parameters(model: Model, task: Task) -> Tree:
+    """The model without its buffers."""
+    return {name: model[name] for name in task.network.parameter_names}

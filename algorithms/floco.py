@@ -1,0 +1,179 @@
+"""FLOCO: clients train, and are placed in, a simplex of models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms.base import Averaging, Clients, setting
+from algorithms.simplex import principal_coordinates, scale_candidates, spread_on_simplex
+from algorithms.simplex_sampling import sample_ball, sample_ball_legacy, sample_simplex
+from rayfl.aggregation import Weighted
+from rayfl.engine.client import Client, Draw, RoundContext
+from rayfl.errors import ConfigError
+from rayfl.params import Tree
+from rayfl.tasks import Batch, Predictor, Task
+
+
+def barycenter(vertices: int) -> Tensor:
+    """The centre of the simplex, float64 of shape (d,)."""
+    return torch.full((vertices,), 1 / vertices, dtype=torch.float64)
+
+
+def model_at(simplex: Tree, point: Tensor, task: Task) -> Tree:
+    """The model w_alpha: the body, and the head weight sum_m alpha_m theta_m.
+
+    Args:
+        simplex: ``body`` and ``endpoints`` of shape (d, *head weight).
+        point: alpha, shape (d,).
+        task: names the head weight.
+    """
+    endpoints = simplex["endpoints"]
+    weights = point.to(endpoints).view(-1, *(1,) * (endpoints.dim() - 1))
+    # a sum of products instead of a matrix product: exact for one endpoint, whatever precision matmul is set to
+    return {**simplex["body"], task.network.head_weight: (weights * endpoints).sum(0)}
+
+
+class Floco(Averaging):
+    """FLOCO: federated learning over connected modes.
+
+    The weight of the last linear layer is a point of a simplex with d = M + 1 endpoints theta_m; everything else
+    (the body, and the last layer's bias) is one set of parameters. Every mini-batch draws a point alpha and
+    trains body and endpoints through the model w_alpha, whose head weight is sum_m alpha_m theta_m. Before round
+    tau (0-indexed) alpha is uniform on the whole simplex. At the start of round tau every client, sampled or not,
+    trains once from the current simplex; the updates of its endpoints (its signal), reduced to d principal
+    coordinates and projected onto the simplex at the scale that spreads the clients best, become its point
+    alpha_k. Nothing else of that pass is kept. From then on alpha is uniform in the client's subregion
+    {||alpha - alpha_k||_1 <= rho} of the simplex. On a face of the simplex the mean of that law is not alpha_k,
+    so training is centred inward of the point that is evaluated.
+
+    Server: body, endpoints, and from round tau on all points (K, d). Client: nothing. Down: body, endpoints, and
+    the client's point. Up: body, endpoints and n_k; in round tau the signal of every client as well. Evaluated:
+    the barycentre (``global``), and the client's own point, before round tau the barycentre (``personalized``).
+
+    The paper is inconsistent in its dimensions (M coordinates for points with M + 1); like both public codes we
+    take M + 1. Like them we measure the energy on the points (``energy_on``) and normalize the mean over the
+    cohort (``aggregation``). Their sampler leaves the simplex and is not uniform: ours is exact, and
+    ``legacy_sampler`` reproduces that defect. They keep the arbitrary signs of the components: ours make the
+    largest loading positive. One public code evaluates ``global`` at a client's point after round tau and
+    persists optimizer states: we follow the paper.
+
+    References:
+        Grinwald, Wiesner, Nakajima: Federated Learning over Connected Modes, NeurIPS 2024, Algorithm 1 and
+        eqs. 8-11.
+    """
+
+    name: Literal["floco"] = "floco"
+    personalized: ClassVar[str] = "personalized"
+    citation: ClassVar[str] = "Grinwald et al., NeurIPS 2024"
+
+    simplex_dimension: int = setting(6, "M", "dimension of the simplex, which has M + 1 endpoints", ge=0)
+    assignment_round: int = setting(
+        100, "tau", "round (0-indexed) at whose start clients get their points; never, if there are fewer rounds", ge=0
+    )
+    radius: float = setting(0.1, "rho", "L1 radius of a client's subregion; from 2 on it is the whole simplex", ge=0)
+    energy_on: Literal["alpha", "beta"] = setting(
+        "alpha", "", "choose the scale by the energy of the points (public codes) or of z times the points (paper)"
+    )
+    scale_grid: Literal["linear", "log"] = setting(
+        "linear", "z", "spacing of the 1000 scales tried between 1e-4 and 1 (paper and codes: linear)"
+    )
+    rescale_signals: bool = setting(
+        False, "", "divide all principal coordinates by the largest, so that the scales fit any learning rate"
+    )
+    legacy_sampler: bool = setting(
+        False, "", "reproduce a defect of the public code: draws around a client's point that leave the simplex"
+    )
+
+    @property
+    def vertices(self) -> int:
+        """d = M + 1, the number of endpoints."""
+        return self.simplex_dimension + 1
+
+    def check(self, task: Task, context: RoundContext) -> None:
+        if self.assignment_round < context.rounds and context.num_clients < self.vertices:
+            raise ConfigError(
+                f"algorithm.simplex_dimension: {self.simplex_dimension} needs at least {self.vertices} clients to "
+                f"assign points, there are {context.num_clients}; lower it to {context.num_clients - 1} or less"
+            )
+
+    def init(self, task: Task, context: RoundContext) -> Tree:
+        """Body and endpoint 0 are the initial model of federated averaging; endpoint m is the m-th further draw's."""
+        streams, head = context.streams, task.network.head_weight
+        model = task.network.initialize(streams.integer("init.global"))
+        further = (task.network.initialize(streams.integer("init.endpoint", client=m)) for m in range(1, self.vertices))
+        endpoints = torch.stack([model[head], *(other[head] for other in further)])
+        return {"body": {name: model[name] for name in model if name != head}, "endpoints": endpoints}
+
+    def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
+        simplex = {"body": server["body"], "endpoints": server["endpoints"]}
+        points: Tensor | None = server.get("points")
+        assigned: Tree = {}
+        if points is None and clients.context.round >= self.assignment_round:
+            points = self.assign_points(simplex, clients)
+            assigned = {"points": points}
+        payloads = None if points is None else {client: {"point": points[client]} for client in cohort}
+        rest = self.remainder(simplex, cohort, clients)
+        trained = clients.mean(self.local_update, cohort, broadcast={"model": simplex}, payloads=payloads, also=rest)
+        return assigned | trained
+
+    def assign_points(self, simplex: Tree, clients: Clients) -> Tensor:
+        """The points alpha_k of all clients, float64 of shape (K, d), from one pass that leaves no other trace."""
+        everyone = range(clients.context.num_clients)
+        if self.vertices == 1:
+            return torch.ones(len(everyone), 1, dtype=torch.float64)
+        replies = clients.map(self.signal, everyone, broadcast={"model": simplex})
+        signals = [replies[client]["signal"].cpu().numpy() for client in everyone]
+        coordinates = principal_coordinates(signals, self.vertices)
+        largest = np.abs(coordinates).max()
+        if self.rescale_signals and largest > 0:
+            coordinates = coordinates / largest
+        _, points = spread_on_simplex(coordinates, scale_candidates(self.scale_grid), self.energy_on)
+        return torch.from_numpy(points)
+
+    async def signal(self, client: Client, model: Tree) -> Tree:
+        """How local training over the whole simplex would move the endpoints; the client keeps nothing of it."""
+        trained = await client.train(model, self.objective, draw=self.draw_around(None), stream=".assignment")
+        return {"signal": trained["endpoints"] - model["endpoints"]}
+
+    async def local_update(self, client: Client, model: Tree, point: Tensor | None = None) -> Weighted:
+        """Trains the received body and endpoints in the client's subregion, or on the whole simplex.
+
+        Args:
+            client: who trains.
+            model: ``body`` and ``endpoints`` as received.
+            point: the client's alpha_k; None before the assignment.
+        """
+        trained = await client.train(model, self.objective, draw=self.draw_around(point))
+        own = barycenter(self.vertices) if point is None else point
+        client.publish(local=Predictor.of(model_at(trained, own, client.task)))
+        return self.weighted(client, trained)
+
+    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        """The loss of the model at the drawn point."""
+        loss: Tensor = task.loss(model_at(model, draw["point"], task), batch)
+        return loss
+
+    def draw_around(self, point: Tensor | None) -> Draw:
+        """One point a step: of the whole simplex (None), or of the subregion around ``point``."""
+        center = None if point is None else point.cpu().numpy()
+
+        def draw(generator: np.random.Generator, steps: int) -> Tree:
+            if center is None:
+                return {"point": sample_simplex(generator, self.vertices, steps)}
+            sample = sample_ball_legacy if self.legacy_sampler else sample_ball
+            return {"point": sample(generator, center, self.radius, steps)}
+
+        return draw
+
+    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+        center = barycenter(self.vertices)
+        own = server["points"][client.id] if "points" in server else center
+        return {
+            "global": Predictor.of(model_at(server, center, client.task)),
+            "personalized": Predictor.of(model_at(server, own, client.task)),
+        }

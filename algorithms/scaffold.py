@@ -1,0 +1,117 @@
+"""SCAFFOLD: control variates that correct the drift of local training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from algorithms.base import Algorithm, Clients, setting
+from rayfl.aggregation import Weighted
+from rayfl.engine.client import Client, RoundContext
+from rayfl.errors import ConfigError
+from rayfl.params import Tree, add_scaled, inner_product, interpolate, map_leaves, subtract, zeros_like
+from rayfl.tasks import Batch, Predictor, Task
+
+
+def sum_of_step_weights(steps: int, momentum: float) -> float:
+    """How much gradient ``steps`` steps of SGD apply in total, in units of the learning rate.
+
+    The gradient of step j of n is applied 1 + m + ... + m^(n - j) times, so the weights sum to
+
+        sum_{i=1..n} (1 - m^i) / (1 - m) = (n - m (1 - m^n) / (1 - m)) / (1 - m),
+
+    which is n without momentum.
+    """
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+
+class Scaffold(Algorithm):
+    """SCAFFOLD: every local gradient is corrected by c - c_k, the drift of client k from everybody's mean.
+
+    A local step is y <- y - eta (g(y) - c_k + c). Afterwards the client renews c_k: with ``option2`` by the mean
+    gradient of its own steps, read off the distance it moved, c_k - c + (w - y) / (n eta) for n steps; with
+    ``option1`` by the full-batch gradient at w. Weight decay counts as part of the gradient in both. The server
+    takes w + eta_g mean(y_k - w) and c + |S|/K mean(c_k^+ - c_k), both means uniform. Control variates exist for
+    parameters; buffers (running statistics) are averaged.
+
+    Server: model w and control variate c. Client: control variate c_k, zero at first. Down: w and c. Up: y_k (which
+    says as much as y_k - w and makes the mean of y exact where eta_g = 1) and c_k^+ - c_k. A client that takes no
+    step of positive length keeps its c_k.
+
+    The original has no momentum. With ``momentum_on_corrected`` the momentum of the training section is applied to
+    the corrected gradient, and ``option2`` divides by eta times :func:`sum_of_step_weights` instead of n eta: c_k
+    then is the mean of the client's gradients weighted by how often momentum applied them.
+
+    Public code deviates: the official SuPerFed code never applies the correction (its row is FedAvg), the official
+    FedPHP code drops the |S|/K, so that c is no longer the mean of all c_k. The paper is followed.
+
+    References:
+        Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated
+        Learning, ICML 2020, Algorithm 1 and eqs. 3-5.
+    """
+
+    name: Literal["scaffold"] = "scaffold"
+    citation: ClassVar[str] = "Karimireddy et al., ICML 2020"
+
+    server_lr: float = setting(1.0, "eta_g", "step of the server towards the mean of the clients' models", gt=0)
+    control_update: Literal["option2", "option1"] = setting(
+        "option2",
+        "",
+        "new c_k: the mean gradient of the local steps (option2), or the full-batch gradient at w (option1)",
+    )
+    momentum_on_corrected: bool = setting(
+        False, "", "allow train.momentum > 0 and apply it to the corrected gradient; the original has no momentum"
+    )
+
+    def check(self, task: Task, context: RoundContext) -> None:
+        if context.train.momentum > 0 and not self.momentum_on_corrected:
+            raise ConfigError(
+                f"SCAFFOLD has no momentum, but train.momentum is {context.train.momentum}: set train.momentum=0, or "
+                "algorithm.momentum_on_corrected=true to apply it to the corrected gradient"
+            )
+
+    def init(self, task: Task, context: RoundContext) -> Tree:
+        server = super().init(task, context)
+        return {**server, "control": zeros_like(_parameters(server["model"], task))}
+
+    def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
+        model, control = server["model"], server["control"]
+        mean = clients.mean(self.local_update, cohort, broadcast={"model": model, "control": control})
+        moved = interpolate({name: model[name] for name in control}, mean["model"], self.server_lr)
+        share = len(cohort) / clients.context.num_clients
+        return {"model": {**mean["model"], **moved}, "control": add_scaled(control, mean["control"], share)}
+
+    async def local_update(self, client: Client, model: Tree, control: Tree) -> Weighted:
+        own = client.state.get("control") or zeros_like(control)
+        correction = subtract(control, own)
+        trained = await client.train(model, self.objective, frozen={"correction": correction})
+        client.publish(local=Predictor.of(trained))
+        renewed = await self._renewed(client, model, trained, correction, own)
+        client.state["control"] = renewed
+        return Weighted({"model": trained, "control": subtract(renewed, own)})
+
+    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        loss: Tensor = task.loss(model, batch)
+        correction = frozen["correction"]
+        return loss + inner_product({name: model[name] for name in correction}, correction)
+
+    async def _renewed(self, client: Client, received: Tree, trained: Tree, correction: Tree, own: Tree) -> Tree:
+        """c_k^+; c_k itself where nothing was learned about the gradient."""
+        train = client.context.train
+        steps = client.num_steps()
+        if steps == 0 or client.lr == 0:
+            return own
+        start = _parameters(received, client.task)
+        if self.control_update == "option1":
+            gradient = await client.gradient(received, super().objective)
+            return add_scaled(_parameters(gradient, client.task), start, train.weight_decay)
+        scale = 1 / (client.lr * sum_of_step_weights(steps, train.momentum))
+        moved = map_leaves(lambda leaf: leaf * scale, subtract(start, _parameters(trained, client.task)))
+        return subtract(moved, correction)
+
+
+def _parameters(model: Tree, task: Task) -> Tree:
+    """The model without its buffers."""
+    return {name: model[name] for name in task.network.parameter_names}

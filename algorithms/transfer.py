@@ -1,0 +1,82 @@
+"""Losses by which a trained model takes over the knowledge of a frozen one.
+
+The gradient of each flows into whatever produced the student's tensors; the teacher's are meant to be constants.
+All are masked: the padding of a batch contributes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rayfl.tasks import Batch
+
+_BANDWIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+_TINY = 1e-8
+
+
+def distillation(
+    student: Tensor, teacher: Tensor, batch: Batch, temperature: float = 4.0, form: Literal["paper", "code"] = "paper"
+) -> Tensor:
+    """Knowledge distillation of logits of shape (b, C); a scalar.
+
+    Args:
+        student: logits of the trained model.
+        teacher: logits of the frozen model.
+        batch: the mini-batch they belong to.
+        temperature: tau.
+        form: ``paper``: tau^2 times the mean of KL(softmax(teacher / tau) || softmax(student / tau));
+            ``code``: the mean cross-entropy of softmax(student) against softmax(teacher / tau), which is not
+            stationary where the two agree.
+    """
+    target = teacher / temperature
+    if form == "code":
+        return batch.mean(-(target.softmax(-1) * student.log_softmax(-1)).sum(-1))
+    divergence = F.kl_div(
+        (student / temperature).log_softmax(-1), target.log_softmax(-1), reduction="none", log_target=True
+    )
+    return temperature**2 * batch.mean(divergence.sum(-1))
+
+
+def half_squared_distance(student: Tensor, teacher: Tensor, batch: Batch) -> Tensor:
+    """The mean over samples of half the squared distance of their features, of shape (b, f); a scalar."""
+    return batch.mean(((student - teacher) ** 2).sum(-1) / 2)
+
+
+def maximum_mean_discrepancy(student: Tensor, teacher: Tensor, batch: Batch) -> Tensor:
+    """The squared distance of the two kernel means of features of shape (b, f); a scalar.
+
+    The biased estimate (V-statistic) under a sum of five Gaussian kernels exp(-D / (s 2^i)), i = -2..2, where D is
+    the squared distance of two samples and s, a constant for the gradient, its mean over the pairs of the
+    2b stacked samples.
+
+    References:
+        Long, Cao, Wang, Jordan: Learning Transferable Features with Deep Adaptation Networks, ICML 2015, eqs. 1-2.
+    """
+    weights = torch.ones_like(student[:, 0]) if batch.mask is None else batch.mask
+    valid = torch.cat([weights, weights])
+    # Padding is replaced, not multiplied away: nothing keeps the distances of padding rows finite.
+    samples = torch.where(valid[:, None] > 0, torch.cat([student, teacher]), 0.0)
+    distances = _squared_distances(samples, valid)
+    count = valid.sum()
+    bandwidth = (valid @ distances @ valid / (count * count - count) + _TINY).detach()
+    kernel = torch.stack([torch.exp(-distances / (bandwidth * factor)) for factor in _BANDWIDTHS]).sum(0)
+    # mean(XX) + mean(YY) - mean(XY) - mean(YX) as one quadratic form
+    signs = torch.cat([weights, -weights]) / weights.sum()
+    return signs @ kernel @ signs
+
+
+def _squared_distances(samples: Tensor, valid: Tensor) -> Tensor:
+    """Squared distances between the rows of (m, f) as (m, m), from one matrix product instead of m^2 f differences.
+
+    Distances do not change when all rows are moved, but the cancellation in the product does: the valid rows are
+    centred first.
+    """
+    centre = (valid @ samples / valid.sum()).detach()
+    centred = samples - centre
+    products = centred @ centred.T
+    norms = products.diagonal()
+    return (norms[:, None] + norms[None, :] - 2 * products).clamp_min(0)

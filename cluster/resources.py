@@ -1,0 +1,59 @@
+"""How many actors, and with what share of the cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from actors.client_actor import ActorOptions
+from rayfl.config.schema import ClusterConfig
+from rayfl.errors import ConfigError, ResourceError
+
+
+def plan_actors(config: ClusterConfig, resources: Mapping[str, float], num_clients: int) -> ActorOptions:
+    """Divides a cluster among actors.
+
+    Args:
+        config: the cluster section.
+        resources: what the whole cluster has (``CPU``, ``GPU``), as Ray reports it.
+        num_clients: K.
+
+    Raises:
+        ConfigError: when options contradict each other.
+        ResourceError: when the cluster has too little, with numbers.
+    """
+    cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+    if config.device == "cuda" and not gpus:
+        raise ResourceError("cluster.device is cuda, but the cluster has no GPU; set cluster.device=auto or cpu")
+    device = "cuda" if gpus and config.device != "cpu" else "cpu"
+    gpu_share = 1 / config.actors_per_gpu if device == "cuda" else 0.0
+    pinned = config.clients_per_actor == 1
+    if pinned and config.num_actors not in ("auto", num_clients):
+        raise ConfigError(
+            f"cluster.num_actors is {config.num_actors}, but cluster.clients_per_actor=1 needs one per client "
+            f"({num_clients}); drop one of the two"
+        )
+    cpu_share = _cpu_share(config, cpus, num_clients if pinned else 0)
+    slots = math.floor(cpus / cpu_share + 1e-9) if cpu_share else num_clients
+    if device == "cuda":
+        slots = min(slots, math.floor(gpus) * config.actors_per_gpu)
+    if pinned:
+        wanted = num_clients
+    else:
+        wanted = min(slots, num_clients) if config.num_actors == "auto" else config.num_actors
+    if wanted < 1 or wanted > slots:
+        raise ResourceError(
+            f"{max(wanted, 1)} actors with {cpu_share:g} CPUs and {gpu_share:g} GPUs each do not fit: the cluster has "
+            f"{cpus:g} CPUs and {gpus:g} GPUs, room for {slots}; lower cluster.num_actors or "
+            "cluster.cpus_per_actor, or raise cluster.actors_per_gpu"
+        )
+    return ActorOptions(wanted, cpu_share, gpu_share, device, config.startup_timeout_s)
+
+
+def _cpu_share(config: ClusterConfig, cpus: float, pinned_actors: int) -> float:
+    if config.cpus_per_actor != "auto":
+        return config.cpus_per_actor
+    if pinned_actors <= cpus:
+        return 1.0
+    # Ray counts in ten-thousandths: round down, so that the last actor fits too.
+    return max(math.floor(cpus / pinned_actors * 10_000) / 10_000, 0.0001)

@@ -1,0 +1,185 @@
+"""Runs an experiment from its configuration: the function behind ``rayfl run`` and ``rayfl.run``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import yaml
+from threadpoolctl import threadpool_limits
+
+from actors.building import build_host
+from actors.client_actor import RayPool
+from actors.federation import Federation
+from actors.pool import HostPool, InlinePool
+from algorithms.registry import Experiment
+from cluster.driver import Driver
+from cluster.recorder import Progress, Recorder
+from cluster.resources import plan_actors
+from cluster.session import ray_session
+from rayfl.config.loading import load_config, to_yaml
+from rayfl.config.schema import ExperimentConfig
+from rayfl.errors import ResourceError, RunError
+from rayfl.experiment import Parts
+from rayfl.result import Result
+from rayfl.tables import ResultTables
+from rayfl.tracking.callback import Callback, RunInfo
+from rayfl.tracking.tensorboard import TensorBoard
+
+_log = logging.getLogger("rayfl")
+
+
+def run(
+    config: str | Path | Mapping[str, Any] | None = None,
+    /,
+    callbacks: Sequence[Callback] = (),
+    **overrides: Any,
+) -> Result:
+    """Runs an experiment, or continues it where it stopped.
+
+    Args:
+        config: a preset's name, a YAML file, or a mapping; None for the preset ``quickstart``.
+        callbacks: listeners, besides those the configuration asks for.
+        **overrides: values by dotted path; write ``train__rounds=10`` or pass ``**{"train.rounds": 10}``.
+
+    Returns:
+        The tables of the whole run, also when it was finished before.
+
+    Raises:
+        RayflError: for whatever the caller can mend; nothing that was committed is lost.
+    """
+    settings = {path.replace("__", "."): value for path, value in overrides.items()}
+    return run_config(load_config(Experiment, config, settings), callbacks)
+
+
+def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> Result:
+    """Runs a validated configuration; see :func:`run`."""
+    parts = Parts(config)
+    sizes = parts.check()
+    _claim_folder(parts)
+    recorder = Recorder(parts.storage, config.fingerprint(), config.storage.keep_commits)
+    try:
+        progress = recorder.restore(ResultTables(parts.dataset.names, config.algorithm.sweep))
+        if progress is None or progress.rounds_completed < config.train.rounds:
+            progress = _continue(parts, sizes, recorder, callbacks)
+    finally:
+        recorder.close()
+    tables = progress.tables
+    return Result(parts.storage.uri, config, tables.rounds, tables.clients, progress.rounds_completed)
+
+
+def _continue(
+    parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]
+) -> Progress:
+    with _pool(parts) as pool, _log_file(parts):
+        federation = Federation(pool, parts.context, sizes, pinned=parts.config.cluster.clients_per_actor == 1)
+        listeners = [*callbacks, *_tracking(parts)]
+        driver = Driver(parts, federation, recorder, listeners)
+        hosts = pool.descriptions if isinstance(pool, RayPool) else []
+        for note in sorted({host["note"] for host in hosts} - {""}):
+            _log.warning("%s", note)
+        info = RunInfo(
+            parts.config, parts.storage.uri, parts.dataset.num_clients, driver.progress.rounds_completed, hosts
+        )
+        try:
+            for listener in listeners:
+                listener.on_start(info)
+            return driver.run()
+        finally:
+            driver.settle()
+            for listener in listeners:
+                listener.on_end(driver.progress.rounds_completed)
+
+
+def _tracking(parts: Parts) -> list[Callback]:
+    folder = parts.storage.local_path
+    return [TensorBoard(folder)] if parts.config.tracking.tensorboard and folder is not None else []
+
+
+@contextmanager
+def _pool(parts: Parts) -> Iterator[HostPool]:
+    """The hosts the configuration asks for, ended afterwards."""
+    config = parts.config
+    if config.cluster.backend == "inline":
+        with _threads(config.cluster.threads_per_actor):
+            device = "cuda" if config.cluster.device == "cuda" else "cpu"
+            yield InlinePool([build_host(config, 0, device)])
+        return
+    with ray_session(config.cluster.address):
+        options = plan_actors(config.cluster, ray.cluster_resources(), parts.dataset.num_clients)
+        pool = RayPool(config.model_dump(mode="json"), options)
+        try:
+            yield pool
+        finally:
+            pool.close()
+
+
+@contextmanager
+def _threads(threads: int) -> Iterator[None]:
+    """The same number of threads as an actor has, for the same bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with threadpool_limits(threads):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _claim_folder(parts: Parts) -> None:
+    """Writes ``config.yaml``, or makes sure that the folder's run is this one."""
+    storage, config = parts.storage, parts.config
+    if not storage.exists("config.yaml"):
+        storage.write("config.yaml", to_yaml(config).encode())
+        return
+    try:
+        stored = load_config(Experiment, yaml.safe_load(storage.read("config.yaml")), {})
+    except Exception as error:
+        raise RunError(f"{storage.uri}/config.yaml cannot be read ({error}); choose another name") from error
+    if stored.fingerprint() != config.fingerprint():
+        changes = _differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))
+        raise RunError(
+            f"{storage.uri} holds another run: {'; '.join(changes)}. Choose another name, or restore these values"
+        )
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        skipped = {"name", "storage_path", "cluster", "storage", "tracking", "max_failures"} if not path else set()
+        return [
+            line
+            for key in {**old, **new}
+            if key not in skipped
+            for line in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        ]
+    return [] if old == new else [f"{path} was {old!r}, now {new!r}"]
+
+
+@contextmanager
+def _log_file(parts: Parts) -> Iterator[None]:
+    """Copies rayfl's log lines to ``rayfl.log`` in the run's folder, where that is on a disk."""
+    folder = parts.storage.local_path
+    if folder is None:
+        yield
+        return
+    try:
+        handler = logging.FileHandler(folder / "rayfl.log", encoding="utf-8")
+    except OSError as error:
+        raise ResourceError(f"cannot write {folder / 'rayfl.log'}: {error.strerror}") from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setLevel(logging.INFO)
+    level = _log.level
+    _log.setLevel(logging.INFO)
+    _log.addHandler(handler)
+    try:
+        yield
+    finally:
+        _log.removeHandler(handler)
+        _log.setLevel(level)
+        handler.close()

@@ -1,0 +1,70 @@
+"""rayfl: personalized federated learning on Ray.
+
+The names below are the public interface; they are imported when first used, so that ``import rayfl`` is quick
+and ``rayfl.params`` pulls in neither Ray nor the floors above.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "run": "cluster.run",
+    "Result": "rayfl.result",
+    "Callback": "rayfl.tracking.callback",
+    "Algorithm": "algorithms.base",
+    "Averaging": "algorithms.base",
+    "Client": "rayfl.engine.client",
+    "Clients": "algorithms.base",
+    "Predictor": "rayfl.tasks",
+    "Weighted": "rayfl.aggregation",
+    "RayflError": "rayfl.errors",
+    "import_leaf": "rayfl.data.leaf",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+if TYPE_CHECKING:
+    from algorithms.base import Algorithm as Algorithm
+    from algorithms.base import Averaging as Averaging
+    from algorithms.base import Clients as Clients
+    from cluster.run import run as run
+    from rayfl.aggregation import Weighted as Weighted
+    from rayfl.data.leaf import import_leaf as import_leaf
+    from rayfl.engine.client import Client as Client
+    from rayfl.errors import RayflError as RayflError
+    from rayfl.result import Result as Result
+    from rayfl.tasks import Predictor as Predictor
+    from rayfl.tracking.callback import Callback as Callback
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'rayfl' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _refuse_shadowing() -> None:
+    """Three of rayfl's packages have everyday names: another one first on the path would be imported instead."""
+    home = Path(__file__).resolve().parent.parent
+    for name in ("actors", "algorithms", "cluster"):
+        spec = find_spec(name)
+        places = [Path(place).resolve() for place in (spec.submodule_search_locations or [])] if spec else []
+        if home / name not in places[:1]:
+            found = places[0] if places else (spec.origin if spec else "nothing")
+            raise ImportError(
+                f"rayfl needs its own package {name!r} in {home}, but Python finds {found}: rename or move that one, "
+                "or start from another folder"
+            )
+
+
+_refuse_shadowing()

@@ -1,0 +1,5 @@
+"""``python -m rayfl`` is the command ``rayfl``."""
+
+from rayfl.cli import main
+
+main()

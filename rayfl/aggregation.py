@@ -1,0 +1,227 @@
+"""Exact aggregation: sums that do not depend on who adds up what, and in which order.
+
+Weighted values are summed as integers (see :mod:`rayfl.limbs`). Integer sums are associative, so any number of
+actors, any tree and any order of arrival give the same bits. One division at the end gives the mean. Where all
+contributions agree to the bit the mean is that value, whatever its type and magnitude.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayfl.limbs import CARRY_EVERY, HIGH_BITS, HIGH_LIMIT, Limbs
+from rayfl.params import Tree, copy, from_leaves, from_numpy, leaves, map_leaves, to_numpy
+
+Form = tuple[tuple[int, ...], torch.dtype] | None
+"""Shape and type of a tensor leaf; None marks a plain number."""
+
+
+class NonFiniteError(ValueError):
+    """A tree holds NaN or infinity; ``path`` names the leaf."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"non-finite values in {path!r}")
+        self.path = path
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A client's contribution to a weighted mean.
+
+    Attributes:
+        tree: the values.
+        weight: a positive number; the client's sample count, or 1 for a uniform mean.
+    """
+
+    tree: Tree
+    weight: int | float = 1
+
+
+def check_finite(tree: Mapping[str, Any]) -> None:
+    """Raises NonFiniteError for the first leaf with NaN or infinity."""
+    for path, leaf in leaves(tree):
+        if not math.isfinite(_largest(leaf)):
+            raise NonFiniteError(path)
+
+
+@dataclass
+class ExactSum:
+    """A running weighted sum of trees of one structure.
+
+    ``add`` takes a contribution, ``merge`` another partial sum, ``mean`` divides. A sum of a single
+    contribution keeps it as it is, which is also all that travels then. Plain numbers are averaged as floats;
+    tensors must be of a floating type, since the mean of integers is none. A method that raises leaves the sum
+    as it was.
+
+    Attributes:
+        count: contributions so far.
+        weight: their exact total weight.
+        single: the only contribution so far.
+        limbs: the sum of two or more, leaves in the order of their sorted paths.
+        template: the form of each leaf, in the order of the mean's leaves.
+        bound: what no high limb exceeds.
+        since_carry: contributions to the low limbs since their excess was carried.
+    """
+
+    count: int = 0
+    weight: Fraction = field(default_factory=Fraction)
+    single: Weighted | None = None
+    limbs: Limbs | None = None
+    template: dict[str, Form] = field(default_factory=dict)
+    bound: int = 0
+    since_carry: int = 0
+
+    def add(self, contribution: Weighted) -> None:
+        """Adds ``weight * tree``.
+
+        Raises:
+            NonFiniteError: when a leaf holds NaN or infinity.
+            OverflowError: when the magnitudes leave the fixed-point range.
+            TypeError: when a leaf is an integer or boolean tensor.
+            ValueError: when the weight is not positive, or the tree unlike those before.
+        """
+        if not (contribution.weight > 0 and math.isfinite(contribution.weight)):
+            raise ValueError(f"weights must be positive and finite, got {contribution.weight}")
+        template, largest = _inspect(contribution.tree)
+        bound = _bound(largest, contribution.weight)
+        if self.count == 0:
+            self.single = Weighted(_kept(contribution.tree), contribution.weight)
+            self.template = template
+        else:
+            self._expanded(template, bound, 1).add(contribution.tree, contribution.weight)
+        self._count(1, _exactly(contribution.weight), bound, 1)
+
+    def merge(self, other: ExactSum) -> None:
+        """Adds another partial sum; ``other`` is not used afterwards.
+
+        Raises:
+            OverflowError: when the magnitudes leave the fixed-point range.
+            ValueError: when the trees are unlike.
+        """
+        if other.count == 0:
+            return
+        if self.count == 0:
+            self.__dict__.update(other.__dict__)
+            return
+        limbs = self._expanded(other.template, other.bound, other.since_carry)
+        if other.single is not None:
+            limbs.add(other.single.tree, other.single.weight)
+        elif other.limbs is not None:
+            limbs.merge(other.limbs)
+        self._count(other.count, other.weight, other.bound, other.since_carry)
+
+    def mean(self) -> Tree:
+        """The weighted mean, in the leaves' own types; fresh memory.
+
+        Raises:
+            ValueError: when nothing was added.
+        """
+        if self.single is not None:
+            return copy(self.single.tree)
+        if self.limbs is None:
+            raise ValueError("the mean of no contributions is undefined")
+        return _restore(self.limbs.mean(float(self.weight)), self.template)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """NumPy arrays instead of tensors: Ray moves them through shared memory without a copy."""
+        state = dict(self.__dict__)
+        if self.single is not None:
+            state["single"] = Weighted(to_numpy(self.single.tree), self.single.weight)
+        if self.limbs is not None:
+            state["limbs"] = to_numpy(vars(self.limbs))
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Copies: what comes out of the object store is read-only, and sums are added to in place."""
+        self.__dict__.update(state)
+        if self.single is not None:
+            self.single = Weighted(from_numpy(self.single.tree), self.single.weight)
+        if self.limbs is not None:
+            self.limbs = Limbs(**from_numpy(state["limbs"]))
+
+    def _expanded(self, template: dict[str, Form], bound: int, contributions: int) -> Limbs:
+        """The limbs, ready for further contributions; refuses these before anything changes."""
+        if template != self.template:
+            every = {**self.template, **template}
+            unlike = sorted(path for path in every if self.template.get(path, ()) != template.get(path, ()))
+            raise ValueError(f"contributions differ in structure, shape or type at {unlike}")
+        if self.bound + bound >= HIGH_LIMIT:
+            raise OverflowError("weighted values too large to be summed exactly (2^43 in total): training diverged")
+        # Leaves in another order are the same sum; which order the mean has must not depend on who came first.
+        self.template = min(self.template, template, key=list)
+        if self.single is not None:
+            contribution, self.single = self.single, None
+            self.limbs = Limbs.of(contribution.tree, contribution.weight)
+        assert self.limbs is not None
+        if self.since_carry + contributions > CARRY_EVERY:
+            self.limbs.carry()
+            self.since_carry = 1
+        return self.limbs
+
+    def _count(self, contributions: int, weight: Fraction, bound: int, since_carry: int) -> None:
+        self.count += contributions
+        self.weight += weight
+        self.bound += bound
+        self.since_carry += since_carry
+
+
+def _exactly(weight: Any) -> Fraction:
+    """The weight as the arithmetic sees it."""
+    return Fraction(int(weight)) if isinstance(weight, Integral) else Fraction(float(weight))
+
+
+def _bound(largest: float, weight: Any) -> int:
+    """What the high limb of a contribution, with a later carry, does not exceed; capped at the limit."""
+    scaled = largest * float(weight) * 2.0**HIGH_BITS
+    return int(scaled) + 2 if scaled < HIGH_LIMIT else HIGH_LIMIT
+
+
+def _largest(leaf: Any) -> float:
+    """The largest magnitude; NaN or infinite if any value is."""
+    if not isinstance(leaf, Tensor):
+        return abs(float(leaf))
+    if leaf.numel() == 0:
+        return 0.0
+    low, high = leaf.detach().aminmax()
+    return max(abs(float(low)), abs(float(high)))
+
+
+def _inspect(tree: Mapping[str, Any]) -> tuple[dict[str, Form], float]:
+    """The form of each leaf and the largest magnitude of all."""
+    template: dict[str, Form] = {}
+    largest = 0.0
+    for path, leaf in leaves(tree):
+        if isinstance(leaf, Tensor) and not leaf.dtype.is_floating_point:
+            raise TypeError(f"only floating-point tensors can be averaged, {path!r} is {leaf.dtype}")
+        magnitude = _largest(leaf)
+        if not math.isfinite(magnitude):
+            raise NonFiniteError(path)
+        template[path] = (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else None
+        largest = max(largest, magnitude)
+    return template, largest
+
+
+def _kept(tree: Mapping[str, Any]) -> Tree:
+    """A copy whose plain numbers are floats, as they are after averaging."""
+    return map_leaves(lambda leaf: leaf if isinstance(leaf, Tensor) else float(leaf), copy(tree))
+
+
+def _restore(flat: Tensor, template: Mapping[str, Form]) -> Tree:
+    sizes = {path: 1 if form is None else math.prod(form[0]) for path, form in template.items()}
+    paths = sorted(template)
+    parts = dict(zip(paths, torch.split(flat, [sizes[path] for path in paths]), strict=True))
+    # Copies: leaves start where a fresh allocation does, and share no memory.
+    return from_leaves(
+        {
+            path: float(parts[path]) if form is None else parts[path].reshape(form[0]).to(form[1], copy=True)
+            for path, form in template.items()
+        }
+    )

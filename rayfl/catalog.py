@@ -1,0 +1,74 @@
+"""What can be named in a configuration, with a line on each: the lists and pages of the command line."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from rayfl.config.loading import preset_names, preset_text
+from rayfl.config.schema import DatasetConfig
+from rayfl.data.partition import Partition
+from rayfl.models.zoo import ModelConfig
+
+
+def catalog(methods: dict[str, type[BaseModel]]) -> dict[str, list[tuple[str, str]]]:
+    """By kind, the names a configuration may use and what each is."""
+    return {
+        "algorithms": [(name, _first_line(method)) for name, method in sorted(methods.items())],
+        "datasets": _union(DatasetConfig),
+        "partitions": _union(Partition),
+        "models": _union(ModelConfig),
+        "presets": [(name, _preset_line(name)) for name in preset_names()],
+    }
+
+
+def describe_method(method: type[BaseModel]) -> str:
+    """A method's docstring."""
+    return inspect.getdoc(method) or ""
+
+
+def hyper_parameters(method: type[BaseModel]) -> list[tuple[str, str, str, str, str]]:
+    """Field, the paper's symbol, default, range and meaning of each hyper-parameter."""
+    rows = []
+    for name, field in method.model_fields.items():
+        if name == "name":
+            continue
+        extra: Any = field.json_schema_extra or {}
+        default = "required" if field.default is PydanticUndefined else str(field.default)
+        rows.append((name, str(extra.get("symbol", "")), default, _range(field), field.description or ""))
+    return rows
+
+
+def _range(field: Any) -> str:
+    """Bounds, or the allowed words."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = [f"{sign} {getattr(m, key)}" for m in field.metadata for key, sign in signs.items() if hasattr(m, key)]
+    words = [word for word in _literals(field.annotation) if isinstance(word, str)]
+    return ", ".join(bounds) or " | ".join(words)
+
+
+def _literals(annotation: Any) -> list[Any]:
+    arguments = get_args(annotation)
+    if not arguments:
+        return [annotation] if not isinstance(annotation, type) else []
+    return [inner for argument in arguments for inner in _literals(argument)]
+
+
+def _union(annotation: Any) -> list[tuple[str, str]]:
+    members = get_args(get_args(annotation)[0])
+    return sorted((member.model_fields["name"].default, _first_line(member)) for member in members)
+
+
+def _first_line(model: type[BaseModel]) -> str:
+    return (inspect.getdoc(model) or "").partition("\n")[0]
+
+
+def _preset_line(name: str) -> str:
+    """The comment a preset begins with, up to its first full stop."""
+    text = preset_text(name)
+    comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    return comment.split(": ")[0] if comment else str(yaml.safe_load(text).get("algorithm", ""))

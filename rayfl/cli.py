@@ -1,0 +1,162 @@
+"""The command ``rayfl``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rayfl.errors import ConfigError, RayflError
+
+app = typer.Typer(
+    help="Personalized federated learning on Ray.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Import and describe data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+_out = Console(soft_wrap=False)
+_err = Console(stderr=True)
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Dotted overrides, for instance algorithm=floco train.rounds=10.")
+]
+
+
+@app.callback()
+def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+    """Options of all commands."""
+    if debug:
+        os.environ["RAYFL_DEBUG"] = "1"
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[handler])
+
+
+@app.command()
+def run(
+    config: Annotated[str | None, typer.Argument(help="A preset or a YAML file; the preset quickstart if left out.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Run an experiment; the same command continues one that was interrupted."""
+    from cluster.run import run_config
+    from rayfl.tracking.console import ConsoleProgress
+    from rayfl.tracking.summary import summary_table
+
+    settings = _load(config, overrides)
+    result = run_config(settings, callbacks=[ConsoleProgress(_out)])
+    _out.print(summary_table(result))
+    folder, root = result.path, settings.storage_path
+    _out.print(
+        f"run folder:   {folder}\n"
+        f"tables:       rounds.parquet, clients.parquet (pandas.read_parquet and friends)\n"
+        f"continue:     the same command goes on where a run stopped; config.yaml in the folder is its exact input\n"
+        f"TensorBoard:  tensorboard --logdir {root}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        Literal["algorithms", "datasets", "partitions", "models", "presets"] | None,
+        typer.Argument(help="Which list; all if left out."),
+    ] = None,
+) -> None:
+    """List what can be named in a configuration."""
+    from algorithms.registry import METHODS
+    from rayfl.catalog import catalog
+
+    for title, entries in catalog(dict(METHODS)).items():
+        if what in (None, title):
+            table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+            for name, description in entries:
+                table.add_row(name, description)
+            _out.print(table)
+
+
+@app.command()
+def show(
+    target: Annotated[str, typer.Argument(help="A method, or a preset or YAML file.")],
+    overrides: Overrides = None,
+) -> None:
+    """Show a method with its hyper-parameters, or a configuration with all its values resolved."""
+    from algorithms.registry import METHODS
+    from rayfl.catalog import describe_method, hyper_parameters
+    from rayfl.config.loading import to_yaml
+
+    if target in METHODS:
+        if overrides:
+            raise ConfigError(f"overrides do not apply to the method {target!r}; give a preset or a file")
+        _out.print(describe_method(METHODS[target]), markup=False, highlight=False)
+        table = Table("field", "symbol", "default", "range", "meaning")
+        for row in hyper_parameters(METHODS[target]):
+            table.add_row(*row)
+        _out.print(table)
+        return
+    _out.print(to_yaml(_load(target, overrides)), markup=False, highlight=False, soft_wrap=True, end="")
+
+
+@data_app.command("import-leaf")
+def import_leaf(
+    kind: Annotated[Literal["femnist", "shakespeare"], typer.Argument(help="Which LEAF data set.")],
+    source: Annotated[Path, typer.Argument(help="LEAF's folder with train/ and test/, each full of JSON files.")],
+    out: Annotated[Path | None, typer.Option(help="Parquet file to write; default <kind>.parquet in RAYFL_DATA.")] = None,
+) -> None:
+    """Turn LEAF's JSON files into one Parquet file, checked and sorted by client."""
+    from rayfl.data.leaf import import_leaf as convert
+    from rayfl.data.root import data_root
+
+    report = convert(kind, source, out or data_root() / f"{kind}.parquet")
+    for warning in report.warnings:
+        _err.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+    samples = ", ".join(f"{n:,} {split}" for split, n in report.samples.items())
+    _out.print(f"{report.clients:,} clients, {samples} samples -> {report.destination}", highlight=False, soft_wrap=True)
+
+
+@data_app.command("stats")
+def stats(
+    config: Annotated[str, typer.Argument(help="A preset or a YAML file.")], overrides: Overrides = None
+) -> None:
+    """Describe the clients of a configuration: how many, how large, which labels."""
+    from rayfl.data.stats import dataset_stats
+    from rayfl.experiment import Parts
+
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    for label, value in dataset_stats(Parts(_load(config, overrides)).dataset).rows():
+        table.add_row(label, value)
+    _out.print(table)
+
+
+def _load(config: str | None, overrides: list[str] | None) -> Any:
+    from algorithms.registry import Experiment
+    from rayfl.config.loading import load_config
+
+    extra = list(overrides or [])
+    if config is not None and "=" in config:
+        config, extra = None, [config, *extra]
+    return load_config(Experiment, config, extra)
+
+
+def main() -> None:
+    """Entry point: user errors end with one message and exit status 2, an interrupt with 130."""
+    try:
+        app(standalone_mode=True)
+    except RayflError as error:
+        if os.environ.get("RAYFL_DEBUG"):
+            raise
+        _err.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True, style="red")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _err.print("interrupted; the same command continues from the last commit", markup=False)
+        sys.exit(130)

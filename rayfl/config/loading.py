@@ -1,0 +1,119 @@
+"""From presets, YAML files and dotted overrides to a validated configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from rayfl.config.messages import explain, nearest
+from rayfl.config.schema import ExperimentConfig
+from rayfl.errors import ConfigError
+
+Config = TypeVar("Config", bound=ExperimentConfig)
+_NAMED_SECTIONS = ("algorithm", "dataset", "partition", "model")
+DEFAULT_PRESET = "quickstart"
+
+
+def preset_names() -> list[str]:
+    """The presets that come with rayfl."""
+    folder = resources.files("rayfl") / "presets"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def preset_text(name: str) -> str:
+    """A preset's YAML."""
+    return (resources.files("rayfl") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def load_config(
+    schema: type[Config], source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str] | Mapping[str, Any]
+) -> Config:
+    """Reads and validates a configuration.
+
+    Args:
+        schema: the configuration class.
+        source: a preset's name, a YAML file, a mapping, or None for the preset ``quickstart``.
+        overrides: ``dotted.path=value`` strings (the value is YAML), or a mapping of dotted paths to values.
+            ``algorithm=floco`` is short for ``algorithm={name: floco}``.
+
+    Raises:
+        ConfigError: listing every problem with its path, the allowed values and the nearest name.
+    """
+    content, place = _read(source)
+    pairs = overrides.items() if isinstance(overrides, Mapping) else [_parse(text) for text in overrides]
+    content = {key: _expanded(key, value) for key, value in content.items()}
+    for path, value in pairs:
+        _set(content, path, value)
+    try:
+        return schema.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(explain(error, schema, place)) from None
+
+
+def to_yaml(config: ExperimentConfig) -> str:
+    """A configuration as YAML that :func:`load_config` reads back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _read(source: str | Path | Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:
+    """The raw content and what to call its place in messages."""
+    if isinstance(source, Mapping):
+        return dict(source), "configuration"
+    name = DEFAULT_PRESET if source is None else str(source)
+    if name in preset_names():
+        return _parse_yaml(preset_text(name), f"preset {name}"), f"preset {name}"
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"{name!r} is neither a file nor a preset{nearest(name, preset_names())}; "
+            f"presets: {', '.join(preset_names())}"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as UTF-8 text: {error}") from error
+    return _parse_yaml(text, str(path)), str(path)
+
+
+def _parse_yaml(text: str, place: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{place} is not valid YAML: {error}") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"{place} must be a mapping of sections (algorithm, dataset, model, train, ...)")
+    return content
+
+
+def _parse(text: str) -> tuple[str, Any]:
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"override {text!r} must look like train.rounds=10")
+    try:
+        return path, yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from None
+
+
+def _expanded(key: str, value: Any) -> Any:
+    """``algorithm: floco`` means ``algorithm: {name: floco}``."""
+    return {"name": value} if key in _NAMED_SECTIONS and isinstance(value, str) else value
+
+
+def _set(content: dict[str, Any], path: str, value: Any) -> None:
+    *parents, key = path.split(".")
+    node = content
+    for depth, parent in enumerate(parents):
+        inner = node.get(parent)
+        if inner is None:
+            inner = {}
+        if not isinstance(inner, Mapping):
+            raise ConfigError(f"override {path}: {'.'.join(parents[: depth + 1])} is a value, not a section")
+        node[parent] = dict(inner)
+        node = node[parent]
+    node[key] = _expanded(key, value) if not parents else value

@@ -1,0 +1,93 @@
+"""Validation errors in words: all at once, each with its path, what is allowed and the nearest name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` when a candidate resembles the word, else nothing."""
+    found = difflib.get_close_matches(word, list(candidates), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def explain(error: ValidationError, schema: type[BaseModel], place: str) -> str:
+    """All problems of a configuration, a line each.
+
+    Args:
+        error: what pydantic found.
+        schema: the configuration class.
+        place: the file or preset, named in the first line.
+    """
+    problems = error.errors()
+    locations = [problem["loc"] for problem in problems]
+    # A sequence whose items are wrong is reported as too short as well: only the items help.
+    found: dict[str, list[str]] = {}
+    for problem, here in zip(problems, locations, strict=True):
+        if not any(len(other) > len(here) and other[: len(here)] == here for other in locations):
+            path, text = _describe(problem, schema)
+            found.setdefault(path, []).append(text)
+    count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
+    return "\n".join([f"{place}: {count}", *(f"  {path}: {', or '.join(texts)}" for path, texts in found.items())])
+
+
+def _describe(problem: Any, schema: type[BaseModel]) -> tuple[str, str]:
+    """The dotted path of a problem, and what is wrong there."""
+    path, owners = _walk(problem["loc"], schema)
+    dotted = ".".join(path) or "(top level)"
+    return dotted, _message(problem, dotted, path, owners)
+
+
+def _message(problem: Any, dotted: str, path: Sequence[str], owners: Sequence[type[BaseModel]]) -> str:
+    kind, context, value = problem["type"], problem.get("ctx", {}), problem["input"]
+    if kind == "extra_forbidden":
+        fields = sorted({field for owner in owners for field in owner.model_fields})
+        return f"unknown{nearest(path[-1], fields)}; allowed: {', '.join(fields)}"
+    if kind == "union_tag_invalid":
+        names = [tag.strip().strip("'") for tag in context["expected_tags"].split(",")]
+        given = str(context["tag"])
+        return f"{given!r} does not exist{nearest(given, names)}; allowed: {', '.join(names)}"
+    if kind == "union_tag_not_found":
+        return f"needs a name (for instance {dotted}=...); see `rayfl list`"
+    if kind == "missing":
+        return "required, not given"
+    if kind == "literal_error":
+        choices = [choice.strip("' ") for choice in context["expected"].replace(" or ", ", ").split(",")]
+        return f"{value!r} is not allowed{nearest(str(value), choices)}; allowed: {', '.join(choices)}"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{message} (got {_short(value)})"
+
+
+def _walk(location: Sequence[Any], schema: type[BaseModel]) -> tuple[list[str], list[type[BaseModel]]]:
+    """The path as the user wrote it, and the models one of whose fields is at its end."""
+    path: list[str] = []
+    here: list[type[BaseModel]] = [schema]
+    owners = here
+    for part in location:
+        chosen = [model for model in here if len(here) > 1 and model.model_fields["name"].default == part]
+        if chosen:
+            here = chosen
+            continue
+        if not here and isinstance(part, str):
+            break  # pydantic goes on with the branch of a union of plain types: no part of what was written
+        path.append(str(part))
+        owners = here
+        annotations = [m.model_fields[part].annotation for m in here if part in m.model_fields]
+        here = [model for annotation in annotations for model in _models(annotation)]
+    return path, owners
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models an annotation names, alone or in a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models(argument)]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,130 @@
+"""The configuration of an experiment as one validated, immutable object."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from rayfl.data.digits import DigitsSource
+from rayfl.data.holdout import HoldoutConfig
+from rayfl.data.natural import LeafSource
+from rayfl.data.partition import NaturalPartition, Partition
+from rayfl.data.vision import MnistSource
+from rayfl.engine.engine import EngineConfig
+from rayfl.engine.settings import TrainConfig
+from rayfl.models.zoo import ModelConfig
+
+DatasetConfig = Annotated[Union[DigitsSource, MnistSource, LeafSource], Field(discriminator="name")]  # noqa: UP007
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EvaluationConfig(_Section):
+    """What is measured, and how often."""
+
+    every: int = Field(10, ge=1, description="evaluate all clients after every so many rounds, and after the last")
+    cohort_every: int = Field(
+        1, ge=0, description="score the cohort's models right after local training every so many rounds; 0: never"
+    )
+    splits: tuple[Literal["validation", "test"], ...] = Field(
+        ("validation", "test"), min_length=1, description="the splits that are scored"
+    )
+    batch_size: int = Field(512, ge=1, description="samples per forward pass")
+
+
+class ClusterConfig(_Section):
+    """Which processes run the clients. Nothing here changes a result on the CPU."""
+
+    backend: Literal["ray", "inline"] = Field("ray", description="Ray actors, or this process (for debugging)")
+    address: str | None = Field(
+        None, description="an existing Ray cluster; null: RAY_ADDRESS if set, else a local Ray started for the run"
+    )
+    num_actors: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="how many actors host the clients; auto: as many as CPUs or GPU shares allow"
+    )
+    clients_per_actor: Literal["auto", 1] = Field(
+        "auto", description="auto: actors share the clients; 1: one actor, and so one process, per client"
+    )
+    cpus_per_actor: Annotated[float, Field(ge=0, le=1024)] | Literal["auto"] = Field(
+        "auto", description="CPUs Ray reserves per actor; auto: 1, or an equal share with one actor per client"
+    )
+    actors_per_gpu: int = Field(1, ge=1, description="actors that share a GPU; each takes 1/k of it")
+    threads_per_actor: int = Field(1, ge=1, description="threads of PyTorch and BLAS in an actor")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if the cluster has GPUs")
+    startup_timeout_s: float = Field(300, gt=0, description="how long to wait for the actors to start, in seconds")
+
+
+class StorageConfig(_Section):
+    """How often the run is committed, and how much of its past is kept."""
+
+    commit_every: int = Field(1, ge=1, description="rounds between commits; a crash loses at most so many rounds")
+    keep_commits: int = Field(2, ge=1, description="commits kept; older ones are deleted")
+
+
+class TrackingConfig(_Section):
+    """Where progress goes besides the tables."""
+
+    tensorboard: bool = Field(True, description="write TensorBoard scalars (local storage only)")
+
+
+class ExperimentConfig(_Section):
+    """Everything that defines an experiment; two runs with equal configurations have equal results."""
+
+    name: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="folder of the run inside storage_path; null: method, data set and a hash of the configuration",
+    )
+    storage_path: str = Field(
+        "~/ray_results", min_length=1, description="folder of all runs: a path or a URI (file, s3, gs)"
+    )
+    seed: int = Field(0, ge=0, description="seed of every random stream")
+    dataset: DatasetConfig = Field(description="where samples come from")
+    partition: Partition = Field(
+        default_factory=NaturalPartition, description="how samples are divided among clients; natural: by the source"
+    )
+    holdout: HoldoutConfig = Field(
+        default_factory=HoldoutConfig, description="each client's validation and test share"
+    )
+    model: ModelConfig = Field(description="the network")
+    train: TrainConfig = Field(default_factory=TrainConfig, description="rounds, cohort, local SGD")
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="what is measured")
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="how local updates are executed")
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="which processes run the clients")
+    storage: StorageConfig = Field(default_factory=StorageConfig, description="commits")
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="TensorBoard")
+    max_failures: int = Field(
+        3, ge=-1, description="how many times the run rewinds to its last commit after a crash of actors; -1: endlessly"
+    )
+    algorithm: Any = Field(description="the method and its hyper-parameters")
+
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that a result depends on: not of names, places and processes."""
+        content = self.model_dump(
+            mode="json", exclude={"name", "storage_path", "cluster", "storage", "tracking", "max_failures"}
+        )
+        content["engine"] = self.engine.mode
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def run_name(self) -> str:
+        """The run's folder."""
+        return self.name or f"{self.algorithm.name}-{self.dataset.name}-{self.fingerprint()[:8]}"
+
+
+def experiment_schema(algorithms: Sequence[type[BaseModel]]) -> type[ExperimentConfig]:
+    """The configuration class in which ``algorithm`` is one of the given methods.
+
+    Args:
+        algorithms: method classes, told apart by their literal field ``name``.
+    """
+    union: Any = Union[tuple(algorithms)]  # noqa: UP007
+    field = (Annotated[union, Field(discriminator="name")], Field(description="the method and its hyper-parameters"))
+    schema: type[ExperimentConfig] = create_model("Experiment", __base__=ExperimentConfig, algorithm=field)
+    return schema

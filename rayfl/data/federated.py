@@ -1,0 +1,68 @@
+"""The interface every data source is turned into: clients, each with three splits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What a model must know of the data.
+
+    Attributes:
+        kind: ``image`` (float32 inputs in [0, 1]) or ``tokens`` (int64 indices).
+        shape: shape of one input, e.g. ``(1, 28, 28)`` or ``(80,)``.
+        num_classes: number of labels.
+        vocabulary: number of distinct tokens; 0 for images.
+    """
+
+    kind: Literal["image", "tokens"]
+    shape: tuple[int, ...]
+    num_classes: int
+    vocabulary: int = 0
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Samples of one client and split: ``x`` of shape (n, *input shape), ``y`` int64 of shape (n,)."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+    def __len__(self) -> int:
+        return int(self.y.shape[0])
+
+
+class FederatedDataset(ABC):
+    """Clients 0..K-1, each with the splits train, validation and test.
+
+    Opening one is cheap; samples are read by :meth:`load`, so an actor reads only its clients.
+
+    Attributes:
+        spec: the shape and kind of the inputs.
+        names: the clients' own names in the source (writer ids, roles), position = client id.
+    """
+
+    spec: InputSpec
+    names: tuple[str, ...]
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return len(self.names)
+
+    @abstractmethod
+    def sizes(self) -> np.ndarray:
+        """Samples by client and split: int64 of shape (K, 3), columns in the order of ``SPLITS``."""
+
+    @abstractmethod
+    def load(self, client: int) -> Mapping[str, Examples]:
+        """The three splits of one client, on the CPU."""

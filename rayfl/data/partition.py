@@ -1,0 +1,194 @@
+"""Ways to divide pooled, labelled samples among clients; each configuration is also the algorithm.
+
+A partition depends on the labels, its own fields and the experiment's seed only. Every sample goes to
+exactly one client.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from rayfl.errors import DataError
+from rayfl.randomness import RandomStreams
+
+
+class _SizedPartition(BaseModel, ABC):
+    """A partition whose number of clients is chosen, not given by the data."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_clients: int = Field(ge=1, description="Number of clients K; at most the number of samples.")
+
+    @abstractmethod
+    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+        """The samples of every client.
+
+        Args:
+            labels: labels of all samples, integers of shape (N,).
+            streams: the experiment's randomness; uses the stream ``split``.
+
+        Returns:
+            K sorted, disjoint, non-empty int64 arrays of indices, whose union is 0..N-1.
+
+        Raises:
+            DataError: the labels cannot be divided as asked; names the field to change.
+        """
+
+    def _check_enough(self, labels: np.ndarray) -> None:
+        if self.num_clients > len(labels):
+            raise DataError(
+                f"partition.num_clients is {self.num_clients}, but there are only {len(labels)} samples, so some "
+                f"clients would be empty; set it to {len(labels)} or less"
+            )
+
+
+class PathologicalPartition(_SizedPartition):
+    """Shards of the samples sorted by label, dealt to the clients (McMahan et al., 2017, section 3).
+
+    Shards have equal sizes where ``shards_per_client * num_clients`` divides N, and differ by one sample otherwise.
+    """
+
+    name: Literal["pathological"] = Field(
+        default="pathological", description="Deal shards of label-sorted samples, so that a client has few labels."
+    )
+    shards_per_client: int = Field(default=2, ge=1, description="Number of shards that each client gets.")
+    assignment: Literal["random", "cyclic"] = Field(
+        default="random",
+        description="'random' deals the shards in random order (McMahan et al.); 'cyclic' gives client i the shards "
+        "i, i + K, i + 2K, ... without randomness (the published code of SuPerFed).",
+    )
+
+    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+        """See the base class; N must be at least the number of shards."""
+        self._check_enough(labels)
+        num_shards = self.shards_per_client * self.num_clients
+        if num_shards > len(labels):
+            raise DataError(
+                f"partition.num_clients ({self.num_clients}) times partition.shards_per_client "
+                f"({self.shards_per_client}) is {num_shards} shards, more than the {len(labels)} samples; "
+                "lower one of them"
+            )
+        shards = np.array_split(np.argsort(labels, kind="stable"), num_shards)
+        if self.assignment == "cyclic":
+            chosen = np.arange(num_shards).reshape(self.shards_per_client, self.num_clients).T
+        else:
+            dealt = streams.generator("split").permutation(num_shards)
+            chosen = dealt.reshape(self.num_clients, self.shards_per_client)
+        return [_sorted_union([shards[shard] for shard in row]) for row in chosen]
+
+
+class ClassesPartition(_SizedPartition):
+    """A fixed number of distinct classes for each client (Li et al., FedPHP, 2021, published code).
+
+    Clients take consecutive classes from shuffled lists of all classes; the shuffled samples of a class are cut
+    into near-equal chunks, one for each client that holds the class. Where ``classes_per_client`` divides the
+    number of classes, the clients of one list cover all classes once.
+    """
+
+    name: Literal["classes"] = Field(
+        default="classes", description="Give every client the same number of classes, each in near-equal parts."
+    )
+    classes_per_client: int = Field(ge=1, description="Number of distinct classes that each client holds.")
+
+    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+        """See the base class; the clients together must draw every class that occurs in ``labels``."""
+        self._check_enough(labels)
+        classes = np.unique(labels)
+        if self.classes_per_client > len(classes):
+            raise DataError(
+                f"partition.classes_per_client is {self.classes_per_client}, but the data have only {len(classes)} "
+                f"classes; set it to {len(classes)} or less"
+            )
+        if self.num_clients * self.classes_per_client < len(classes):
+            raise DataError(
+                f"partition.num_clients is {self.num_clients}: with partition.classes_per_client = "
+                f"{self.classes_per_client} some of the {len(classes)} classes would go to nobody; at least "
+                f"{-(-len(classes) // self.classes_per_client)} clients are needed"
+            )
+        generator = streams.generator("split")
+        drawn = self._draw_classes(classes, generator)
+        parts: list[list[np.ndarray]] = [[] for _ in drawn]
+        for label in classes:
+            holders = [client for client, held in enumerate(drawn) if label in held]
+            samples = generator.permutation(np.flatnonzero(labels == label))
+            if len(samples) < len(holders):
+                raise DataError(
+                    f"partition.num_clients is {self.num_clients}: class {label} has {len(samples)} samples for the "
+                    f"{len(holders)} clients that hold it; lower partition.num_clients or partition.classes_per_client"
+                )
+            for client, chunk in zip(holders, np.array_split(samples, len(holders)), strict=True):
+                parts[client].append(chunk)
+        return [_sorted_union(chunks) for chunks in parts]
+
+    def _draw_classes(self, classes: np.ndarray, generator: np.random.Generator) -> list[list[int]]:
+        """The distinct classes of every client."""
+        remaining: list[int] = []
+        drawn = []
+        for _ in range(self.num_clients):
+            held, remaining = remaining[: self.classes_per_client], remaining[self.classes_per_client :]
+            missing = self.classes_per_client - len(held)
+            if missing:
+                shuffled = _shuffle_after(held, missing, classes, generator)
+                held, remaining = held + shuffled[:missing], shuffled[missing:]
+            drawn.append(held)
+        return drawn
+
+
+class IIDPartition(_SizedPartition):
+    """Shuffled samples cut into parts whose sizes differ by at most one."""
+
+    name: Literal["iid"] = Field(default="iid", description="Deal the samples at random, in near-equal numbers.")
+
+    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+        """See the base class; the values of ``labels`` do not matter."""
+        self._check_enough(labels)
+        order = streams.generator("split").permutation(len(labels))
+        return [_sorted_union([part]) for part in np.array_split(order, self.num_clients)]
+
+
+class NaturalPartition(BaseModel):
+    """The clients that the source itself has (writers, roles)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["natural"] = Field(
+        default="natural", description="Keep the clients of the source; only for sources that have their own."
+    )
+
+    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+        """Never succeeds: pooled samples have no clients of their own.
+
+        Raises:
+            DataError: always; names the partitions that pooled samples can have.
+        """
+        raise DataError(
+            "partition.name is 'natural', but this data source is pooled and has no clients of its own; choose "
+            "'pathological', 'classes' or 'iid'"
+        )
+
+
+Partition = Annotated[
+    PathologicalPartition | ClassesPartition | IIDPartition | NaturalPartition, Field(discriminator="name")
+]
+
+
+def _sorted_union(parts: list[np.ndarray]) -> np.ndarray:
+    return np.sort(np.concatenate(parts)).astype(np.int64, copy=False)
+
+
+def _shuffle_after(held: list[int], count: int, classes: np.ndarray, generator: np.random.Generator) -> list[int]:
+    """All classes shuffled, given that none of the first ``count`` is held.
+
+    Distributed as shuffling until that is true, which could take forever with many classes.
+    """
+    order = generator.permutation(classes)
+    if not held:
+        return list(order.tolist())
+    head = order[~np.isin(order, held)][:count]
+    # The first shuffle says something about the order of the others, so they are shuffled afresh.
+    tail = generator.permutation(np.setdiff1d(classes, head))
+    return [*head.tolist(), *tail.tolist()]

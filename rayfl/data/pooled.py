@@ -1,0 +1,90 @@
+"""A data set of samples held in one array and divided among clients by index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from rayfl.data.federated import SPLITS, Examples, FederatedDataset, InputSpec
+from rayfl.data.holdout import HoldoutConfig, split_client
+from rayfl.errors import DataError
+from rayfl.randomness import RandomStreams
+
+
+class PooledDataset(FederatedDataset):
+    """Clients that are index arrays into shared samples; their names are "0", "1", ....
+
+    The arrays are kept, not copied.
+
+    Args:
+        x: inputs of shape (N, *spec.shape), float32, or uint8 standing for x / 255.
+        y: labels, int64 of shape (N,), each in [0, spec.num_classes).
+        spec: the shape and kind of the inputs.
+        parts: the samples of every client, integers in [0, N), see :mod:`rayfl.data.partition`.
+        holdout: each client's fractions for test and validation.
+        streams: the experiment's randomness; uses the stream ``holdout`` of each client.
+
+    Raises:
+        DataError: the arrays do not fit each other or the spec, or a client has nothing to train on.
+    """
+
+    def __init__(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        spec: InputSpec,
+        parts: Sequence[np.ndarray],
+        holdout: HoldoutConfig,
+        streams: RandomStreams,
+    ) -> None:
+        _check_arrays(x, y, spec)
+        self.spec = spec
+        self.names = tuple(str(client) for client in range(len(parts)))
+        self._x = x
+        self._y = y
+        self._splits = [
+            self._split(client, indices, holdout, streams.generator("holdout", client=client))
+            for client, indices in enumerate(parts)
+        ]
+
+    def sizes(self) -> np.ndarray:
+        """Samples by client and split: int64 of shape (K, 3), columns in the order of ``SPLITS``."""
+        rows = [[len(splits[name]) for name in SPLITS] for splits in self._splits]
+        return np.array(rows, dtype=np.int64).reshape(self.num_clients, len(SPLITS))
+
+    def load(self, client: int) -> Mapping[str, Examples]:
+        """The three splits of one client as copies on the CPU: ``x`` float32 of shape (n, *spec.shape)."""
+        return {name: self._examples(indices) for name, indices in self._splits[client].items()}
+
+    def _split(
+        self, client: int, indices: np.ndarray, holdout: HoldoutConfig, generator: np.random.Generator
+    ) -> dict[str, np.ndarray]:
+        if len(indices) and (indices.min() < 0 or indices.max() >= len(self._y)):
+            raise DataError(
+                f"client {client}: an index is outside 0..{len(self._y) - 1}; make the parts from these labels"
+            )
+        try:
+            return split_client(indices, holdout, generator)
+        except DataError as error:
+            raise DataError(f"client {client}: {error}") from error
+
+    def _examples(self, indices: np.ndarray) -> Examples:
+        x = self._x[indices]
+        if x.dtype == np.uint8:
+            x = x.astype(np.float32) / np.float32(255)
+        return Examples(torch.from_numpy(x), torch.from_numpy(self._y[indices]))
+
+
+def _check_arrays(x: np.ndarray, y: np.ndarray, spec: InputSpec) -> None:
+    if x.dtype not in (np.uint8, np.float32):
+        raise DataError(f"x has the type {x.dtype}; convert it to uint8 (pixels 0..255) or float32")
+    if y.dtype != np.int64:
+        raise DataError(f"y has the type {y.dtype}; convert it to int64")
+    if x.shape[1:] != spec.shape or y.shape != x.shape[:1]:
+        raise DataError(f"x has the shape {x.shape} and y {y.shape}; reshape them to (N, *{spec.shape}) and (N,)")
+    if len(y) and (y.min() < 0 or y.max() >= spec.num_classes):
+        raise DataError(
+            f"y has labels from {y.min()} to {y.max()}; number them 0..{spec.num_classes - 1} or correct num_classes"
+        )

@@ -1,0 +1,11 @@
+"""Where data files live when a configuration names them by a relative path."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def data_root() -> Path:
+    """The folder in the environment variable ``RAYFL_DATA``; ``~/.cache/rayfl`` where it is unset or empty."""
+    return Path(os.environ.get("RAYFL_DATA") or "~/.cache/rayfl").expanduser()

@@ -1,0 +1,93 @@
+"""The engine: takes what clients' procedures ask for, groups equal work, runs it looped or vectorised."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from rayfl.engine import looped, vectorized
+from rayfl.engine.requests import GradientRequest, Request, TrainRequest
+from rayfl.tasks import Task
+
+_log = logging.getLogger(__name__)
+
+
+class EngineConfig(BaseModel):
+    """How local updates are executed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: Literal["auto", "looped", "vectorized"] = Field(
+        "auto", description="client by client, or many clients stacked; auto: vectorized on CUDA, looped on CPU"
+    )
+    width: int = Field(32, ge=1, description="clients stacked at a time when vectorized")
+
+
+class Engine:
+    """Executes requests on one device.
+
+    Args:
+        task: what is learned.
+        device: where tensors live and steps run.
+        config: looped or vectorised, and how wide.
+
+    Attributes:
+        vectorized: whether clients are stacked.
+        width: clients whose procedures run together.
+        note: why a wish for vectorisation could not be met; empty otherwise.
+    """
+
+    def __init__(self, task: Task, device: torch.device, config: EngineConfig) -> None:
+        self.task = task
+        self.device = device
+        wanted = config.mode == "vectorized" or (config.mode == "auto" and device.type == "cuda")
+        self.vectorized = wanted and task.network.vectorizable
+        self.note = ""
+        if wanted and not self.vectorized:
+            self.note = f"clients are trained one by one: {task.network.why_not_vectorizable}"
+            _log.warning("%s", self.note)
+        self.width = config.width if self.vectorized else 1
+
+    def execute(self, requests: Sequence[Request]) -> list[Any]:
+        """One reply a request, in order; what a request raised is its reply."""
+        replies: list[Any] = [None] * len(requests)
+        for members in self._groups(requests, replies):
+            group = [requests[i] for i in members]
+            for position, reply in zip(members, self._run(group), strict=True):
+                replies[position] = reply
+        return replies
+
+    def _groups(self, requests: Sequence[Request], replies: list[Any]) -> list[list[int]]:
+        """Positions of equal requests; one that is malformed is answered by its error."""
+        if not self.vectorized:
+            return [[position] for position in range(len(requests))]
+        groups: dict[Any, list[int]] = {}
+        for position, request in enumerate(requests):
+            try:
+                key = request.group() if isinstance(request, TrainRequest) else position
+                groups.setdefault(key, []).append(position)
+            except Exception as error:
+                replies[position] = error
+        return [
+            members[start : start + self.width]
+            for members in groups.values()
+            for start in range(0, len(members), self.width)
+        ]
+
+    def _run(self, group: list[Request]) -> list[Any]:
+        try:
+            first = group[0]
+            if isinstance(first, GradientRequest):
+                return [looped.gradient(first, self.task, self.device)]
+            trains = [request for request in group if isinstance(request, TrainRequest)]
+            if len(trains) < len(group):
+                raise TypeError(f"a procedure may await what a client offers, not a {type(first).__name__}")
+            if self.vectorized and any(request.plan.steps for request in trains):
+                return list(vectorized.train(trains, self.task, self.device))
+            return [looped.train(request, self.task, self.device) for request in trains]
+        except Exception as error:
+            return [error] * len(group)

@@ -1,0 +1,26 @@
+"""The training section of a configuration: rounds, cohort and local SGD."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TrainConfig(BaseModel):
+    """Rounds, cohort and local SGD; every method reads the same section."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rounds: int = Field(100, ge=1, description="communication rounds (T or R)")
+    clients_per_round: int = Field(5, ge=1, description="size of the cohort sampled each round, without replacement")
+    local_epochs: int = Field(5, ge=0, description="passes over a client's training data in a round (E)")
+    batch_size: int | None = Field(10, ge=1, description="local mini-batch size (B); null: all of a client's samples")
+    lr: float = Field(0.01, ge=0, description="local learning rate in round 0 (eta)")
+    lr_decay: float = Field(
+        1.0, gt=0, le=1, description="factor on the learning rate per round: eta_t = lr * lr_decay^t"
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum; buffers start empty in every local update")
+    weight_decay: float = Field(0.0, ge=0, description="L2 coefficient added to the gradient")
+
+    def lr_in(self, round: int) -> float:
+        """eta_t, the learning rate of round t (0-indexed)."""
+        return self.lr * self.lr_decay**round

@@ -1,0 +1,141 @@
+"""Many clients at once: stacked models, ``vmap(grad(objective))``, padded and masked batches.
+
+Clients are sorted by their number of steps; one that has finished leaves the stack, so the work is that of
+the steps actually taken, up to the padding of partial batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from rayfl.engine.looped import is_buffer, sgd_step
+from rayfl.engine.requests import TrainRequest
+from rayfl.params import Tree, from_leaves, leaves, map_leaves
+from rayfl.tasks import Batch, Task
+
+
+def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) -> list[Tree]:
+    """Runs the local updates of one group (equal ``TrainRequest.group()``); results in the order given."""
+    order = sorted(range(len(requests)), key=lambda i: -requests[i].plan.steps)
+    ranked = [requests[i] for i in order]
+    first = ranked[0]
+    paths = [path for path, _ in leaves(first.trainable)]
+    model = _stack([request.trainable for request in ranked], device)
+    parameters = [leaf for _, leaf in leaves(model)]
+    moved = [i for i, path in enumerate(paths) if not is_buffer(path, task)]
+    velocity = [torch.zeros_like(parameters[i]) for i in moved] if first.momentum else []
+    frozen, frozen_dims = _stack_frozen(ranked, device)
+    draws = None if first.draws is None else _pad_draws(ranked, device)
+    feed = _Feed(ranked, device)
+    gradients = vmap(
+        grad(_on_tensors(first, task)),
+        in_dims=(0, 0, 0, 0 if feed.masks is not None else None, frozen_dims, 0 if draws is not None else None),
+    )
+    for step in range(first.plan.steps):
+        active = feed.active(step)
+        x, y, mask = feed.batch(step, active)
+        now = from_leaves({path: leaf[:active] for path, leaf in zip(paths, parameters, strict=True)})
+        fixed = None if frozen is None else _first(frozen, frozen_dims, active)
+        draw = None if draws is None else map_leaves(lambda leaf, s=step, a=active: leaf[s, :a], draws)
+        step_gradients = [leaf for _, leaf in leaves(gradients(now, x, y, mask, fixed, draw))]
+        sgd_step(
+            [parameters[i][:active] for i in moved],
+            [step_gradients[i] for i in moved],
+            [v[:active] for v in velocity],
+            first,
+        )
+    results: list[Tree] = [{} for _ in requests]
+    for rank, position in enumerate(order):
+        results[position] = map_leaves(lambda leaf, r=rank: leaf[r].clone(), model)
+    return results
+
+
+def _on_tensors(request: TrainRequest, task: Task) -> Callable[..., Tensor]:
+    """The objective as a function of tensors and trees alone, as ``vmap`` needs it."""
+
+    def loss(model: Tree, x: Tensor, y: Tensor, mask: Tensor | None, frozen: Any, draw: Any) -> Tensor:
+        return request.objective(model, Batch(x, y, mask), task, frozen, draw)
+
+    return loss
+
+
+class _Feed:
+    """Batches of all clients, gathered from one concatenated tensor per step."""
+
+    def __init__(self, ranked: Sequence[TrainRequest], device: torch.device) -> None:
+        self._x = torch.cat([request.examples.x for request in ranked])
+        self._y = torch.cat([request.examples.y for request in ranked])
+        steps = [request.plan.steps for request in ranked]
+        widths = [[stop - start for start, stop in pairwise(request.plan.bounds)] for request in ranked]
+        width = max((max(row, default=0) for row in widths), default=0)
+        index = torch.zeros(max(steps), len(ranked), width, dtype=torch.int64)
+        mask = torch.zeros(max(steps), len(ranked), width, dtype=self._float_type(ranked[0]))
+        offset = 0
+        for rank, request in enumerate(ranked):
+            # padding repeats the client's first sample: finite values that the mask removes
+            index[:, rank] = offset
+            for step, (start, stop) in enumerate(pairwise(request.plan.bounds)):
+                index[step, rank, : stop - start] = request.plan.order[start:stop] + offset
+                mask[step, rank, : stop - start] = 1
+            offset += len(request.examples)
+        self._steps = steps
+        self._index = index.to(device)
+        full = all(size == width for row in widths for size in row)
+        self.masks = None if full else mask.to(device)
+
+    @staticmethod
+    def _float_type(request: TrainRequest) -> torch.dtype:
+        kind: torch.dtype = next(leaf.dtype for _, leaf in leaves(request.trainable))
+        return kind
+
+    def active(self, step: int) -> int:
+        """How many of the ranked clients still have a step to do."""
+        return sum(1 for steps in self._steps if steps > step)
+
+    def batch(self, step: int, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x (active, b, *shape), y (active, b), mask (active, b) or None."""
+        index = self._index[step, :active]
+        return self._x[index], self._y[index], None if self.masks is None else self.masks[step, :active]
+
+
+def _stack(trees: Sequence[Mapping[str, Any]], device: torch.device) -> Tree:
+    return map_leaves(lambda *tensors: torch.stack([t.to(device) for t in tensors]), *trees)
+
+
+def _stack_frozen(ranked: Sequence[TrainRequest], device: torch.device) -> tuple[Any, Any]:
+    """Stacks what differs between clients; what they share (the broadcast model) stays one tensor."""
+    if ranked[0].frozen is None:
+        return None, None
+    values: dict[str, Any] = {}
+    dims: dict[str, Any] = {}
+    rows = [dict(leaves(request.frozen or {})) for request in ranked]
+    for path, leaf in rows[0].items():
+        column = [row[path] for row in rows]
+        if not isinstance(leaf, Tensor):
+            values[path], dims[path] = leaf, None
+        elif all(other is leaf for other in column):
+            values[path], dims[path] = leaf.to(device), None
+        else:
+            values[path], dims[path] = torch.stack([t.to(device) for t in column]), 0
+    return from_leaves(values), from_leaves(dims)
+
+
+def _first(tree: Tree, dims: Tree, active: int) -> Tree:
+    return map_leaves(lambda leaf, dim: leaf if dim is None else leaf[:active], tree, dims)
+
+
+def _pad_draws(ranked: Sequence[TrainRequest], device: torch.device) -> Tree:
+    """Draws as (steps, clients, ...); entries of finished clients are never read."""
+    steps = ranked[0].plan.steps
+
+    def column(*parts: Tensor) -> Tensor:
+        padded = [torch.cat([p, p.new_zeros(steps - p.shape[0], *p.shape[1:])]) for p in parts]
+        return torch.stack(padded, dim=1).to(device)
+
+    return map_leaves(column, *[request.draws or {} for request in ranked])

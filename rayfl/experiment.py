@@ -1,0 +1,97 @@
+"""The parts of an experiment that driver and hosts both make from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from rayfl.config.schema import ExperimentConfig
+from rayfl.data.federated import FederatedDataset
+from rayfl.data.natural import LeafSource, NaturalDataset
+from rayfl.data.partition import NaturalPartition
+from rayfl.data.pooled import PooledDataset
+from rayfl.engine.client import RoundContext
+from rayfl.errors import ConfigError
+from rayfl.randomness import RandomStreams
+from rayfl.storage import Storage
+from rayfl.tasks import Classification
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Data set, task and context of an experiment; equal in every process that makes them.
+
+    Attributes:
+        config: the validated configuration.
+    """
+
+    config: ExperimentConfig
+
+    @cached_property
+    def streams(self) -> RandomStreams:
+        """All random streams."""
+        return RandomStreams(self.config.seed)
+
+    @cached_property
+    def dataset(self) -> FederatedDataset:
+        """The clients; samples are read when a client is loaded.
+
+        Raises:
+            DataError: when the source cannot be read or divided as asked.
+            ConfigError: when source and partition do not go together.
+        """
+        config = self.config
+        if isinstance(config.dataset, LeafSource):
+            self._check_natural()
+            return NaturalDataset(config.dataset.resolved_path, config.holdout.validation, self.streams)
+        x, y, spec = config.dataset.arrays()
+        parts = config.partition.assign(y, self.streams)
+        return PooledDataset(x, y, spec, parts, config.holdout, self.streams)
+
+    def _check_natural(self) -> None:
+        if not isinstance(self.config.partition, NaturalPartition):
+            raise ConfigError(
+                f"partition.name: {self.config.partition.name!r} cannot divide dataset {self.config.dataset.name!r}, "
+                "whose samples already belong to clients; set partition=natural"
+            )
+        if "test" in self.config.holdout.model_fields_set:
+            raise ConfigError(
+                f"holdout.test: dataset {self.config.dataset.name!r} comes with its own test part; "
+                "drop holdout.test (holdout.validation is taken from the train part)"
+            )
+
+    @cached_property
+    def task(self) -> Classification:
+        """What is learned, with the model built for the data set's inputs."""
+        return Classification(self.config.model.network(self.dataset.spec))
+
+    @cached_property
+    def context(self) -> RoundContext:
+        """The context of round 0."""
+        train = self.config.train
+        return RoundContext(0, train.rounds, self.dataset.num_clients, train, self.streams)
+
+    @property
+    def storage(self) -> Storage:
+        """The run's folder."""
+        return Storage(self.config.storage_path).inside(self.config.run_name)
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients sampled in a round, ascending; the same for every method."""
+        generator = self.streams.generator("sampling", round)
+        size = self.config.train.clients_per_round
+        return sorted(int(c) for c in generator.choice(self.dataset.num_clients, size=size, replace=False))
+
+    def check(self) -> np.ndarray:
+        """Finds what can be found before any actor starts; returns samples by client and split (K, 3).
+
+        Raises:
+            RayflError: naming the field, file or model and the fix.
+        """
+        wanted, available = self.config.train.clients_per_round, self.dataset.num_clients
+        if wanted > available:
+            raise ConfigError(f"train.clients_per_round is {wanted}, but there are only {available} clients")
+        self.config.algorithm.check(self.task, self.context)
+        return self.dataset.sizes()

@@ -1,0 +1,158 @@
+"""Metrics as sums that can be added across batches and clients, and their summary over clients.
+
+A pooled metric is that of the sum of the clients' statistics; the calibration error of a union of clients is not
+the mean of theirs, so both are worth recording.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NUM_BINS = 15
+"""Calibration bins (lower, upper] of equal width on (0, 1] (Guo et al., 2017)."""
+
+_NUM_SCALARS = 4
+STATISTICS_SIZE = _NUM_SCALARS + 3 * NUM_BINS
+"""Length of the vector of statistics."""
+
+
+def batch_statistics(log_probabilities: Tensor, labels: Tensor) -> Tensor:
+    """The sufficient statistics of a batch, computed on its device without waiting for it.
+
+    Ties between classes are broken by the order of ``torch.topk``. With fewer than five classes every label is
+    among the top five.
+
+    Args:
+        log_probabilities: natural logarithms of the class probabilities, shape (n, C), n >= 0.
+        labels: int64 of shape (n,), values in 0..C-1.
+
+    Returns:
+        A float64 vector of length ``STATISTICS_SIZE`` that can be added over batches: n, sum of the cross-entropy in
+        nats, top-1 hits, top-5 hits, then for each bin of the confidence (the largest probability) the number of
+        samples, the sum of their confidences and the number of top-1 hits.
+    """
+    chosen = log_probabilities.gather(1, labels[:, None]).double()
+    top, classes = log_probabilities.topk(min(5, log_probabilities.shape[1]), dim=1)
+    hits = classes == labels[:, None]
+    correct = hits[:, 0].double()
+    confidence = top[:, 0].double().exp()
+    ones = torch.ones_like(confidence)
+    totals = torch.stack([ones.sum(), -chosen.sum(), correct.sum(), hits.sum().double()])
+
+    bins = torch.arange(NUM_BINS, device=labels.device)
+    inner = bins[1:].double() / NUM_BINS
+    # A product with indicators is deterministic on every device; scattered additions are not on CUDA.
+    members = (torch.bucketize(confidence, inner)[:, None] == bins).double()
+    per_bin = torch.stack([ones, confidence, correct]) @ members
+    return torch.cat([totals, per_bin.flatten()])
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Sufficient statistics of any set of samples; add two to get those of their union.
+
+    Attributes:
+        vector: float64 of shape (``STATISTICS_SIZE``,), laid out as by :func:`batch_statistics`.
+    """
+
+    vector: np.ndarray
+
+    @classmethod
+    def from_vector(cls, vector: Tensor | np.ndarray) -> Statistics:
+        """Wraps a copy of a vector from any device; raises ValueError unless its shape is (``STATISTICS_SIZE``,)."""
+        values = vector.detach().cpu().numpy() if isinstance(vector, Tensor) else vector
+        if values.shape != (STATISTICS_SIZE,):
+            raise ValueError(f"statistics are a vector of length {STATISTICS_SIZE}, not of shape {values.shape}")
+        return cls(np.array(values, dtype=np.float64))
+
+    @classmethod
+    def empty(cls) -> Statistics:
+        """The statistics of no samples: the start value of a sum over clients."""
+        return cls(np.zeros(STATISTICS_SIZE))
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return Statistics(self.vector + other.vector)
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return int(self.vector[0])
+
+    @property
+    def loss(self) -> float:
+        """Mean cross-entropy in nats; nan without samples."""
+        return self._mean(self.vector[1])
+
+    @property
+    def top1(self) -> float:
+        """Share of samples whose label is the most probable class; nan without samples."""
+        return self._mean(self.vector[2])
+
+    @property
+    def top5(self) -> float:
+        """Share of samples whose label is among the five most probable classes; nan without samples."""
+        return self._mean(self.vector[3])
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error in [0, 1] (Guo et al., 2017, equation 3); nan without samples."""
+        _, confidences, hits = self._bins()
+        return self._mean(np.abs(hits - confidences).sum())
+
+    @property
+    def mce(self) -> float:
+        """Maximum calibration error over non-empty bins, in [0, 1] (Guo et al., 2017, eq. 5); nan without samples."""
+        counts, confidences, hits = self._bins()
+        filled = counts > 0
+        if not filled.any():
+            return float("nan")
+        return float((np.abs(hits - confidences)[filled] / counts[filled]).max())
+
+    def _bins(self) -> np.ndarray:
+        return self.vector[_NUM_SCALARS:].reshape(3, NUM_BINS)
+
+    def _mean(self, total: float) -> float:
+        return float(total / self.vector[0]) if self.n else float("nan")
+
+
+@dataclass(frozen=True)
+class ClientSummary:
+    """How a metric is distributed over clients.
+
+    Attributes:
+        mean: (weighted) mean over clients.
+        std: (weighted) population standard deviation over clients.
+        worst5: mean of the lowest 5 % of the values, rounded up to whole clients (FLOCO, table 3); never weighted.
+    """
+
+    mean: float
+    std: float
+    worst5: float
+
+
+def summarize(values: np.ndarray, weights: np.ndarray | None = None) -> ClientSummary:
+    """Summarizes one metric over clients; a single nan among the values makes the whole summary nan.
+
+    Args:
+        values: one value per client, shape (K,), K >= 1.
+        weights: non-negative, not all zero, shape (K,); equal weights without.
+
+    Raises:
+        ValueError: there are no clients, or the weights do not fit.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    weights = np.ones_like(values) if weights is None else np.asarray(weights, dtype=np.float64)
+    if values.ndim != 1 or values.size == 0 or weights.shape != values.shape:
+        raise ValueError(f"need one value and weight per client, got shapes {values.shape} and {weights.shape}")
+    if (weights < 0).any() or not weights.sum() > 0:
+        raise ValueError("weights must be non-negative and not all zero")
+    mean = np.average(values, weights=weights)
+    std = np.sqrt(np.average((values - mean) ** 2, weights=weights))
+    # The ceiling of K / 20 in integers: that of 0.05 * K depends on how 0.05 is rounded.
+    lowest = -(-values.size // 20)
+    worst = float("nan") if np.isnan(values).any() else values[np.argsort(values)[:lowest]].mean()
+    return ClientSummary(mean=float(mean), std=float(std), worst5=float(worst))

@@ -1,0 +1,212 @@
+"""Classification models and the stateless view of them that clients and server compute with."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from rayfl.errors import ModelError
+
+
+class ClassificationModel(nn.Module):
+    """A classifier cut in two: features, then the layers that turn features into logits.
+
+    ``features`` is the input of the first fully connected layer of a convolutional net (FedPHP, section 3.3),
+    the last hidden activation of a multilayer perceptron and the last hidden state of a recurrent net.
+
+    Attributes:
+        head_module: dotted name of the last linear layer, the head of FedRep, FedPAC, pFedSim, FedBABU and FLOCO.
+        classifier_modules: dotted names of the modules that form the classifier block, the larger head that the
+            reference code of SuPerFed personalizes; contains ``head_module``.
+    """
+
+    head_module: str = "head"
+    classifier_modules: tuple[str, ...] = ("head",)
+
+    @abstractmethod
+    def features(self, x: Tensor) -> Tensor:
+        """Features of shape (b, f) of a batch of inputs (b, *input shape)."""
+
+    @abstractmethod
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits of shape (b, C) of a batch of features (b, f)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of shape (b, C) of a batch of inputs (b, *input shape)."""
+        return self.classify(self.features(x))
+
+
+class Network:
+    """A model as a function of its parameters, which live outside of it in a tree: a mapping from name to tensor.
+
+    The tree holds every parameter and every persistent floating-point buffer under its ``state_dict`` name (the
+    first one where a tensor is shared). Integer and non-persistent buffers are no part of it. In training mode a
+    module that updates a buffer writes into the bound tensor itself, so a caller that passes views of a larger
+    vector finds the new running statistics there.
+
+    The tensors of a tree are bound to one module that is reused, which avoids the per-call cost of
+    ``torch.func.functional_call``. An instance therefore holds on to the last tree it saw (an enclosing
+    ``vmap`` or autograd graph included) and must not be shared between threads.
+
+    Args:
+        factory: builds the model on the CPU; draws its initial values from PyTorch's global generator.
+
+    Attributes:
+        parameter_names: all parameters in the order of the model.
+        buffer_names: the buffers of the tree in the order of the model.
+        layers: ``parameter_names`` grouped by the module that owns them; stacked recurrent layers are one group.
+        head_weight: name of the head's weight matrix, shape (C, f).
+        head_names: parameters of the head.
+        body_names: all parameters but the head's.
+        classifier_names: parameters of the classifier block.
+        vectorizable: whether the model can be trained under ``torch.func.vmap`` over a stack of trees.
+        why_not_vectorizable: the reason, empty for a vectorizable model.
+        stochastic: whether a forward pass in training mode draws random numbers (active dropout).
+        num_parameters: number of scalars over ``parameter_names``.
+
+    Raises:
+        ModelError: the head or classifier names do not fit the model, or a batch normalization keeps a cumulative
+            average (``momentum=None``), whose count would be shared by all clients.
+    """
+
+    def __init__(self, factory: Callable[[], ClassificationModel]) -> None:
+        self._factory = factory
+        with torch.random.fork_rng(devices=[]):
+            skeleton = factory()
+        self._skeleton = skeleton
+        parameters = dict(skeleton.named_parameters())
+        persistent = skeleton.state_dict().keys()
+        buffers = {n: b for n, b in skeleton.named_buffers() if b.is_floating_point() and n in persistent}
+        self._slots = _slots(skeleton, {**parameters, **buffers})
+        self._recurrent = tuple(module for module in skeleton.modules() if isinstance(module, nn.RNNBase))
+        for module in self._recurrent:
+            # Without references RNNBase sees no change of weights. Otherwise it would call flatten_parameters,
+            # which on CUDA moves the bound tensors to storage of its own and detaches them from the caller's vector.
+            module._flat_weight_refs = [None] * len(module._flat_weights_names)
+
+        self.parameter_names = tuple(parameters)
+        self.buffer_names = tuple(buffers)
+        self._tree_names = self.parameter_names + self.buffer_names
+        self.layers = tuple(
+            tuple(group) for _, group in groupby(self.parameter_names, lambda name: name.rpartition(".")[0])
+        )
+        self.head_weight = f"{skeleton.head_module}.weight"
+        self.head_names = _under(self.parameter_names, (skeleton.head_module,))
+        self.body_names = tuple(name for name in self.parameter_names if name not in self.head_names)
+        self.classifier_names = _under(self.parameter_names, skeleton.classifier_modules)
+        self.num_parameters = sum(parameter.numel() for parameter in parameters.values())
+        self.stochastic = any(_draws(module) for module in skeleton.modules())
+        self.why_not_vectorizable = next(filter(None, map(_obstacle, skeleton.modules())), "")
+        self.vectorizable = not self.why_not_vectorizable
+        self._check(skeleton)
+
+    def initialize(self, seed: int) -> dict[str, Tensor]:
+        """A fresh tree: float32 tensors on the CPU, a pure function of the seed; global generators are untouched.
+
+        Args:
+            seed: an integer below 2**64.
+        """
+        with torch.random.fork_rng(devices=[]):
+            # torch.manual_seed would also reseed the accelerators, which fork_rng(devices=[]) does not restore.
+            torch.default_generator.manual_seed(seed)
+            model = self._factory()
+        values: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return {name: values[name].detach().to(torch.float32, copy=True) for name in self._tree_names}
+
+    def logits(self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False) -> Tensor:
+        """Logits of shape (b, C) for inputs (b, *input shape), differentiable with respect to the tree.
+
+        Args:
+            tree: tensors by name; plain, non-leaf and ``vmap``-batched tensors are all fine.
+            x: a batch of inputs on the device of the tree.
+            training: whether dropout is active and batch normalization uses (and records) batch statistics.
+
+        Raises:
+            ModelError: a name is missing from the tree or unknown to the model.
+        """
+        return self._bind(tree, training).forward(x)
+
+    def features_and_logits(
+        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Features (b, f) and logits (b, C) from one forward pass; arguments and errors as for :meth:`logits`."""
+        model = self._bind(tree, training)
+        features = model.features(x)
+        return features, model.classify(features)
+
+    def _bind(self, tree: Mapping[str, Tensor], training: bool) -> ClassificationModel:
+        if len(tree) != len(self._tree_names):
+            raise self._misfit(tree)
+        try:
+            for tensors, key, name in self._slots:
+                tensors[key] = tree[name]
+        except KeyError:
+            raise self._misfit(tree) from None
+        for module in self._recurrent:
+            module._flat_weights = [module._parameters[name] for name in module._flat_weights_names]
+        if self._skeleton.training != training:
+            self._skeleton.train(training)
+        return self._skeleton
+
+    def _misfit(self, tree: Iterable[str]) -> ModelError:
+        missing, extra = sorted(set(self._tree_names).difference(tree)), sorted(set(tree).difference(self._tree_names))
+        model = type(self._skeleton).__name__
+        return ModelError(f"parameters do not fit the model {model}: missing {missing}, unknown {extra}")
+
+    def _check(self, skeleton: ClassificationModel) -> None:
+        model = type(skeleton).__name__
+        if self.head_weight not in self.parameter_names:
+            raise ModelError(
+                f"model {model}: head_module is {skeleton.head_module!r}, but there is no such linear layer"
+            )
+        for module in skeleton.classifier_modules:
+            if not _under(self.parameter_names, (module,)):
+                raise ModelError(f"model {model}: classifier_modules names {module!r}, which has no parameters")
+        if not set(self.head_names) <= set(self.classifier_names):
+            raise ModelError(f"model {model}: classifier_modules must contain the head {skeleton.head_module!r}")
+        if any(isinstance(m, _BatchNorm) and m.track_running_stats and m.momentum is None for m in skeleton.modules()):
+            raise ModelError(f"model {model}: batch normalization needs a momentum, a cumulative average has none")
+
+
+def _slots(module: nn.Module, tree: Mapping[str, Tensor]) -> tuple[tuple[dict[str, Any], str, str], ...]:
+    """Every place that holds a tensor of the tree: (dictionary of the owner, key in it, name in the tree)."""
+    names = {id(tensor): name for name, tensor in tree.items()}
+    return tuple(
+        (tensors, key, names[id(tensor)])
+        for owner in module.modules()
+        for tensors in (owner._parameters, owner._buffers)
+        for key, tensor in tensors.items()
+        if id(tensor) in names
+    )
+
+
+def _under(names: Iterable[str], modules: Iterable[str]) -> tuple[str, ...]:
+    """The names that belong to one of the modules."""
+    prefixes = tuple(f"{module}." for module in modules)
+    return tuple(name for name in names if name.startswith(prefixes))
+
+
+def _draws(module: nn.Module) -> bool:
+    """Whether the module draws random numbers in training mode."""
+    if isinstance(module, nn.RNNBase):
+        return module.dropout > 0 and module.num_layers > 1
+    return isinstance(module, _DropoutNd) and module.p > 0
+
+
+def _obstacle(module: nn.Module) -> str:
+    """Why the module cannot be trained under vmap; empty if it can."""
+    kind = type(module).__name__
+    if isinstance(module, nn.RNNBase):
+        return f"{kind} has no batching rule"
+    if isinstance(module, _BatchNorm):
+        return f"{kind} uses batch statistics in training"
+    if _draws(module):
+        return f"{kind} draws random numbers"
+    return ""

@@ -1,0 +1,179 @@
+"""Trees of tensors: how models, server state and client state are held.
+
+A tree is a nested ``dict`` with string keys whose leaves are tensors or plain numbers. A model is the
+flat tree ``{parameter name: tensor}``; a method nests models as it likes (``{"federated": ..., "local": ...}``).
+A leaf's path is its keys joined by ``/``, which therefore cannot be part of a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Tree = dict[str, Any]
+Number = int | float
+
+# MKL picks its kernel, and so the last bit of a product, by the alignment of its operands: every view of a
+# flat buffer starts where a freshly allocated tensor would.
+_ALIGNMENT_BYTES = 64
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (path, leaf) in insertion order."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def from_leaves(pairs: Mapping[str, Any]) -> Tree:
+    """The inverse of :func:`leaves` (for trees without empty dicts, which have no leaves)."""
+    tree: Tree = {}
+    for path, value in pairs.items():
+        *parents, key = path.split("/")
+        node = reduce(lambda inner, name: inner.setdefault(name, {}), parents, tree)
+        node[key] = value
+    return tree
+
+
+def map_leaves(function: Callable[..., Any], tree: Mapping[str, Any], *others: Mapping[str, Any]) -> Tree:
+    """Applies ``function`` to corresponding leaves of trees of one structure."""
+    return {
+        key: map_leaves(function, value, *(other[key] for other in others))
+        if isinstance(value, Mapping)
+        else function(value, *(other[key] for other in others))
+        for key, value in tree.items()
+    }
+
+
+def copy(tree: Mapping[str, Any]) -> Tree:
+    """A tree whose tensors share no memory with ``tree``."""
+    return map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def zeros_like(tree: Mapping[str, Any]) -> Tree:
+    """Zeros of the same shapes and types."""
+    return map_leaves(torch.zeros_like, tree)
+
+
+def interpolate(start: Mapping[str, Any], end: Mapping[str, Any], coefficient: float | Tensor) -> Tree:
+    """``(1 - coefficient) * start + coefficient * end``; exact at 0 and at 1."""
+    return map_leaves(lambda a, b: torch.lerp(a, b, _weight(coefficient, a)), start, end)
+
+
+def add_scaled(tree: Mapping[str, Any], other: Mapping[str, Any], scale: float) -> Tree:
+    """``tree + scale * other``."""
+    return map_leaves(lambda a, b: torch.add(a, b, alpha=scale), tree, other)
+
+
+def subtract(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tree:
+    """``tree - other``."""
+    return map_leaves(torch.sub, tree, other)
+
+
+def inner_product(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tensor:
+    """Euclidean inner product over all leaves; a scalar tensor."""
+    products = map_leaves(lambda a, b: (a * b).sum(), tree, other)
+    return torch.stack([value for _, value in leaves(products)]).sum()
+
+
+def squared_norm(tree: Mapping[str, Any]) -> Tensor:
+    """Squared Euclidean norm over all leaves; a scalar tensor."""
+    return inner_product(tree, tree)
+
+
+def squared_distance(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tensor:
+    """Squared Euclidean distance over all leaves; a scalar tensor."""
+    return squared_norm(subtract(tree, other))
+
+
+def tensors(tree: Mapping[str, Any]) -> list[Tensor]:
+    """The tensor leaves, in order."""
+    return [leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def num_bytes(tree: Mapping[str, Any]) -> int:
+    """Bytes of all tensor leaves: what a transfer of the tree costs (plain numbers count 8)."""
+    return sum(leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 8 for _, leaf in leaves(tree))
+
+
+def to_numpy(tree: Mapping[str, Any]) -> Tree:
+    """Tensors as NumPy arrays, which Ray moves without copying; numbers stay."""
+    return map_leaves(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def from_numpy(tree: Mapping[str, Any], device: torch.device | str = "cpu") -> Tree:
+    """Copies arrays into tensors: arrays out of the object store are read-only views of shared memory."""
+
+    def convert(leaf: Any) -> Any:
+        return torch.tensor(leaf, device=device) if isinstance(leaf, np.ndarray) else leaf
+
+    return map_leaves(convert, tree)
+
+
+def _weight(coefficient: float | Tensor, like: Tensor) -> float | Tensor:
+    return coefficient.to(like.dtype) if isinstance(coefficient, Tensor) else coefficient
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each leaf of a tree of equal-typed tensors lies in one flat buffer.
+
+    Attributes:
+        paths: leaf paths.
+        shapes: leaf shapes.
+        offsets: first element of each leaf; aligned as a fresh allocation is.
+        size: elements of the buffer, padding included.
+        dtype: the leaves' common type.
+    """
+
+    paths: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    offsets: tuple[int, ...]
+    size: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> Layout:
+        """The layout of a tree of tensors.
+
+        Raises:
+            TypeError: when leaves differ in type or are no tensors.
+        """
+        pairs = list(leaves(tree))
+        numbers = [path for path, leaf in pairs if not isinstance(leaf, Tensor)]
+        if numbers:
+            raise TypeError(f"a trained tree holds tensors only, {numbers} are numbers")
+        types = {leaf.dtype for _, leaf in pairs}
+        if len(types) != 1:
+            raise TypeError(f"a trained tree needs leaves of one type, got {sorted(map(str, types))}")
+        dtype = types.pop()
+        step = _ALIGNMENT_BYTES // dtype.itemsize
+        offsets, position = [], 0
+        for _, leaf in pairs:
+            offsets.append(position)
+            position += -(-leaf.numel() // step) * step
+        return cls(tuple(p for p, _ in pairs), tuple(leaf.shape for _, leaf in pairs), tuple(offsets), position, dtype)
+
+    def views(self, flat: Tensor) -> Tree:
+        """The tree whose leaves are views of ``flat`` (of ``size`` elements)."""
+        return from_leaves(
+            {
+                path: flat[offset : offset + shape.numel()].view(shape)
+                for path, shape, offset in zip(self.paths, self.shapes, self.offsets, strict=True)
+            }
+        )
+
+    def pack(self, tree: Mapping[str, Any], device: torch.device | str) -> Tensor:
+        """A fresh flat buffer on ``device`` holding a copy of ``tree``."""
+        flat = torch.zeros(self.size, dtype=self.dtype, device=device)
+        for (_, view), (_, leaf) in zip(leaves(self.views(flat)), leaves(tree), strict=True):
+            view.copy_(leaf)
+        return flat

@@ -1,0 +1,28 @@
+"""What a finished run gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from rayfl.config.schema import ExperimentConfig
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run.
+
+    Attributes:
+        path: the run's folder.
+        config: the resolved configuration.
+        rounds: summaries over clients, schema ``rayfl.tables.ROUNDS_SCHEMA``.
+        clients: one row per client, schema ``rayfl.tables.CLIENTS_SCHEMA``.
+        rounds_completed: rounds done.
+    """
+
+    path: str
+    config: ExperimentConfig
+    rounds: pa.Table
+    clients: pa.Table
+    rounds_completed: int

@@ -1,0 +1,199 @@
+"""The results of a run as two Arrow tables: one row per client, and one row per summary over clients."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayfl.metrics import Statistics, summarize
+
+METRICS = ("loss", "top1", "top5", "ece", "mce")
+
+_KEYS = [
+    ("round", pa.int32()),
+    ("split", pa.string()),
+    ("cohort", pa.string()),
+    ("phase", pa.string()),
+    ("model", pa.string()),
+]
+
+CLIENTS_SCHEMA = pa.schema(
+    [("client", pa.int32()), ("name", pa.string()), *_KEYS, ("n", pa.int64()), *((m, pa.float64()) for m in METRICS)]
+)
+"""One row per round, client, split, cohort, phase and model.
+
+``round`` counts completed rounds. ``cohort`` is ``all`` (every client is evaluated) or ``selected`` (the clients
+sampled in this round). ``phase`` is ``received`` (models as they are before local training) or ``trained`` (right
+after the client's local training). The five metrics are those of the client's whole split.
+"""
+
+ROUNDS_SCHEMA = pa.schema(
+    [
+        *_KEYS,
+        ("selected_on", pa.string()),
+        ("choice", pa.string()),
+        ("clients", pa.int32()),
+        ("n", pa.int64()),
+        *((f"{m}{suffix}", pa.float64()) for m in METRICS for suffix in ("", "_std")),
+        ("top1_worst5", pa.float64()),
+        *((f"pooled_{m}", pa.float64()) for m in METRICS),
+        ("bytes_down", pa.int64()),
+        ("bytes_up", pa.int64()),
+    ]
+)
+"""One row per round, split, cohort, phase and model: mean and population standard deviation over clients.
+
+``top1_worst5`` is the mean of the lowest 5 % of the clients' accuracies, ``pooled_*`` are the metrics of all
+samples together. A row whose model was chosen among a sweep says on what (``selected_on``) and which (``choice``);
+``test`` in ``selected_on`` marks a choice that has seen the test data. Bytes are totals since the start.
+"""
+
+Scores = Mapping[int, Mapping[str, Mapping[str, Statistics]]]
+
+
+class ResultTables:
+    """Collects the rows of a run.
+
+    Args:
+        names: the clients' names.
+        sweep: prefix of the rows among which one is chosen (``lambda``), or None.
+        clients: rows so far.
+        rounds: rows so far.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        sweep: str | None,
+        clients: pa.Table | None = None,
+        rounds: pa.Table | None = None,
+    ) -> None:
+        self._names = names
+        self._sweep = sweep
+        self.clients = clients if clients is not None else CLIENTS_SCHEMA.empty_table()
+        self.rounds = rounds if rounds is not None else ROUNDS_SCHEMA.empty_table()
+
+    def with_rows(self, clients: pa.Table, rounds: pa.Table) -> ResultTables:
+        """The same collector with other rows."""
+        return ResultTables(self._names, self._sweep, clients, rounds)
+
+    def add(self, round: int, cohort: str, phase: str, scores: Scores, traffic: tuple[int, int]) -> list[dict[str, Any]]:
+        """Adds the rows of one evaluation; returns the summary rows.
+
+        Args:
+            round: completed rounds.
+            cohort: ``all`` or ``selected``.
+            phase: ``received`` or ``trained``.
+            scores: statistics by client, split and model.
+            traffic: bytes sent down and up since the start.
+        """
+        rows = [
+            {
+                "client": client,
+                "name": self._names[client],
+                "round": round,
+                "split": split,
+                "cohort": cohort,
+                "phase": phase,
+                "model": model,
+                "n": statistics.n,
+                **{metric: getattr(statistics, metric) for metric in METRICS},
+            }
+            for client in sorted(scores)
+            for split, models in scores[client].items()
+            for model, statistics in models.items()
+            if statistics.n
+        ]
+        if not rows:
+            return []
+        self.clients = _append(self.clients, rows, CLIENTS_SCHEMA)
+        key = {"round": round, "cohort": cohort, "phase": phase}
+        down, up = traffic
+        summaries = [
+            {**key, "bytes_down": down, "bytes_up": up, **summary} for summary in self._summaries(_by_split(scores))
+        ]
+        self.rounds = _append(self.rounds, summaries, ROUNDS_SCHEMA)
+        return summaries
+
+    def _summaries(self, by_split: Mapping[str, Mapping[str, dict[int, Statistics]]]) -> list[dict[str, Any]]:
+        rows = [
+            {"split": split, "model": model, "selected_on": "", "choice": "", **_summary(list(clients.values()))}
+            for split, models in by_split.items()
+            for model, clients in models.items()
+        ]
+        return rows + (self._chosen(by_split) if self._sweep is not None else [])
+
+    def _chosen(self, by_split: Mapping[str, Mapping[str, dict[int, Statistics]]]) -> list[dict[str, Any]]:
+        """Test rows of the sweep's best member: one for all clients, or one for each client."""
+        grids = {
+            split: {name: clients for name, clients in models.items() if name.startswith(f"{self._sweep}=")}
+            for split, models in by_split.items()
+        }
+        test = grids.get("test", {})
+        rows = []
+        for judge in ("validation", "test"):
+            grid = grids.get(judge, {})
+            if not test or not grid:
+                continue
+            best = max(grid, key=lambda name, grid=grid: _mean_top1(grid[name].values()))  # type: ignore[misc]
+            rows.append(self._choice(judge, best, list(test[best].values())))
+            each = {client: _best_of(grid, client, best) for client in next(iter(test.values()))}
+            rows.append(self._choice(f"{judge} per client", "", [test[name][client] for client, name in each.items()]))
+        return rows
+
+    def _choice(self, judge: str, choice: str, statistics: list[Statistics]) -> dict[str, Any]:
+        row = {"split": "test", "model": f"{self._sweep}=best", "selected_on": judge, "choice": choice}
+        return {**row, **_summary(statistics)}
+
+
+def to_parquet(table: pa.Table) -> bytes:
+    """The table as a Parquet file; equal tables give equal bytes."""
+    buffer = io.BytesIO()
+    pq.write_table(table.combine_chunks(), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def from_parquet(data: bytes) -> pa.Table:
+    """The inverse of :func:`to_parquet`."""
+    return pq.read_table(io.BytesIO(data))
+
+
+def _append(table: pa.Table, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    return pa.concat_tables([table, pa.Table.from_pylist(rows, schema=schema)]).combine_chunks()
+
+
+def _by_split(scores: Scores) -> dict[str, dict[str, dict[int, Statistics]]]:
+    """Scores by split, model and client (ascending), without empty splits."""
+    result: dict[str, dict[str, dict[int, Statistics]]] = {}
+    for client in sorted(scores):
+        for split, models in scores[client].items():
+            for model, statistics in models.items():
+                if statistics.n:
+                    result.setdefault(split, {}).setdefault(model, {})[client] = statistics
+    return result
+
+
+def _summary(statistics: list[Statistics]) -> dict[str, Any]:
+    pooled = sum(statistics, Statistics.empty())
+    row: dict[str, Any] = {"clients": len(statistics), "n": pooled.n}
+    for metric in METRICS:
+        summary = summarize(np.array([getattr(s, metric) for s in statistics]))
+        row |= {metric: summary.mean, f"{metric}_std": summary.std, f"pooled_{metric}": getattr(pooled, metric)}
+        if metric == "top1":
+            row["top1_worst5"] = summary.worst5
+    return row
+
+
+def _mean_top1(statistics: Any) -> float:
+    return float(np.mean([s.top1 for s in statistics]))
+
+
+def _best_of(grid: Mapping[str, dict[int, Statistics]], client: int, fallback: str) -> str:
+    """The first of the client's best sweep members; the common best for a client the judging split lacks."""
+    known = [name for name, clients in grid.items() if client in clients]
+    return max(known, key=lambda name: grid[name][client].top1) if known else fallback

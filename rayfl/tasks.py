@@ -1,0 +1,102 @@
+"""What is learned: batches, losses and predictions, as pure functions of a model's tree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rayfl.models.base import Network
+
+Model = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A mini-batch of one client.
+
+    Attributes:
+        x: inputs, shape (b, *input shape).
+        y: labels, int64, shape (b,).
+        mask: None, or 1 for a sample and 0 for padding, shape (b,). The vectorised engine pads the batches
+            of ragged clients; whatever averages over a batch goes through :meth:`mean`.
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None = None
+
+    @property
+    def size(self) -> int | Tensor:
+        """b without the padding."""
+        return self.y.shape[0] if self.mask is None else self.mask.sum()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the samples of ``values``, shape (b,); a scalar."""
+        if self.mask is None:
+            return values.mean()
+        return (values * self.mask).sum() / self.mask.sum()
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model worth a row in the results; several models predict by their mean probability.
+
+    A model may be given as a function that makes it, called when it is scored: a sweep over many models of one
+    client then never holds them all at once.
+    """
+
+    models: tuple[Model | Callable[[], Model], ...]
+
+    @classmethod
+    def of(cls, *models: Model | Callable[[], Model]) -> Predictor:
+        """A predictor from one model or an ensemble."""
+        return cls(models)
+
+    def built(self) -> list[Model]:
+        """The models themselves."""
+        return [model() if callable(model) else model for model in self.models]
+
+
+class Classification:
+    """Classification with cross-entropy.
+
+    Args:
+        network: the stateless network whose tree is trained.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+
+    def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
+        """Logits of shape (b, C). ``training=False`` for a teacher: no dropout, no change of buffers."""
+        return self.network.logits(model, batch.x, training=training)
+
+    def features_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
+        """Features of shape (b, f) and logits of shape (b, C) from one forward pass."""
+        return self.network.features_and_logits(model, batch.x, training=training)
+
+    def loss(self, model: Model, batch: Batch) -> Tensor:
+        """Mean cross-entropy of ``model`` on ``batch``; a scalar."""
+        return self.cross_entropy(self.logits(model, batch), batch)
+
+    def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Mean cross-entropy of given logits; a scalar."""
+        if batch.mask is None:
+            return F.cross_entropy(logits, batch.y)
+        return batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
+
+    def log_probabilities(self, models: Sequence[Model], x: Tensor) -> Tensor:
+        """Log-probabilities of shape (b, C), in evaluation mode; the mean probability of several models."""
+        members = [self.network.logits(model, x, training=False).log_softmax(-1) for model in models]
+        if len(members) == 1:
+            return members[0]
+        return torch.logsumexp(torch.stack(members), 0) - math.log(len(members))
+
+
+Task = Any  # a Classification, or what a test puts in its place: network, loss, log_probabilities

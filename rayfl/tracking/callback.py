@@ -1,0 +1,50 @@
+"""What may listen to a run: progress, TensorBoard, anything a user adds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayfl.config.schema import ExperimentConfig
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known of a run when it starts.
+
+    Attributes:
+        config: the configuration.
+        folder: the run's folder.
+        num_clients: K.
+        rounds_completed: 0, or where an interrupted run continues.
+        hosts: one description per actor.
+    """
+
+    config: ExperimentConfig
+    folder: str
+    num_clients: int
+    rounds_completed: int
+    hosts: Sequence[Mapping[str, Any]]
+
+
+class Callback:
+    """Base of all listeners; each method may be overridden. An exception from one ends the run."""
+
+    def on_start(self, run: RunInfo) -> None:
+        """The actors are up."""
+
+    def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
+        """A round has been trained and aggregated."""
+
+    def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """New summary rows, as in ``rounds.parquet``."""
+
+    def on_commit(self, rounds_completed: int) -> None:
+        """A commit is on storage."""
+
+    def on_failure(self, reason: str, rounds_completed: int) -> None:
+        """An actor died; the run goes on from the commit of ``rounds_completed``."""
+
+    def on_end(self, rounds_completed: int) -> None:
+        """The run is over, finished or not; called exactly once after ``on_start``."""

@@ -1,0 +1,69 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow.compute as pc
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from rayfl.result import Result
+
+
+def final_rows(result: Result) -> list[dict[str, Any]]:
+    """The test rows of all clients after the last evaluation, in the order they were recorded."""
+    field = pc.field
+    rows = result.rounds.filter(
+        (field("cohort") == "all") & (field("split") == "test") & (field("phase") == "received")
+    ).to_pylist()
+    last = max((row["round"] for row in rows), default=0)
+    return [row for row in rows if row["round"] == last]
+
+
+def summary_table(result: Result) -> Table:
+    """Accuracy and calibration of every model: mean +- standard deviation over all clients."""
+    rows = final_rows(result)
+    marked = any("test" in row["selected_on"] for row in rows)
+    table = Table(
+        title=f"Test data of all clients after round {result.rounds_completed}: mean +- std over clients",
+        caption="* chosen on test data, as some papers do: not a fair estimate" if marked else None,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        caption_justify="left",
+    )
+    for heading in ("model", "accuracy %", "worst 5 %", "ECE"):
+        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
+    personalized = _personalized(rows, result)
+    for row in rows:
+        style = "bold" if row is personalized else None
+        table.add_row(
+            _label(row),
+            _spread(row, "top1", 100, 2),
+            f"{100 * row['top1_worst5']:.2f}",
+            _spread(row, "ece", 1, 3),
+            style=style,
+        )
+    return table
+
+
+def _personalized(rows: list[dict[str, Any]], result: Result) -> dict[str, Any] | None:
+    """The row that is the method's personalized model, chosen without test data."""
+    sweep, name = result.config.algorithm.sweep, result.config.algorithm.personalized
+    wanted = f"{sweep}=best" if sweep is not None else name
+    found = [row for row in rows if row["model"] == wanted and row["selected_on"] in ("", "validation")]
+    return found[0] if found else None
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    if not row["selected_on"]:
+        names = {"lambda=0.0": "lambda=0.0 (global)", "lambda=1.0": "lambda=1.0 (local)"}
+        return names.get(row["model"], row["model"])
+    star = " *" if "test" in row["selected_on"] else ""
+    what = row["choice"] or row["model"].removesuffix("=best")
+    return f"{what}, by {row['selected_on']}{star}"
+
+
+def _spread(row: Mapping[str, Any], metric: str, scale: float, digits: int) -> str:
+    return f"{scale * row[metric]:.{digits}f} +- {scale * row[f'{metric}_std']:.{digits}f}"

@@ -1,0 +1,420 @@
+"""What must hold for every method: invariants F1-F10 and F14, over all methods of ``ALGORITHMS``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from actors.host import ClientHost, Job, JobResult
+from actors.pool import InlinePool
+from algorithms.base import Algorithm, Averaging
+from algorithms.fedavg import FedAvg
+from algorithms.fedprox import FedProx
+from algorithms.scaffold import Scaffold
+from algorithms.superfed import SuPerFed
+from rayfl.aggregation import Weighted
+from rayfl.data.federated import Examples, FederatedDataset
+from rayfl.engine.client import Client
+from rayfl.engine.settings import TrainConfig
+from rayfl.models.base import ClassificationModel, Network
+from rayfl.params import Tree, copy, leaves, tensors
+from rayfl.randomness import RandomStreams
+from rayfl.tasks import Classification
+from tests.toys import DoubleNetwork, ListDataset, Toy, assert_close, assert_equal, random_clients, two_layers
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method, and what the framework may expect of it.
+
+    Attributes:
+        algorithm: the method, able to run with momentum.
+        down: models (of all parameters) the server sends to a client of the cohort in a round.
+        up: models a client uploads.
+        private: top-level keys of a client's state.
+        averages: whether the server's model is an average of the clients' models.
+    """
+
+    algorithm: Algorithm
+    down: int = 1
+    up: int = 1
+    private: frozenset[str] = frozenset()
+    averages: bool = True
+
+
+ALGORITHMS = {
+    "fedavg": Case(FedAvg(finetune_epochs=1)),
+    "fedprox": Case(FedProx(proximal_weight=0.1, finetune_epochs=1)),
+    "scaffold": Case(Scaffold(momentum_on_corrected=True), down=2, up=2, private=frozenset({"control"})),
+    "superfed-mm": Case(SuPerFed(mode="mm", start=0.25), private=frozenset({"local"})),
+    "superfed-lm": Case(SuPerFed(mode="lm", start=0.25), private=frozenset({"local"})),
+}
+
+CASES = pytest.mark.parametrize("case", ALGORITHMS.values(), ids=ALGORITHMS.keys())
+SIZES = (9, 12, 6, 10, 7)
+COHORTS = ([0, 2], [1, 2, 4], [0, 4], [2, 3])
+TRAIN = TrainConfig(
+    rounds=len(COHORTS), clients_per_round=3, local_epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01
+)
+
+
+def toy_of(case: Case, double: bool = True, train: TrainConfig = TRAIN, **options: Any) -> Toy:
+    dtype = torch.float64 if double else torch.float32
+    settings = {"dataset": random_clients(SIZES, dtype=dtype), "task": two_layers(double=double), **options}
+    return Toy(case.algorithm, train=train, **settings)
+
+
+def digest(tree: Mapping[Any, Any]) -> str:
+    """A hash of all leaves, to the bit."""
+    total = hashlib.sha256()
+    for path, leaf in leaves({str(key): value for key, value in tree.items()}):
+        content = leaf.numpy().tobytes() if isinstance(leaf, Tensor) else repr(leaf).encode()
+        total.update(path.encode() + content)
+    return total.hexdigest()
+
+
+def vectors(scores: Mapping[int, Mapping[str, Any]]) -> dict[tuple[int, str], list[float]]:
+    """Statistics as plain lists, which compare to the bit."""
+    return {(client, row): found.vector.tolist() for client, rows in scores.items() for row, found in rows.items()}
+
+
+def hosts_of(toy: Toy) -> list[ClientHost]:
+    pool = toy.federation._pool
+    assert isinstance(pool, InlinePool)
+    return pool.hosts
+
+
+@pytest.fixture
+def replies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
+    """Records (client, reply) of every procedure that uploads something."""
+    seen: list[tuple[int, Any]] = []
+    take = ClientHost._take
+
+    def recording(self: ClientHost, job: Job, client: Client, outcome: Any, result: JobResult) -> None:
+        if job.kind != "evaluate":
+            seen.append((client.id, outcome))
+        take(self, job, client, outcome, result)
+
+    monkeypatch.setattr(ClientHost, "_take", recording)
+    return seen
+
+
+def tree_of(reply: Any) -> Tree:
+    return reply.tree if isinstance(reply, Weighted) else reply
+
+
+@dataclass(frozen=True)
+class RelabelledStreams(RandomStreams):
+    """Streams keyed by another id than the client's own.
+
+    Attributes:
+        original: the id that stands for client k at position k.
+    """
+
+    original: tuple[int, ...] = ()
+
+    def _digest(self, name: str, round: int, client: int) -> bytes:
+        return super()._digest(name, round, self.original[client] if client >= 0 else client)
+
+
+AVERAGING = {name: case.algorithm for name, case in ALGORITHMS.items() if isinstance(case.algorithm, Averaging)}
+
+
+@pytest.mark.parametrize("policy", ["samples", "uniform", "population"])
+@pytest.mark.parametrize("algorithm", AVERAGING.values(), ids=AVERAGING.keys())
+def test_inv_f1_weights_sum_to_one(algorithm: Averaging, policy: str, replies: list[tuple[int, Any]]) -> None:
+    algorithm = algorithm.model_copy(update={"aggregation": policy})
+    sizes = np.array(SIZES)
+    for cohort in ([3], [0, 2], [0, 1, 2, 3, 4]):
+        replies.clear()
+        toy = toy_of(Case(algorithm))
+        old = copy(toy.server["model"])
+        rest = algorithm.remainder(old, cohort, toy.federation)
+        new = toy.step(cohort)["model"]
+        contributions = dict(replies) | ({-1: rest} if rest else {})
+        total = sum(reply.weight for reply in contributions.values())
+        shares = {client: reply.weight / total for client, reply in contributions.items()}
+        expected = {
+            "samples": {client: sizes[client] / sizes[cohort].sum() for client in cohort},
+            "uniform": {client: 1 / len(cohort) for client in cohort},
+            "population": {client: sizes[client] / sizes.sum() for client in cohort}
+            | ({-1: 1 - sizes[cohort].sum() / sizes.sum()} if len(cohort) < len(sizes) else {}),
+        }[policy]
+        assert set(shares) == set(expected)
+        assert min(shares.values()) >= 0
+        assert abs(sum(shares.values()) - 1) < 1e-12
+        for client, share in shares.items():
+            assert abs(share - expected[client]) < 1e-12
+        for name, leaf in new.items():
+            mean = sum(share * contributions[client].tree[name] for client, share in shares.items())
+            assert_close(leaf, mean, 1e-12)
+
+
+@CASES
+def test_inv_f2_identical_replies_are_returned_as_they_are(case: Case, replies: list[tuple[int, Any]]) -> None:
+    one = random_clients((9,), dtype=torch.float32).load(0)["train"]
+    streams = RelabelledStreams(0, (0,) * 5)
+    toy = toy_of(case, double=False, dataset=ListDataset([(one.x, one.y)] * 5), streams=streams)
+    before = copy(toy.server["model"])
+    toy.step([0, 1, 2, 3, 4])
+    first = tree_of(replies[0][1])
+    for _, reply in replies:
+        assert_equal(tree_of(reply), first)
+    if case.averages:
+        assert_equal(toy.server["model"], first.get("model", first))
+        assert digest(toy.server["model"]) != digest(before)
+
+
+@CASES
+@pytest.mark.parametrize("idle", [{"local_epochs": 0}, {"lr": 0.0, "weight_decay": 0.0}], ids=["no-epochs", "lr-0"])
+@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+def test_inv_f3_without_training_the_server_keeps_its_model(case: Case, idle: dict[str, Any], mode: str) -> None:
+    toy = toy_of(case, double=False, train=TRAIN.model_copy(update=idle), mode=mode)
+    before = copy(toy.server["model"])
+    for cohort in COHORTS:
+        after = toy.step(cohort)
+        for leaf in tensors(after):
+            assert torch.isfinite(leaf).all()
+        if case.averages:
+            assert_equal(after["model"], before)
+
+
+@CASES
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_inv_f4_states_of_clients_not_sampled_stay(case: Case, hosts: int) -> None:
+    toy = toy_of(case, hosts=hosts)
+    for cohort in (*COHORTS, [1], [3, 4]):
+        before = {client: digest(state) for client, state in toy.states().items()}
+        toy.step(cohort)
+        after = {client: digest(state) for client, state in toy.states().items()}
+        for client in set(range(len(SIZES))) - set(cohort):
+            assert after.get(client) == before.get(client)
+    assert set(toy.states()) == (set(range(len(SIZES))) if case.private else set())
+
+
+class Noisy(ClassificationModel):
+    """A network whose training mode differs from its evaluation mode, and which carries running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 7)
+        self.norm = nn.BatchNorm1d(7)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(7, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.drop(torch.relu(self.norm(self.inner(x))))  # type: ignore[no-any-return]
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+def noisy(case: Case, **options: Any) -> Toy:
+    dataset = random_clients((8, 12, 6, 10, 7))
+    return Toy(case.algorithm, dataset, Classification(DoubleNetwork(Noisy)), TRAIN, **options)
+
+
+@CASES
+@pytest.mark.parametrize("make", [toy_of, noisy])
+def test_inv_f5_evaluation_has_no_side_effects(case: Case, make: Any) -> None:
+    watched, undisturbed = make(case), make(case)
+    for cohort in COHORTS[:3]:
+        assert_equal(watched.step(cohort), undisturbed.step(cohort))
+        assert_equal(watched.states(), undisturbed.states())
+        before = digest(watched.server), digest(watched.states())
+        generators = torch.random.get_rng_state(), np.random.get_state()[1].tolist()
+        for final in (False, True):
+            first, second = watched.scores(final), watched.scores(final)
+            assert set(first) == set(range(len(SIZES)))
+            assert vectors(first) == vectors(second)
+        assert (digest(watched.server), digest(watched.states())) == before
+        assert torch.equal(torch.random.get_rng_state(), generators[0])
+        assert np.random.get_state()[1].tolist() == generators[1]
+
+
+@CASES
+def test_inv_f6_no_aliasing(case: Case, replies: list[tuple[int, Any]]) -> None:
+    disturbed, clean = toy_of(case), toy_of(case)
+    for cohort in COHORTS:
+        clean.step(cohort)
+        replies.clear()
+        disturbed.step(cohort)
+        # what a client sent is the server's only through a copy, and the client's state likewise
+        for _, reply in replies:
+            for leaf in tensors(tree_of(reply)):
+                leaf.fill_(1e6)
+        assert_equal(disturbed.server, clean.server)
+        # a server that writes into its tree reaches neither the clients nor what it sent them
+        kept = copy(disturbed.server)
+        for leaf in tensors(disturbed.server):
+            leaf.fill_(1e6)
+        assert_equal(disturbed.states(), clean.states())
+        disturbed.server = kept
+
+
+@dataclass
+class History:
+    """Everything a run shows to the outside."""
+
+    servers: list[str]
+    states: list[str]
+    trained: list[Any]
+    scores: Any
+    traffic: list[tuple[int, int]]
+
+
+def history(toy: Toy) -> History:
+    seen = History([], [], [], {}, [])
+    for _ in range(TRAIN.rounds):
+        toy.step()
+        seen.servers.append(digest(toy.server))
+        seen.states.append(digest(toy.states()))
+        seen.trained.append(vectors({c: found["test"] for c, found in sorted(toy.federation.trained_scores.items())}))
+        seen.traffic.append((toy.federation.traffic.down, toy.federation.traffic.up))
+    seen.scores = vectors(toy.scores(final=True))
+    return seen
+
+
+@CASES
+@pytest.mark.parametrize("make", [toy_of, noisy])
+def test_inv_f7_history_depends_on_the_seed_alone(case: Case, make: Any) -> None:
+    expected = history(make(case))
+    assert all(expected.trained)
+    assert history(make(case)) == expected
+    for hosts in (2, 3):
+        assert history(make(case, hosts=hosts)) == expected
+    assert history(make(case, seed=1)).servers != expected.servers
+
+
+@CASES
+def test_inv_f7_vectorized_differs_by_rounding_alone(case: Case) -> None:
+    looped, stacked = (toy_of(case, mode=mode) for mode in ("looped", "vectorized"))
+    for cohort in COHORTS:
+        assert_close(looped.step(cohort), stacked.step(cohort))
+        assert_close(looped.states(), stacked.states())
+
+
+@CASES
+def test_inv_f8_replies_hold_no_private_keys(case: Case, replies: list[tuple[int, Any]]) -> None:
+    toy = toy_of(case)
+    names = set(toy.task.network.parameter_names)
+    uploads: set[str] = set()
+    for cohort in COHORTS:
+        toy.step(cohort)
+    for client, reply in replies:
+        paths = [path for path, _ in leaves(tree_of(reply))]
+        assert len(paths) == case.up * len(names), client
+        uploads.update(path.split("/")[-1] for path in paths)
+    assert uploads == names
+    assert {key for state in toy.states().values() for key in state} == set(case.private)
+
+
+@CASES
+def test_inv_f8_shared_keys_are_never_read_from_client_state(case: Case) -> None:
+    poisoned, clean = toy_of(case), toy_of(case)
+    shared = set(clean.server) | set(clean.server["model"]) | {"federated", "global", "received", "trained"}
+    for cohort in COHORTS:
+        assert_equal(poisoned.step(cohort), clean.step(cohort))
+        states = hosts_of(poisoned)[0].states
+        for client, state in states.all().items():
+            poison = {key: copy(clean.server["model"]) for key in shared - case.private}
+            for leaf in tensors(poison):
+                leaf.fill_(1e6)
+            states.replace(client, {**poison, **state}, poisoned.round)
+        for client, state in clean.states().items():
+            for key in case.private:
+                assert_equal(poisoned.states()[client][key], state[key])
+
+
+class Relabelled(FederatedDataset):
+    """The clients of a data set under other ids: client k is the original's client ``original[k]``."""
+
+    def __init__(self, dataset: FederatedDataset, original: Sequence[int]) -> None:
+        self._dataset, self._original = dataset, original
+        self.spec = dataset.spec
+        self.names = tuple(dataset.names[k] for k in original)
+
+    def sizes(self) -> np.ndarray:
+        return self._dataset.sizes()[list(self._original)]
+
+    def load(self, client: int) -> Mapping[str, Examples]:
+        return self._dataset.load(self._original[client])
+
+
+@CASES
+def test_inv_f9_relabelling_clients_permutes_their_results(case: Case) -> None:
+    original = (3, 0, 4, 1, 2)
+    label = {k: original.index(k) for k in range(5)}
+    plain = toy_of(case)
+    streams = RelabelledStreams(0, original)
+    relabelled = toy_of(case, dataset=Relabelled(plain.dataset, original), streams=streams)
+    for cohort in COHORTS:
+        assert_close(plain.step(cohort), relabelled.step(sorted(label[k] for k in cohort)), 1e-12)
+    for client, state in plain.states().items():
+        assert_close(relabelled.states()[label[client]], state, 1e-12)
+    found, expected = relabelled.scores(final=True), plain.scores(final=True)
+    for client, rows in expected.items():
+        assert set(found[label[client]]) == set(rows)
+        for row, statistics in rows.items():
+            assert np.allclose(found[label[client]][row].vector, statistics.vector, rtol=0, atol=1e-10)
+
+
+@CASES
+def test_inv_f10_traffic_is_that_of_the_messages(case: Case) -> None:
+    toy = toy_of(case, double=False, hosts=2)
+    size = 4 * toy.task.network.num_parameters
+    for cohort in COHORTS:
+        toy.step(cohort)
+        assert toy.federation.traffic.down == len(cohort) * case.down * size
+        assert toy.federation.traffic.up == len(cohort) * case.up * size
+    # an evaluation is the simulator's, not a message
+    toy.scores()
+    assert (toy.federation.traffic.down, toy.federation.traffic.up) == (0, 0)
+
+
+@CASES
+def test_inv_f14_mean_accuracy_of_one_model_is_its_pooled_accuracy(case: Case) -> None:
+    dataset = random_clients((8,) * 5)
+    toy = toy_of(case, dataset=dataset)
+    for cohort in COHORTS:
+        toy.step(cohort)
+    parts = [dataset.load(client)["test"] for client in range(5)]
+    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    correct = int((toy.task.network.logits(toy.server["model"], x).argmax(1) == y).sum())
+    rows = [scores["global"] for scores in toy.scores().values()]
+    assert sum(round(row.top1 * row.n) for row in rows) == correct
+    assert abs(float(np.mean([row.top1 for row in rows])) - correct / len(y)) < 1e-12
+    assert 0 < correct < len(y)
+
+
+class Scaled(ClassificationModel):
+    """A network with a constant among its buffers, which the vectorised engine can train."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((5,), 2.0))
+        self.head = nn.Linear(5, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+@CASES
+@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+def test_buffers_are_neither_stepped_nor_decayed(case: Case, mode: str) -> None:
+    task = Classification(Network(Scaled))
+    toy = toy_of(case, double=False, task=task, mode=mode)
+    for cohort in COHORTS:
+        assert torch.equal(toy.step(cohort)["model"]["scale"], torch.full((5,), 2.0))

@@ -1,0 +1,312 @@
+"""SCAFFOLD: invariants SCA, fixture G8, both options, momentum, and the state of clients not sampled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from actors.pool import InlinePool
+from algorithms.fedavg import FedAvg
+from algorithms.scaffold import Scaffold, sum_of_step_weights
+from rayfl.engine.settings import TrainConfig
+from rayfl.errors import ConfigError
+from rayfl.models.base import ClassificationModel
+from rayfl.params import Tree, add_scaled, copy, interpolate, map_leaves
+from rayfl.tasks import Batch, Classification
+from tests.toys import (
+    DoubleNetwork,
+    Quadratic,
+    Toy,
+    assert_close,
+    assert_equal,
+    quadratic_clients,
+    random_clients,
+    two_layers,
+)
+
+SIZES = (9, 12, 6, 10)
+TRAIN = TrainConfig(rounds=4, clients_per_round=2, local_epochs=2, batch_size=4, lr=0.1)
+ONE_STEP = TRAIN.model_copy(update={"local_epochs": 1, "batch_size": None})
+
+
+def toy_of(algorithm: Any, train: TrainConfig = TRAIN, **options: Any) -> Toy:
+    return Toy(algorithm, random_clients(SIZES), two_layers(), train, **options)
+
+
+def quad(algorithm: Any, points: list[float], copies: list[int], start: float = 1.0, **train: Any) -> Toy:
+    settings = {"rounds": 3, "clients_per_round": len(points), "batch_size": None, "lr": 0.1, "local_epochs": 2}
+    return Toy(
+        algorithm, quadratic_clients(points, copies), Quadratic(start=start), TrainConfig(**{**settings, **train})
+    )
+
+
+def gradient_of(toy: Toy, client: int, model: Tree) -> Tree:
+    """The gradient of a client's mean loss over all its samples."""
+    part = toy.dataset.load(client)["train"]
+    point = {name: leaf.clone().requires_grad_() for name, leaf in model.items()}
+    parts = torch.autograd.grad(toy.task.loss(point, Batch(part.x, part.y)), list(point.values()))
+    return dict(zip(point, parts, strict=True))
+
+
+def mean(trees: list[Tree]) -> Tree:
+    return map_leaves(lambda *leaves: torch.stack(leaves).mean(0), *trees)
+
+
+def controls(toy: Toy, clients: range = range(4)) -> list[Tree]:
+    """c_k of all clients; zero for those that never took part."""
+    zero = map_leaves(torch.zeros_like, toy.server["control"])
+    states = toy.states()
+    return [states[client]["control"] if client in states else zero for client in clients]
+
+
+def give_controls(toy: Toy, values: dict[int, Tree]) -> None:
+    """Puts control variates into the states of a federation of one host."""
+    pool = toy.federation._pool
+    assert isinstance(pool, InlinePool)
+    for client, control in values.items():
+        pool.hosts[0].states.replace(client, {"control": control}, 0)
+
+
+@pytest.mark.parametrize("option", ["option2", "option1"])
+def test_inv_sca_1_control_is_the_mean_of_the_clients_controls(option: str) -> None:
+    toy = toy_of(Scaffold(control_update=option))  # type: ignore[arg-type]
+    for cohort in ([0], [1, 3], [0, 1, 2, 3], [2], [0, 3]):
+        toy.step(cohort)
+        assert_close(toy.server["control"], mean(controls(toy)), 1e-12)
+        assert max(float(leaf.abs().max()) for leaf in toy.server["control"].values()) > 1e-3
+
+
+@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+def test_inv_sca_2_round_0_is_fedavg(mode: str) -> None:
+    train = TRAIN.model_copy(update={"weight_decay": 0.01})
+    for cohort in ([0], [3], [0, 2], [0, 1, 2, 3]):
+        corrected, plain = (
+            toy_of(algorithm, train, mode=mode) for algorithm in (Scaffold(), FedAvg(aggregation="uniform"))
+        )
+        assert_equal(corrected.step(cohort)["model"], plain.step(cohort)["model"])
+
+
+def test_inv_sca_3_single_steps_of_everybody_are_distributed_sgd() -> None:
+    toy = toy_of(Scaffold(), ONE_STEP)
+    model = copy(toy.server["model"])
+    for _ in range(4):
+        gradients = [gradient_of(toy, client, model) for client in range(4)]
+        model = add_scaled(model, mean(gradients), -ONE_STEP.lr)
+        assert_close(toy.step([0, 1, 2, 3])["model"], model, 1e-12)
+
+
+def test_inv_sca_4_after_one_step_the_control_is_the_gradient_received() -> None:
+    toy = toy_of(Scaffold(), ONE_STEP)
+    for cohort in ([0, 1], [1, 2], [0, 1, 3]):
+        received = copy(toy.server["model"])
+        toy.step(cohort)
+        for client in cohort:
+            assert_close(controls(toy)[client], gradient_of(toy, client, received), 1e-12)
+
+
+def test_inv_sca_5_fixed_point() -> None:
+    points, average = [0.0, 4.0, 5.0], 3.0
+    for epochs in (1, 2, 7):
+        toy = quad(Scaffold(), points, [1, 1, 1], start=average, local_epochs=epochs)
+        own = {k: {"theta": torch.tensor([average - a], dtype=torch.float64)} for k, a in enumerate(points)}
+        give_controls(toy, own)
+        for _ in range(3):
+            toy.step()
+            assert_close(toy.server["model"]["theta"], torch.tensor([average], dtype=torch.float64), 1e-12)
+            assert_close(toy.server["control"]["theta"], torch.zeros(1, dtype=torch.float64), 1e-12)
+            for client in range(3):
+                assert_close(toy.states()[client]["control"], own[client], 1e-12)
+
+
+def test_inv_sca_5_converges_where_fedavg_with_unequal_steps_does_not() -> None:
+    unequal = {"batch_size": 1, "rounds": 150, "local_epochs": 1}
+    corrected = quad(Scaffold(), [0.0, 4.0], [1, 4], **unequal)
+    plain = quad(FedAvg(aggregation="uniform"), [0.0, 4.0], [1, 4], **unequal)
+    assert abs(float(corrected.run()["model"]["theta"]) - 2) < 1e-8
+    assert abs(float(plain.run()["model"]["theta"]) - 2) > 0.5
+
+
+def test_g8() -> None:
+    toy = quad(Scaffold(), [0.0, 4.0], [1, 1])
+    for model, control, first, second in (
+        (1.19, -0.95, 0.95, -2.85),
+        (1.3439, -0.7695, 1.2255, -2.7645),
+        (1.468559, -0.623295, 1.376455, -2.623045),
+    ):
+        toy.step()
+        found = [toy.server["model"], toy.server["control"], *controls(toy, range(2))]
+        for tree, value in zip(found, (model, control, first, second), strict=True):
+            assert abs(float(tree["theta"]) - value) < 1e-9
+
+
+def test_option1_control_is_the_full_gradient_at_the_received_model() -> None:
+    train = TRAIN.model_copy(update={"weight_decay": 0.01})
+    toy = toy_of(Scaffold(control_update="option1"), train)
+    for cohort in ([0, 1], [1, 3]):
+        received = copy(toy.server["model"])
+        toy.step(cohort)
+        for client in cohort:
+            expected = add_scaled(gradient_of(toy, client, received), received, 0.01)
+            assert_close(controls(toy)[client], expected, 1e-12)
+
+
+def test_options_agree_after_a_single_step_with_weight_decay() -> None:
+    train = ONE_STEP.model_copy(update={"weight_decay": 0.01})
+    first, second = (toy_of(Scaffold(control_update=option), train) for option in ("option1", "option2"))
+    for cohort in ([0, 1], [1, 3], [0, 1, 2, 3]):
+        assert_close(first.step(cohort), second.step(cohort), 1e-12)
+
+
+def test_momentum_is_refused_unless_asked_for() -> None:
+    train = TRAIN.model_copy(update={"momentum": 0.9})
+    toy = toy_of(Scaffold(momentum_on_corrected=True), train)
+    with pytest.raises(ConfigError, match=r"train\.momentum=0.*momentum_on_corrected=true"):
+        Scaffold().check(toy.task, toy.context)
+    Scaffold(momentum_on_corrected=True).check(toy.task, toy.context)
+    Scaffold().check(toy.task, toy_of(Scaffold()).context)
+
+
+def test_sum_of_step_weights() -> None:
+    for momentum in (0.0, 0.5, 0.9):
+        for steps in (1, 2, 7):
+            weights = [sum(momentum**i for i in range(steps - j)) for j in range(steps)]
+            assert abs(sum_of_step_weights(steps, momentum) - sum(weights)) < 1e-10
+            if not momentum:
+                assert sum_of_step_weights(steps, momentum) == steps
+
+
+def test_momentum_applies_to_the_corrected_gradient() -> None:
+    points, eta, momentum, steps = [0.0, 4.0], 0.1, 0.5, 3
+    toy = quad(Scaffold(momentum_on_corrected=True), points, [1, 1], lr=eta, momentum=momentum, local_epochs=steps)
+    model, control, own = 1.0, 0.0, [0.0, 0.0]
+    for _ in range(3):
+        replies, renewed = [], []
+        for client, point in enumerate(points):
+            y, velocity, applied, gradients = model, 0.0, [0.0] * steps, []
+            for step in range(steps):
+                gradients.append(y - point)
+                velocity = momentum * velocity + gradients[-1] - own[client] + control
+                y -= eta * velocity
+                # a gradient is applied again, m times weaker, in every later step
+                applied = [a + (momentum ** (step - j) if j <= step else 0) for j, a in enumerate(applied)]
+            replies.append(y)
+            renewed.append(sum(a * g for a, g in zip(applied, gradients, strict=True)) / sum(applied))
+        model = sum(replies) / 2
+        control += sum(new - old for new, old in zip(renewed, own, strict=True)) / 2
+        own = renewed
+        toy.step()
+        assert abs(float(toy.server["model"]["theta"]) - model) < 1e-12
+        assert abs(float(toy.server["control"]["theta"]) - control) < 1e-12
+        for control_of_client, expected in zip(controls(toy, range(2)), own, strict=True):
+            assert abs(float(control_of_client["theta"]) - expected) < 1e-12
+
+
+def test_sca_1_holds_with_momentum_and_weight_decay() -> None:
+    train = TRAIN.model_copy(update={"momentum": 0.9, "weight_decay": 0.01})
+    toy = toy_of(Scaffold(momentum_on_corrected=True), train)
+    for cohort in ([0], [1, 3], [0, 2]):
+        toy.step(cohort)
+        assert_close(toy.server["control"], mean(controls(toy)), 1e-12)
+
+
+def test_server_lr_steps_towards_the_mean() -> None:
+    full, half = (toy_of(Scaffold(server_lr=rate)) for rate in (1.0, 0.5))
+    start = copy(full.server["model"])
+    end = full.step([0, 1])
+    assert_close(half.step([0, 1])["model"], interpolate(start, end["model"], 0.5), 1e-12)
+    assert_equal(half.server["control"], end["control"])
+
+
+def test_controls_of_clients_not_sampled_persist() -> None:
+    toy = toy_of(Scaffold(), hosts=2)
+    for cohort in ([0, 1], [2, 3], [0, 2], [1, 3]):
+        before = toy.states()
+        toy.step(cohort)
+        after = toy.states()
+        for client, state in before.items():
+            if client in cohort:
+                assert not torch.equal(after[client]["control"]["head.weight"], state["control"]["head.weight"])
+            else:
+                assert_equal(after[client], state)
+        assert set(after) == set(before) | set(cohort)
+
+
+@pytest.mark.parametrize("option", ["option2", "option1"])
+@pytest.mark.parametrize("idle", [{"local_epochs": 0}, {"lr": 0.0}])
+def test_without_a_step_nothing_changes(option: str, idle: dict[str, Any]) -> None:
+    toy = Toy(
+        Scaffold(control_update=option),  # type: ignore[arg-type]
+        random_clients(SIZES, dtype=torch.float32),
+        two_layers(double=False),
+        TRAIN.model_copy(update=idle),
+    )
+    own = {k: map_leaves(lambda leaf, k=k: leaf + k + 1, toy.server["control"]) for k in range(4)}
+    give_controls(toy, own)
+    before = copy(toy.server)
+    for cohort in ([0, 1, 2, 3], [1, 2]):
+        assert_equal(toy.step(cohort), before)
+        for client in range(4):
+            assert_equal(toy.states()[client]["control"], own[client])
+
+
+@pytest.mark.parametrize("option", ["option2", "option1"])
+def test_vectorized_agrees_with_looped(option: str) -> None:
+    train = TRAIN.model_copy(update={"momentum": 0.5, "weight_decay": 0.01})
+    looped, stacked = (
+        toy_of(Scaffold(control_update=option, momentum_on_corrected=True), train, mode=mode)  # type: ignore[arg-type]
+        for mode in ("looped", "vectorized")
+    )
+    for cohort in ([0, 1, 2], [1, 3], [0, 1, 2, 3]):
+        assert_close(looped.step(cohort), stacked.step(cohort))
+    assert_close(looped.states(), stacked.states())
+
+
+class Noisy(ClassificationModel):
+    """A network with running statistics and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(5, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.drop(self.norm(x))  # type: ignore[no-any-return]
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+def noisy(option: str, server_lr: float = 1.0) -> Toy:
+    algorithm = Scaffold(control_update=option, server_lr=server_lr)  # type: ignore[arg-type]
+    return Toy(algorithm, random_clients((8, 12, 6)), Classification(DoubleNetwork(Noisy)), TRAIN)
+
+
+@pytest.mark.parametrize("option", ["option2", "option1"])
+def test_buffers_are_averaged_and_never_corrected(option: str) -> None:
+    toys = [noisy(option, server_lr) for server_lr in (1.0, 0.5)]
+    network = toys[0].task.network
+    plain = Toy(FedAvg(aggregation="uniform"), toys[0].dataset, toys[0].task, TRAIN)
+    plain.step([0, 1])
+    for toy in toys:
+        toy.step([0, 1])
+        assert set(toy.server["control"]) == set(network.parameter_names)
+        assert set(toy.states()[0]["control"]) == set(network.parameter_names)
+        assert set(toy.server["model"]) == set(network.parameter_names) | set(network.buffer_names)
+        for name in network.buffer_names:
+            assert torch.equal(toy.server["model"][name], plain.server["model"][name])
+
+
+def test_option1_with_dropout_is_reproducible() -> None:
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.random.get_rng_state()
+        toy = noisy("option1")
+        toy.run(2)
+        assert torch.equal(torch.random.get_rng_state(), before)
+        states.append(toy.states())
+    assert_equal(*states)

@@ -1,0 +1,80 @@
+"""A small experiment on real data, and what a run of it left on storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayfl.commits import CommitStore
+from rayfl.params import Tree
+from rayfl.storage import Storage
+from tests.toys import assert_equal
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"name": "fedavg", "finetune_epochs": 1},
+    "fedprox": {"name": "fedprox"},
+    "scaffold": {"name": "scaffold"},
+    "superfed-mm": {"name": "superfed", "mode": "mm", "start": 0.25},
+    "superfed-lm": {"name": "superfed", "mode": "lm", "start": 0.25},
+    "floco": {"name": "floco", "simplex_dimension": 3, "assignment_round": 2},
+    "fedphp": {"name": "fedphp", "transfer": "mmd", "transfer_weight": 0.1},
+}
+
+
+def small_experiment(storage: Path, name: str, method: str, **cluster: Any) -> dict[str, Any]:
+    """Six clients of scikit-learn's digits, four rounds of three, all stateful parts in use."""
+    return {
+        "name": name,
+        "storage_path": str(storage),
+        "dataset": {"name": "digits"},
+        "partition": {"name": "classes", "num_clients": 6, "classes_per_client": 2},
+        "model": {"name": "two_nn", "hidden": [12]},
+        "algorithm": METHODS[method],
+        "train": {
+            "rounds": 4,
+            "clients_per_round": 3,
+            "local_epochs": 1,
+            "batch_size": 32,
+            "lr": 0.1,
+            "momentum": 0.0 if method == "scaffold" else 0.5,
+        },
+        "evaluation": {"every": 2},
+        "tracking": {"tensorboard": False},
+        "cluster": cluster,
+    }
+
+
+@dataclass
+class Outcome:
+    """Everything that must be equal to the bit between two runs of one configuration."""
+
+    server: Tree
+    states: dict[str, Tree]
+    rounds: pa.Table
+    clients: pa.Table
+
+
+def outcome(folder: Path) -> Outcome:
+    """Reads a finished run from its folder."""
+    store = CommitStore(Storage(str(folder)))
+    manifest = store.latest()
+    assert manifest is not None
+    states = {str(client): store.read_states(file)[client] for client, file in manifest.states.items()}
+    return Outcome(
+        store.read_server(manifest),
+        states,
+        pq.read_table(folder / "rounds.parquet"),
+        pq.read_table(folder / "clients.parquet"),
+    )
+
+
+def assert_same(left: Outcome, right: Outcome) -> None:
+    """Server model, all client states and both tables are equal to the bit."""
+    assert_equal(left.server, right.server)
+    assert_equal(left.states, right.states)
+    assert left.rounds.equals(right.rounds)
+    assert left.clients.equals(right.clients)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from algorithms.floco import Floco
+from algorithms.registry import Experiment
+from algorithms.superfed import SuPerFed
+from rayfl.config.loading import load_config, preset_names, to_yaml
+from rayfl.errors import ConfigError
+
+MINIMAL = {"dataset": "digits", "partition": {"name": "iid", "num_clients": 4}, "model": "two_nn", "algorithm": "fedavg"}
+
+
+def problems(source: object = None, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(Experiment, source, overrides)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_preset_is_valid_and_survives_a_round_trip_through_yaml(preset: str, tmp_path: Path) -> None:
+    config = load_config(Experiment, preset, [])
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    again = load_config(Experiment, file, [])
+    assert again == config
+    assert again.fingerprint() == config.fingerprint()
+
+
+def test_no_source_is_the_quickstart() -> None:
+    assert load_config(Experiment, None, []) == load_config(Experiment, "quickstart", [])
+
+
+def test_dotted_overrides_change_single_values_and_a_bare_name_replaces_a_section() -> None:
+    config = load_config(
+        Experiment, "mnist-pathological", ["algorithm=floco", "algorithm.radius=0.2", "train.rounds=10", "seed=3"]
+    )
+    assert config.algorithm == Floco(radius=0.2)
+    assert (config.train.rounds, config.train.local_epochs, config.seed) == (10, 10, 3)
+    config = load_config(Experiment, "quickstart", {"algorithm.mode": "lm"})
+    assert isinstance(config.algorithm, SuPerFed)
+    assert (config.algorithm.mode, config.algorithm.start) == ("lm", 0.3)
+
+
+def test_values_are_yaml() -> None:
+    config = load_config(Experiment, MINIMAL, ["train.batch_size=null", "model.hidden=[5, 6]", "evaluation.splits=[test]"])
+    assert config.train.batch_size is None
+    assert config.model.hidden == (5, 6)
+    assert config.evaluation.splits == ("test",)
+
+
+def test_all_problems_are_reported_at_once_with_path_allowed_values_and_nearest_name() -> None:
+    text = problems(
+        "quickstart",
+        "algorithm=flocco",
+        "train.round=3",
+        "train.lr=-1",
+        "evaluation.splits=[tets]",
+        "model.hiden=[3]",
+        "cluster.num_actors=0",
+        "foo=1",
+    )
+    lines = {line.split(":")[0].strip(): line for line in text.splitlines()}
+    assert "preset quickstart" in lines
+    assert "7 problems" in lines["preset quickstart"]
+    assert "did you mean 'floco'?" in lines["algorithm"]
+    assert "superfed" in lines["algorithm"]
+    assert "did you mean 'rounds'?" in lines["train.round"]
+    assert "greater than or equal to 0" in lines["train.lr"]
+    assert "allowed: validation, test" in lines["evaluation.splits.0"]
+    assert "did you mean 'hidden'?" in lines["model.hiden"]
+    assert "auto" in lines["cluster.num_actors"]
+    assert "allowed: algorithm, cluster" in lines["foo"]
+
+
+def test_missing_sections_and_names() -> None:
+    text = problems({"dataset": {}, "model": "two_nn"})
+    assert "algorithm: required" in text
+    assert "dataset: needs a name" in text
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", "", ".hidden", "x" * 101, "a\0b"])
+def test_run_names_cannot_leave_the_storage_path(name: str) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        load_config(Experiment, MINIMAL, {"name": name})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: [1", "not valid YAML"),
+        (b"- 1\n- 2\n", "must be a mapping"),
+        (b"1: 2\n", "must be a mapping"),
+        (b"\xff\xfe\x00", "UTF-8"),
+        (b"!!python/object/apply:os.system ['true']", "not valid YAML"),
+    ],
+)
+def test_unreadable_files_are_named(content: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_bytes(content)
+    text = problems(file)
+    assert str(file) in text
+    assert message in text
+
+
+def test_unknown_presets_and_malformed_overrides() -> None:
+    assert "did you mean 'quickstart'?" in problems("quikstart")
+    assert "must look like" in problems("quickstart", "train.rounds")
+    assert "is a value, not a section" in problems("quickstart", "partition.name.x=1")
+    assert "not valid YAML" in problems("quickstart", "train.rounds=[")
+
+
+def test_the_fingerprint_covers_what_changes_results_and_nothing_else() -> None:
+    base = load_config(Experiment, MINIMAL, [])
+    same = [
+        "name=x",
+        "storage_path=/elsewhere",
+        "cluster.num_actors=3",
+        "storage.commit_every=5",
+        "max_failures=0",
+        "engine.width=4",
+    ]
+    other = ["seed=1", "train.lr=0.2", "model.hidden=[3]", "algorithm=scaffold", "evaluation.every=3", "engine.mode=looped"]
+    assert load_config(Experiment, MINIMAL, same).fingerprint() == base.fingerprint()
+    for override in other:
+        assert load_config(Experiment, MINIMAL, [override]).fingerprint() != base.fingerprint()
+    assert load_config(Experiment, MINIMAL, ["seed=1"]).run_name != base.run_name

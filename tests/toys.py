@@ -1,0 +1,242 @@
+"""Small federated problems with known answers, and an in-process federation to run methods on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from actors.federation import Federation
+from actors.host import ClientHost
+from actors.pool import InlinePool
+from actors.state import ClientStates
+from algorithms.base import Algorithm
+from rayfl.data.federated import Examples, FederatedDataset, InputSpec
+from rayfl.engine.client import RoundContext
+from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.settings import TrainConfig
+from rayfl.models.base import ClassificationModel, Network
+from rayfl.params import Tree
+from rayfl.randomness import RandomStreams
+from rayfl.tasks import Batch, Classification
+
+CPU = torch.device("cpu")
+
+
+class DoubleNetwork(Network):
+    """A network whose initial parameters are float64."""
+
+    def initialize(self, seed: int) -> dict[str, Tensor]:
+        return {name: value.double() for name, value in super().initialize(seed).items()}
+
+
+class SoftmaxRegression(ClassificationModel):
+    """SOFTREG: one linear layer."""
+
+    def __init__(self, inputs: int = 5, classes: int = 3) -> None:
+        super().__init__()
+        self.head = nn.Linear(inputs, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+class TwoLayers(ClassificationModel):
+    """MLP2: two linear layers with ReLU."""
+
+    def __init__(self, inputs: int = 5, hidden: int = 7, classes: int = 3) -> None:
+        super().__init__()
+        self.inner = nn.Linear(inputs, hidden)
+        self.head = nn.Linear(hidden, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.inner(x))
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+class QuadraticNetwork:
+    """Stands in for a network: the tree is one vector ``theta``."""
+
+    parameter_names = ("theta",)
+    buffer_names: tuple[str, ...] = ()
+    layers = (("theta",),)
+    head_names: tuple[str, ...] = ()
+    body_names = ("theta",)
+    vectorizable = True
+    why_not_vectorizable = ""
+    stochastic = False
+
+    def __init__(self, dimension: int, start: float) -> None:
+        self._start = torch.full((dimension,), start, dtype=torch.float64)
+
+    def initialize(self, seed: int) -> dict[str, Tensor]:
+        return {"theta": self._start.clone()}
+
+
+class Quadratic:
+    """QUAD: the loss is half the squared distance of theta to the client's point."""
+
+    def __init__(self, dimension: int = 1, start: float = 1.0) -> None:
+        self.network = QuadraticNetwork(dimension, start)
+
+    def loss(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        return batch.mean(0.5 * ((model["theta"] - batch.x) ** 2).sum(-1))
+
+    def log_probabilities(self, predictor: Any, x: Tensor) -> Tensor:
+        return torch.zeros(x.shape[0], 2, dtype=torch.float64)
+
+
+class ListDataset(FederatedDataset):
+    """Clients given as (x, y) pairs; everything is training data, the test part repeats it."""
+
+    def __init__(self, clients: Sequence[tuple[Tensor, Tensor]], classes: int = 3) -> None:
+        self._clients = list(clients)
+        self.names = tuple(str(i) for i in range(len(clients)))
+        self.spec = InputSpec("image", tuple(clients[0][0].shape[1:]), classes)
+
+    def sizes(self) -> np.ndarray:
+        return np.array([[len(y), 0, len(y)] for _, y in self._clients], dtype=np.int64)
+
+    def load(self, client: int) -> Mapping[str, Examples]:
+        x, y = self._clients[client]
+        return {"train": Examples(x, y), "validation": Examples(x[:0], y[:0]), "test": Examples(x, y)}
+
+
+def quadratic_clients(points: Sequence[float | Sequence[float]], copies: Sequence[int]) -> ListDataset:
+    """QUAD's clients: client k holds ``copies[k]`` copies of its point."""
+    rows = [torch.atleast_1d(torch.tensor(p, dtype=torch.float64)) for p in points]
+    return ListDataset(
+        [(row.repeat(n, 1), torch.zeros(n, dtype=torch.int64)) for row, n in zip(rows, copies, strict=True)], classes=2
+    )
+
+
+def random_clients(
+    sizes: Sequence[int], inputs: int = 5, classes: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> ListDataset:
+    """Clients with Gaussian inputs whose labels follow a linear rule of the client's own."""
+    generator = torch.Generator().manual_seed(seed)
+    clients = []
+    for n in sizes:
+        x = torch.randn(n, inputs, generator=generator, dtype=dtype)
+        rule = torch.randn(inputs, classes, generator=generator, dtype=dtype)
+        clients.append((x, (x @ rule).argmax(1)))
+    return ListDataset(clients, classes)
+
+
+def softmax_regression(inputs: int = 5, classes: int = 3) -> Classification:
+    """SOFTREG in float64."""
+    return Classification(DoubleNetwork(lambda: SoftmaxRegression(inputs, classes)))
+
+
+def two_layers(inputs: int = 5, hidden: int = 7, classes: int = 3, double: bool = True) -> Classification:
+    """MLP2 in float64 (or float32)."""
+    make = DoubleNetwork if double else Network
+    return Classification(make(lambda: TwoLayers(inputs, hidden, classes)))
+
+
+@dataclass
+class Toy:
+    """An experiment in this process, stepped by hand.
+
+    Attributes:
+        algorithm: the method.
+        dataset: the clients.
+        task: what is learned.
+        train: the training section.
+        hosts: number of in-process hosts.
+        mode: looped or vectorized.
+        seed: experiment seed.
+        streams: the random streams, in place of those of ``seed``.
+    """
+
+    algorithm: Algorithm
+    dataset: FederatedDataset
+    task: Any
+    train: TrainConfig
+    hosts: int = 1
+    mode: str = "looped"
+    seed: int = 0
+    streams: RandomStreams | None = None
+    server: Tree = field(init=False)
+    federation: Federation = field(init=False)
+    round: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)
+        k = self.dataset.num_clients
+        self.context = RoundContext(0, self.train.rounds, k, self.train, self.streams or RandomStreams(self.seed))
+        hosts = [
+            ClientHost(
+                self.algorithm,
+                Engine(self.task, CPU, EngineConfig(mode=self.mode, width=8)),  # type: ignore[arg-type]
+                self.dataset,
+                self.context,
+                ClientStates(None, i),
+                batch_size=256,
+            )
+            for i in range(self.hosts)
+        ]
+        self.federation = Federation(InlinePool(hosts), self.context, self.dataset.sizes())
+        self.server = self.algorithm.init(self.task, self.context)
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients sampled in a round, ascending."""
+        k, m = self.dataset.num_clients, self.train.clients_per_round
+        generator = self.context.streams.generator("sampling", round)
+        return sorted(int(c) for c in generator.choice(k, size=min(m, k), replace=False))
+
+    def step(self, cohort: Sequence[int] | None = None) -> Tree:
+        """Runs one round and returns the server's tree."""
+        self.federation.begin_round(self.round, ("test",))
+        chosen = self.cohort(self.round) if cohort is None else list(cohort)
+        self.server = {**self.server, **self.algorithm.round(self.server, chosen, self.federation)}
+        self.round += 1
+        return self.server
+
+    def run(self, rounds: int | None = None) -> Tree:
+        """Runs all (or the given number of) rounds."""
+        for _ in range(self.train.rounds if rounds is None else rounds):
+            self.step()
+        return self.server
+
+    def states(self) -> dict[int, Tree]:
+        """All client states."""
+        return self.federation.held_states()
+
+    def scores(self, final: bool = False, split: str = "test") -> dict[int, dict[str, Any]]:
+        """Statistics by client and model, after the rounds so far."""
+        self.federation.begin_round(max(self.round - 1, 0))
+        return {c: s[split] for c, s in self.federation.evaluate(self.server, ("test",), final).items()}
+
+
+def assert_equal(left: Any, right: Any, path: str = "") -> None:
+    """Two trees are equal to the bit."""
+    if isinstance(left, Mapping):
+        assert isinstance(right, Mapping) and set(left) == set(right), f"{path}: {set(left)} != {set(right)}"
+        for key in left:
+            assert_equal(left[key], right[key], f"{path}/{key}")
+    elif isinstance(left, Tensor):
+        assert torch.equal(left, right), f"{path}: differ by {(left - right).abs().max()}"
+    else:
+        assert left == right, f"{path}: {left} != {right}"
+
+
+def assert_close(left: Any, right: Any, atol: float = 1e-10, path: str = "") -> None:
+    """Two trees differ by at most ``atol``."""
+    if isinstance(left, Mapping):
+        assert set(left) == set(right), f"{path}: {set(left)} != {set(right)}"
+        for key in left:
+            assert_close(left[key], right[key], atol, f"{path}/{key}")
+    elif isinstance(left, Tensor):
+        assert (left - right).abs().max() <= atol, f"{path}: differ by {(left - right).abs().max()}"
+    else:
+        assert abs(left - right) <= atol, f"{path}: {left} != {right}"
