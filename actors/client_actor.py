@@ -15,6 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from actors.building import build_host, pin_threads
 from actors.host import Job, JobResult
 from actors.pool import HostDiedError
+from actors.state import Change
 from algorithms.registry import Experiment
 from rayfl.commits import StoredFile
 from rayfl.errors import RayflError, ResourceError
@@ -69,7 +70,7 @@ class ClientActor:
         return self._host.held_states()
 
     @ray.method(concurrency_group="io")
-    def commit(self, rounds_completed: int) -> tuple[StoredFile, dict[int, int]] | None:
+    def commit(self, rounds_completed: int) -> tuple[StoredFile, dict[int, Change]] | None:
         """See :meth:`ClientHost.commit`."""
         return self._host.commit(rounds_completed)
 

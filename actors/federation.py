@@ -11,6 +11,7 @@ import numpy as np
 from actors.assignment import assign
 from actors.host import Job, JobResult, Scores
 from actors.pool import HostPool
+from actors.state import Change
 from algorithms.base import Procedure
 from rayfl.aggregation import ExactSum, Weighted
 from rayfl.commits import StoredFile
@@ -186,27 +187,27 @@ class Federation:
 
         May run on another thread than the rest: it changes nothing here.
         """
-        newest: dict[int, tuple[int, StoredFile]] = {}
+        newest: dict[int, tuple[Change, StoredFile]] = {}
         for _, written in self._pool.collect(handles):
             if written is None:
                 continue
-            file, rounds = written
-            for client, round in rounds.items():
-                if client not in newest or newest[client][0] < round:
-                    newest[client] = (round, file)
+            file, changes = written
+            for client, change in changes.items():
+                if client not in newest or newest[client][0] < change:
+                    newest[client] = (change, file)
         return {client: file for client, (_, file) in sorted(newest.items())}
 
     def adopt(self, committed: Mapping[int, StoredFile]) -> None:
-        """Takes note of where a finished commit has the states."""
+        """Takes note of where a commit has the states."""
         self._placement.committed = dict(committed)
 
-    def rewind(self, committed: Mapping[int, StoredFile]) -> list[int]:
-        """Back to a commit: dead hosts are replaced, live ones forget; returns the replaced hosts."""
+    def rewind(self) -> list[int]:
+        """Back to the adopted commit: dead hosts are replaced, live ones forget; returns the replaced hosts."""
+        self._placement.home.clear()
         replaced = self._pool.revive()
         living = [host for host in range(self._pool.size) if host not in replaced]
         for _ in self._pool.collect({self._pool.submit(host, "rewind"): host for host in living}):
             pass
-        self._placement = _Placement(committed=dict(committed))
         return replaced
 
     def held_states(self) -> dict[int, Tree]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from actors.state import ClientStates, signature
+from actors.state import Change, ClientStates, signature
 from algorithms.base import Algorithm
 from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite
 from rayfl.commits import StoredFile
@@ -189,7 +189,7 @@ class ClientHost:
         """Gives up the states of clients that move to another host."""
         return self.states.release(clients)
 
-    def commit(self, rounds_completed: int) -> tuple[StoredFile, dict[int, int]] | None:
+    def commit(self, rounds_completed: int) -> tuple[StoredFile, dict[int, Change]] | None:
         """Writes the states that changed before ``rounds_completed``; see :meth:`ClientStates.write`."""
         return self.states.write(rounds_completed)
 

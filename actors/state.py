@@ -88,7 +88,7 @@ class ClientStates:
         """
         with self._lock:
             due = sorted(round for round in self._changed if round < rounds_completed)
-            batches = {round: self._changed.pop(round) for round in due}
+            batches = {round: self._changed[round] for round in due}
         if not batches or self._store is None:
             return None
         states: dict[int, Tree] = {}
@@ -96,7 +96,13 @@ class ClientStates:
         for round, batch in batches.items():
             for client, (moves, state) in batch.items():
                 states[client], changes[client] = state, (round, moves)
-        return self._store.write_states(rounds_completed, self._host, states), changes
+        file = self._store.write_states(rounds_completed, self._host, states)
+        with self._lock:
+            for round, batch in batches.items():
+                # Not what came after a rewind in the meantime.
+                if self._changed.get(round) is batch:
+                    del self._changed[round]
+        return file, changes
 
     def rewind(self) -> None:
         """Forgets everything since and including the last commit: what is needed is restored from storage."""

@@ -117,8 +117,7 @@ class Driver:
             self._recorder.abandon()
             self.progress = self._restored()
             try:
-                committed = self._recorder.manifest.states if self._recorder.manifest is not None else {}
-                self._federation.rewind(committed)
+                self._federation.rewind()
                 break
             except HostDiedError as again:
                 death = again
@@ -128,6 +127,7 @@ class Driver:
     def _restored(self) -> Progress:
         tables = ResultTables(self._parts.dataset.names, self._algorithm.sweep)
         progress = self._recorder.restore(tables)
+        self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})
         if progress is None:
             return Progress(0, self._algorithm.init(self._parts.task, self._parts.context), tables)
         return progress

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from unittest import mock
 
 import ray
+from ray._private import ray_constants
 
 from rayfl.errors import ResourceError
+
+# Ray's own switch for machines where opening ports to the network is unwelcome: its name says Windows and macOS,
+# where it is the default, but it works on Linux too. `_node_ip_address="127.0.0.1"` alone is overruled by Ray.
+_LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+_PROBE_TIMEOUT_S = 10.0
 
 
 @contextmanager
@@ -27,20 +36,72 @@ def ray_session(address: str | None) -> Iterator[None]:
         yield
         return
     target = address or os.environ.get("RAY_ADDRESS")
-    if target and target != "local":
-        try:
-            ray.init(address=target, log_to_driver=False, logging_level=logging.WARNING)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ResourceError(f"no Ray cluster at {target}: {error}") from None
-    else:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            _node_ip_address="127.0.0.1",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
     try:
+        if target and target != "local":
+            _attach(target)
+        else:
+            start_local()
         yield
     finally:
         ray.shutdown()
+
+
+def _attach(target: str) -> None:
+    if "://" in target:
+        raise ResourceError(
+            f"{target} is the address of a Ray Client or dashboard, through which models would crawl: give the "
+            "cluster's own address (host:6379), or submit the run as a Ray job"
+        )
+    host, _, port = target.rpartition(":")
+    if host:
+        _probe(host, port)
+    with _loopback() if host in _LOOPBACK_HOSTS else nullcontext():
+        try:
+            ray.init(address=target, log_to_driver=False, logging_level=logging.WARNING)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ResourceError(
+                f"cannot connect to the Ray cluster at {target}: {error} (one with token authentication needs "
+                "RAY_AUTH_MODE=token and its token in RAY_AUTH_TOKEN or ~/.ray/auth_token)"
+            ) from None
+
+
+def _probe(host: str, port: str) -> None:
+    """Ray itself waits minutes for a cluster that is not there."""
+    try:
+        socket.create_connection((host, int(port)), timeout=_PROBE_TIMEOUT_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ResourceError(
+            f"no Ray cluster at {host}:{port} ({error}); correct cluster.address or RAY_ADDRESS"
+        ) from None
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Lets Ray use 127.0.0.1 as a node's address instead of one that the network can reach."""
+    # Only this variable is put back: Ray leaves others for its processes (the mode of authentication).
+    before = os.environ.get(_LOOPBACK_SWITCH)
+    os.environ[_LOOPBACK_SWITCH] = "0"
+    try:
+        with mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
+            yield
+    finally:
+        if before is None:
+            del os.environ[_LOOPBACK_SWITCH]
+        else:
+            os.environ[_LOOPBACK_SWITCH] = before
+
+
+def start_local(num_cpus: int | None = None) -> None:
+    """Starts a Ray of one node that only this machine can reach.
+
+    Args:
+        num_cpus: CPUs it pretends to have; None: the machine's.
+    """
+    with _loopback():
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )

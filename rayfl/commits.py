@@ -3,7 +3,7 @@
 ``commits/`` holds, by number of completed rounds r:
 
 * ``server-<r>.safetensors``: the server's tree;
-* ``states-<r>-<host>.safetensors``: the states that changed since the commit before, one file a host;
+* ``states-<r>-<host>-<unique>.safetensors``: the states that changed since the commit before, one file a host;
 * ``rounds-<r>.parquet``, ``clients-<r>.parquet``: the tables up to round r, when they grew;
 * ``manifest-<r>.json``: which of these files make up the run after r rounds, with their SHA-256.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,9 +81,14 @@ class CommitStore:
         return self._write(f"server-{rounds_completed:06d}.safetensors", treefile.dumps(tree))
 
     def write_states(self, rounds_completed: int, host: int, states: Mapping[int, Tree]) -> StoredFile:
-        """Stores the states one host changed."""
+        """Stores the states one host changed.
+
+        The name is new each time: a write that a crash elsewhere has made useless may still be under way when the
+        round is done again, and must not touch the files of the second try.
+        """
         tree = {str(client): dict(state) for client, state in sorted(states.items())}
-        return self._write(f"states-{rounds_completed:06d}-{host:04d}.safetensors", treefile.dumps(tree))
+        name = f"states-{rounds_completed:06d}-{host:04d}-{uuid.uuid4().hex[:8]}.safetensors"
+        return self._write(name, treefile.dumps(tree))
 
     def write_table(self, rounds_completed: int, name: str, data: bytes) -> StoredFile:
         """Stores a table."""

@@ -35,11 +35,12 @@ class Limbs:
         high: the sum in units of 2^-20.
         low: the rest of the sum, in units of 2^-72.
         common: the value all summands have in common, NaN where they differ; float32, or float64 where needed.
+            None once they have nothing in common, as is usual after training.
     """
 
     high: Tensor
     low: Tensor
-    common: Tensor
+    common: Tensor | None
 
     @classmethod
     def of(cls, tree: Mapping[str, Any], weight: float) -> Limbs:
@@ -60,7 +61,7 @@ class Limbs:
         scale = float(weight) * 2.0**HIGH_BITS
         product = torch.empty(min(chunk, len(self.high)), dtype=torch.float64, device=device)
         rounded, integers = torch.empty_like(product), torch.empty_like(product, dtype=torch.int64)
-        start = 0
+        start, alike = 0, False
         for _, leaf in sorted_leaves(tree):
             for values in torch.split(_vector(leaf).to(device), chunk):
                 size = len(values)
@@ -70,14 +71,19 @@ class Limbs:
                 self.high[here].add_(limb.copy_(coarse))
                 fine.sub_(coarse).mul_(2.0**_CARRY_BITS).round_()
                 self.low[here].add_(limb.copy_(fine))
-                _keep_common(self.common[here], values)
+                if self.common is not None:
+                    alike |= _keep_common(self.common[here], values)
                 start += size
+        if not alike:
+            self.common = None
 
     def merge(self, other: Limbs) -> None:
         """Adds another sum."""
-        self.high.add_(other.high.to(self.high.device))
-        self.low.add_(other.low.to(self.low.device))
-        _keep_common(self.common, other.common.to(self.common.device))
+        device = self.high.device
+        self.high.add_(other.high.to(device))
+        self.low.add_(other.low.to(device))
+        if self.common is None or other.common is None or not _keep_common(self.common, other.common.to(device)):
+            self.common = None
 
     def carry(self) -> None:
         """Moves what exceeds half a unit of ``high`` out of ``low``; the limbs of a sum are then unique."""
@@ -89,13 +95,16 @@ class Limbs:
         """The sum over ``weight`` in float64; the common value where there is one."""
         self.carry()
         total = self.high.double().mul_(2.0**-HIGH_BITS).add_(self.low.double().mul_(2.0**-_LOW_BITS))
-        return torch.where(self.common.isnan(), total.div_(weight), self.common.double())
+        mean = total.div_(weight)
+        return mean if self.common is None else torch.where(self.common.isnan(), mean, self.common.double())
 
 
-def _keep_common(common: Tensor, values: Tensor) -> None:
-    """Puts NaN where ``values`` are not, bit by bit, what is common so far."""
+def _keep_common(common: Tensor, values: Tensor) -> bool:
+    """Puts NaN where ``values`` are not, bit by bit, what is common so far; whether anything may still be."""
     bits = _BITS[common.dtype]
-    common.masked_fill_(common.view(bits) != values.to(common.dtype).view(bits), math.nan)
+    same = common.view(bits) == values.to(common.dtype).view(bits)
+    torch.where(same, common, common.new_full((), math.nan), out=common)
+    return bool(same.any())
 
 
 def sorted_leaves(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import posixpath
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -57,43 +58,59 @@ class Storage:
         """
         filesystem, base = self._located
         target = posixpath.join(base, path)
-        try:
+        with _reported("write", target):
             if isinstance(filesystem, fs.LocalFileSystem):
                 _write_local(Path(target), data)
             else:
                 with filesystem.open_output_stream(target) as stream:
                     stream.write(data)
-        except OSError as error:
-            raise RunError(f"cannot write {target}: {error.strerror or error}") from error
 
     def read(self, path: str) -> bytes:
         """The content of a file.
 
         Raises:
             FileNotFoundError: when there is none.
+            RunError: when it cannot be read, naming it.
         """
         filesystem, base = self._located
-        with filesystem.open_input_stream(posixpath.join(base, path)) as stream:
+        target = posixpath.join(base, path)
+        with _reported("read", target, FileNotFoundError), filesystem.open_input_stream(target) as stream:
             data: bytes = stream.read()
         return data
 
     def exists(self, path: str) -> bool:
         """Whether there is a file (or folder) of this name."""
         filesystem, base = self._located
-        found: bool = filesystem.get_file_info(posixpath.join(base, path)).type != fs.FileType.NotFound
+        target = posixpath.join(base, path)
+        with _reported("read", target):
+            found: bool = filesystem.get_file_info(target).type != fs.FileType.NotFound
         return found
 
     def names(self, folder: str) -> list[str]:
         """The names of the files in a folder, sorted; empty when there is no such folder."""
         filesystem, base = self._located
-        selector = fs.FileSelector(posixpath.join(base, folder), allow_not_found=True)
-        return sorted(info.base_name for info in filesystem.get_file_info(selector) if info.type == fs.FileType.File)
+        target = posixpath.join(base, folder)
+        with _reported("read", target):
+            infos = filesystem.get_file_info(fs.FileSelector(target, allow_not_found=True))
+        return sorted(info.base_name for info in infos if info.type == fs.FileType.File)
 
     def delete(self, path: str) -> None:
         """Deletes a file; one that is gone already is no error."""
         filesystem, base = self._located
-        with suppress(FileNotFoundError):
-            filesystem.delete_file(posixpath.join(base, path))
+        target = posixpath.join(base, path)
+        with _reported("delete", target), suppress(FileNotFoundError):
+            filesystem.delete_file(target)
+
+
+@contextmanager
+def _reported(action: str, target: str, *passing: type[OSError]) -> Iterator[None]:
+    """Says which file a failure is about; ``passing`` errors stay as they are."""
+    try:
+        yield
+    except passing:
+        raise
+    except OSError as error:
+        raise RunError(f"cannot {action} {target}: {error.strerror or error}") from error
 
 
 def _write_local(target: Path, data: bytes) -> None:

@@ -32,7 +32,9 @@ def test_run_prints_the_table_and_where_everything_is_and_runs_again_at_once(tmp
     for expected in ("global", "lambda=0.5", "by validation", "by test *", "worst 5 %", "ECE", "tensorboard --logdir"):
         assert expected in text
     folder = tmp_path / "tiny"
-    assert {"config.yaml", "rounds.parquet", "clients.parquet", "commits", "rayfl.log"} <= {p.name for p in folder.iterdir()}
+    assert {"config.yaml", "rounds.parquet", "clients.parquet", "commits", "rayfl.log"} <= {
+        p.name for p in folder.iterdir()
+    }
     assert list(folder.glob("events.out.tfevents.*"))
     before = (folder / "clients.parquet").read_bytes()
     code, again = command("run", str(folder / "config.yaml"))
@@ -64,7 +66,10 @@ def test_a_folder_of_another_run_is_refused_naming_the_difference(
         (["run", "partition=natural"], "partition.name"),
         (["run", "dataset={name: leaf, path: nowhere.parquet}", "partition=natural", "holdout={}"], "nowhere.parquet"),
         (["run", "dataset={name: mnist, root: /nowhere}"], "/nowhere"),
-        (["run", "algorithm=floco", "algorithm.simplex_dimension=30", "algorithm.assignment_round=5"], "simplex_dimension"),
+        (
+            ["run", "algorithm=floco", "algorithm.simplex_dimension=30", "algorithm.assignment_round=5"],
+            "simplex_dimension",
+        ),
         (["run", "algorithm=scaffold", "train.momentum=0.5"], "momentum"),
         (["run", "model=char_lstm"], "char_lstm"),
         (["data", "import-leaf", "femnist", "/nowhere"], "/nowhere"),

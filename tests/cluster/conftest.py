@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import pytest
 import ray
 
+from cluster.session import start_local
+
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=8,  # logical: room for one actor per client on any machine
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    start_local(num_cpus=8)  # logical: room for one actor per client on any machine
     yield
     ray.shutdown()

@@ -26,12 +26,12 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def small_experiment(storage: Path, name: str, method: str, **cluster: Any) -> dict[str, Any]:
-    """Six clients of scikit-learn's digits, four rounds of three, all stateful parts in use."""
+    """Five clients of scikit-learn's digits, four rounds of three, all stateful parts in use."""
     return {
         "name": name,
         "storage_path": str(storage),
         "dataset": {"name": "digits"},
-        "partition": {"name": "classes", "num_clients": 6, "classes_per_client": 2},
+        "partition": {"name": "classes", "num_clients": 5, "classes_per_client": 2},
         "model": {"name": "two_nn", "hidden": [12]},
         "algorithm": METHODS[method],
         "train": {

@@ -1,0 +1,132 @@
+"""Requests and models that the tests of the engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rayfl.data.federated import Examples, InputSpec
+from rayfl.engine.batches import plan_batches
+from rayfl.engine.requests import TrainRequest
+from rayfl.models.base import ClassificationModel
+from rayfl.params import Tree
+from rayfl.tasks import Batch, Task
+
+CPU = torch.device("cpu")
+
+
+class SmallCNN(ClassificationModel):
+    """A convolution, pooling and a linear head for (1, 6, 6)."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 5, 3, padding=1)
+        self.head = nn.Linear(5 * 3 * 3, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return nn.functional.max_pool2d(torch.relu(self.conv(x)), 2).flatten(1)
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+class Normalized(ClassificationModel):
+    """Batch normalization between two linear layers, on vectors of 6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 4)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.inner(x)))
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+class Dropping(ClassificationModel):
+    """Dropout between two linear layers, on vectors of 6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 8)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(8, 4)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.dropout(torch.relu(self.inner(x)))
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+class Scaled(ClassificationModel):
+    """A linear layer on inputs divided by a constant that is a buffer, on vectors of 6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((6,), 2.0))
+        self.head = nn.Linear(6, 4)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x / self.scale
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+class Partly(ClassificationModel):
+    """A linear layer, and another one that the forward pass does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(2, 2)
+        self.head = nn.Linear(6, 4)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+def examples(samples: int, spec: InputSpec, seed: int, dtype: torch.dtype = torch.float32) -> Examples:
+    """Random inputs and labels."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, spec.num_classes, (samples,), generator=generator)
+    if spec.kind == "tokens":
+        return Examples(torch.randint(0, spec.vocabulary, (samples, *spec.shape), generator=generator), y)
+    return Examples(torch.rand(samples, *spec.shape, generator=generator, dtype=dtype), y)
+
+
+def cross_entropy(model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+    """The loss of the model alone."""
+    loss: Tensor = task.loss(model, batch)
+    return loss
+
+
+def request(
+    data: Examples,
+    trainable: Tree,
+    objective: Callable[..., Tensor] = cross_entropy,
+    *,
+    client: int = 0,
+    frozen: Mapping[str, Any] | None = None,
+    draws: Mapping[str, Any] | None = None,
+    batch_size: int | None = 10,
+    epochs: int = 2,
+    lr: float = 0.05,
+    momentum: float = 0.9,
+    weight_decay: float = 1e-4,
+) -> TrainRequest:
+    """A local update with the usual hyper-parameters."""
+    plan = plan_batches(len(data), batch_size, epochs, np.random.default_rng(client))
+    return TrainRequest(
+        client, data, trainable, frozen, objective, draws, plan, lr, momentum, weight_decay, seed=1000 + client
+    )

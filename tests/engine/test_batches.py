@@ -1,0 +1,48 @@
+"""Which samples make which mini-batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayfl.engine.batches import num_steps, plan_batches
+
+SAMPLES, SIZES, EPOCHS = st.integers(0, 60), st.one_of(st.none(), st.integers(1, 70)), st.integers(0, 4)
+
+
+@given(SAMPLES, SIZES, EPOCHS)
+def test_every_epoch_visits_every_sample_once(samples: int, size: int | None, epochs: int) -> None:
+    plan = plan_batches(samples, size, epochs, np.random.default_rng(0))
+    batches = plan.batches(torch.device("cpu"))
+    assert len(batches) == plan.steps == num_steps(samples, size, epochs)
+    per_epoch = num_steps(samples, size, 1)
+    for epoch in range(epochs if samples else 0):
+        mine = batches[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(torch.cat(mine).tolist()) == list(range(samples))
+        full = size or samples
+        assert [len(batch) for batch in mine[:-1]] == [full] * (per_epoch - 1)
+        assert len(mine[-1]) == samples - full * (per_epoch - 1)
+
+
+@pytest.mark.parametrize(
+    ("samples", "size", "epochs", "steps"),
+    [(10, 3, 1, 4), (10, 3, 5, 20), (9, 3, 2, 6), (10, None, 3, 3), (3, 10, 2, 2), (0, 3, 2, 0), (0, None, 2, 0)],
+)
+def test_the_last_partial_batch_counts(samples: int, size: int | None, epochs: int, steps: int) -> None:
+    assert num_steps(samples, size, epochs) == steps
+
+
+def test_epochs_are_shuffled_anew_and_a_longer_plan_begins_like_a_shorter_one() -> None:
+    short = plan_batches(20, 6, 2, np.random.default_rng(3))
+    long = plan_batches(20, 6, 3, np.random.default_rng(3))
+    assert torch.equal(long.order[:40], short.order)
+    assert not torch.equal(short.order[:20], short.order[20:])
+
+
+def test_the_order_does_not_depend_on_the_batch_size() -> None:
+    plans = [plan_batches(20, size, 2, np.random.default_rng(3)) for size in (1, 6, None)]
+    assert torch.equal(plans[0].order, plans[1].order)
+    assert torch.equal(plans[0].order, plans[2].order)

@@ -1,0 +1,176 @@
+"""Trees of tensors and their flat layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rayfl.params import (
+    Layout,
+    add_scaled,
+    copy,
+    from_leaves,
+    from_numpy,
+    inner_product,
+    interpolate,
+    leaves,
+    map_leaves,
+    num_bytes,
+    squared_distance,
+    squared_norm,
+    subtract,
+    tensors,
+    to_numpy,
+    zeros_like,
+)
+from tests.toys import assert_equal
+
+KEYS = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), max_size=4)
+SHAPES = st.lists(st.integers(0, 5), max_size=3)
+
+
+@st.composite
+def tensors_of(draw: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    shape = draw(SHAPES)
+    seed = draw(st.integers(0, 2**32))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def trees(leaf: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Non-empty trees without empty branches."""
+    branch = lambda inner: st.dictionaries(KEYS, inner, min_size=1, max_size=4)  # noqa: E731
+    return branch(st.recursive(leaf, branch, max_leaves=6))
+
+
+@given(trees(st.integers()))
+def test_from_leaves_inverts_leaves(tree: dict[str, Any]) -> None:
+    back = from_leaves(dict(leaves(tree)))
+    assert back == tree
+    assert list(leaves(back)) == list(leaves(tree))
+
+
+@given(trees(tensors_of()))
+def test_a_copy_shares_no_memory(tree: dict[str, Any]) -> None:
+    twin = copy(tree)
+    assert_equal(twin, tree)
+    originals = {leaf.data_ptr() for leaf in tensors(tree) if leaf.numel()}
+    for leaf in tensors(twin):
+        assert leaf.data_ptr() not in originals
+        leaf.fill_(7.0)
+    assert not any((leaf == 7.0).any() for leaf in tensors(tree))
+
+
+def test_a_copy_keeps_numbers_and_leaves_the_graph() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    twin = copy({"a": {"w": weight * 2}, "n": 3})
+    assert twin["n"] == 3
+    assert not twin["a"]["w"].requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_interpolation_is_exact_at_both_ends(dtype: torch.dtype, as_tensor: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.logspace(-30, 6, 500, dtype=torch.float64)
+    start = {"w": (torch.randn(500, generator=generator, dtype=torch.float64) * scale).to(dtype)}
+    end = {"w": (torch.randn(500, generator=generator, dtype=torch.float64) * scale.flip(0)).to(dtype)}
+    at = [torch.tensor(c, dtype=torch.float64) if as_tensor else c for c in (0.0, 1.0, 0.25)]
+    assert_equal(interpolate(start, end, at[0]), start)
+    assert_equal(interpolate(start, end, at[1]), end)
+    middle = interpolate(start, end, at[2])["w"]
+    assert middle.dtype == dtype
+    torch.testing.assert_close(middle, 0.75 * start["w"] + 0.25 * end["w"])
+
+
+def test_arithmetic_goes_leaf_by_leaf() -> None:
+    left = {"a": torch.tensor([1.0, 2.0]), "b": {"c": torch.tensor([[3.0]])}}
+    right = {"a": torch.tensor([4.0, -1.0]), "b": {"c": torch.tensor([[0.5]])}}
+    assert_equal(subtract(left, right), {"a": torch.tensor([-3.0, 3.0]), "b": {"c": torch.tensor([[2.5]])}})
+    assert_equal(add_scaled(left, right, 2.0), {"a": torch.tensor([9.0, 0.0]), "b": {"c": torch.tensor([[4.0]])}})
+    assert inner_product(left, right) == 1 * 4 - 2 * 1 + 3 * 0.5
+    assert squared_norm(left) == 14
+    assert squared_distance(left, right) == 9 + 9 + 6.25
+    assert_equal(zeros_like(left), {"a": torch.zeros(2), "b": {"c": torch.zeros(1, 1)}})
+    assert num_bytes({**left, "n": 1.5}) == 12 + 8
+
+
+def test_corresponding_leaves_are_found_by_name_not_by_order() -> None:
+    left, right = {"a": torch.tensor(1.0), "b": torch.tensor(10.0)}, {"b": torch.tensor(2.0), "a": torch.tensor(3.0)}
+    assert_equal(subtract(left, right), {"a": torch.tensor(-2.0), "b": torch.tensor(8.0)})
+    with pytest.raises(KeyError):
+        map_leaves(torch.sub, left, {"a": torch.tensor(0.0)})
+
+
+@settings(max_examples=50)
+@given(trees(tensors_of()))
+def test_arrays_and_back_is_a_copy(tree: dict[str, Any]) -> None:
+    arrays = to_numpy(tree)
+    for _, array in leaves(arrays):
+        array.flags.writeable = False
+    back = from_numpy(arrays)
+    assert_equal(back, tree)
+    for (_, leaf), (_, array) in zip(leaves(back), leaves(arrays), strict=True):
+        assert not np.shares_memory(leaf.numpy(), array)
+        leaf.fill_(7.0)
+    assert not any((leaf == 7.0).any() for leaf in tensors(tree))
+
+
+def test_arrays_keep_types_and_numbers() -> None:
+    tree = {"double": torch.tensor(0.1, dtype=torch.float64), "index": torch.tensor([1, 2]), "n": 3, "f": 0.5}
+    back = from_numpy(to_numpy(tree))
+    assert_equal(back, tree)
+    assert {k: v.dtype for k, v in back.items() if isinstance(v, Tensor)} == {
+        "double": torch.float64,
+        "index": torch.int64,
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(data=st.data())
+def test_every_view_of_a_buffer_is_aligned_and_pack_and_views_are_inverse(dtype: torch.dtype, data: Any) -> None:
+    tree = data.draw(trees(tensors_of(dtype)))
+    layout = Layout.of(tree)
+    flat = layout.pack(tree, "cpu")
+    views = layout.views(flat)
+    assert flat.numel() == layout.size
+    assert_equal(views, tree)
+    assert list(dict(leaves(views))) == list(dict(leaves(tree)))
+    assert flat.data_ptr() % 64 == 0
+    occupied = torch.zeros(layout.size, dtype=torch.int64)
+    for view, offset in zip(tensors(views), layout.offsets, strict=True):
+        if view.numel():
+            assert (view.data_ptr() - flat.data_ptr()) % 64 == 0
+        occupied[offset : offset + view.numel()] += 1
+    assert (occupied <= 1).all()
+    assert int(occupied.sum()) == sum(leaf.numel() for leaf in tensors(tree))
+
+
+def test_a_packed_buffer_is_a_copy_moved_through_its_views() -> None:
+    tree = {"w": torch.ones(3, 2).t(), "b": torch.zeros(2)}
+    layout = Layout.of(tree)
+    flat = layout.pack(tree, "cpu")
+    flat.add_(1.0)
+    assert_equal(layout.views(flat), {"w": torch.full((2, 3), 2.0), "b": torch.ones(2)})
+    assert_equal(tree, {"w": torch.ones(2, 3), "b": torch.zeros(2)})
+
+
+def test_equal_layouts_are_equal_and_hash_alike() -> None:
+    one, other = (Layout.of({"w": torch.zeros(2, 3), "b": torch.zeros(k)}) for k in (3, 4))
+    assert one == Layout.of({"w": torch.ones(2, 3), "b": torch.ones(3)})
+    assert hash(one) == hash(Layout.of({"w": torch.ones(2, 3), "b": torch.ones(3)}))
+    assert one != other
+
+
+def test_trees_that_cannot_be_trained_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"float32.*float64"):
+        Layout.of({"a": torch.zeros(1), "b": torch.zeros(1, dtype=torch.float64)})
+    with pytest.raises(TypeError, match="'n'"):
+        Layout.of({"a": torch.zeros(1), "n": 3})
+    with pytest.raises(TypeError):
+        Layout.of({})
