@@ -24,7 +24,6 @@ from rayfl.params import Tree
 _PING_TIMEOUT_S = 60.0
 
 
-@ray.remote(concurrency_groups={"io": 1})
 class ClientActor:
     """A :class:`ClientHost` in a process of its own.
 
@@ -86,6 +85,9 @@ class ClientActor:
             "vectorized": engine.vectorized,
             "note": engine.note,
         }
+
+
+_RemoteClientActor: Any = ray.remote(concurrency_groups={"io": 1})(ClientActor)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
@@ -167,12 +169,12 @@ class RayPool:
 
     def _start(self, host: int) -> Any:
         options = self._options
-        actor = ClientActor.options(num_cpus=options.num_cpus, num_gpus=options.num_gpus)
+        actor = _RemoteClientActor.options(num_cpus=options.num_cpus, num_gpus=options.num_gpus)
         return actor.remote(self._config, host, options.device)
 
     def _describe(self, hosts: Sequence[int]) -> list[dict[str, Any]]:
         pings = [self._actors[host].describe.remote() for host in hosts]
-        ready, missing = ray.wait(pings, num_returns=len(pings), timeout=self._options.timeout_s) if pings else ([], [])
+        missing = ray.wait(pings, num_returns=len(pings), timeout=self._options.timeout_s)[1] if pings else []
         if missing:
             options = self._options
             raise ResourceError(
@@ -184,7 +186,7 @@ class RayPool:
 
 
 def _available() -> str:
-    free = ray.available_resources()
+    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     return f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
 
 

@@ -178,9 +178,7 @@ class Federation:
 
     def start_commit(self, rounds_completed: int) -> dict[Any, int]:
         """Has every host write its changed states, while the next round may already run."""
-        return {
-            self._pool.submit(host, "commit", rounds_completed): host for host in range(self._pool.size)
-        }
+        return {self._pool.submit(host, "commit", rounds_completed): host for host in range(self._pool.size)}
 
     def finish_commit(self, handles: Mapping[Any, int]) -> dict[int, StoredFile]:
         """Waits for a commit started earlier; returns the files of the states it wrote, by client.

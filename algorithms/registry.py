@@ -5,10 +5,8 @@ from __future__ import annotations
 from algorithms.base import Algorithm
 from algorithms.fedavg import FedAvg
 from algorithms.fedphp import FedPHP
-
 from algorithms.fedprox import FedProx
 from algorithms.floco import Floco
-
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
 from rayfl.config.schema import experiment_schema

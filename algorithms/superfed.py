@@ -12,21 +12,15 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, setting
+from algorithms.cosine import squared_cosine
 from algorithms.proximity import penalty
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
-from rayfl.params import Tree, inner_product, interpolate, squared_norm
+from rayfl.params import Tree, interpolate
 from rayfl.tasks import Batch, Model, Predictor, Task
 
-_TINY = 1e-12
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
 """Mixing coefficients that are evaluated."""
-
-
-def squared_cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
-    """cos^2 of the angle between two models, over all their parameters as one vector; a scalar."""
-    product = inner_product(first, second)
-    return product * product / (squared_norm(first) * squared_norm(second)).clamp_min(_TINY)
 
 
 class SuPerFed(Averaging):
@@ -44,7 +38,7 @@ class SuPerFed(Averaging):
     lambda = 0 (global), 0.1, ..., 1 (local).
 
     Where the official code deviates (a proximity of unsquared norms, an offset in the cosine, an evaluation that
-    takes the best lambda of each client on test data) the paper is followed; see docs/methods.
+    takes the best lambda of each client on test data) the paper is followed.
 
     References:
         Hahn, Jeong, Lee: Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022, Algorithm 1

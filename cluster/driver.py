@@ -10,7 +10,7 @@ from actors.pool import HostDiedError
 from cluster.recorder import Progress, Recorder
 from rayfl.errors import RunError
 from rayfl.experiment import Parts
-from rayfl.tables import ResultTables
+from rayfl.tables import ResultTables, Scores
 from rayfl.tracking.callback import Callback
 
 
@@ -89,7 +89,7 @@ class Driver:
             before.bytes_up + traffic.up,
         )
 
-    def _record(self, cohort: str, phase: str, scores: object, progress: Progress) -> None:
+    def _record(self, cohort: str, phase: str, scores: Scores, progress: Progress) -> None:
         rows = progress.tables.add(
             progress.rounds_completed, cohort, phase, scores, (progress.bytes_down, progress.bytes_up)
         )

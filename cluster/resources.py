@@ -37,10 +37,8 @@ def plan_actors(config: ClusterConfig, resources: Mapping[str, float], num_clien
     slots = math.floor(cpus / cpu_share + 1e-9) if cpu_share else num_clients
     if device == "cuda":
         slots = min(slots, math.floor(gpus) * config.actors_per_gpu)
-    if pinned:
-        wanted = num_clients
-    else:
-        wanted = min(slots, num_clients) if config.num_actors == "auto" else config.num_actors
+    automatic = num_clients if pinned else min(slots, num_clients)
+    wanted = automatic if config.num_actors == "auto" else config.num_actors
     if wanted < 1 or wanted > slots:
         raise ResourceError(
             f"{max(wanted, 1)} actors with {cpu_share:g} CPUs and {gpu_share:g} GPUs each do not fit: the cluster has "

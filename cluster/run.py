@@ -74,9 +74,7 @@ def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> 
     return Result(parts.storage.uri, config, tables.rounds, tables.clients, progress.rounds_completed)
 
 
-def _continue(
-    parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]
-) -> Progress:
+def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]) -> Progress:
     with _pool(parts) as pool, _log_file(parts):
         federation = Federation(pool, parts.context, sizes, pinned=parts.config.cluster.clients_per_actor == 1)
         listeners = [*callbacks, *_tracking(parts)]
@@ -112,7 +110,8 @@ def _pool(parts: Parts) -> Iterator[HostPool]:
             yield InlinePool([build_host(config, 0, device)])
         return
     with ray_session(config.cluster.address):
-        options = plan_actors(config.cluster, ray.cluster_resources(), parts.dataset.num_clients)
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        options = plan_actors(config.cluster, resources, parts.dataset.num_clients)
         pool = RayPool(config.model_dump(mode="json"), options)
         try:
             yield pool

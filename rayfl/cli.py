@@ -43,7 +43,9 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the trace
 
 @app.command()
 def run(
-    config: Annotated[str | None, typer.Argument(help="A preset or a YAML file; the preset quickstart if left out.")] = None,
+    config: Annotated[
+        str | None, typer.Argument(help="A preset or a YAML file; the preset quickstart if left out.")
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Run an experiment; the same command continues one that was interrupted."""
@@ -111,7 +113,9 @@ def show(
 def import_leaf(
     kind: Annotated[Literal["femnist", "shakespeare"], typer.Argument(help="Which LEAF data set.")],
     source: Annotated[Path, typer.Argument(help="LEAF's folder with train/ and test/, each full of JSON files.")],
-    out: Annotated[Path | None, typer.Option(help="Parquet file to write; default <kind>.parquet in RAYFL_DATA.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Parquet file to write; default <kind>.parquet in RAYFL_DATA.")
+    ] = None,
 ) -> None:
     """Turn LEAF's JSON files into one Parquet file, checked and sorted by client."""
     from rayfl.data.leaf import import_leaf as convert
@@ -121,13 +125,13 @@ def import_leaf(
     for warning in report.warnings:
         _err.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     samples = ", ".join(f"{n:,} {split}" for split, n in report.samples.items())
-    _out.print(f"{report.clients:,} clients, {samples} samples -> {report.destination}", highlight=False, soft_wrap=True)
+    _out.print(
+        f"{report.clients:,} clients, {samples} samples -> {report.destination}", highlight=False, soft_wrap=True
+    )
 
 
 @data_app.command("stats")
-def stats(
-    config: Annotated[str, typer.Argument(help="A preset or a YAML file.")], overrides: Overrides = None
-) -> None:
+def stats(config: Annotated[str, typer.Argument(help="A preset or a YAML file.")], overrides: Overrides = None) -> None:
     """Describe the clients of a configuration: how many, how large, which labels."""
     from rayfl.data.stats import dataset_stats
     from rayfl.experiment import Parts
@@ -144,7 +148,8 @@ def _load(config: str | None, overrides: list[str] | None) -> Any:
 
     extra = list(overrides or [])
     if config is not None and "=" in config:
-        config, extra = None, [config, *extra]
+        extra.insert(0, config)
+        config = None
     return load_config(Experiment, config, extra)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Tree = dict[str, Any]
@@ -80,8 +81,7 @@ def subtract(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tree:
 
 def inner_product(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tensor:
     """Euclidean inner product over all leaves; a scalar tensor."""
-    products = map_leaves(lambda a, b: (a * b).sum(), tree, other)
-    return torch.stack([value for _, value in leaves(products)]).sum()
+    return _total(map_leaves(lambda a, b: torch.dot(a.flatten(), b.flatten()), tree, other))
 
 
 def squared_norm(tree: Mapping[str, Any]) -> Tensor:
@@ -91,7 +91,12 @@ def squared_norm(tree: Mapping[str, Any]) -> Tensor:
 
 def squared_distance(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tensor:
     """Squared Euclidean distance over all leaves; a scalar tensor."""
-    return squared_norm(subtract(tree, other))
+    # One pass forward and one backward; writing it with subtractions and products takes five.
+    return _total(map_leaves(lambda a, b: F.mse_loss(a, b, reduction="sum"), tree, other))
+
+
+def _total(tree: Mapping[str, Any]) -> Tensor:
+    return torch.stack([value for _, value in leaves(tree)]).sum()
 
 
 def tensors(tree: Mapping[str, Any]) -> list[Tensor]:

@@ -82,7 +82,9 @@ class ResultTables:
         """The same collector with other rows."""
         return ResultTables(self._names, self._sweep, clients, rounds)
 
-    def add(self, round: int, cohort: str, phase: str, scores: Scores, traffic: tuple[int, int]) -> list[dict[str, Any]]:
+    def add(
+        self, round: int, cohort: str, phase: str, scores: Scores, traffic: tuple[int, int]
+    ) -> list[dict[str, Any]]:
         """Adds the rows of one evaluation; returns the summary rows.
 
         Args:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import pyarrow.parquet as pq
+import pytest
 from typer.testing import CliRunner
 
 import rayfl.cli
@@ -125,10 +126,9 @@ def test_import_leaf_and_stats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for split, count in (("train", 4), ("test", 2)):
         folder = tmp_path / "leaf" / split
         folder.mkdir(parents=True)
-        pixels = [[i / 255] * 784 for i in range(count)]
-        (folder / "a.json").write_text(
-            f'{{"users": ["w1"], "num_samples": [{count}], "user_data": {{"w1": {{"x": {pixels}, "y": {[1] * count}}}}}}}'
-        )
+        data = {"x": [[i / 255] * 784 for i in range(count)], "y": [1] * count}
+        content = {"users": ["w1"], "num_samples": [count], "user_data": {"w1": data}}
+        (folder / "a.json").write_text(json.dumps(content))
     code, text = command("data", "import-leaf", "femnist", str(tmp_path / "leaf"))
     assert code == 0
     assert "1 clients" in text

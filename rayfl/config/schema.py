@@ -89,16 +89,14 @@ class ExperimentConfig(_Section):
     partition: Partition = Field(
         default_factory=NaturalPartition, description="how samples are divided among clients; natural: by the source"
     )
-    holdout: HoldoutConfig = Field(
-        default_factory=HoldoutConfig, description="each client's validation and test share"
-    )
+    holdout: HoldoutConfig = Field(default_factory=HoldoutConfig, description="each client's validation and test share")
     model: ModelConfig = Field(description="the network")
-    train: TrainConfig = Field(default_factory=TrainConfig, description="rounds, cohort, local SGD")
-    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="what is measured")
-    engine: EngineConfig = Field(default_factory=EngineConfig, description="how local updates are executed")
-    cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="which processes run the clients")
-    storage: StorageConfig = Field(default_factory=StorageConfig, description="commits")
-    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="TensorBoard")
+    train: TrainConfig = Field(default=TrainConfig(), description="rounds, cohort, local SGD")
+    evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="what is measured")
+    engine: EngineConfig = Field(default=EngineConfig(), description="how local updates are executed")
+    cluster: ClusterConfig = Field(default=ClusterConfig(), description="which processes run the clients")
+    storage: StorageConfig = Field(default=StorageConfig(), description="commits")
+    tracking: TrackingConfig = Field(default=TrackingConfig(), description="TensorBoard")
     max_failures: int = Field(
         3, ge=-1, description="how many times the run rewinds to its last commit after a crash of actors; -1: endlessly"
     )
@@ -125,6 +123,9 @@ def experiment_schema(algorithms: Sequence[type[BaseModel]]) -> type[ExperimentC
         algorithms: method classes, told apart by their literal field ``name``.
     """
     union: Any = Union[tuple(algorithms)]  # noqa: UP007
-    field = (Annotated[union, Field(discriminator="name")], Field(description="the method and its hyper-parameters"))
+    field: Any = (
+        Annotated[union, Field(discriminator="name")],
+        Field(description="the method and its hyper-parameters"),
+    )
     schema: type[ExperimentConfig] = create_model("Experiment", __base__=ExperimentConfig, algorithm=field)
     return schema

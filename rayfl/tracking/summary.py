@@ -59,7 +59,7 @@ def _personalized(rows: list[dict[str, Any]], result: Result) -> dict[str, Any] 
 def _label(row: Mapping[str, Any]) -> str:
     if not row["selected_on"]:
         names = {"lambda=0.0": "lambda=0.0 (global)", "lambda=1.0": "lambda=1.0 (local)"}
-        return names.get(row["model"], row["model"])
+        return names.get(row["model"], str(row["model"]))
     star = " *" if "test" in row["selected_on"] else ""
     what = row["choice"] or row["model"].removesuffix("=best")
     return f"{what}, by {row['selected_on']}{star}"

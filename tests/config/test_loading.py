@@ -10,7 +10,12 @@ from algorithms.superfed import SuPerFed
 from rayfl.config.loading import load_config, preset_names, to_yaml
 from rayfl.errors import ConfigError
 
-MINIMAL = {"dataset": "digits", "partition": {"name": "iid", "num_clients": 4}, "model": "two_nn", "algorithm": "fedavg"}
+MINIMAL = {
+    "dataset": "digits",
+    "partition": {"name": "iid", "num_clients": 4},
+    "model": "two_nn",
+    "algorithm": "fedavg",
+}
 
 
 def problems(source: object = None, *overrides: str) -> str:
@@ -45,7 +50,9 @@ def test_dotted_overrides_change_single_values_and_a_bare_name_replaces_a_sectio
 
 
 def test_values_are_yaml() -> None:
-    config = load_config(Experiment, MINIMAL, ["train.batch_size=null", "model.hidden=[5, 6]", "evaluation.splits=[test]"])
+    config = load_config(
+        Experiment, MINIMAL, ["train.batch_size=null", "model.hidden=[5, 6]", "evaluation.splits=[test]"]
+    )
     assert config.train.batch_size is None
     assert config.model.hidden == (5, 6)
     assert config.evaluation.splits == ("test",)
@@ -122,7 +129,14 @@ def test_the_fingerprint_covers_what_changes_results_and_nothing_else() -> None:
         "max_failures=0",
         "engine.width=4",
     ]
-    other = ["seed=1", "train.lr=0.2", "model.hidden=[3]", "algorithm=scaffold", "evaluation.every=3", "engine.mode=looped"]
+    other = [
+        "seed=1",
+        "train.lr=0.2",
+        "model.hidden=[3]",
+        "algorithm=scaffold",
+        "evaluation.every=3",
+        "engine.mode=looped",
+    ]
     assert load_config(Experiment, MINIMAL, same).fingerprint() == base.fingerprint()
     for override in other:
         assert load_config(Experiment, MINIMAL, [override]).fingerprint() != base.fingerprint()

@@ -1,0 +1,182 @@
+"""Assignment, moving states between hosts, commits and rewinds, with hosts in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from actors.federation import Federation
+from actors.host import ClientHost, Job
+from actors.pool import InlinePool
+from actors.state import ClientStates
+from algorithms.base import Averaging
+from rayfl.aggregation import Weighted
+from rayfl.commits import CommitStore
+from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.settings import TrainConfig
+from rayfl.errors import ClientError
+from rayfl.params import Tree, to_numpy
+from rayfl.randomness import RandomStreams
+from rayfl.storage import Storage
+from tests.toys import CPU, assert_equal, random_clients, softmax_regression
+
+
+class Counting(Averaging):
+    """Counts a client's visits in its state; misbehaves on request."""
+
+    name: Literal["counting"] = "counting"
+
+    async def local_update(self, client: Client, model: Tree, how: str = "well") -> Weighted:
+        client.state["visits"] = client.state.get("visits", 0) + 1
+        client.state["mark"] = torch.full((2,), float(client.id))
+        if how == "raise":
+            raise RuntimeError("no such thing")
+        if how == "diverge":
+            return Weighted({name: value / 0 for name, value in model.items()}, client.num_samples)
+        if how == "spoil state":
+            client.state["mark"] = torch.tensor([float("nan")])
+        trained = await client.train(model, self.objective)
+        return self.weighted(client, trained)
+
+    async def visits(self, client: Client) -> Tree:
+        return {"visits": float(client.state.get("visits", 0))}
+
+
+class World:
+    """Six clients on some hosts with a commit store."""
+
+    def __init__(self, folder: Path, hosts: int) -> None:
+        self.dataset = random_clients([5, 9, 30, 4, 12, 20])
+        self.task = softmax_regression()
+        train = TrainConfig(rounds=5, clients_per_round=3, local_epochs=1, batch_size=4, lr=0.1)
+        self.context = RoundContext(0, 5, 6, train, RandomStreams(0))
+        self.algorithm = Counting()
+        store = CommitStore(Storage(str(folder)))
+        self.hosts = [
+            ClientHost(
+                self.algorithm,
+                Engine(self.task, CPU, EngineConfig()),
+                self.dataset,
+                self.context,
+                ClientStates(store, number),
+                64,
+            )
+            for number in range(hosts)
+        ]
+        self.federation = Federation(InlinePool(self.hosts), self.context, self.dataset.sizes())
+        self.model = self.task.network.initialize(0)
+
+    def train(self, round: int, cohort: list[int], how: dict[int, str] | None = None) -> Tree:
+        self.federation.begin_round(round)
+        payloads = {client: {"how": word} for client, word in (how or {}).items()}
+        return self.federation.mean(self.algorithm.local_update, cohort, {"model": self.model}, payloads)
+
+    def visits(self) -> dict[int, float]:
+        values = self.federation.map(self.algorithm.visits, range(6), {})
+        return {client: value["visits"] for client, value in values.items()}
+
+
+def test_states_follow_their_clients_from_host_to_host(tmp_path: Path) -> None:
+    world = World(tmp_path, 3)
+    for round, cohort in enumerate(([0, 1, 2], [2, 3, 4], [2, 5], [0, 2], [1, 2, 3, 4, 5])):
+        world.train(round, cohort)
+    assert world.visits() == {0: 2, 1: 2, 2: 5, 3: 2, 4: 2, 5: 2}
+    held = [set(host.states.all()) for host in world.hosts]
+    assert set.union(*held) == {0, 1, 2, 3, 4, 5}
+    assert sum(map(len, held)) == 6  # nobody is in two places
+
+
+@pytest.mark.parametrize("how", ["raise", "diverge", "spoil state"])
+def test_a_failed_client_is_named_and_its_state_is_as_it_was(how: str, tmp_path: Path) -> None:
+    world = World(tmp_path, 1)
+    world.train(0, [2])
+    before = world.federation.held_states()[2]
+    with pytest.raises(ClientError, match="client 2, round 1, local_update"):
+        world.train(1, [2], {2: how})
+    assert_equal(world.federation.held_states()[2], before)
+    assert before["visits"] == 1
+
+
+def test_a_diverged_client_is_told_what_to_try(tmp_path: Path) -> None:
+    with pytest.raises(ClientError, match="non-finite.*nothing of it entered the aggregate"):
+        World(tmp_path, 1).train(0, [1, 4], {4: "diverge"})
+
+
+def test_a_procedure_that_is_averaged_must_return_weighted(tmp_path: Path) -> None:
+    world = World(tmp_path, 1)
+    with pytest.raises(ClientError, match="must return Weighted"):
+        world.federation.mean(world.algorithm.visits, [0], {})
+
+
+def test_commit_rewind_and_go_on(tmp_path: Path) -> None:
+    world = World(tmp_path, 2)
+    federation = world.federation
+    world.train(0, [0, 1, 2])
+    world.train(1, [2, 3])
+    committed = federation.finish_commit(federation.start_commit(2))
+    assert set(committed) == {0, 1, 2, 3}
+    federation.adopt(committed)
+    states = federation.held_states()
+    world.train(2, [0, 2, 5])
+    federation.rewind()
+    assert federation.held_states() == {}
+    assert world.visits() == {0: 1, 1: 1, 2: 2, 3: 1, 4: 0, 5: 0}
+    assert_equal(federation.held_states(), states)
+
+
+def test_a_commit_leaves_out_what_the_round_after_it_has_changed(tmp_path: Path) -> None:
+    world = World(tmp_path, 1)
+    federation = world.federation
+    world.train(0, [0, 1])
+    world.train(1, [1, 2])
+    first = federation.finish_commit(federation.start_commit(1))
+    assert set(first) == {0, 1}
+    federation.adopt(first)
+    second = federation.finish_commit(federation.start_commit(2))
+    assert set(second) == {1, 2}
+    federation.adopt(first)
+    federation.rewind()
+    assert world.visits() == {0: 1, 1: 1, 2: 0, 3: 0, 4: 0, 5: 0}
+
+
+def test_the_newest_of_two_hosts_states_is_committed(tmp_path: Path) -> None:
+    world = World(tmp_path, 2)
+    federation = world.federation
+    for round in range(3):  # client 2 is the largest: with others it moves between the hosts
+        world.train(round, [[2], [2, 5, 4, 1], [0, 1, 2, 3, 4, 5]][round])
+    federation.adopt(federation.finish_commit(federation.start_commit(3)))
+    federation.rewind()
+    assert world.visits()[2] == 3
+
+
+def test_scoring_changes_no_state_and_published_models_are_scored_on_request(tmp_path: Path) -> None:
+    world = World(tmp_path, 2)
+    world.train(0, [0, 1])
+    before = world.federation.held_states()
+    scores = world.federation.evaluate({"model": world.model}, ("test",), final=True)
+    assert list(scores) == [0, 1, 2, 3, 4, 5]
+    assert scores[2]["test"]["global"].n == 30
+    assert_equal(world.federation.held_states(), before)
+
+
+def test_one_host_per_client_never_mixes(tmp_path: Path) -> None:
+    world = World(tmp_path, 6)
+    federation = Federation(InlinePool(world.hosts), world.context, world.dataset.sizes(), pinned=True)
+    federation.begin_round(0)
+    federation.mean(world.algorithm.local_update, [1, 4, 5], {"model": world.model})
+    assert [list(host.states.all()) for host in world.hosts] == [[], [1], [], [], [4], [5]]
+
+
+def test_unknown_states_are_restored_once(tmp_path: Path) -> None:
+    world = World(tmp_path, 1)
+    world.train(0, [3])
+    committed = world.federation.finish_commit(world.federation.start_commit(1))
+    host = world.hosts[0]
+    host.rewind()
+    job: dict[str, Any] = {"procedure": "visits", "kind": "map", "round": 1, "clients": (3,), "committed": committed}
+    assert host.run(Job(**job), to_numpy({})).values[3]["visits"] == 1
+    assert host.run(Job(**(job | {"committed": {}})), to_numpy({})).values[3]["visits"] == 1

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from cluster.resources import plan_actors
+from rayfl.config.schema import ClusterConfig
+from rayfl.errors import ConfigError, ResourceError
+
+
+def plan(config: dict[str, object], clients: int = 20, **resources: float) -> tuple[int, float, float, str]:
+    options = plan_actors(ClusterConfig.model_validate(config), resources, clients)
+    return options.count, options.num_cpus, options.num_gpus, options.device
+
+
+def test_as_many_actors_as_cpus_but_no_more_than_clients() -> None:
+    assert plan({}, CPU=8) == (8, 1.0, 0.0, "cpu")
+    assert plan({}, clients=3, CPU=8) == (3, 1.0, 0.0, "cpu")
+    assert plan({"cpus_per_actor": 2}, CPU=8) == (4, 2.0, 0.0, "cpu")
+    assert plan({"cpus_per_actor": 0.5}, CPU=2) == (4, 0.5, 0.0, "cpu")
+
+
+def test_gpus_are_shared_in_equal_parts() -> None:
+    assert plan({}, CPU=16, GPU=2) == (2, 1.0, 1.0, "cuda")
+    assert plan({"actors_per_gpu": 4}, CPU=16, GPU=2) == (8, 1.0, 0.25, "cuda")
+    assert plan({"actors_per_gpu": 4}, CPU=3, GPU=2) == (3, 1.0, 0.25, "cuda")
+    assert plan({"device": "cpu"}, CPU=4, GPU=2) == (4, 1.0, 0.0, "cpu")
+
+
+def test_one_actor_per_client_shares_the_cpus() -> None:
+    count, cpus, _, _ = plan({"clients_per_actor": 1}, clients=30, CPU=2)
+    assert count == 30
+    assert 0 < cpus * 30 <= 2
+    assert plan({"clients_per_actor": 1}, clients=3, CPU=8) == (3, 1.0, 0.0, "cpu")
+
+
+def test_what_does_not_fit_is_refused_with_numbers() -> None:
+    with pytest.raises(ResourceError, match=r"9 actors with 1 CPUs.*8 CPUs and 0 GPUs, room for 8"):
+        plan({"num_actors": 9}, CPU=8)
+    with pytest.raises(ResourceError, match="no GPU"):
+        plan({"device": "cuda"}, CPU=8)
+    with pytest.raises(ResourceError, match="room for 0"):
+        plan({"cpus_per_actor": 4}, CPU=2)
+    with pytest.raises(ResourceError, match=r"20 actors.*room for 8"):
+        plan({"clients_per_actor": 1, "actors_per_gpu": 4}, CPU=64, GPU=2)
+    with pytest.raises(ConfigError, match="drop one of the two"):
+        plan({"clients_per_actor": 1, "num_actors": 2}, CPU=8)
