@@ -20,7 +20,7 @@ def squared_cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) ->
     Autograd through the three inner products would read the models three times as often.
     """
     left, right = tensors(first), tensors(second)
-    result: Tensor = _SquaredCosine.apply(len(left), *left, *right)[0]  # type: ignore[no-untyped-call]
+    result: Tensor = _SquaredCosine.apply(len(left), *left, *right)[0]
     return result
 
 

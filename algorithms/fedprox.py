@@ -16,7 +16,9 @@ from rayfl.tasks import Batch, Predictor, Task
 
 
 class FedProx(FineTuned):
-    """FedProx: federated averaging whose clients minimise
+    """FedProx: federated averaging with a proximal term that holds local models near the received one.
+
+    Clients minimise
 
         CE + mu/2 ||theta - w||^2
 

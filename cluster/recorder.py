@@ -71,7 +71,10 @@ class Recorder:
         federation: Federation,
         handles: Mapping[Any, int],
     ) -> Manifest:
-        files = {name: self._write_table(rounds, name, table) for name, table in tables.items()}
+        grown = {name: to_parquet(table) for name, table in tables.items() if self._has_grown(name, table)}
+        for name, data in grown.items():
+            self._written[name] = (tables[name].num_rows, self._store.write_table(rounds, name, data))
+        files = {name: file for name, (_, file) in sorted(self._written.items())}
         stored = self._store.write_server(rounds, server)
         states = dict(self.manifest.states) if self.manifest is not None else {}
         states.update(federation.finish_commit(handles))
@@ -85,18 +88,16 @@ class Recorder:
         )
         self._store.write_manifest(manifest)
         self._store.collect(self.keep_commits)
-        self._publish(tables)
+        self._publish(grown)
         return manifest
 
-    def _write_table(self, rounds: int, name: str, table: Any) -> StoredFile:
-        """Writes a table again only when it has grown."""
-        if name not in self._written or self._written[name][0] != table.num_rows:
-            self._written[name] = (table.num_rows, self._store.write_table(rounds, name, to_parquet(table)))
-        return self._written[name][1]
+    def _has_grown(self, name: str, table: Any) -> bool:
+        return name not in self._written or self._written[name][0] != table.num_rows
 
-    def _publish(self, tables: Mapping[str, Any]) -> None:
-        for name, table in tables.items():
-            self.storage.write(f"{name}.parquet", to_parquet(table))
+    def _publish(self, tables: Mapping[str, bytes]) -> None:
+        """Puts tables where users look for them, as of the last commit."""
+        for name, data in tables.items():
+            self.storage.write(f"{name}.parquet", data)
 
     def finish(self, federation: Federation) -> int | None:
         """Waits for the commit under way; returns its number of rounds, None when there is none.
@@ -120,9 +121,11 @@ class Recorder:
     def restore(self, tables: ResultTables) -> Progress | None:
         """The progress of the last commit, None when there is none; ``tables`` gives names and sweep."""
         self.manifest = self._store.latest()
+        self._written = {}
         if self.manifest is None:
             return None
-        found = {name: from_parquet(self._store.read(file)) for name, file in self.manifest.tables.items()}
+        contents = {name: self._store.read(file) for name, file in self.manifest.tables.items()}
+        found = {name: from_parquet(data) for name, data in contents.items()}
         self._written = {name: (found[name].num_rows, file) for name, file in self.manifest.tables.items()}
         progress = Progress(
             self.manifest.rounds_completed,
@@ -130,7 +133,7 @@ class Recorder:
             tables.with_rows(found["clients"], found["rounds"]),
             **self.manifest.counters,
         )
-        self._publish(found)
+        self._publish(contents)
         return progress
 
     def close(self) -> None:

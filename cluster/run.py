@@ -106,8 +106,7 @@ def _pool(parts: Parts) -> Iterator[HostPool]:
     config = parts.config
     if config.cluster.backend == "inline":
         with _threads(config.cluster.threads_per_actor):
-            device = "cuda" if config.cluster.device == "cuda" else "cpu"
-            yield InlinePool([build_host(config, 0, device)])
+            yield InlinePool([build_host(config, 0, _inline_device(config.cluster.device))])
         return
     with ray_session(config.cluster.address):
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
@@ -117,6 +116,13 @@ def _pool(parts: Parts) -> Iterator[HostPool]:
             yield pool
         finally:
             pool.close()
+
+
+def _inline_device(wanted: str) -> str:
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise ResourceError("cluster.device is cuda, but this process sees no GPU; set cluster.device=auto or cpu")
+    return "cuda" if available and wanted != "cpu" else "cpu"
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from rayfl.models.zoo import ModelConfig
 def catalog(methods: dict[str, type[BaseModel]]) -> dict[str, list[tuple[str, str]]]:
     """By kind, the names a configuration may use and what each is."""
     return {
-        "algorithms": [(name, _first_line(method)) for name, method in sorted(methods.items())],
+        "algorithms": [(name, _first_sentence(method)) for name, method in sorted(methods.items())],
         "datasets": _union(DatasetConfig),
         "partitions": _union(Partition),
         "models": _union(ModelConfig),
@@ -60,11 +60,12 @@ def _literals(annotation: Any) -> list[Any]:
 
 def _union(annotation: Any) -> list[tuple[str, str]]:
     members = get_args(get_args(annotation)[0])
-    return sorted((member.model_fields["name"].default, _first_line(member)) for member in members)
+    return sorted((member.model_fields["name"].default, _first_sentence(member)) for member in members)
 
 
-def _first_line(model: type[BaseModel]) -> str:
-    return (inspect.getdoc(model) or "").partition("\n")[0]
+def _first_sentence(model: type[BaseModel]) -> str:
+    paragraph = (inspect.getdoc(model) or "").partition("\n\n")[0]
+    return " ".join(paragraph.split())
 
 
 def _preset_line(name: str) -> str:

@@ -25,6 +25,7 @@ app.add_typer(data_app, name="data")
 
 _out = Console(soft_wrap=False)
 _err = Console(stderr=True)
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Dotted overrides, for instance algorithm=floco train.rounds=10.")
@@ -54,7 +55,11 @@ def run(
     from rayfl.tracking.summary import summary_table
 
     settings = _load(config, overrides)
-    result = run_config(settings, callbacks=[ConsoleProgress(_out)])
+    try:
+        result = run_config(settings, callbacks=[ConsoleProgress(_out)])
+    except KeyboardInterrupt:
+        _err.print("interrupted; the same command continues from the last commit", markup=False)
+        raise typer.Exit(_INTERRUPTED) from None
     _out.print(summary_table(result))
     folder, root = result.path, settings.storage_path
     _out.print(
@@ -154,7 +159,7 @@ def _load(config: str | None, overrides: list[str] | None) -> Any:
 
 
 def main() -> None:
-    """Entry point: user errors end with one message and exit status 2, an interrupt with 130."""
+    """Entry point: an error that the user can mend ends with one message and exit status 2."""
     try:
         app(standalone_mode=True)
     except RayflError as error:
@@ -162,6 +167,3 @@ def main() -> None:
             raise
         _err.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True, style="red")
         sys.exit(2)
-    except KeyboardInterrupt:
-        _err.print("interrupted; the same command continues from the last commit", markup=False)
-        sys.exit(130)

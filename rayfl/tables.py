@@ -166,7 +166,7 @@ def from_parquet(data: bytes) -> pa.Table:
 
 
 def _append(table: pa.Table, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    return pa.concat_tables([table, pa.Table.from_pylist(rows, schema=schema)]).combine_chunks()
+    return pa.concat_tables([table, pa.Table.from_pylist(rows, schema=schema)])
 
 
 def _by_split(scores: Scores) -> dict[str, dict[str, dict[int, Statistics]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +63,22 @@ class Predictor:
         return [model() if callable(model) else model for model in self.models]
 
 
+class Task(Protocol):
+    """What methods and engine need of that which is learned; see :class:`Classification`."""
+
+    network: Network
+
+    def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor: ...
+
+    def features_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]: ...
+
+    def loss(self, model: Model, batch: Batch) -> Tensor: ...
+
+    def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor: ...
+
+    def log_probabilities(self, models: Sequence[Model], x: Tensor) -> Tensor: ...
+
+
 class Classification:
     """Classification with cross-entropy.
 
@@ -97,6 +113,3 @@ class Classification:
         if len(members) == 1:
             return members[0]
         return torch.logsumexp(torch.stack(members), 0) - math.log(len(members))
-
-
-Task = Any  # a Classification, or what a test puts in its place: network, loss, log_probabilities

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-import rayfl.cli
 from rayfl.cli import app, main
+from rayfl.commits import CommitStore
+from rayfl.storage import Storage
 
 TINY = [
     "dataset=digits",
@@ -94,15 +97,27 @@ def test_what_a_user_can_mend_is_one_message_before_any_actor_starts(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(**_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rayfl.cli, "app", interrupted)
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 130
-    assert "continues from the last commit" in capsys.readouterr().err
+def test_an_interrupted_run_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
+    arguments = [*TINY, f"storage_path={tmp_path}", "name=tiny", "train.rounds=60"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "rayfl", "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    commits = CommitStore(Storage(str(tmp_path / "tiny")))
+    while started.poll() is None:
+        latest = commits.latest()
+        if latest is not None and latest.rounds_completed >= 3:
+            break
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    _, errors = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "the same command continues from the last commit" in errors
+    assert "Traceback" not in errors
+    stopped = commits.latest()
+    assert stopped is not None
+    code, text = command("run", *arguments)
+    assert code == 0
+    assert f"continues after round {stopped.rounds_completed}" in text
 
 
 def test_list_and_show() -> None:

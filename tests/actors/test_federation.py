@@ -102,7 +102,7 @@ def test_a_failed_client_is_named_and_its_state_is_as_it_was(how: str, tmp_path:
 
 
 def test_a_diverged_client_is_told_what_to_try(tmp_path: Path) -> None:
-    with pytest.raises(ClientError, match="non-finite.*nothing of it entered the aggregate"):
+    with pytest.raises(ClientError, match=r"non-finite.*nothing of it entered the aggregate"):
         World(tmp_path, 1).train(0, [1, 4], {4: "diverge"})
 
 
