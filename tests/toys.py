@@ -63,6 +63,23 @@ class TwoLayers(ClassificationModel):
         return self.head(features)  # type: ignore[no-any-return]
 
 
+class NormalizedLayers(ClassificationModel):
+    """MLP2 with running statistics among its buffers, and with dropout if asked."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 7)
+        self.norm = nn.BatchNorm1d(7)
+        self.drop = nn.Dropout(dropout)
+        self.head = nn.Linear(7, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.drop(torch.relu(self.norm(self.inner(x))))  # type: ignore[no-any-return]
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
 class QuadraticNetwork:
     """Stands in for a network: the tree is one vector ``theta``."""
 
@@ -141,6 +158,11 @@ def two_layers(inputs: int = 5, hidden: int = 7, classes: int = 3, double: bool 
     """MLP2 in float64 (or float32)."""
     make = DoubleNetwork if double else Network
     return Classification(make(lambda: TwoLayers(inputs, hidden, classes)))
+
+
+def normalized_layers(dropout: float = 0.0) -> Classification:
+    """MLP2 with batch normalization (and dropout) in float64."""
+    return Classification(DoubleNetwork(lambda: NormalizedLayers(dropout)))
 
 
 @dataclass

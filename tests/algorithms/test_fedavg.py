@@ -5,24 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from algorithms.fedavg import FedAvg
 from rayfl.data.federated import Examples
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
-from rayfl.models.base import ClassificationModel
 from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams
-from rayfl.tasks import Classification
 from tests.toys import (
-    DoubleNetwork,
     ListDataset,
     Quadratic,
     Toy,
     assert_close,
     assert_equal,
+    normalized_layers,
     quadratic_clients,
     random_clients,
     softmax_regression,
@@ -40,26 +38,6 @@ def alone(toy: Toy, client: int) -> Tree:
     """What one client uploads in the first round: the mean of one client is its model bit for bit."""
     single = Toy(FedAvg(), toy.dataset, toy.task, toy.train)
     return single.step([client])["model"]  # type: ignore[no-any-return]
-
-
-class Normalised(ClassificationModel):
-    """A network with running statistics, which a training pass records in its buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(5, 7)
-        self.norm = nn.BatchNorm1d(7)
-        self.head = nn.Linear(7, 3)
-
-    def features(self, x: Tensor) -> Tensor:
-        return torch.relu(self.norm(self.inner(x)))
-
-    def classify(self, features: Tensor) -> Tensor:
-        return self.head(features)  # type: ignore[no-any-return]
-
-
-def normalised() -> Classification:
-    return Classification(DoubleNetwork(Normalised))
 
 
 @pytest.mark.parametrize(("clients", "sampled"), [(1, 1), (3, 3), (5, 2)])
@@ -229,7 +207,7 @@ def test_lu_learning_rate_defaults_to_that_of_the_last_round() -> None:
     assert abs(float(finetuned(toy, [1])[1]["theta"]) - (4 + (1 - 0.1) * (final - 4))) < 1e-12
 
 
-@pytest.mark.parametrize("make", [two_layers, normalised])
+@pytest.mark.parametrize("make", [two_layers, normalized_layers])
 def test_inv_lu_4_finetuning_does_not_depend_on_the_other_clients(make: object) -> None:
     toy = Toy(FedAvg(finetune_epochs=2), random_clients(SIZES), make(), TRAIN, hosts=2)  # type: ignore[operator]
     toy.run()
@@ -240,7 +218,7 @@ def test_inv_lu_4_finetuning_does_not_depend_on_the_other_clients(make: object) 
 
 @pytest.mark.parametrize("scope", ["head", "body"])
 def test_lu_scope_moves_that_part_only(scope: str) -> None:
-    toy = Toy(FedAvg(finetune_epochs=2, finetune_scope=scope), random_clients(SIZES), normalised(), TRAIN)  # type: ignore[arg-type]
+    toy = Toy(FedAvg(finetune_epochs=2, finetune_scope=scope), random_clients(SIZES), normalized_layers(), TRAIN)  # type: ignore[arg-type]
     toy.run()
     network = toy.task.network
     moving = set(network.head_names if scope == "head" else network.body_names)

@@ -9,23 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedphp import FedPHP
 from algorithms.transfer import distillation, half_squared_distance, maximum_mean_discrepancy
 from rayfl.engine.client import RoundContext
 from rayfl.engine.settings import TrainConfig
-from rayfl.models.base import ClassificationModel
 from rayfl.params import Tree, copy, interpolate
 from rayfl.randomness import RandomStreams
 from rayfl.tasks import Batch, Classification
 from tests.toys import (
-    DoubleNetwork,
     Quadratic,
     Toy,
     assert_close,
     assert_equal,
+    normalized_layers,
     quadratic_clients,
     random_clients,
     two_layers,
@@ -36,25 +35,6 @@ TRAIN = TrainConfig(
     rounds=4, clients_per_round=3, local_epochs=2, batch_size=8, lr=0.1, momentum=0.9, weight_decay=1e-3
 )
 TRANSFERS = ("mmd", "kd", "l2", "prox")
-
-
-class NormedAndDropped(ClassificationModel):
-    """A net with everything a teacher must leave alone: running statistics and dropout draws."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(5, 6)
-        self.norm = nn.BatchNorm1d(6)
-        self.dropout = nn.Dropout(0.3)
-        self.head = nn.Linear(6, 3)
-
-    def features(self, x: Tensor) -> Tensor:
-        dropped: Tensor = self.dropout(torch.relu(self.norm(self.inner(x))))
-        return dropped
-
-    def classify(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.head(features)
-        return logits
 
 
 class ConstantMomentum(FedPHP):
@@ -83,7 +63,7 @@ def toy(algorithm: Any, train: TrainConfig = TRAIN, task: Any = None, **options:
 
 
 def normed() -> Classification:
-    return Classification(DoubleNetwork(NormedAndDropped))
+    return normalized_layers(0.3)
 
 
 def context(round: int = 0, rounds: int = 1000, num_clients: int = 10, clients_per_round: int = 1) -> RoundContext:

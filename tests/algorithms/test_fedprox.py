@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedprox import FedProx
 from algorithms.proximity import penalty
 from rayfl.engine.settings import TrainConfig
-from rayfl.models.base import ClassificationModel
 from rayfl.params import Tree, copy, from_leaves, leaves, map_leaves
-from rayfl.tasks import Batch, Classification
+from rayfl.tasks import Batch
 from tests.toys import (
-    DoubleNetwork,
     Quadratic,
     Toy,
     assert_close,
     assert_equal,
+    normalized_layers,
     quadratic_clients,
     random_clients,
     two_layers,
@@ -155,24 +153,9 @@ def test_prox_vectorized_agrees_with_looped(form: str) -> None:
     assert_close(looped.run(), stacked.run())
 
 
-class Normalised(ClassificationModel):
-    """A network with running statistics among its buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(5)
-        self.head = nn.Linear(5, 3)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.norm(x)  # type: ignore[no-any-return]
-
-    def classify(self, features: Tensor) -> Tensor:
-        return self.head(features)  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_prox_buffers_are_not_penalised(form: str) -> None:
-    task = Classification(DoubleNetwork(Normalised))
+    task = normalized_layers()
     model = task.network.initialize(0)
     part = random_clients((6,)).load(0)["train"]
     batch = Batch(part.x, part.y)

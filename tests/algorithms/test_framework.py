@@ -16,6 +16,7 @@ from actors.host import ClientHost, Job, JobResult
 from actors.pool import InlinePool
 from algorithms.base import Algorithm, Averaging
 from algorithms.fedavg import FedAvg
+from algorithms.fedphp import FedPHP
 from algorithms.fedprox import FedProx
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
@@ -27,7 +28,15 @@ from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree, copy, leaves, tensors
 from rayfl.randomness import RandomStreams
 from rayfl.tasks import Classification
-from tests.toys import DoubleNetwork, ListDataset, Toy, assert_close, assert_equal, random_clients, two_layers
+from tests.toys import (
+    ListDataset,
+    Toy,
+    assert_close,
+    assert_equal,
+    normalized_layers,
+    random_clients,
+    two_layers,
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ ALGORITHMS = {
     "scaffold": Case(Scaffold(momentum_on_corrected=True), down=2, up=2, private=frozenset({"control"})),
     "superfed-mm": Case(SuPerFed(mode="mm", start=0.25), private=frozenset({"local"})),
     "superfed-lm": Case(SuPerFed(mode="lm", start=0.25), private=frozenset({"local"})),
+    "fedphp": Case(FedPHP(transfer_weight=0.1), private=frozenset({"hpm", "selections"})),
 }
 
 CASES = pytest.mark.parametrize("case", ALGORITHMS.values(), ids=ALGORITHMS.keys())
@@ -199,26 +209,9 @@ def test_inv_f4_states_of_clients_not_sampled_stay(case: Case, hosts: int) -> No
     assert set(toy.states()) == (set(range(len(SIZES))) if case.private else set())
 
 
-class Noisy(ClassificationModel):
-    """A network whose training mode differs from its evaluation mode, and which carries running statistics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(5, 7)
-        self.norm = nn.BatchNorm1d(7)
-        self.drop = nn.Dropout(0.3)
-        self.head = nn.Linear(7, 3)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.drop(torch.relu(self.norm(self.inner(x))))  # type: ignore[no-any-return]
-
-    def classify(self, features: Tensor) -> Tensor:
-        return self.head(features)  # type: ignore[no-any-return]
-
-
 def noisy(case: Case, **options: Any) -> Toy:
     dataset = random_clients((8, 12, 6, 10, 7))
-    return Toy(case.algorithm, dataset, Classification(DoubleNetwork(Noisy)), TRAIN, **options)
+    return Toy(case.algorithm, dataset, normalized_layers(0.3), TRAIN, **options)
 
 
 @CASES

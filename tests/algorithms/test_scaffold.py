@@ -6,22 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from actors.pool import InlinePool
 from algorithms.fedavg import FedAvg
 from algorithms.scaffold import Scaffold, sum_of_step_weights
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
-from rayfl.models.base import ClassificationModel
 from rayfl.params import Tree, add_scaled, copy, interpolate, map_leaves
-from rayfl.tasks import Batch, Classification
+from rayfl.tasks import Batch
 from tests.toys import (
-    DoubleNetwork,
     Quadratic,
     Toy,
     assert_close,
     assert_equal,
+    normalized_layers,
     quadratic_clients,
     random_clients,
     two_layers,
@@ -264,25 +262,9 @@ def test_vectorized_agrees_with_looped(option: str) -> None:
     assert_close(looped.states(), stacked.states())
 
 
-class Noisy(ClassificationModel):
-    """A network with running statistics and dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(5)
-        self.drop = nn.Dropout(0.5)
-        self.head = nn.Linear(5, 3)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.drop(self.norm(x))  # type: ignore[no-any-return]
-
-    def classify(self, features: Tensor) -> Tensor:
-        return self.head(features)  # type: ignore[no-any-return]
-
-
 def noisy(option: str, server_lr: float = 1.0) -> Toy:
     algorithm = Scaffold(control_update=option, server_lr=server_lr)  # type: ignore[arg-type]
-    return Toy(algorithm, random_clients((8, 12, 6)), Classification(DoubleNetwork(Noisy)), TRAIN)
+    return Toy(algorithm, random_clients((8, 12, 6)), normalized_layers(0.5), TRAIN)
 
 
 @pytest.mark.parametrize("option", ["option2", "option1"])

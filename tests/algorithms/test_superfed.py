@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from algorithms.base import Averaging
 from algorithms.fedavg import FedAvg
@@ -19,17 +19,16 @@ from rayfl.engine.engine import Engine
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.trampoline import run_procedures
-from rayfl.models.base import ClassificationModel
 from rayfl.params import Tree, copy, squared_distance
 from rayfl.randomness import RandomStreams
 from rayfl.tasks import Batch, Classification, Predictor
 from tests.toys import (
     CPU,
-    DoubleNetwork,
     Quadratic,
     Toy,
     assert_close,
     assert_equal,
+    normalized_layers,
     quadratic_clients,
     random_clients,
     softmax_regression,
@@ -43,23 +42,6 @@ TRAIN = TrainConfig(
 NO_DECAY = TRAIN.model_copy(update={"weight_decay": 0.0})
 MODES = ("mm", "lm")
 FREE = {"orthogonality_weight": 0.0, "proximal_weight": 0.0}
-
-
-class Normed(ClassificationModel):
-    """Two layers around a batch normalization with running statistics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(5, 6)
-        self.norm = nn.BatchNorm1d(6)
-        self.head = nn.Linear(6, 3)
-
-    def features(self, x: Tensor) -> Tensor:
-        return torch.relu(self.norm(self.inner(x)))
-
-    def classify(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.head(features)
-        return logits
 
 
 class Proximal(Averaging):
@@ -91,7 +73,7 @@ def toy(algorithm: Any, train: TrainConfig = TRAIN, task: Any = None, **options:
 
 
 def normed() -> Classification:
-    return Classification(DoubleNetwork(Normed))
+    return normalized_layers()
 
 
 def history(run: Toy) -> dict[int, Tree]:
