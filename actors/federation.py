@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -117,20 +117,20 @@ class Federation:
 
     def _call(
         self, name: str, kind: str, cohort: Sequence[int], broadcast: Tree, payloads: Mapping[int, Tree]
-    ) -> list[JobResult]:
+    ) -> Iterator[JobResult]:
+        """Runs a procedure on the cohort; yields the hosts' results as they arrive."""
         costs = {client: float(n + 1) for client, n in zip(cohort, self.num_samples(cohort), strict=True)}
         job = Job(name, kind, self._context.round, (), splits=self._trained_splits)
-        results = self._dispatch(job, costs, broadcast, payloads)
         self.traffic.down += len(cohort) * num_bytes(broadcast) + sum(num_bytes(p) for p in payloads.values())
-        for result in results:
+        for result in self._dispatch(job, costs, broadcast, payloads):
             self.trained_scores.update(result.scores)
             self.traffic.up += result.upload_bytes
-        return results
+            yield result
 
     def _dispatch(
         self, job: Job, costs: Mapping[int, float], broadcast: Tree, payloads: Mapping[int, Tree]
-    ) -> list[JobResult]:
-        """Assigns clients to hosts, moves their states there, and collects the results as they arrive."""
+    ) -> Iterator[JobResult]:
+        """Assigns clients to hosts, moves their states there, and yields the results as they arrive."""
         hosts = self._pool.size
         pinned = {client: client for client in costs} if self._pinned else None
         shares = _by_host(pinned, hosts) if pinned else assign(costs, hosts, self._placement.home)
@@ -148,12 +148,10 @@ class Federation:
                 committed=self._not_in_memory(mine),
             )
             handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
-        results = []
         for host, result in self._pool.collect(handles):
             for client in result.stateful:
                 self._placement.home[client] = host
-            results.append(result)
-        return results
+            yield result
 
     def _move_states(self, shares: Sequence[Sequence[int]]) -> dict[int, list[Any]]:
         """Starts the moves of states between hosts; returns the handles each receiving host waits for."""
