@@ -56,7 +56,7 @@ class Parts:
                 f"partition.name: {self.config.partition.name!r} cannot divide dataset {self.config.dataset.name!r}, "
                 "whose samples already belong to clients; set partition=natural"
             )
-        if "test" in self.config.holdout.model_fields_set:
+        if self.config.holdout.test is not None:
             raise ConfigError(
                 f"holdout.test: dataset {self.config.dataset.name!r} comes with its own test part; "
                 "drop holdout.test (holdout.validation is taken from the train part)"

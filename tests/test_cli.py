@@ -151,6 +151,12 @@ def test_import_leaf_and_stats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     code, text = command("data", "stats", "femnist", "holdout.validation=0.25")
     assert code == 0
     assert "validation samples" in text
+    tiny = ["model={name: two_nn, hidden: [4]}", "train={rounds: 1, clients_per_round: 1}", "cluster.backend=inline"]
+    code, text = command("run", "femnist", *tiny, f"storage_path={tmp_path}", "name=natural")
+    assert code == 0
+    code, again = command("run", str(tmp_path / "natural" / "config.yaml"))
+    assert code == 0
+    assert again.splitlines()[-6:] == text.splitlines()[-6:]
 
 
 def test_import_is_quick_and_pulls_in_no_ray() -> None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rayfl.errors import DataError
 
+_DEFAULT_TEST = 0.2
 # 0.29 * 100 is 28.999999999999996 in binary floating point, and 29 samples are meant.
 _ROUNDING = 1e-9
 
@@ -18,7 +19,13 @@ class HoldoutConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    test: float = Field(default=0.2, ge=0, lt=1, description="Fraction of a client's samples kept for its test part.")
+    test: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="Fraction of a client's samples kept for its test part; null: 0.2, or the test part that the "
+        "source itself has.",
+    )
     validation: float = Field(
         default=0.1,
         ge=0,
@@ -45,12 +52,13 @@ def split_client(indices: np.ndarray, config: HoldoutConfig, generator: np.rando
         DataError: nothing is left to train on; names the client's number of samples.
     """
     shuffled = generator.permutation(indices)
-    num_test = _share(config.test, len(shuffled))
+    test_fraction = _DEFAULT_TEST if config.test is None else config.test
+    num_test = _share(test_fraction, len(shuffled))
     num_validation = _share(config.validation, len(shuffled) - num_test)
     test, validation, train = np.split(shuffled, [num_test, num_test + num_validation])
     if not len(train):
         raise DataError(
-            f"a client with {len(shuffled)} samples has none left to train on with holdout.test = {config.test} and "
+            f"a client with {len(shuffled)} samples has none left to train on with holdout.test = {test_fraction} and "
             f"holdout.validation = {config.validation}; lower them or use fewer clients"
         )
     return {"train": np.sort(train), "validation": np.sort(validation), "test": np.sort(test)}
