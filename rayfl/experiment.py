@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -76,7 +77,8 @@ class Parts:
     @property
     def storage(self) -> Storage:
         """The run's folder."""
-        return Storage(self.config.storage_path).inside(self.config.run_name)
+        path = self.config.storage_path
+        return Storage(path if "://" in path else os.path.expanduser(path)).inside(self.config.run_name)
 
     def cohort(self, round: int) -> list[int]:
         """The clients sampled in a round, ascending; the same for every method."""

@@ -31,6 +31,7 @@ def summary_table(result: Result) -> Table:
         caption="* chosen on test data, as some papers do: not a fair estimate" if marked else None,
         title_justify="left",
         box=SIMPLE_HEAD,
+        pad_edge=False,
         caption_justify="left",
     )
     for heading in ("model", "accuracy %", "worst 5 %", "ECE"):
