@@ -36,10 +36,11 @@ class ConsoleProgress(Callback):
         self._rounds = run.config.train.rounds
         self._personalized = run.config.algorithm.personalized
         start = f"continues after round {run.rounds_completed}" if run.rounds_completed else "starts"
-        devices = ", ".join(sorted({str(host["device"]) for host in run.hosts})) or "this process"
+        devices = ", ".join(sorted({str(host["device"]) for host in run.hosts}))
+        where = f"on {len(run.hosts)} {'actor' if len(run.hosts) == 1 else 'actors'} ({devices})"
         self._say(
             f"{run.config.run_name} {start}: {run.config.algorithm.name} on {run.config.dataset.name}, "
-            f"{run.num_clients} clients on {max(len(run.hosts), 1)} actors ({devices})"
+            f"{run.num_clients} clients {where if run.hosts else 'in this process'}"
         )
         if self._console.is_terminal:
             self._bar = Progress(

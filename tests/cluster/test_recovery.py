@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -48,15 +49,18 @@ class ActorKiller(rayfl.Callback):
         os.kill(pid, signal.SIGKILL)
 
 
+def long_rounds(config: dict[str, Any]) -> dict[str, Any]:
+    """Rounds of some tenths of a second: an actor killed after one dies while it trains in the next."""
+    return config | {"train": config["train"] | {"local_epochs": 60}}
+
+
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize("method", ["superfed-mm", "fedphp"])
-@pytest.mark.parametrize("delay_s", [0.0, 0.03])
+@pytest.mark.parametrize("delay_s", [0.0, 0.05])
 def test_killed_actor(method: str, delay_s: float, tmp_path: Path) -> None:
-    rayfl.run(small_experiment(tmp_path, "calm", method, backend="inline"))
+    rayfl.run(long_rounds(small_experiment(tmp_path, "calm", method, backend="inline")))
     killer = ActorKiller(after_round=2, delay_s=delay_s)
-    config = small_experiment(tmp_path, "killed", method, num_actors=2)
-    # Enough work that the actor dies while it trains.
-    rayfl.run(config, callbacks=[killer])
+    rayfl.run(long_rounds(small_experiment(tmp_path, "killed", method, num_actors=2)), callbacks=[killer])
     assert len(killer.failures) == 1
     assert killer.failures[0] in (0, 1, 2)
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "killed"))
@@ -64,8 +68,8 @@ def test_killed_actor(method: str, delay_s: float, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("local_ray")
 def test_too_many_failures_end_the_run_and_the_same_command_continues_it(tmp_path: Path) -> None:
-    rayfl.run(small_experiment(tmp_path, "calm", "scaffold", backend="inline"))
-    config = small_experiment(tmp_path, "killed", "scaffold", num_actors=1) | {"max_failures": 0}
+    rayfl.run(long_rounds(small_experiment(tmp_path, "calm", "scaffold", backend="inline")))
+    config = long_rounds(small_experiment(tmp_path, "killed", "scaffold", num_actors=1)) | {"max_failures": 0}
     with pytest.raises(RunError, match="max_failures=0"):
         rayfl.run(config, callbacks=[ActorKiller(after_round=2, delay_s=0.0)])
     rayfl.run(config)
