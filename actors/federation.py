@@ -65,6 +65,11 @@ class Federation:
         """Round, rounds, number of clients, random streams."""
         return self._context
 
+    @property
+    def pooled(self) -> int:
+        """The id of the client that owns everybody's samples; see ``algorithms.base.Clients``."""
+        return self._context.num_clients
+
     def begin_round(self, round: int, trained_splits: Sequence[str] = ()) -> None:
         """Sets the round; models published in it are scored on ``trained_splits`` (none: not at all)."""
         self._context = replace(self._context, round=round, final=False)
@@ -74,7 +79,8 @@ class Federation:
 
     def num_samples(self, clients: Sequence[int]) -> np.ndarray:
         """Training samples n_k of the given clients, int64."""
-        return np.asarray(self._sizes[np.asarray(clients, dtype=np.int64), 0])
+        own = self._sizes[:, 0]
+        return np.append(own, own.sum())[np.asarray(clients, dtype=np.int64)]
 
     def mean(
         self,
@@ -105,13 +111,22 @@ class Federation:
             values.update({client: from_numpy(value) for client, value in result.values.items()})
         return dict(sorted(values.items()))
 
-    def evaluate(self, server: Tree, splits: Sequence[str], final: bool) -> Scores:
-        """Scores the predictors of all clients, spread over all hosts."""
+    def evaluate(
+        self, server: Tree, splits: Sequence[str], final: bool, payloads: Mapping[int, Tree] | None = None
+    ) -> Scores:
+        """Scores the predictors of all clients, spread over all hosts.
+
+        Args:
+            server: what all clients see of the server.
+            splits: the splits to score on.
+            final: whether this is the evaluation after the last round.
+            payloads: what single clients see besides.
+        """
         everyone = range(self._context.num_clients)
         job = Job("predictors", "evaluate", self._context.round, (), splits=tuple(splits), final=final)
         costs = {client: float(self._sizes[client, 1:].sum() + 1) for client in everyone}
         scores: Scores = {}
-        for result in self._dispatch(job, costs, {"server": server}, {}):
+        for result in self._dispatch(job, costs, server, payloads or {}):
             scores.update(result.scores)
         return dict(sorted(scores.items()))
 
@@ -132,7 +147,7 @@ class Federation:
     ) -> Iterator[JobResult]:
         """Assigns clients to hosts, moves their states there, and yields the results as they arrive."""
         hosts = self._pool.size
-        pinned = {client: client for client in costs} if self._pinned else None
+        pinned = {client: client % hosts for client in costs} if self._pinned else None
         shares = _by_host(pinned, hosts) if pinned else assign(costs, hosts, self._placement.home)
         common = self._pool.put(to_numpy(broadcast))
         moves = self._move_states(shares)

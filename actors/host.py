@@ -12,7 +12,7 @@ from actors.state import Change, ClientStates, signature
 from algorithms.base import Algorithm
 from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite
 from rayfl.commits import StoredFile
-from rayfl.data.federated import Examples, FederatedDataset
+from rayfl.data.federated import SPLITS, Examples, FederatedDataset
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine
 from rayfl.engine.evaluation import evaluate
@@ -98,6 +98,7 @@ class ClientHost:
         self._context = context
         self._batch_size = batch_size
         self._examples: dict[int, Mapping[str, Examples]] = {}
+        self._public: torch.Tensor | None = None
 
     def run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
         """Runs a job.
@@ -125,10 +126,10 @@ class ClientHost:
         clients = {id: self._client(id, job) for id in ids}
         before = {id: signature(client.state) for id, client in clients.items()}
         procedure = getattr(self.algorithm, job.procedure)
-        coroutines: dict[int, Coroutine[Any, Any, Any]] = {
-            id: procedure(client, **common, **from_numpy(job.payloads.get(id, {}), self.engine.device))
-            for id, client in clients.items()
-        }
+        coroutines: dict[int, Coroutine[Any, Any, Any]] = {}
+        for id, client in clients.items():
+            given = {**common, **from_numpy(job.payloads.get(id, {}), self.engine.device)}
+            coroutines[id] = procedure(client, given) if job.kind == "evaluate" else procedure(client, **given)
         outcomes = run_procedures(coroutines, self.engine)
         for id in ids:
             client, outcome = clients[id], outcomes[id]
@@ -173,17 +174,33 @@ class ClientHost:
         if device.type != "cpu":
             state = map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, state)
         context = replace(self._context, round=job.round, final=job.final)
-        return Client(id, state, self._load(id)["train"], self.engine.task, context, device)
+        return Client(id, state, self._load(id), self.engine.task, context, device, self._load_public)
 
     def _load(self, client: int) -> Mapping[str, Examples]:
         """The client's samples on the device, loaded at its first call."""
         if client not in self._examples:
             device = self.engine.device
+            parts = self._dataset.load(client) if client < self._dataset.num_clients else self._load_all()
             self._examples[client] = {
-                split: Examples(part.x.to(device), part.y.to(device))
-                for split, part in self._dataset.load(client).items()
+                split: Examples(part.x.to(device), part.y.to(device)) for split, part in parts.items()
             }
         return self._examples[client]
+
+    def _load_all(self) -> Mapping[str, Examples]:
+        """The samples of the client that owns everybody's, in ascending order of the clients."""
+        everyone = [self._dataset.load(client) for client in range(self._dataset.num_clients)]
+        return {
+            split: Examples(
+                torch.cat([parts[split].x for parts in everyone]), torch.cat([parts[split].y for parts in everyone])
+            )
+            for split in SPLITS
+        }
+
+    def _load_public(self) -> torch.Tensor:
+        """The samples that belong to no client, on the device, loaded at the first call."""
+        if self._public is None:
+            self._public = self._dataset.load_public().to(self.engine.device)
+        return self._public
 
     def release(self, clients: Sequence[int]) -> dict[int, Tree]:
         """Gives up the states of clients that move to another host."""

@@ -35,6 +35,11 @@ class Clients(Protocol):
         """Round, rounds, number of clients, random streams."""
         ...
 
+    @property
+    def pooled(self) -> int:
+        """The id, K, of one more client that owns the samples of all the others (never evaluated)."""
+        ...
+
     def num_samples(self, clients: Sequence[int]) -> np.ndarray:
         """Training samples n_k of the given clients, int64."""
         ...
@@ -78,6 +83,9 @@ class Algorithm(BaseModel):
         personalized: the row of the results that is the method's personalized model.
         sweep: prefix of rows ``<sweep>=<value>`` among which one is chosen, or None.
         citation: where the method is from.
+        client_keeps: what a client keeps from round to round, in the paper's symbols; ``-`` for nothing.
+        server_keeps: what the server keeps.
+        mixes_architectures: whether clients may have different architectures (``model.candidates``).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -86,6 +94,9 @@ class Algorithm(BaseModel):
     personalized: ClassVar[str] = "global"
     sweep: ClassVar[str | None] = None
     citation: ClassVar[str] = ""
+    client_keeps: ClassVar[str] = "-"
+    server_keeps: ClassVar[str] = "w"
+    mixes_architectures: ClassVar[bool] = False
 
     def check(self, task: Task, context: RoundContext) -> None:
         """Refuses, before any actor starts, what the method cannot run with.
@@ -107,8 +118,17 @@ class Algorithm(BaseModel):
         loss: Tensor = task.loss(model, batch)
         return loss
 
+    def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
+        """What of the server's tree an evaluation sends: to all clients, and by client (merged over the former)."""
+        return server, {}
+
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
-        """Every model of this client worth a row, before any local training (phase ``received``)."""
+        """Every model of this client worth a row, before any local training (phase ``received``).
+
+        Args:
+            client: the client.
+            server: what :meth:`served` gives it.
+        """
         return {"global": Predictor.of(server["model"])}
 
 

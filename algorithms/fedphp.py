@@ -42,6 +42,8 @@ class FedPHP(Averaging):
     name: Literal["fedphp"] = "fedphp"
     personalized: ClassVar[str] = "hpm"
     citation: ClassVar[str] = "Li et al., ECML PKDD 2021"
+    client_keeps: ClassVar[str] = "HPM theta_p, z_k"
+    server_keeps: ClassVar[str] = "theta_s"
 
     aggregation: Literal["samples", "uniform", "population"] = setting(
         "uniform",
@@ -113,8 +115,7 @@ class FedPHP(Averaging):
             return self.macro_momentum
         if self.momentum_schedule == "c":
             return context.round / context.rounds
-        cohort = min(context.train.clients_per_round, context.num_clients)
-        expected = max(cohort * context.rounds // context.num_clients, 1)
+        expected = max(context.cohort_size * context.rounds // context.num_clients, 1)
         counted = selections + (self.count == "after")
         return min(self.macro_momentum * counted / expected, self.momentum_clip)
 

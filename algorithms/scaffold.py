@@ -54,6 +54,8 @@ class Scaffold(Algorithm):
 
     name: Literal["scaffold"] = "scaffold"
     citation: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    client_keeps: ClassVar[str] = "c_k"
+    server_keeps: ClassVar[str] = "w, c"
 
     server_lr: float = setting(1.0, "eta_g", "step of the server towards the mean of the clients' models", gt=0)
     control_update: Literal["option2", "option1"] = setting(

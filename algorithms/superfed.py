@@ -48,6 +48,8 @@ class SuPerFed(Averaging):
     personalized: ClassVar[str] = "lambda"
     sweep: ClassVar[str | None] = "lambda"
     citation: ClassVar[str] = "Hahn et al., KDD 2022"
+    client_keeps: ClassVar[str] = "w^l_k"
+    server_keeps: ClassVar[str] = "w^g"
 
     mode: Literal["mm", "lm"] = setting("mm", "MM, LM", "one mixing coefficient for the model (mm) or one a layer (lm)")
     start: float = setting(0.4, "L/R", "fraction of the rounds after which mixing begins", ge=0)

@@ -70,7 +70,8 @@ class Driver:
         self._finish_commit()
         final = progress.rounds_completed == self._config.train.rounds
         if final or progress.rounds_completed % evaluation.every == 0:
-            scores = self._federation.evaluate(progress.server, evaluation.splits, final)
+            common, own = self._algorithm.served(progress.server, self._parts.context)
+            scores = self._federation.evaluate(common, evaluation.splits, final, own)
             self._record("all", "received", scores, progress)
         self.progress = progress
         if final or progress.rounds_completed % self._config.storage.commit_every == 0:

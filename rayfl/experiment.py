@@ -46,7 +46,9 @@ class Parts:
         config = self.config
         if isinstance(config.dataset, LeafSource):
             self._check_natural()
-            return NaturalDataset(config.dataset.resolved_path, config.holdout.validation, self.streams)
+            return NaturalDataset(
+                config.dataset.resolved_path, config.holdout.validation, self.streams, config.holdout.public
+            )
         x, y, spec = config.dataset.arrays()
         parts = config.partition.assign(y, self.streams)
         return PooledDataset(x, y, spec, parts, config.holdout, self.streams)
@@ -66,7 +68,10 @@ class Parts:
     @cached_property
     def task(self) -> Classification:
         """What is learned, with the model built for the data set's inputs."""
-        return Classification(self.config.model.network(self.dataset.spec))
+        networks = self.config.model.networks(self.dataset.spec)
+        if len(networks) == 1:
+            return Classification(networks[0])
+        return Classification(networks[0], [Classification(network) for network in networks])
 
     @cached_property
     def context(self) -> RoundContext:
@@ -83,8 +88,8 @@ class Parts:
     def cohort(self, round: int) -> list[int]:
         """The clients sampled in a round, ascending; the same for every method."""
         generator = self.streams.generator("sampling", round)
-        size = self.config.train.clients_per_round
-        return sorted(int(c) for c in generator.choice(self.dataset.num_clients, size=size, replace=False))
+        clients, size = self.dataset.num_clients, self.context.cohort_size
+        return sorted(int(c) for c in generator.choice(clients, size=size, replace=False))
 
     def check(self) -> np.ndarray:
         """Finds what can be found before any actor starts; returns samples by client and split (K, 3).
@@ -93,7 +98,12 @@ class Parts:
             RayflError: naming the field, file or model and the fix.
         """
         wanted, available = self.config.train.clients_per_round, self.dataset.num_clients
-        if wanted > available:
+        if wanted != "all" and wanted > available:
             raise ConfigError(f"train.clients_per_round is {wanted}, but there are only {available} clients")
-        self.config.algorithm.check(self.task, self.context)
+        algorithm = self.config.algorithm
+        if len(self.task.candidates) > 1 and not algorithm.mixes_architectures:
+            raise ConfigError(
+                f"model.candidates: all clients of {algorithm.name} share one architecture; give a single model"
+            )
+        algorithm.check(self.task, self.context)
         return self.dataset.sizes()

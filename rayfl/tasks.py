@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -49,24 +49,50 @@ class Predictor:
 
     A model may be given as a function that makes it, called when it is scored: a sweep over many models of one
     client then never holds them all at once.
+
+    Attributes:
+        models: the models, or functions that make them.
+        combine: None, or ``(models, x, task) -> log-probabilities`` of shape (b, C) for another prediction than the
+            mean probability. Called without gradients; networks have to be run with ``training=False``.
+        task: what the models are of; None stands for the experiment's task (its first candidate).
     """
 
     models: tuple[Model | Callable[[], Model], ...]
+    combine: Callable[[Sequence[Model], Tensor, Any], Tensor] | None = None
+    task: Any = None
 
     @classmethod
-    def of(cls, *models: Model | Callable[[], Model]) -> Predictor:
-        """A predictor from one model or an ensemble."""
-        return cls(models)
+    def of(
+        cls,
+        *models: Model | Callable[[], Model],
+        combine: Callable[[Sequence[Model], Tensor, Any], Tensor] | None = None,
+        task: Any = None,
+    ) -> Predictor:
+        """A predictor from one model or several."""
+        return cls(models, combine, task)
 
     def built(self) -> list[Model]:
         """The models themselves."""
         return [model() if callable(model) else model for model in self.models]
+
+    def log_probabilities(self, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
+        """Log-probabilities of shape (b, C) that the built models predict."""
+        task = self.task or task
+        if self.combine is not None:
+            return self.combine(models, x, task)
+        predicted: Tensor = task.log_probabilities(models, x)
+        return predicted
 
 
 class Task(Protocol):
     """What methods and engine need of that which is learned; see :class:`Classification`."""
 
     network: Network
+
+    @property
+    def candidates(self) -> Sequence[Task]:
+        """One task per architecture that a client may have; this task itself where there is but one."""
+        ...
 
     def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor: ...
 
@@ -84,10 +110,12 @@ class Classification:
 
     Args:
         network: the stateless network whose tree is trained.
+        candidates: one task per architecture, if clients may differ in it.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, candidates: Sequence[Classification] = ()) -> None:
         self.network = network
+        self.candidates: tuple[Classification, ...] = tuple(candidates) or (self,)
 
     def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
         """Logits of shape (b, C). ``training=False`` for a teacher: no dropout, no change of buffers."""

@@ -104,6 +104,7 @@ class Quadratic:
 
     def __init__(self, dimension: int = 1, start: float = 1.0) -> None:
         self.network = QuadraticNetwork(dimension, start)
+        self.candidates = (self,)
 
     def loss(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
         return batch.mean(0.5 * ((model["theta"] - batch.x) ** 2).sum(-1))
@@ -115,13 +116,19 @@ class Quadratic:
 class ListDataset(FederatedDataset):
     """Clients given as (x, y) pairs; everything is training data, the test part repeats it."""
 
-    def __init__(self, clients: Sequence[tuple[Tensor, Tensor]], classes: int = 3) -> None:
+    def __init__(
+        self, clients: Sequence[tuple[Tensor, Tensor]], classes: int = 3, public: Tensor | None = None
+    ) -> None:
         self._clients = list(clients)
+        self._public = clients[0][0][:0] if public is None else public
         self.names = tuple(str(i) for i in range(len(clients)))
         self.spec = InputSpec("image", tuple(clients[0][0].shape[1:]), classes)
 
     def sizes(self) -> np.ndarray:
         return np.array([[len(y), 0, len(y)] for _, y in self._clients], dtype=np.int64)
+
+    def load_public(self) -> Tensor:
+        return self._public
 
     def load(self, client: int) -> Mapping[str, Examples]:
         x, y = self._clients[client]
@@ -137,16 +144,21 @@ def quadratic_clients(points: Sequence[float | Sequence[float]], copies: Sequenc
 
 
 def random_clients(
-    sizes: Sequence[int], inputs: int = 5, classes: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
+    sizes: Sequence[int],
+    inputs: int = 5,
+    classes: int = 3,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    public: int = 0,
 ) -> ListDataset:
-    """Clients with Gaussian inputs whose labels follow a linear rule of the client's own."""
+    """Clients with Gaussian inputs whose labels follow a linear rule of the client's own; and public inputs."""
     generator = torch.Generator().manual_seed(seed)
     clients = []
     for n in sizes:
         x = torch.randn(n, inputs, generator=generator, dtype=dtype)
         rule = torch.randn(inputs, classes, generator=generator, dtype=dtype)
         clients.append((x, (x @ rule).argmax(1)))
-    return ListDataset(clients, classes)
+    return ListDataset(clients, classes, torch.randn(public, inputs, generator=generator, dtype=dtype))
 
 
 def softmax_regression(inputs: int = 5, classes: int = 3) -> Classification:
@@ -212,9 +224,9 @@ class Toy:
 
     def cohort(self, round: int) -> list[int]:
         """The clients sampled in a round, ascending."""
-        k, m = self.dataset.num_clients, self.train.clients_per_round
         generator = self.context.streams.generator("sampling", round)
-        return sorted(int(c) for c in generator.choice(k, size=min(m, k), replace=False))
+        chosen = generator.choice(self.dataset.num_clients, size=self.context.cohort_size, replace=False)
+        return sorted(int(c) for c in chosen)
 
     def step(self, cohort: Sequence[int] | None = None) -> Tree:
         """Runs one round and returns the server's tree."""
@@ -237,7 +249,8 @@ class Toy:
     def scores(self, final: bool = False, split: str = "test") -> dict[int, dict[str, Any]]:
         """Statistics by client and model, after the rounds so far."""
         self.federation.begin_round(max(self.round - 1, 0))
-        return {c: s[split] for c, s in self.federation.evaluate(self.server, ("test",), final).items()}
+        common, own = self.algorithm.served(self.server, self.context)
+        return {c: s[split] for c, s in self.federation.evaluate(common, ("test",), final, own).items()}
 
 
 def assert_equal(left: Any, right: Any, path: str = "") -> None:

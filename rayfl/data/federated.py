@@ -66,3 +66,7 @@ class FederatedDataset(ABC):
     @abstractmethod
     def load(self, client: int) -> Mapping[str, Examples]:
         """The three splits of one client, on the CPU."""
+
+    def load_public(self) -> torch.Tensor:
+        """The unlabelled samples that belong to no client, on the CPU, shape (count, *input shape); may be empty."""
+        return self.load(0)["train"].x[:0]

@@ -32,6 +32,11 @@ class HoldoutConfig(BaseModel):
         lt=1,
         description="Fraction of what is left after the test part that is kept for the client's validation part.",
     )
+    public: int = Field(
+        default=0,
+        ge=0,
+        description="Samples that belong to no client, drawn from all train parts and kept without labels.",
+    )
 
 
 def split_client(indices: np.ndarray, config: HoldoutConfig, generator: np.random.Generator) -> dict[str, np.ndarray]:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rayfl.data.federated import SPLITS, Examples, FederatedDataset, InputSpec
 from rayfl.data.holdout import HoldoutConfig, split_client
+from rayfl.data.public import draw_public
 from rayfl.data.root import data_root
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
@@ -97,14 +98,15 @@ class NaturalDataset(FederatedDataset):
     Args:
         path: a file that :func:`rayfl.data.leaf.import_leaf` wrote.
         validation: fraction of the train samples held out, in [0, 1).
-        streams: the experiment's randomness; uses the stream ``holdout`` of each client.
+        streams: the experiment's randomness; uses the stream ``holdout`` of each client, and ``public``.
+        public: number of unlabelled samples that belong to no client, drawn from the train parts.
 
     Raises:
         DataError: no such file, a file of another format or a newer version, rows out of order, or no
             client with a train sample.
     """
 
-    def __init__(self, path: Path, validation: float, streams: RandomStreams) -> None:
+    def __init__(self, path: Path, validation: float, streams: RandomStreams, public: int = 0) -> None:
         if not 0 <= validation < 1:
             raise DataError(f"{path}: the validation fraction is {validation}; it must be at least 0 and below 1")
         self._path = path
@@ -120,6 +122,9 @@ class NaturalDataset(FederatedDataset):
             raise DataError(f"{path}: no client has a train sample; {_MAKE_ONE}")
         self.names = tuple(rows)
         self._rows = tuple(rows.values())
+        self._taken: list[np.ndarray] = []
+        if public:
+            self._taken = draw_public(self.sizes()[:, 0], public, streams)
 
     def sizes(self) -> np.ndarray:
         """Samples by client and split: int64 of shape (K, 3), columns in the order of ``SPLITS``."""
@@ -135,12 +140,26 @@ class NaturalDataset(FederatedDataset):
             DataError: the file's rows cannot be read.
         """
         x, y = self._read(client)
-        return {split: self._examples(x[rows], y[rows]) for split, rows in self._splits(client).items()}
+        places = self._splits(client)
+        return {split: self._examples(x[places[split]], y[places[split]]) for split in SPLITS}
+
+    def load_public(self) -> torch.Tensor:
+        """The public samples in ascending order of their clients, shape (count, *shape)."""
+        parts = [self.load(0)["train"].x[:0]]
+        for client, taken in enumerate(self._taken):
+            if len(taken):
+                x, y = self._read(client)
+                places = self._splits(client)["public"]
+                parts.append(self._examples(x[places], y[places]).x)
+        return torch.cat(parts)
 
     def _splits(self, client: int) -> dict[str, np.ndarray]:
         """Places of every split's samples within the client's rows."""
         train, test = len(self._rows[client]["train"]), len(self._rows[client].get("test", ()))
         splits = split_client(np.arange(train), self._holdout, self._streams.generator("holdout", client=client))
+        if self._taken:
+            splits["public"] = splits["train"][self._taken[client]]
+            splits["train"] = np.delete(splits["train"], self._taken[client])
         return {**splits, "test": np.arange(train, train + test)}
 
     def _index(self) -> dict[str, dict[str, range]]:

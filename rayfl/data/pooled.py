@@ -9,6 +9,7 @@ import torch
 
 from rayfl.data.federated import SPLITS, Examples, FederatedDataset, InputSpec
 from rayfl.data.holdout import HoldoutConfig, split_client
+from rayfl.data.public import draw_public
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
 
@@ -23,8 +24,8 @@ class PooledDataset(FederatedDataset):
         y: labels, int64 of shape (N,), each in [0, spec.num_classes).
         spec: the shape and kind of the inputs.
         parts: the samples of every client, integers in [0, N), see :mod:`rayfl.data.partition`.
-        holdout: each client's fractions for test and validation.
-        streams: the experiment's randomness; uses the stream ``holdout`` of each client.
+        holdout: each client's fractions for test and validation, and the number of public samples.
+        streams: the experiment's randomness; uses the stream ``holdout`` of each client, and ``public``.
 
     Raises:
         DataError: the arrays do not fit each other or the spec, or a client has nothing to train on.
@@ -48,6 +49,7 @@ class PooledDataset(FederatedDataset):
             self._split(client, indices, holdout, streams.generator("holdout", client=client))
             for client, indices in enumerate(parts)
         ]
+        self._public = self._take_public(holdout.public, streams)
 
     def sizes(self) -> np.ndarray:
         """Samples by client and split: int64 of shape (K, 3), columns in the order of ``SPLITS``."""
@@ -57,6 +59,18 @@ class PooledDataset(FederatedDataset):
     def load(self, client: int) -> Mapping[str, Examples]:
         """The three splits of one client as copies on the CPU: ``x`` float32 of shape (n, *spec.shape)."""
         return {name: self._examples(indices) for name, indices in self._splits[client].items()}
+
+    def load_public(self) -> torch.Tensor:
+        """The public samples in ascending order of their clients, shape (count, *spec.shape)."""
+        return self._examples(self._public).x
+
+    def _take_public(self, count: int, streams: RandomStreams) -> np.ndarray:
+        """Moves samples from the clients' train parts to the public part; returns their indices."""
+        taken = draw_public(np.array([len(splits["train"]) for splits in self._splits]), count, streams)
+        public = [splits["train"][positions] for splits, positions in zip(self._splits, taken, strict=True)]
+        for splits, positions in zip(self._splits, taken, strict=True):
+            splits["train"] = np.delete(splits["train"], positions)
+        return np.concatenate(public)
 
     def _split(
         self, client: int, indices: np.ndarray, holdout: HoldoutConfig, generator: np.random.Generator

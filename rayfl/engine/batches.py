@@ -15,7 +15,7 @@ class BatchPlan:
     """The mini-batches of one local update.
 
     Attributes:
-        order: sample indices of all epochs, one permutation after the other, int64 of shape (epochs * n,).
+        order: sample indices of all steps, one after the other, int64.
         bounds: step s uses ``order[bounds[s]:bounds[s + 1]]``.
     """
 
@@ -38,18 +38,26 @@ def num_steps(samples: int, batch_size: int | None, epochs: int) -> int:
     return epochs * -(-samples // (batch_size or samples)) if samples else 0
 
 
-def plan_batches(samples: int, batch_size: int | None, epochs: int, generator: np.random.Generator) -> BatchPlan:
-    """Shuffled batches, a new permutation every epoch, the last partial batch kept.
+def plan_batches(
+    samples: int, batch_size: int | None, steps: int, generator: np.random.Generator, repeats: int = 1
+) -> BatchPlan:
+    """Shuffled batches, a new permutation every epoch, the last partial batch of an epoch kept.
 
     Args:
         samples: n, the client's training samples.
         batch_size: B; None takes all samples at once.
-        epochs: local epochs; 0 gives no step.
-        generator: the stream ``batches`` of this client and round.
+        steps: mini-batches to draw; no multiple of an epoch's ends within one.
+        generator: the stream ``batches`` of this client and round; one permutation is drawn per epoch begun.
+        repeats: how many consecutive steps use each mini-batch.
     """
-    if samples == 0 or epochs == 0:
+    an_epoch = num_steps(samples, batch_size, 1)
+    if an_epoch == 0 or steps == 0:
         return BatchPlan(torch.zeros(0, dtype=torch.int64), (0,))
-    order = np.concatenate([generator.permutation(samples) for _ in range(epochs)])
     size = batch_size or samples
-    starts = [epoch * samples + begin for epoch in range(epochs) for begin in range(0, samples, size)]
-    return BatchPlan(torch.from_numpy(order), (*starts, epochs * samples))
+    drawn: list[np.ndarray] = []
+    for _ in range(-(-steps // an_epoch)):
+        order = generator.permutation(samples)
+        drawn.extend(order[begin : begin + size] for begin in range(0, samples, size))
+    batches = [batch for batch in drawn[:steps] for _ in range(repeats)]
+    bounds = np.cumsum([0, *(len(batch) for batch in batches)])
+    return BatchPlan(torch.from_numpy(np.concatenate(batches)), tuple(bounds.tolist()))

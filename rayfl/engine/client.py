@@ -12,17 +12,18 @@ from torch import Tensor
 
 from rayfl.data.federated import Examples
 from rayfl.engine.batches import num_steps, plan_batches
-from rayfl.engine.requests import GradientRequest, Objective, TrainRequest
+from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, ParameterGroup, TrainRequest
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.trampoline import Ask
-from rayfl.params import Tree, leaves, map_leaves
+from rayfl.metrics import Statistics, batch_statistics
+from rayfl.params import Tree, from_leaves, leaves, map_leaves
 from rayfl.randomness import RandomStreams
 from rayfl.tasks import Predictor, Task
 
 Draw = Callable[[np.random.Generator, int], Tree]
 """``draw(generator, steps)``: a tree of arrays with one entry a step along dimension 0."""
 
-_GRADIENT_BATCH = 256
+_LARGE_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ class RoundContext:
     streams: RandomStreams
     final: bool = False
 
+    @property
+    def cohort_size(self) -> int:
+        """m, how many clients are sampled in a round."""
+        wanted = self.train.clients_per_round
+        return self.num_clients if wanted == "all" else min(wanted, self.num_clients)
+
 
 class Client:
     """One client during one procedure.
@@ -59,7 +66,14 @@ class Client:
     """
 
     def __init__(
-        self, id: int, state: Tree, examples: Examples, task: Task, context: RoundContext, device: torch.device
+        self,
+        id: int,
+        state: Tree,
+        examples: Mapping[str, Examples],
+        task: Task,
+        context: RoundContext,
+        device: torch.device,
+        public: Callable[[], Tensor] | None = None,
     ) -> None:
         self.id = id
         self.state = state
@@ -68,11 +82,12 @@ class Client:
         self.published: dict[str, Predictor] = {}
         self._examples = examples
         self._device = device
+        self._public = public
 
     @property
     def num_samples(self) -> int:
         """n_k, the client's training samples."""
-        return len(self._examples)
+        return len(self._examples["train"])
 
     @property
     def round(self) -> int:
@@ -84,14 +99,30 @@ class Client:
         """eta_t, the learning rate of this round."""
         return self.context.train.lr_in(self.round)
 
+    def examples(self, split: str = "train") -> Examples:
+        """The client's samples of a split (``train`` or ``validation``), on the device."""
+        return self._examples[split]
+
+    def public(self) -> Tensor:
+        """The unlabelled samples that belong to no client (``holdout.public``), on the device; the same for all."""
+        if self._public is None:
+            raise RuntimeError("there are no public samples here")
+        return self._public()
+
     def num_steps(self, epochs: int | None = None) -> int:
         """Local SGD steps that ``epochs`` (default: the configured local epochs) take on this client."""
         train = self.context.train
-        return num_steps(self.num_samples, train.batch_size, train.local_epochs if epochs is None else epochs)
+        epochs = train.local_epochs if epochs is None else epochs
+        steps = num_steps(self.num_samples, train.batch_size, epochs)
+        return max(steps, train.min_local_steps) if steps else 0
 
-    def initial_model(self) -> Tree:
-        """The server's initial model (stream ``init.global``), the same for all."""
-        return self._initialized("init.global", -1)
+    def initial_model(self, task: Task | None = None) -> Tree:
+        """The server's initial model (stream ``init.global``), the same for all.
+
+        Args:
+            task: the architecture, one of ``client.task.candidates``; default the client's task.
+        """
+        return self._initialized("init.global", -1, task)
 
     def fresh_model(self, shared: bool = False) -> Tree:
         """A second initial model (stream ``init.local``), the same each time it is asked for.
@@ -111,6 +142,12 @@ class Client:
         epochs: int | None = None,
         lr: float | None = None,
         momentum: float | None = None,
+        weight_decay: float | None = None,
+        steps: int | None = None,
+        repeats: int = 1,
+        groups: Mapping[str, ParameterGroup] | None = None,
+        keep_optimizer: bool | None = None,
+        task: Task | None = None,
         stream: str = "",
     ) -> Tree:
         """Local SGD from ``trainable`` on ``objective``; returns the trained tree.
@@ -124,16 +161,26 @@ class Client:
             epochs: default the configured local epochs.
             lr: default the round's learning rate.
             momentum: default the configured momentum.
-            stream: suffix of the streams, for a pass other than a round's first (``.finetune``).
+            weight_decay: default the configured weight decay.
+            steps: number of mini-batches in place of whole epochs.
+            repeats: how many consecutive steps use each mini-batch.
+            groups: how SGD treats what lies under a first key of ``trainable``, where it differs from the above.
+            keep_optimizer: whether momentum buffers go on where the last pass of the same ``stream`` left them (they
+                then are part of the client's state, ``optimizer``); default as configured.
+            task: what the objective is given; default the client's task.
+            stream: suffix of the streams, for a pass other than a round's first (``.1``, ``.finetune``).
         """
         train = self.context.train
         streams, t = self.context.streams, self.round
         plan = plan_batches(
             self.num_samples,
             train.batch_size,
-            train.local_epochs if epochs is None else epochs,
+            self.num_steps(epochs) if steps is None else steps,
             streams.generator(f"batches{stream}", t, self.id),
+            repeats,
         )
+        kept = train.persist_optimizer if keep_optimizer is None else keep_optimizer
+        velocity = self._velocity(stream) if kept else None
         draws = None
         if draw is not None:
             dtype = next(leaf.dtype for _, leaf in leaves(trainable))
@@ -141,7 +188,7 @@ class Client:
             draws = map_leaves(lambda a: torch.as_tensor(a, dtype=dtype, device=self._device), numbers)
         request = TrainRequest(
             client=self.id,
-            examples=self._examples,
+            examples=self._examples["train"],
             trainable=trainable,
             frozen=None if frozen is None else map_leaves(self._to_device, frozen),
             objective=objective,
@@ -149,27 +196,80 @@ class Client:
             plan=plan,
             lr=self.lr if lr is None else lr,
             momentum=train.momentum if momentum is None else momentum,
-            weight_decay=train.weight_decay,
+            weight_decay=train.weight_decay if weight_decay is None else weight_decay,
             seed=streams.integer(f"dropout{stream}", t, self.id),
+            groups=tuple((groups or {}).items()),
+            max_grad_norm=train.max_grad_norm,
+            velocity=velocity,
+            task=task,
         )
         trained: Tree = await Ask(request)
+        if velocity:
+            self.state["optimizer"] = {**self.state.get("optimizer", {}), _pass_name(stream): from_leaves(velocity)}
         return trained
 
-    async def gradient(self, point: Tree, objective: Objective) -> Tree:
+    async def gradient(
+        self,
+        point: Tree,
+        objective: Objective,
+        *,
+        frozen: Mapping[str, Any] | None = None,
+        task: Task | None = None,
+    ) -> Tree:
         """The gradient of ``objective`` at ``point`` over all of the client's training samples."""
         batch_size = self.context.train.batch_size or self.num_samples
-        seed = self.context.streams.integer("dropout.gradient", self.round, self.id)
-        request = GradientRequest(self.id, self._examples, point, objective, max(batch_size, _GRADIENT_BATCH), seed)
+        request = GradientRequest(
+            client=self.id,
+            examples=self._examples["train"],
+            point=point,
+            objective=objective,
+            batch_size=max(batch_size, _LARGE_BATCH),
+            seed=self.context.streams.integer("dropout.gradient", self.round, self.id),
+            frozen=None if frozen is None else map_leaves(self._to_device, frozen),
+            task=task,
+        )
         result: Tree = await Ask(request)
         return result
+
+    async def outputs(
+        self, function: Callable[[Tensor, Task], Tensor], x: Tensor | None = None, *, task: Task | None = None
+    ) -> Tensor:
+        """The rows ``function(x, task)`` for many samples in large batches, without gradients; shape (n, ...).
+
+        Args:
+            function: runs networks with ``training=False``.
+            x: the samples, on the device; default the client's training samples.
+            task: what the function is given; default the client's task.
+        """
+        x = self._examples["train"].x if x is None else x
+        rows: Tensor = await Ask(OutputRequest(self.id, x, function, _LARGE_BATCH, task))
+        return rows
+
+    async def score(self, predictor: Predictor, split: str = "train") -> Statistics:
+        """Loss, accuracy and calibration of a predictor on one of the client's splits, in evaluation mode."""
+        examples, models = self._examples[split], predictor.built()
+        task = predictor.task or self.task
+        if not len(examples):
+            return Statistics.empty()
+        rows = await self.outputs(lambda x, task: predictor.log_probabilities(models, x, task), examples.x, task=task)
+        return Statistics.from_vector(batch_statistics(rows, examples.y))
 
     def publish(self, **predictors: Predictor) -> None:
         """Offers models right after local training as rows (phase ``trained``) of the cohort's results."""
         self.published.update(predictors)
 
-    def _initialized(self, stream: str, client: int) -> Tree:
+    def _initialized(self, stream: str, client: int, task: Task | None = None) -> Tree:
         seed = self.context.streams.integer(stream, client=client)
-        return map_leaves(self._to_device, self.task.network.initialize(seed))
+        return map_leaves(self._to_device, (task or self.task).network.initialize(seed))
+
+    def _velocity(self, stream: str) -> dict[str, Tensor]:
+        """The momentum buffers that the last pass of a stream left, by path; empty before the first."""
+        return dict(leaves(self.state.get("optimizer", {}).get(_pass_name(stream), {})))
 
     def _to_device(self, leaf: Any) -> Any:
         return leaf.to(self._device) if isinstance(leaf, Tensor) else leaf
+
+
+def _pass_name(stream: str) -> str:
+    """Where the state keeps the momentum buffers of a pass."""
+    return stream.removeprefix(".") or "main"

@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from rayfl.engine import looped, vectorized
-from rayfl.engine.requests import GradientRequest, Request, TrainRequest
+from rayfl.engine.requests import GradientRequest, OutputRequest, Request, TrainRequest
 from rayfl.tasks import Task
 
 _log = logging.getLogger(__name__)
@@ -45,10 +45,11 @@ class Engine:
         self.task = task
         self.device = device
         wanted = config.mode == "vectorized" or (config.mode == "auto" and device.type == "cuda")
-        self.vectorized = wanted and task.network.vectorizable
+        obstacle = next((c.network.why_not_vectorizable for c in task.candidates if not c.network.vectorizable), "")
+        self.vectorized = wanted and not obstacle
         self.note = ""
-        if wanted and not self.vectorized:
-            self.note = f"clients are trained one by one: {task.network.why_not_vectorizable}"
+        if wanted and obstacle:
+            self.note = f"clients are trained one by one: {obstacle}"
             _log.warning("%s", self.note)
         self.width = config.width if self.vectorized else 1
 
@@ -81,13 +82,16 @@ class Engine:
     def _run(self, group: list[Request]) -> list[Any]:
         try:
             first = group[0]
+            task = getattr(first, "task", None) or self.task
             if isinstance(first, GradientRequest):
-                return [looped.gradient(first, self.task, self.device)]
+                return [looped.gradient(first, task, self.device)]
+            if isinstance(first, OutputRequest):
+                return [looped.outputs(first, task)]
             trains = [request for request in group if isinstance(request, TrainRequest)]
             if len(trains) < len(group):
                 raise TypeError(f"a procedure may await what a client offers, not a {type(first).__name__}")
             if self.vectorized and any(request.plan.steps for request in trains):
-                return list(vectorized.train(trains, self.task, self.device))
-            return [looped.train(request, self.task, self.device) for request in trains]
+                return list(vectorized.train(trains, task, self.device))
+            return [looped.train(request, task, self.device) for request in trains]
         except Exception as error:
             return [error] * len(group)

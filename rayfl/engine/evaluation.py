@@ -27,7 +27,7 @@ def evaluate(
     with torch.no_grad():
         for name, predictor in predictors.items():
             models = predictor.built()
-            parts = [batch_statistics(task.log_probabilities(models, x), y) for x, y in batches]
+            parts = [batch_statistics(predictor.log_probabilities(models, x, task), y) for x, y in batches]
             totals[name] = (
                 Statistics.from_vector(torch.stack(parts).sum(0).cpu().numpy()) if parts else Statistics.empty()
             )

@@ -12,9 +12,27 @@ from torch import Tensor
 from rayfl.data.federated import Examples
 from rayfl.engine.batches import BatchPlan
 from rayfl.params import Layout, Tree, leaves
+from rayfl.tasks import Task
 
 Objective = Callable[[Any, Any, Any, Any, Any], Tensor]
 """``objective(trainable, batch, task, frozen, draw) -> scalar``: pure, the same looped and under vmap."""
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """How SGD treats some of the trained tensors; None stands for what holds for the others.
+
+    Attributes:
+        lr: learning rate.
+        momentum: momentum.
+        weight_decay: L2 coefficient added to the gradient.
+        bounds: interval to which the values are clipped after every step.
+    """
+
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    bounds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +48,14 @@ class TrainRequest:
         draws: None, or a tree whose leaves have one entry a step along dimension 0.
         plan: the mini-batches.
         lr: learning rate of the round.
-        momentum: momentum; buffers start empty.
+        momentum: momentum; buffers start at ``velocity``.
         weight_decay: L2 coefficient added to the gradient.
         seed: seed of PyTorch's generator for networks with dropout.
+        groups: first keys of ``trainable`` and how SGD treats what lies under them.
+        max_grad_norm: largest norm of a step's gradient; None sets no limit.
+        velocity: None for empty momentum buffers that are dropped afterwards; or those at the start, by path, which
+            the engine replaces by those at the end.
+        task: what the objective is given; None stands for the engine's own task.
     """
 
     client: int
@@ -46,6 +69,10 @@ class TrainRequest:
     momentum: float
     weight_decay: float
     seed: int
+    groups: tuple[tuple[str, ParameterGroup], ...] = ()
+    max_grad_norm: float | None = None
+    velocity: dict[str, Tensor] | None = None
+    task: Task | None = None
 
     def group(self) -> tuple[Any, ...]:
         """Requests with equal groups can be stacked and stepped together."""
@@ -60,6 +87,9 @@ class TrainRequest:
             self.lr,
             self.momentum,
             self.weight_decay,
+            self.groups,
+            self.max_grad_norm,
+            self.task,
         )
 
 
@@ -71,9 +101,11 @@ class GradientRequest:
         client: the client's id, for error messages.
         examples: the client's training samples, on the device.
         point: the tree at which the gradient is taken; not modified.
-        objective: called without frozen tensors and draws.
+        objective: called without draws.
         batch_size: samples at a time.
         seed: seed of PyTorch's generator for networks with dropout.
+        frozen: a tree the objective reads; None when it reads none.
+        task: what the objective is given; None stands for the engine's own task.
     """
 
     client: int
@@ -82,9 +114,30 @@ class GradientRequest:
     objective: Objective
     batch_size: int
     seed: int
+    frozen: Mapping[str, Any] | None = None
+    task: Task | None = None
 
 
-Request = TrainRequest | GradientRequest
+@dataclass(frozen=True, eq=False)
+class OutputRequest:
+    """The outputs of a model in evaluation mode for many samples, without gradients.
+
+    Attributes:
+        client: the client's id, for error messages.
+        x: inputs, on the device, shape (n, *input shape).
+        function: ``(x, task) -> Tensor`` with one row a sample; called on consecutive batches.
+        batch_size: samples at a time.
+        task: what the function is given; None stands for the engine's own task.
+    """
+
+    client: int
+    x: Tensor
+    function: Callable[[Tensor, Any], Tensor]
+    batch_size: int
+    task: Task | None = None
+
+
+Request = TrainRequest | GradientRequest | OutputRequest
 
 
 def _structure(tree: Mapping[str, Any] | None, skip: int = 0) -> tuple[Any, ...] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -11,7 +13,9 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rounds: int = Field(100, ge=1, description="communication rounds (T or R)")
-    clients_per_round: int = Field(5, ge=1, description="size of the cohort sampled each round, without replacement")
+    clients_per_round: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+        5, description="size of the cohort sampled each round, without replacement; all: every client"
+    )
     local_epochs: int = Field(5, ge=0, description="passes over a client's training data in a round (E)")
     batch_size: int | None = Field(10, ge=1, description="local mini-batch size (B); null: all of a client's samples")
     lr: float = Field(0.01, ge=0, description="local learning rate in round 0 (eta)")
@@ -20,6 +24,17 @@ class TrainConfig(BaseModel):
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum; buffers start empty in every local update")
     weight_decay: float = Field(0.0, ge=0, description="L2 coefficient added to the gradient")
+    max_grad_norm: float | None = Field(
+        None,
+        gt=0,
+        description="largest Euclidean norm of a step's gradient; longer ones are scaled down; null: no limit",
+    )
+    min_local_steps: int = Field(
+        0, ge=0, description="least number of local steps; clients with few samples take part of a further epoch"
+    )
+    persist_optimizer: bool = Field(
+        False, description="keep each client's momentum buffers from one participation to the next"
+    )
 
     def lr_in(self, round: int) -> float:
         """eta_t, the learning rate of round t (0-indexed)."""

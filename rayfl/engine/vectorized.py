@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from rayfl.engine.looped import is_buffer, sgd_step
+from rayfl.engine.looped import initial_velocity, is_buffer
 from rayfl.engine.requests import TrainRequest
+from rayfl.engine.sgd import SGD
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
 from rayfl.tasks import Batch, Task
 
@@ -29,7 +30,9 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
     model = _stack([request.trainable for request in ranked], device)
     parameters = [leaf for _, leaf in leaves(model)]
     moved = [i for i, path in enumerate(paths) if not is_buffer(path, task)]
-    velocity = [torch.zeros_like(parameters[i]) for i in moved] if first.momentum else []
+    moved_paths = [paths[i] for i in moved]
+    sgd = SGD(first, moved_paths)
+    velocity = _stacked_velocity(ranked, moved_paths, [parameters[i] for i in moved]) if sgd.has_momentum else []
     frozen, frozen_dims = _stack_frozen(ranked, device)
     draws = None if first.draws is None else _pad_draws(ranked, device)
     feed = _Feed(ranked, device)
@@ -44,16 +47,24 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
         fixed = None if frozen is None else _first(frozen, frozen_dims, active)
         draw = None if draws is None else map_leaves(lambda leaf, s=step, a=active: leaf[s, :a], draws)
         step_gradients = [leaf for _, leaf in leaves(gradients(now, x, y, mask, fixed, draw))]
-        sgd_step(
+        sgd.step(
             [parameters[i][:active] for i in moved],
             [step_gradients[i] for i in moved],
             [v[:active] for v in velocity],
-            first,
+            stacked=True,
         )
     results: list[Tree] = [{} for _ in requests]
     for rank, position in enumerate(order):
         results[position] = map_leaves(lambda leaf, r=rank: leaf[r].clone(), model)
+        kept = ranked[rank].velocity
+        if kept is not None:
+            kept.update({path: v[rank].clone() for path, v in zip(moved_paths, velocity, strict=bool(velocity))})
     return results
+
+
+def _stacked_velocity(ranked: Sequence[TrainRequest], paths: list[str], stacks: list[Tensor]) -> list[Tensor]:
+    rows = [initial_velocity(request, paths, [stack[r] for stack in stacks]) for r, request in enumerate(ranked)]
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
 
 
 def _on_tensors(request: TrainRequest, task: Task) -> Callable[..., Tensor]:

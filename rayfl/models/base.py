@@ -25,10 +25,13 @@ class ClassificationModel(nn.Module):
         head_module: dotted name of the last linear layer, the head of FedRep, FedPAC, pFedSim, FedBABU and FLOCO.
         classifier_modules: dotted names of the modules that form the classifier block, the larger head that the
             reference code of SuPerFed personalizes; contains ``head_module``.
+        feature_channels: channels of the map that ``features`` flattens, channel by channel; None where the features
+            are no map, so that each is a channel of its own.
     """
 
     head_module: str = "head"
     classifier_modules: tuple[str, ...] = ("head",)
+    feature_channels: int | None = None
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
@@ -70,6 +73,7 @@ class Network:
         why_not_vectorizable: the reason, empty for a vectorizable model.
         stochastic: whether a forward pass in training mode draws random numbers (active dropout).
         num_parameters: number of scalars over ``parameter_names``.
+        feature_channels: see :class:`ClassificationModel`.
 
     Raises:
         ModelError: the head or classifier names do not fit the model, or a batch normalization keeps a cumulative
@@ -102,6 +106,7 @@ class Network:
         self.body_names = tuple(name for name in self.parameter_names if name not in self.head_names)
         self.classifier_names = _under(self.parameter_names, skeleton.classifier_modules)
         self.num_parameters = sum(parameter.numel() for parameter in parameters.values())
+        self.feature_channels = skeleton.feature_channels
         self.stochastic = any(_draws(module) for module in skeleton.modules())
         self.why_not_vectorizable = next(filter(None, map(_obstacle, skeleton.modules())), "")
         self.vectorizable = not self.why_not_vectorizable

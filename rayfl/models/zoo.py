@@ -40,6 +40,10 @@ class Architecture(BaseModel):
         """The stateless view of :meth:`build`; raises ModelError if the model does not fit the inputs."""
         return Network(partial(self.build, spec))
 
+    def networks(self, spec: InputSpec) -> list[Network]:
+        """The architectures a client may have: this one."""
+        return [self.network(spec)]
+
     def _misfit(self, spec: InputSpec, needs: str) -> ModelError:
         return ModelError(f"model {self.name} needs {needs}, but the data set has {spec}")
 
@@ -102,7 +106,23 @@ class CharLSTM(Architecture):
         return CharacterLSTM(spec.vocabulary, self.embedding, self.hidden, self.layers, spec.num_classes)
 
 
-ModelConfig = Annotated[TwoNN | TwoCNN | LeafCNN | CharLSTM, Field(discriminator="name")]
+_Single = Annotated[TwoNN | TwoCNN | LeafCNN | CharLSTM, Field(discriminator="name")]
+
+
+class Candidates(BaseModel):
+    """Several architectures among which every client has one of its own, for methods that can mix them (FedMe)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["candidates"] = Field(default="candidates", description=_NAME)
+    candidates: tuple[_Single, ...] = Field(min_length=2, description="The architectures, numbered from 0.")
+
+    def networks(self, spec: InputSpec) -> list[Network]:
+        """One network per candidate; raises ModelError if a model does not fit the inputs."""
+        return [candidate.network(spec) for candidate in self.candidates]
+
+
+ModelConfig = Annotated[TwoNN | TwoCNN | LeafCNN | CharLSTM | Candidates, Field(discriminator="name")]
 
 
 class MultilayerPerceptron(ClassificationModel):
@@ -133,6 +153,7 @@ class ConvolutionalNet(ClassificationModel):
     """
 
     classifier_modules = ("fc", "head")
+    feature_channels = 64
 
     def __init__(self, image: tuple[int, int, int], width: int, outputs: int) -> None:
         super().__init__()

@@ -107,7 +107,7 @@ def test_inv_f11_one_client_is_centralised_sgd() -> None:
     examples: Examples = dataset.load(0)["train"]
     for epoch in range(rounds):
         optimizer = torch.optim.SGD(parameters.values(), lr=0.1, momentum=0.9, weight_decay=0.01)
-        plan = plan_batches(23, 5, 1, RandomStreams(0).generator("batches", epoch, 0))
+        plan = plan_batches(23, 5, 5, RandomStreams(0).generator("batches", epoch, 0))
         for index in plan.batches(torch.device("cpu")):
             hidden = torch.relu(
                 nn.functional.linear(examples.x[index], parameters["inner.weight"], parameters["inner.bias"])

@@ -14,20 +14,15 @@ from torch import Tensor, nn
 
 from actors.host import ClientHost, Job, JobResult
 from actors.pool import InlinePool
-from algorithms.base import Algorithm, Averaging
-from algorithms.fedavg import FedAvg
-from algorithms.fedphp import FedPHP
-from algorithms.fedprox import FedProx
-from algorithms.scaffold import Scaffold
-from algorithms.superfed import SuPerFed
+from algorithms.base import Averaging
 from rayfl.aggregation import Weighted
 from rayfl.data.federated import Examples, FederatedDataset
 from rayfl.engine.client import Client
-from rayfl.engine.settings import TrainConfig
 from rayfl.models.base import ClassificationModel, Network
-from rayfl.params import Tree, copy, leaves, tensors
+from rayfl.params import Tree, copy, leaves, num_bytes, tensors
 from rayfl.randomness import RandomStreams
 from rayfl.tasks import Classification
+from tests.algorithms.cases import ALGORITHMS, CASES, SIZES, TRAIN, Case, toy_of
 from tests.toys import (
     ListDataset,
     Toy,
@@ -35,50 +30,7 @@ from tests.toys import (
     assert_equal,
     normalized_layers,
     random_clients,
-    two_layers,
 )
-
-
-@dataclass(frozen=True)
-class Case:
-    """A method, and what the framework may expect of it.
-
-    Attributes:
-        algorithm: the method, able to run with momentum.
-        down: models (of all parameters) the server sends to a client of the cohort in a round.
-        up: models a client uploads.
-        private: top-level keys of a client's state.
-        averages: whether the server's model is an average of the clients' models.
-    """
-
-    algorithm: Algorithm
-    down: int = 1
-    up: int = 1
-    private: frozenset[str] = frozenset()
-    averages: bool = True
-
-
-ALGORITHMS = {
-    "fedavg": Case(FedAvg(finetune_epochs=1)),
-    "fedprox": Case(FedProx(proximal_weight=0.1, finetune_epochs=1)),
-    "scaffold": Case(Scaffold(momentum_on_corrected=True), down=2, up=2, private=frozenset({"control"})),
-    "superfed-mm": Case(SuPerFed(mode="mm", start=0.25), private=frozenset({"local"})),
-    "superfed-lm": Case(SuPerFed(mode="lm", start=0.25), private=frozenset({"local"})),
-    "fedphp": Case(FedPHP(transfer_weight=0.1), private=frozenset({"hpm", "selections"})),
-}
-
-CASES = pytest.mark.parametrize("case", ALGORITHMS.values(), ids=ALGORITHMS.keys())
-SIZES = (9, 12, 6, 10, 7)
-COHORTS = ([0, 2], [1, 2, 4], [0, 4], [2, 3])
-TRAIN = TrainConfig(
-    rounds=len(COHORTS), clients_per_round=3, local_epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01
-)
-
-
-def toy_of(case: Case, double: bool = True, train: TrainConfig = TRAIN, **options: Any) -> Toy:
-    dtype = torch.float64 if double else torch.float32
-    settings = {"dataset": random_clients(SIZES, dtype=dtype), "task": two_layers(double=double), **options}
-    return Toy(case.algorithm, train=train, **settings)
 
 
 def digest(tree: Mapping[Any, Any]) -> str:
@@ -171,15 +123,15 @@ def test_inv_f1_weights_sum_to_one(algorithm: Averaging, policy: str, replies: l
 def test_inv_f2_identical_replies_are_returned_as_they_are(case: Case, replies: list[tuple[int, Any]]) -> None:
     one = random_clients((9,), dtype=torch.float32).load(0)["train"]
     streams = RelabelledStreams(0, (0,) * 5)
-    toy = toy_of(case, double=False, dataset=ListDataset([(one.x, one.y)] * 5), streams=streams)
-    before = copy(toy.server["model"])
+    toy = toy_of(case, double=False, dataset=ListDataset([(one.x, one.y)] * 5, public=one.x[:4]), streams=streams)
+    before = copy(toy.server)
     toy.step([0, 1, 2, 3, 4])
     first = tree_of(replies[0][1])
     for _, reply in replies:
         assert_equal(tree_of(reply), first)
     if case.averages:
         assert_equal(toy.server["model"], first.get("model", first))
-        assert digest(toy.server["model"]) != digest(before)
+        assert digest(toy.server["model"]) != digest(before["model"])
 
 
 @CASES
@@ -187,20 +139,20 @@ def test_inv_f2_identical_replies_are_returned_as_they_are(case: Case, replies: 
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
 def test_inv_f3_without_training_the_server_keeps_its_model(case: Case, idle: dict[str, Any], mode: str) -> None:
     toy = toy_of(case, double=False, train=TRAIN.model_copy(update=idle), mode=mode)
-    before = copy(toy.server["model"])
-    for cohort in COHORTS[:2]:
+    before = copy(toy.server)
+    for cohort in case.cohorts()[:2]:
         after = toy.step(cohort)
         for leaf in tensors(after):
             assert torch.isfinite(leaf).all()
         if case.averages:
-            assert_equal(after["model"], before)
+            assert_equal(after["model"], before["model"])
 
 
 @CASES
 @pytest.mark.parametrize("hosts", [1, 3])
 def test_inv_f4_states_of_clients_not_sampled_stay(case: Case, hosts: int) -> None:
     toy = toy_of(case, hosts=hosts)
-    for cohort in (*COHORTS, [1], [3, 4]):
+    for cohort in case.cohorts() if case.everyone else (*case.cohorts(), [1], [3, 4]):
         before = {client: digest(state) for client, state in toy.states().items()}
         toy.step(cohort)
         after = {client: digest(state) for client, state in toy.states().items()}
@@ -210,15 +162,15 @@ def test_inv_f4_states_of_clients_not_sampled_stay(case: Case, hosts: int) -> No
 
 
 def noisy(case: Case, **options: Any) -> Toy:
-    dataset = random_clients((8, 12, 6, 10, 7))
-    return Toy(case.algorithm, dataset, normalized_layers(0.3), TRAIN, **options)
+    dataset = random_clients((8, 12, 6, 10, 7), public=8 if case.public else 0)
+    return toy_of(case, dataset=dataset, task=normalized_layers(0.3), **options)
 
 
 @CASES
 @pytest.mark.parametrize("make", [toy_of, noisy])
 def test_inv_f5_evaluation_has_no_side_effects(case: Case, make: Any) -> None:
     watched, undisturbed = make(case), make(case)
-    for cohort in COHORTS[:3]:
+    for cohort in case.cohorts()[:3]:
         assert_equal(watched.step(cohort), undisturbed.step(cohort))
         assert_equal(watched.states(), undisturbed.states())
         before = digest(watched.server), digest(watched.states())
@@ -235,7 +187,7 @@ def test_inv_f5_evaluation_has_no_side_effects(case: Case, make: Any) -> None:
 @CASES
 def test_inv_f6_no_aliasing(case: Case, replies: list[tuple[int, Any]]) -> None:
     disturbed, clean = toy_of(case), toy_of(case)
-    for cohort in COHORTS:
+    for cohort in case.cohorts():
         clean.step(cohort)
         replies.clear()
         disturbed.step(cohort)
@@ -289,7 +241,7 @@ def test_inv_f7_history_depends_on_the_seed_alone(case: Case, make: Any) -> None
 @CASES
 def test_inv_f7_vectorized_differs_by_rounding_alone(case: Case) -> None:
     looped, stacked = (toy_of(case, mode=mode) for mode in ("looped", "vectorized"))
-    for cohort in COHORTS[:3]:
+    for cohort in case.cohorts()[:3]:
         assert_close(looped.step(cohort), stacked.step(cohort))
         assert_close(looped.states(), stacked.states())
 
@@ -297,27 +249,28 @@ def test_inv_f7_vectorized_differs_by_rounding_alone(case: Case) -> None:
 @CASES
 def test_inv_f8_replies_hold_no_private_keys(case: Case, replies: list[tuple[int, Any]]) -> None:
     toy = toy_of(case)
-    names = set(toy.task.network.parameter_names)
+    network = toy.task.network
     uploads: set[str] = set()
-    for cohort in COHORTS:
+    for cohort in case.cohorts():
         toy.step(cohort)
     for client, reply in replies:
-        paths = [path for path, _ in leaves(tree_of(reply))]
-        assert len(paths) == case.up * len(names), client
-        uploads.update(path.split("/")[-1] for path in paths)
-    assert uploads == names
+        assert num_bytes(tree_of(reply)) == 8 * case.up(network), client
+        uploads.update(path.split("/")[-1] for path, _ in leaves(tree_of(reply)))
+    assert uploads == set(case.uploads(network))
     assert {key for state in toy.states().values() for key in state} == set(case.private)
 
 
 @CASES
 def test_inv_f8_shared_keys_are_never_read_from_client_state(case: Case) -> None:
     poisoned, clean = toy_of(case), toy_of(case)
-    shared = set(clean.server) | set(clean.server["model"]) | {"federated", "global", "received", "trained"}
-    for cohort in COHORTS:
+    names = set(clean.task.network.parameter_names)
+    shared = set(clean.server) | names | {"model", "federated", "global", "received", "trained"}
+    poison_model = clean.task.network.initialize(0)
+    for cohort in case.cohorts():
         assert_equal(poisoned.step(cohort), clean.step(cohort))
         states = hosts_of(poisoned)[0].states
         for client, state in states.all().items():
-            poison = {key: copy(clean.server["model"]) for key in shared - case.private}
+            poison = {key: copy(poison_model) for key in shared - case.private}
             for leaf in tensors(poison):
                 leaf.fill_(1e6)
             states.replace(client, {**poison, **state}, poisoned.round)
@@ -334,6 +287,9 @@ class Relabelled(FederatedDataset):
         self.spec = dataset.spec
         self.names = tuple(dataset.names[k] for k in original)
 
+    def load_public(self) -> Tensor:
+        return self._dataset.load_public()
+
     def sizes(self) -> np.ndarray:
         return self._dataset.sizes()[list(self._original)]
 
@@ -343,12 +299,14 @@ class Relabelled(FederatedDataset):
 
 @CASES
 def test_inv_f9_relabelling_clients_permutes_their_results(case: Case) -> None:
+    if not case.relabels:
+        pytest.skip("the server draws by client id")
     original = (3, 0, 4, 1, 2)
     label = {k: original.index(k) for k in range(5)}
     plain = toy_of(case)
     streams = RelabelledStreams(0, original)
     relabelled = toy_of(case, dataset=Relabelled(plain.dataset, original), streams=streams)
-    for cohort in COHORTS:
+    for cohort in case.cohorts():
         assert_close(plain.step(cohort), relabelled.step(sorted(label[k] for k in cohort)), 1e-12)
     for client, state in plain.states().items():
         assert_close(relabelled.states()[label[client]], state, 1e-12)
@@ -362,11 +320,11 @@ def test_inv_f9_relabelling_clients_permutes_their_results(case: Case) -> None:
 @CASES
 def test_inv_f10_traffic_is_that_of_the_messages(case: Case) -> None:
     toy = toy_of(case, double=False, hosts=2)
-    size = 4 * toy.task.network.num_parameters
-    for cohort in COHORTS:
+    network = toy.task.network
+    for cohort in case.cohorts():
         toy.step(cohort)
-        assert toy.federation.traffic.down == len(cohort) * case.down * size
-        assert toy.federation.traffic.up == len(cohort) * case.up * size
+        assert toy.federation.traffic.down == 4 * len(cohort) * case.down(network)
+        assert toy.federation.traffic.up == 4 * len(cohort) * case.up(network)
     # an evaluation is the simulator's, not a message
     toy.scores()
     assert (toy.federation.traffic.down, toy.federation.traffic.up) == (0, 0)
@@ -374,9 +332,11 @@ def test_inv_f10_traffic_is_that_of_the_messages(case: Case) -> None:
 
 @CASES
 def test_inv_f14_mean_accuracy_of_one_model_is_its_pooled_accuracy(case: Case) -> None:
-    dataset = random_clients((8,) * 5)
+    if not case.averages:
+        pytest.skip("no model is everybody's")
+    dataset = random_clients((8,) * 5, public=8 if case.public else 0)
     toy = toy_of(case, dataset=dataset)
-    for cohort in COHORTS:
+    for cohort in case.cohorts():
         toy.step(cohort)
     parts = [dataset.load(client)["test"] for client in range(5)]
     x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
@@ -409,5 +369,7 @@ class Scaled(ClassificationModel):
 def test_buffers_are_neither_stepped_nor_decayed(case: Case, mode: str) -> None:
     task = Classification(Network(Scaled))
     toy = toy_of(case, double=False, task=task, mode=mode)
-    for cohort in COHORTS:
-        assert torch.equal(toy.step(cohort)["model"]["scale"], torch.full((5,), 2.0))
+    for cohort in case.cohorts():
+        for path, leaf in leaves(toy.step(cohort)):
+            if path.endswith("scale"):
+                assert torch.equal(leaf, torch.full((5,), 2.0))

@@ -83,7 +83,7 @@ def history(run: Toy) -> dict[int, Tree]:
 def client_of(run: Toy, id: int, round: int = 0) -> Client:
     """A client outside of a host, with its present state."""
     context = RoundContext(round, run.train.rounds, len(SIZES), run.train, RandomStreams(run.seed))
-    return Client(id, run.states().get(id, {}), run.dataset.load(id)["train"], run.task, context, CPU)
+    return Client(id, run.states().get(id, {}), run.dataset.load(id), run.task, context, CPU)
 
 
 def rows_of(run: Toy, id: int, round: int) -> dict[str, Predictor]:

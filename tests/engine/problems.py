@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfl.data.federated import Examples, InputSpec
-from rayfl.engine.batches import plan_batches
+from rayfl.engine.batches import num_steps, plan_batches
 from rayfl.engine.requests import TrainRequest
 from rayfl.models.base import ClassificationModel
 from rayfl.params import Tree
@@ -126,7 +126,8 @@ def request(
     weight_decay: float = 1e-4,
 ) -> TrainRequest:
     """A local update with the usual hyper-parameters."""
-    plan = plan_batches(len(data), batch_size, epochs, np.random.default_rng(client))
+    steps = num_steps(len(data), batch_size, epochs)
+    plan = plan_batches(len(data), batch_size, steps, np.random.default_rng(client))
     return TrainRequest(
         client, data, trainable, frozen, objective, draws, plan, lr, momentum, weight_decay, seed=1000 + client
     )

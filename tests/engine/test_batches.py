@@ -15,7 +15,7 @@ SAMPLES, SIZES, EPOCHS = st.integers(0, 60), st.one_of(st.none(), st.integers(1,
 
 @given(SAMPLES, SIZES, EPOCHS)
 def test_every_epoch_visits_every_sample_once(samples: int, size: int | None, epochs: int) -> None:
-    plan = plan_batches(samples, size, epochs, np.random.default_rng(0))
+    plan = plan_batches(samples, size, num_steps(samples, size, epochs), np.random.default_rng(0))
     batches = plan.batches(torch.device("cpu"))
     assert len(batches) == plan.steps == num_steps(samples, size, epochs)
     per_epoch = num_steps(samples, size, 1)
@@ -36,13 +36,28 @@ def test_the_last_partial_batch_counts(samples: int, size: int | None, epochs: i
 
 
 def test_epochs_are_shuffled_anew_and_a_longer_plan_begins_like_a_shorter_one() -> None:
-    short = plan_batches(20, 6, 2, np.random.default_rng(3))
-    long = plan_batches(20, 6, 3, np.random.default_rng(3))
+    short = plan_batches(20, 6, 8, np.random.default_rng(3))
+    long = plan_batches(20, 6, 12, np.random.default_rng(3))
     assert torch.equal(long.order[:40], short.order)
     assert not torch.equal(short.order[:20], short.order[20:])
 
 
 def test_the_order_does_not_depend_on_the_batch_size() -> None:
-    plans = [plan_batches(20, size, 2, np.random.default_rng(3)) for size in (1, 6, None)]
+    plans = [plan_batches(20, size, num_steps(20, size, 2), np.random.default_rng(3)) for size in (1, 6, None)]
     assert torch.equal(plans[0].order, plans[1].order)
     assert torch.equal(plans[0].order, plans[2].order)
+
+
+def test_a_plan_of_some_steps_ends_within_an_epoch() -> None:
+    whole, part = (plan_batches(20, 6, steps, np.random.default_rng(3)) for steps in (8, 5))
+    assert part.steps == 5
+    assert part.bounds == whole.bounds[:6]
+    assert torch.equal(part.order, whole.order[: part.bounds[-1]])
+
+
+def test_repeated_batches_follow_each_other() -> None:
+    once, thrice = (plan_batches(7, 3, 4, np.random.default_rng(3), repeats).batches(torch.device("cpu"))
+                    for repeats in (1, 3))  # fmt: skip
+    assert len(thrice) == 3 * len(once)
+    for step, batch in enumerate(thrice):
+        assert torch.equal(batch, once[step // 3])
