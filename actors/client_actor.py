@@ -37,7 +37,7 @@ class ClientActor:
 
     def __init__(self, config: dict[str, Any], host: int, device: str) -> None:
         self._number = host
-        self._config = Experiment.model_validate(config)
+        self._config = Experiment.knowing(config).model_validate(config)
         self._pinned = threading.local()
         self._pin()
         self._host = build_host(self._config, host, device)

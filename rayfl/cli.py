@@ -94,20 +94,22 @@ def list_(
 
 @app.command()
 def show(
-    target: Annotated[str, typer.Argument(help="A method, or a preset or YAML file.")],
+    target: Annotated[str, typer.Argument(help="A method (also a module:Class of your own), a preset or a YAML file.")],
     overrides: Overrides = None,
 ) -> None:
     """Show a method with its hyper-parameters, or a configuration with all its values resolved."""
     from algorithms.registry import METHODS
     from rayfl.catalog import describe_method, hyper_parameters
     from rayfl.config.loading import to_yaml
+    from rayfl.config.objects import import_object, names_an_object
 
-    if target in METHODS:
+    method: Any = import_object(target, "method") if names_an_object(target) else METHODS.get(target)
+    if method is not None:
         if overrides:
             raise ConfigError(f"overrides do not apply to the method {target!r}; give a preset or a file")
-        _out.print(describe_method(METHODS[target]), markup=False, highlight=False)
+        _out.print(describe_method(method), markup=False, highlight=False)
         table = Table("field", "symbol", "default", "range", "meaning")
-        for row in hyper_parameters(METHODS[target]):
+        for row in hyper_parameters(method):
             table.add_row(*row)
         _out.print(table)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -14,7 +14,6 @@ from rayfl.config.messages import explain, nearest
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
 
-Config = TypeVar("Config", bound=ExperimentConfig)
 _NAMED_SECTIONS = ("algorithm", "dataset", "partition", "model")
 DEFAULT_PRESET = "quickstart"
 
@@ -31,15 +30,18 @@ def preset_text(name: str) -> str:
 
 
 def load_config(
-    schema: type[Config], source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str] | Mapping[str, Any]
-) -> Config:
+    schema: type[ExperimentConfig],
+    source: str | Path | Mapping[str, Any] | None,
+    overrides: Sequence[str] | Mapping[str, Any],
+) -> ExperimentConfig:
     """Reads and validates a configuration.
 
     Args:
         schema: the configuration class.
         source: a preset's name, a YAML file, a mapping, or None for the preset ``quickstart``.
         overrides: ``dotted.path=value`` strings (the value is YAML), or a mapping of dotted paths to values.
-            ``algorithm=floco`` is short for ``algorithm={name: floco}``.
+            ``algorithm=floco`` is short for ``algorithm={name: floco}``; ``algorithm=my_module:MyMethod`` is a user's
+            own class.
 
     Raises:
         ConfigError: listing every problem with its path, the allowed values and the nearest name.
@@ -49,6 +51,7 @@ def load_config(
     content = {key: _expanded(key, value) for key, value in content.items()}
     for path, value in pairs:
         _set(content, path, value)
+    schema = schema.knowing(content)
     try:
         return schema.model_validate(content)
     except ValidationError as error:

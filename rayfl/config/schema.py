@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Union
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from rayfl.config.objects import import_object, names_an_object
 from rayfl.data.digits import DigitsSource
 from rayfl.data.holdout import HoldoutConfig
 from rayfl.data.natural import LeafSource
@@ -16,6 +18,7 @@ from rayfl.data.partition import NaturalPartition, Partition
 from rayfl.data.vision import MnistSource
 from rayfl.engine.engine import EngineConfig
 from rayfl.engine.settings import TrainConfig
+from rayfl.errors import ConfigError
 from rayfl.models.zoo import ModelConfig
 
 DatasetConfig = Annotated[Union[DigitsSource, MnistSource, LeafSource], Field(discriminator="name")]  # noqa: UP007
@@ -102,6 +105,25 @@ class ExperimentConfig(_Section):
     )
     algorithm: Any = Field(description="the method and its hyper-parameters")
 
+    methods: ClassVar[tuple[type[BaseModel], ...]] = ()
+    method_base: ClassVar[type[BaseModel]] = BaseModel
+
+    @classmethod
+    def knowing(cls, content: Mapping[str, Any]) -> type[ExperimentConfig]:
+        """The configuration class for some raw content: one more class where its method is a user's own.
+
+        Raises:
+            ConfigError: ``algorithm.name`` is ``module:Class`` and names no method.
+        """
+        section = content.get("algorithm")
+        name = section.get("name") if isinstance(section, Mapping) else None
+        if not names_an_object(name):
+            return cls
+        found = import_object(str(name), "algorithm")
+        if not (isinstance(found, type) and issubclass(found, cls.method_base)):
+            raise ConfigError(f"algorithm: {name!r} is no subclass of rayfl.{cls.method_base.__name__}")
+        return _with_users_method(cls, str(name), found)
+
     def fingerprint(self) -> str:
         """SHA-256 of everything that a result depends on: not of names, places and processes."""
         content = self.model_dump(
@@ -113,14 +135,26 @@ class ExperimentConfig(_Section):
     @property
     def run_name(self) -> str:
         """The run's folder."""
-        return self.name or f"{self.algorithm.name}-{self.dataset.name}-{self.fingerprint()[:8]}"
+        method = self.algorithm.name.rpartition(":")[2]
+        return self.name or f"{method}-{self.dataset.name}-{self.fingerprint()[:8]}"
 
 
-def experiment_schema(algorithms: Sequence[type[BaseModel]]) -> type[ExperimentConfig]:
+@lru_cache
+def _with_users_method(schema: type[ExperimentConfig], path: str, found: type[BaseModel]) -> type[ExperimentConfig]:
+    """``schema`` with one more method, the class ``module:Class`` under that name in place of its own."""
+    label: Any = Literal[path]
+    own: type[BaseModel] = create_model(found.__name__, __base__=found, __doc__=found.__doc__, name=(label, path))
+    return experiment_schema([*schema.methods, own], schema.method_base)
+
+
+def experiment_schema(
+    algorithms: Sequence[type[BaseModel]], base: type[BaseModel] = BaseModel
+) -> type[ExperimentConfig]:
     """The configuration class in which ``algorithm`` is one of the given methods.
 
     Args:
         algorithms: method classes, told apart by their literal field ``name``.
+        base: what a user's own method must be a subclass of.
     """
     union: Any = Union[tuple(algorithms)]  # noqa: UP007
     field: Any = (
@@ -128,4 +162,5 @@ def experiment_schema(algorithms: Sequence[type[BaseModel]]) -> type[ExperimentC
         Field(description="the method and its hyper-parameters"),
     )
     schema: type[ExperimentConfig] = create_model("Experiment", __base__=ExperimentConfig, algorithm=field)
+    schema.methods, schema.method_base = tuple(algorithms), base
     return schema

@@ -1,0 +1,95 @@
+"""The page that shows how a method is written does what it says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import rayfl
+from algorithms.registry import Experiment
+from rayfl.cli import app
+from rayfl.config.loading import load_config, to_yaml
+from rayfl.errors import ConfigError
+from rayfl.tracking.summary import final_rows
+
+PAGE = Path(__file__).parent.parent / "docs" / "write-a-method.md"
+INLINE = {"cluster.backend": "inline", "tracking.tensorboard": False}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A current folder that holds the page's module."""
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "remembering.py").write_text(code[0])
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    sys.modules.pop("remembering", None)
+
+
+def test_the_class_is_forty_lines_at_most(folder: Path) -> None:
+    lines = (folder / "remembering.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) <= 40
+
+
+def test_the_page_runs(folder: Path) -> None:
+    commands = re.findall(r"^rayfl (.*)$", PAGE.read_text(), re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["show", "run"]
+    shown = CliRunner().invoke(app, commands[0].split())
+    assert shown.exit_code == 0
+    assert "pulled towards the average" in shown.output and "rho" in shown.output
+    local = [f"storage_path={folder}", "cluster.backend=inline"]
+    ran = CliRunner().invoke(app, [*commands[1].split(), *local])
+    assert ran.exit_code == 0, ran.output
+    assert "memory" in ran.output
+    (run,) = folder.glob("Remembering-digits-*")
+    stored = load_config(Experiment, run / "config.yaml", [])
+    assert stored.algorithm.pull == 0.1
+
+
+def test_the_method_personalizes_and_continues(folder: Path) -> None:
+    settings = {"algorithm": "remembering:Remembering", "storage_path": str(folder), "name": "run", **INLINE}
+    result = rayfl.run("quickstart", **settings, **{"train.rounds": 4})
+    rows = {row["model"]: row for row in final_rows(result)}
+    assert rows["memory"]["top1"] > rows["global"]["top1"]
+    again = rayfl.run("quickstart", **settings, **{"train.rounds": 4})
+    assert again.clients.equals(result.clients)
+
+
+def test_actors_build_the_class_from_plain_data(folder: Path) -> None:
+    config = load_config(Experiment, "quickstart", ["algorithm=remembering:Remembering"])
+    plain = config.model_dump(mode="json")
+    assert Experiment.knowing(plain).model_validate(plain) == config
+    assert load_config(Experiment, _written(folder, to_yaml(config)), []) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere:Method", "module 'nowhere' cannot be imported"),
+        ("remembering:Remember", "did you mean 'Remembering'?"),
+        ("rayfl.params:Tree", "is no subclass of rayfl.Algorithm"),
+        ("remembering:__doc__", "is no subclass"),
+        ("sys:path", "is no subclass"),
+    ],
+)
+def test_what_is_no_method_is_named(folder: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config(Experiment, "quickstart", [f"algorithm={name}"])
+
+
+def test_a_wrong_hyper_parameter_is_named_with_those_of_the_class(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm.pul: unknown \(did you mean 'pull'\?\); allowed: .*forget"):
+        load_config(Experiment, "quickstart", ["algorithm=remembering:Remembering", "algorithm.pul=1"])
+
+
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(text)
+    return path
