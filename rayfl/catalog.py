@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import yaml
@@ -15,10 +16,17 @@ from rayfl.data.partition import Partition
 from rayfl.models.zoo import ModelConfig
 
 
-def catalog(methods: dict[str, type[BaseModel]]) -> dict[str, list[tuple[str, str]]]:
-    """By kind, the names a configuration may use and what each is."""
+def catalog(methods: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
+    """By kind, the names a configuration may use and what each is; of a method also its paper and what persists.
+
+    Args:
+        methods: the classes of all methods by name.
+    """
     return {
-        "algorithms": [(name, _first_sentence(method)) for name, method in sorted(methods.items())],
+        "algorithms": [
+            (name, first_sentence(m), m.citation, f"client: {m.client_keeps}; server: {m.server_keeps}")
+            for name, m in sorted(methods.items())
+        ],
         "datasets": _union(DatasetConfig),
         "partitions": _union(Partition),
         "models": _union(ModelConfig),
@@ -58,12 +66,13 @@ def _literals(annotation: Any) -> list[Any]:
     return [inner for argument in arguments for inner in _literals(argument)]
 
 
-def _union(annotation: Any) -> list[tuple[str, str]]:
+def _union(annotation: Any) -> list[tuple[str, ...]]:
     members = get_args(get_args(annotation)[0])
-    return sorted((member.model_fields["name"].default, _first_sentence(member)) for member in members)
+    return sorted((member.model_fields["name"].default, first_sentence(member)) for member in members)
 
 
-def _first_sentence(model: type[BaseModel]) -> str:
+def first_sentence(model: type[BaseModel]) -> str:
+    """The first paragraph of a docstring, on one line."""
     paragraph = (inspect.getdoc(model) or "").partition("\n\n")[0]
     return " ".join(paragraph.split())
 

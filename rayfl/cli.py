@@ -84,11 +84,11 @@ def list_(
     from algorithms.registry import METHODS
     from rayfl.catalog import catalog
 
-    for title, entries in catalog(dict(METHODS)).items():
+    for title, entries in catalog(METHODS).items():
         if what in (None, title):
             table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
-            for name, description in entries:
-                table.add_row(name, description)
+            for entry in entries:
+                table.add_row(*entry)
             _out.print(table)
 
 
