@@ -70,8 +70,8 @@ def index() -> str:
                 "<!-- made by scripts/method_pages.py -->",
                 "# Methods",
                 "Every method's invariants (identities that its definition implies: reductions to other methods, "
-                "conservation laws, fixed points, closed-form gradients) are tests named after them, `test_inv_...`, in "
-                "`tests/algorithms/test_NAME.py`. The last column counts them; "
+                "conservation laws, fixed points, closed-form gradients) are tests named after them, "
+                "`test_inv_...`, in `tests/algorithms/test_NAME.py`. The last column counts them; "
                 f"{framework_invariants()} more, of the framework, are run for every method "
                 "(`tests/algorithms/test_framework.py`).",
                 _table(heads, rows),
