@@ -6,24 +6,45 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from actors.host import ClientHost
+from actors.memory import Spill, machine_memory
 from actors.state import ClientStates
 from rayfl.commits import CommitStore
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.engine import Engine
 from rayfl.experiment import Parts
 
+_AUTOMATIC_SHARE = {"state_memory": 0.4, "data_memory": 0.3}
+"""What share of a machine's memory its actors may fill with each."""
 
-def build_host(config: ExperimentConfig, host: int, device: str) -> ClientHost:
-    """A host without clients' data or states; both are loaded as jobs ask for them."""
+
+def build_host(config: ExperimentConfig, host: int, device: str, neighbours: int = 1) -> ClientHost:
+    """A host without clients' data or states; both are loaded as jobs ask for them.
+
+    Args:
+        config: the experiment.
+        host: the host's number.
+        device: ``cpu`` or ``cuda``.
+        neighbours: how many hosts share this machine's memory, itself included.
+    """
     parts = Parts(config)
     return ClientHost(
         algorithm=config.algorithm,
         engine=Engine(parts.task, torch.device(device), config.engine),
         dataset=parts.dataset,
         context=parts.context,
-        states=ClientStates(CommitStore(parts.storage), host),
+        states=ClientStates(
+            CommitStore(parts.storage),
+            host,
+            Spill(_bytes(config, "state_memory", neighbours), config.cluster.spill_dir),
+        ),
         batch_size=config.evaluation.batch_size,
+        data_memory=_bytes(config, "data_memory", neighbours),
     )
+
+
+def _bytes(config: ExperimentConfig, field: str, neighbours: int) -> int:
+    wanted = getattr(config.cluster, field)
+    return int(machine_memory() * _AUTOMATIC_SHARE[field] / neighbours) if wanted == "auto" else int(wanted)
 
 
 def pin_threads(threads: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -33,14 +34,15 @@ class ClientActor:
         config: the configuration as plain data.
         host: the host's number.
         device: ``cpu`` or ``cuda``.
+        neighbours: how many actors share the machine's memory, itself included.
     """
 
-    def __init__(self, config: dict[str, Any], host: int, device: str) -> None:
+    def __init__(self, config: dict[str, Any], host: int, device: str, neighbours: int) -> None:
         self._number = host
         self._config = Experiment.knowing(config).model_validate(config)
         self._pinned = threading.local()
         self._pin()
-        self._host = build_host(self._config, host, device)
+        self._host = build_host(self._config, host, device, neighbours)
 
     def __repr__(self) -> str:
         return f"rayfl-host-{self._number:02d}"
@@ -123,6 +125,8 @@ class RayPool:
     def __init__(self, config: dict[str, Any], options: ActorOptions) -> None:
         self._config = config
         self._options = options
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        self._neighbours = math.ceil(options.count / max(sum(bool(node["Alive"]) for node in nodes), 1))
         self._actors = [self._start(host) for host in range(options.count)]
         try:
             self.descriptions: list[dict[str, Any]] = self._describe(range(options.count))
@@ -170,7 +174,7 @@ class RayPool:
     def _start(self, host: int) -> Any:
         options = self._options
         actor = _RemoteClientActor.options(num_cpus=options.num_cpus, num_gpus=options.num_gpus)
-        return actor.remote(self._config, host, options.device)
+        return actor.remote(self._config, host, options.device, self._neighbours)
 
     def _describe(self, hosts: Sequence[int]) -> list[dict[str, Any]]:
         pings = [self._actors[host].describe.remote() for host in hosts]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from actors.memory import LeastRecentlyUsed
 from actors.state import Change, ClientStates, signature
 from algorithms.base import Algorithm
 from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite
@@ -80,6 +81,7 @@ class ClientHost:
         context: round context of the experiment (its round is set by each job).
         states: the states of the hosted clients.
         batch_size: evaluation batch size.
+        data_memory: bytes of clients' samples that stay loaded; None for no limit.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class ClientHost:
         context: RoundContext,
         states: ClientStates,
         batch_size: int,
+        data_memory: int | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.engine = engine
@@ -98,6 +101,7 @@ class ClientHost:
         self._context = context
         self._batch_size = batch_size
         self._examples: dict[int, Mapping[str, Examples]] = {}
+        self._recent = LeastRecentlyUsed[int](data_memory, self._unload)
         self._public: torch.Tensor | None = None
 
     def run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
@@ -119,7 +123,7 @@ class ClientHost:
         width = self.engine.width
         for start in range(0, len(job.clients), width):
             self._run_together(job, job.clients[start : start + width], common, result)
-        result.stateful = [client for client in job.clients if self.states.checkout(client)]
+        result.stateful = [client for client in job.clients if self.states.holds(client)]
         return result
 
     def _run_together(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> None:
@@ -177,14 +181,19 @@ class ClientHost:
         return Client(id, state, self._load(id), self.engine.task, context, device, self._load_public)
 
     def _load(self, client: int) -> Mapping[str, Examples]:
-        """The client's samples on the device, loaded at its first call."""
+        """The client's samples on the device; loaded when they are not there (any more)."""
         if client not in self._examples:
             device = self.engine.device
             parts = self._dataset.load(client) if client < self._dataset.num_clients else self._load_all()
             self._examples[client] = {
                 split: Examples(part.x.to(device), part.y.to(device)) for split, part in parts.items()
             }
-        return self._examples[client]
+        found = self._examples[client]
+        self._recent.touch(client, sum(part.x.nbytes + part.y.nbytes for part in found.values()))
+        return found
+
+    def _unload(self, client: int) -> None:
+        del self._examples[client]
 
     def _load_all(self) -> Mapping[str, Examples]:
         """The samples of the client that owns everybody's, in ascending order of the clients."""

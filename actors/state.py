@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from actors.memory import Kept, Spill
 from rayfl.commits import CommitStore, StoredFile
 from rayfl.params import Tree, from_numpy, leaves, map_leaves, to_numpy
 
@@ -25,23 +26,32 @@ class ClientStates:
     Args:
         store: where commits go; None keeps nothing.
         host: the host's number, part of its files' names.
+        spill: holds the trees; default without a limit.
     """
 
-    def __init__(self, store: CommitStore | None, host: int) -> None:
+    def __init__(self, store: CommitStore | None, host: int, spill: Spill | None = None) -> None:
         self._store = store
         self._host = host
-        self._states: dict[int, Tree] = {}
+        self._spill = spill or Spill()
+        self._states: dict[int, Kept] = {}
         self._moves: dict[int, int] = {}
-        self._changed: dict[int, dict[int, tuple[int, Tree]]] = {}
+        self._changed: dict[int, dict[int, tuple[int, Kept]]] = {}
         self._lock = threading.Lock()
 
     def checkout(self, client: int) -> Tree:
         """A copy of the client's state (tensors shared) for a procedure to work on; empty at first."""
-        return map_leaves(lambda leaf: leaf, self._states.get(client, {}))
+        kept = self._states.get(client)
+        return map_leaves(lambda leaf: leaf, self._spill.get(kept)) if kept is not None else {}
+
+    def holds(self, client: int) -> bool:
+        """Whether the client's state is here, in memory or spilled."""
+        return client in self._states
 
     def replace(self, client: int, state: Tree, round: int) -> None:
         """Keeps what a procedure made of its state in a round (0-indexed)."""
-        kept = map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, state)
+        kept = self._spill.keep(
+            map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, state)
+        )
         with self._lock:
             self._states[client] = kept
             self._changed.setdefault(round, {})[client] = (self._moves.get(client, 0), kept)
@@ -53,14 +63,16 @@ class ClientStates:
             For :meth:`receive`, by client: ``state``, and ``moves``, how often the client has moved.
         """
         return {
-            client: {"state": to_numpy(self._states.pop(client)), "moves": self._moves.pop(client, 0) + 1}
-            for client in clients
+            client: {"state": self._released(client), "moves": self._moves.pop(client, 0) + 1} for client in clients
         }
+
+    def _released(self, client: int) -> Tree:
+        return to_numpy(self._spill.get(self._states.pop(client)))
 
     def receive(self, states: Mapping[int, Tree]) -> None:
         """Takes over what another host released."""
         for client, moved in states.items():
-            self._states[client] = from_numpy(moved["state"])
+            self._states[client] = self._spill.keep(from_numpy(moved["state"]))
             self._moves[client] = moved["moves"]
 
     def restore(self, files: Mapping[int, StoredFile]) -> None:
@@ -75,7 +87,7 @@ class ClientStates:
             by_file.setdefault(file, []).append(client)
         for file, clients in by_file.items():
             found = self._store.read_states(file)
-            self._states.update({client: found[client] for client in clients})
+            self._states.update({client: self._spill.keep(found[client]) for client in clients})
 
     def write(self, rounds_completed: int) -> tuple[StoredFile, dict[int, Change]] | None:
         """Writes what changed in the rounds before ``rounds_completed`` and is not written yet.
@@ -95,7 +107,7 @@ class ClientStates:
         changes: dict[int, Change] = {}
         for round, batch in batches.items():
             for client, (moves, state) in batch.items():
-                states[client], changes[client] = state, (round, moves)
+                states[client], changes[client] = self._spill.get(state), (round, moves)
         file = self._store.write_states(rounds_completed, self._host, states)
         with self._lock:
             for round, batch in batches.items():
@@ -112,8 +124,8 @@ class ClientStates:
             self._changed.clear()
 
     def all(self) -> dict[int, Tree]:
-        """The states in memory, by client."""
-        return dict(sorted(self._states.items()))
+        """The states of this host, by client."""
+        return {client: self._spill.get(kept) for client, kept in sorted(self._states.items())}
 
 
 def signature(state: Mapping[str, Any]) -> Signature:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from actors.federation import Federation
 from actors.host import ClientHost
+from actors.memory import Spill
 from actors.pool import InlinePool
 from actors.state import ClientStates
 from algorithms.base import Algorithm
@@ -177,6 +178,21 @@ def normalized_layers(dropout: float = 0.0) -> Classification:
     return Classification(DoubleNetwork(lambda: NormalizedLayers(dropout)))
 
 
+@dataclass(frozen=True)
+class RelabelledStreams(RandomStreams):
+    """Streams keyed by another id than the client's own.
+
+    Attributes:
+        original: the id that stands for client k at position k; further clients keep theirs.
+    """
+
+    original: tuple[int, ...] = ()
+
+    def _digest(self, name: str, round: int, client: int) -> bytes:
+        known = 0 <= client < len(self.original)
+        return super()._digest(name, round, self.original[client] if known else client)
+
+
 @dataclass
 class Toy:
     """An experiment in this process, stepped by hand.
@@ -190,6 +206,8 @@ class Toy:
         mode: looped or vectorized.
         seed: experiment seed.
         streams: the random streams, in place of those of ``seed``.
+        spill: bounds the memory for states (of one host).
+        data_memory: bytes of samples that stay loaded.
     """
 
     algorithm: Algorithm
@@ -200,6 +218,8 @@ class Toy:
     mode: str = "looped"
     seed: int = 0
     streams: RandomStreams | None = None
+    spill: Spill | None = None
+    data_memory: int | None = None
     server: Tree = field(init=False)
     federation: Federation = field(init=False)
     round: int = field(init=False, default=0)
@@ -214,8 +234,9 @@ class Toy:
                 Engine(self.task, CPU, EngineConfig(mode=self.mode, width=8)),  # type: ignore[arg-type]
                 self.dataset,
                 self.context,
-                ClientStates(None, i),
+                ClientStates(None, i, self.spill),
                 batch_size=256,
+                data_memory=self.data_memory,
             )
             for i in range(self.hosts)
         ]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model
 
 from rayfl.config.objects import import_object, names_an_object
 from rayfl.data.digits import DigitsSource
@@ -60,6 +60,19 @@ class ClusterConfig(_Section):
     actors_per_gpu: int = Field(1, ge=1, description="actors that share a GPU; each takes 1/k of it")
     threads_per_actor: int = Field(1, ge=1, description="threads of PyTorch and BLAS in an actor")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if the cluster has GPUs")
+    state_memory: Annotated[ByteSize, Field(gt=0)] | Literal["auto"] = Field(
+        "auto",
+        description="memory per actor for client states (such as 4GiB); the least recently used go to disk and come "
+        "back; auto: 40 % of the machine's memory, divided among its actors",
+    )
+    data_memory: Annotated[ByteSize, Field(gt=0)] | Literal["auto"] = Field(
+        "auto",
+        description="memory per actor for clients' samples; the least recently used are read again when needed; "
+        "auto: 30 % of the machine's memory, divided among its actors",
+    )
+    spill_dir: str | None = Field(
+        None, description="folder on each node for states beyond state_memory; null: the folder for temporary files"
+    )
     startup_timeout_s: float = Field(300, gt=0, description="how long to wait for the actors to start, in seconds")
 
 

@@ -1,0 +1,152 @@
+"""Bounded memory: what is least recently used leaves first, and comes back from disk to the bit."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from rayfl import treefile
+from rayfl.errors import ResourceError
+from rayfl.params import Tree, num_bytes
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class LeastRecentlyUsed(Generic[Key]):
+    """Keeps count of bytes and says what has to go.
+
+    Args:
+        limit: bytes that may stay; None for no limit. The newest entry stays even if it alone exceeds it.
+        evict: called with a key that has to go.
+    """
+
+    def __init__(self, limit: int | None, evict: Callable[[Key], None]) -> None:
+        self._limit = limit
+        self._evict = evict
+        self._sizes: OrderedDict[Key, int] = OrderedDict()
+        self.bytes = 0
+
+    def touch(self, key: Key, size: int) -> None:
+        """Notes that an entry of ``size`` bytes was used just now, and evicts others if there is too much."""
+        self.forget(key)
+        self._sizes[key] = size
+        self.bytes += size
+        while self._limit is not None and self.bytes > self._limit and len(self._sizes) > 1:
+            oldest = next(iter(self._sizes))
+            self._evict(oldest)
+            self.forget(oldest)
+
+    def forget(self, key: Key) -> None:
+        """Takes an entry off the count."""
+        self.bytes -= self._sizes.pop(key, 0)
+
+
+class Kept:
+    """A tree that a :class:`Spill` holds for whoever holds this handle."""
+
+    def __init__(self, serial: int, tree: Tree) -> None:
+        self.serial = serial
+        self.size = num_bytes(tree)
+        self.tree: Tree | None = tree
+        self.file: Path | None = None
+
+
+class Spill:
+    """Trees in memory up to a limit; the least recently used go to files and come back when asked for.
+
+    A tree and its file are gone when nobody holds its handle any more. Safe to use from several threads.
+
+    Args:
+        limit: bytes in memory; None for no limit.
+        folder: where files go, on a disk of this machine; None for the folder for temporary files.
+    """
+
+    def __init__(self, limit: int | None = None, folder: str | None = None) -> None:
+        self._parent = folder
+        self._folder: Path | None = None
+        self._serials = itertools.count()
+        self._handles: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
+        self._recent = LeastRecentlyUsed[int](limit, self._write)
+        # Re-entrant: a handle may die, and so call back, while this thread is inside.
+        self._lock = threading.RLock()
+        self.spilled = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in memory now."""
+        return self._recent.bytes
+
+    def keep(self, tree: Tree) -> Kept:
+        """Takes a tree, which nobody changes in place any more."""
+        with self._lock:
+            kept = Kept(next(self._serials), tree)
+            self._handles[kept.serial] = kept
+            weakref.finalize(kept, self._drop, kept.serial)
+            self._recent.touch(kept.serial, kept.size)
+            return kept
+
+    def get(self, kept: Kept) -> Tree:
+        """The tree, from memory or from its file.
+
+        Raises:
+            ResourceError: another tree had to go and could not be written.
+        """
+        with self._lock:
+            if kept.tree is None:
+                assert kept.file is not None
+                kept.tree = treefile.loads(kept.file.read_bytes(), str(kept.file))
+            self._recent.touch(kept.serial, kept.size)
+            return kept.tree
+
+    def close(self) -> None:
+        """Deletes the files."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self, serial: int) -> None:
+        kept = self._handles.get(serial)
+        if kept is None or kept.tree is None:
+            return
+        if kept.file is None:
+            kept.file = self._store(serial, treefile.dumps(kept.tree))
+            weakref.finalize(kept, kept.file.unlink, missing_ok=True)
+            self.spilled += 1
+        kept.tree = None
+
+    def _store(self, serial: int, data: bytes) -> Path:
+        place = self._parent or tempfile.gettempdir()
+        try:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix=f"rayfl-spill-{os.getpid()}-", dir=place))
+                # At the end of the process too: an actor that is told to stop does not close anything.
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            path = self._folder / f"{serial}.safetensors"
+            path.write_bytes(data)
+        except OSError as error:
+            raise ResourceError(
+                f"client states beyond cluster.state_memory cannot be written to {place}: {error.strerror}; raise "
+                "cluster.state_memory, or set cluster.spill_dir to a disk with room"
+            ) from error
+        return path
+
+    def _drop(self, serial: int) -> None:
+        with self._lock:
+            self._recent.forget(serial)
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this process's machine or container has."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
