@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,9 @@ from rayfl.aggregation import ExactSum, Weighted
 from rayfl.commits import StoredFile
 from rayfl.engine.client import RoundContext
 from rayfl.params import Tree, from_numpy, num_bytes, to_numpy
+
+_EVALUATED_AT_A_TIME = 64
+"""Clients per call of an evaluation: enough to make the call cheap, few enough to show progress."""
 
 
 @dataclass
@@ -112,7 +115,12 @@ class Federation:
         return dict(sorted(values.items()))
 
     def evaluate(
-        self, server: Tree, splits: Sequence[str], final: bool, payloads: Mapping[int, Tree] | None = None
+        self,
+        server: Tree,
+        splits: Sequence[str],
+        final: bool,
+        payloads: Mapping[int, Tree] | None = None,
+        report: Callable[[int, int], None] | None = None,
     ) -> Scores:
         """Scores the predictors of all clients, spread over all hosts.
 
@@ -121,13 +129,16 @@ class Federation:
             splits: the splits to score on.
             final: whether this is the evaluation after the last round.
             payloads: what single clients see besides.
+            report: called with the number of clients scored so far and K, as results arrive.
         """
         everyone = range(self._context.num_clients)
         job = Job("predictors", "evaluate", self._context.round, (), splits=tuple(splits), final=final)
         costs = {client: float(self._sizes[client, 1:].sum() + 1) for client in everyone}
         scores: Scores = {}
-        for result in self._dispatch(job, costs, server, payloads or {}):
+        for result in self._dispatch(job, costs, server, payloads or {}, at_a_time=_EVALUATED_AT_A_TIME):
             scores.update(result.scores)
+            if report is not None:
+                report(len(scores), len(costs))
         return dict(sorted(scores.items()))
 
     def _call(
@@ -143,9 +154,18 @@ class Federation:
             yield result
 
     def _dispatch(
-        self, job: Job, costs: Mapping[int, float], broadcast: Tree, payloads: Mapping[int, Tree]
+        self,
+        job: Job,
+        costs: Mapping[int, float],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree],
+        at_a_time: int | None = None,
     ) -> Iterator[JobResult]:
-        """Assigns clients to hosts, moves their states there, and yields the results as they arrive."""
+        """Assigns clients to hosts, moves their states there, and yields the results as they arrive.
+
+        With ``at_a_time`` a host does its share in pieces of so many clients (for procedures that change no state:
+        every piece brings all states that move to its host, since a host need not begin them in order).
+        """
         hosts = self._pool.size
         pinned = {client: client % hosts for client in costs} if self._pinned else None
         shares = _by_host(pinned, hosts) if pinned else assign(costs, hosts, self._placement.home)
@@ -156,13 +176,15 @@ class Federation:
             if not clients:
                 continue
             mine = tuple(sorted(clients))
-            share = replace(
-                job,
-                clients=mine,
-                payloads={client: to_numpy(payloads[client]) for client in mine if client in payloads},
-                committed=self._not_in_memory(mine),
-            )
-            handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
+            step = at_a_time or len(mine)
+            for piece in (mine[start : start + step] for start in range(0, len(mine), step)):
+                share = replace(
+                    job,
+                    clients=piece,
+                    payloads={client: to_numpy(payloads[client]) for client in piece if client in payloads},
+                    committed=self._not_in_memory(piece),
+                )
+                handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
         for host, result in self._pool.collect(handles):
             for client in result.stateful:
                 self._placement.home[client] = host

@@ -71,13 +71,17 @@ class Driver:
         final = progress.rounds_completed == self._config.train.rounds
         if final or progress.rounds_completed % evaluation.every == 0:
             common, own = self._algorithm.served(progress.server, self._parts.context)
-            scores = self._federation.evaluate(common, evaluation.splits, final, own)
+            scores = self._federation.evaluate(common, evaluation.splits, final, own, self._report)
             self._record("all", "received", scores, progress)
         self.progress = progress
         if final or progress.rounds_completed % self._config.storage.commit_every == 0:
             self._recorder.start(progress, self._federation)
         for callback in self._callbacks:
             callback.on_round(progress.rounds_completed, cohort, time.perf_counter() - started)
+
+    def _report(self, done: int, total: int) -> None:
+        for callback in self._callbacks:
+            callback.on_evaluation_progress(done, total)
 
     def _advance(self, changed: dict[str, object]) -> Progress:
         """The progress after a round, apart from the one before it, which a crash may still return to."""

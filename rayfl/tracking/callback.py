@@ -37,6 +37,9 @@ class Callback:
     def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
         """A round has been trained and aggregated."""
 
+    def on_evaluation_progress(self, clients_done: int, clients: int) -> None:
+        """So many clients of an evaluation of all are scored."""
+
     def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """New summary rows, as in ``rounds.parquet``."""
 

@@ -69,6 +69,14 @@ class ConsoleProgress(Callback):
         self._accuracy = "test accuracy: " + ", ".join(parts)
         _log.info("round %d: %s", rows[0]["round"], self._accuracy)
 
+    def on_evaluation_progress(self, clients_done: int, clients: int) -> None:
+        note = f"evaluating {clients_done}/{clients}  {self._accuracy}"
+        if self._bar is not None:
+            self._bar.update(self._task, note=note)
+        elif time.monotonic() - self._last_line >= _PLAIN_EVERY_S:
+            self._last_line = time.monotonic()
+            self._say(note)
+
     def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
         note = f"{len(cohort) / seconds:.1f} clients/s  {self._accuracy}"
         if self._bar is not None:

@@ -22,6 +22,7 @@ from rayfl.errors import ClientError
 from rayfl.params import Tree, to_numpy
 from rayfl.randomness import RandomStreams
 from rayfl.storage import Storage
+from tests.algorithms.cases import ALGORITHMS, SIZES, toy_of
 from tests.toys import CPU, assert_equal, random_clients, softmax_regression
 
 
@@ -180,3 +181,19 @@ def test_unknown_states_are_restored_once(tmp_path: Path) -> None:
     job: dict[str, Any] = {"procedure": "visits", "kind": "map", "round": 1, "clients": (3,), "committed": committed}
     assert host.run(Job(**job), to_numpy({})).values[3]["visits"] == 1
     assert host.run(Job(**(job | {"committed": {}})), to_numpy({})).values[3]["visits"] == 1
+
+
+def test_an_evaluation_in_pieces_reports_its_progress_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = ALGORITHMS["superfed-mm"]
+    toy = toy_of(case, hosts=2)
+    for cohort in case.cohorts():
+        toy.step(cohort)
+    expected = toy.scores(final=True)
+    monkeypatch.setattr("actors.federation._EVALUATED_AT_A_TIME", 1)
+    seen: list[tuple[int, int]] = []
+    found = toy.federation.evaluate(toy.server, ("test",), True, report=lambda *done: seen.append(done))
+    assert seen == [(done, len(SIZES)) for done in range(1, len(SIZES) + 1)]
+    assert {client: set(rows["test"]) for client, rows in found.items()} == {c: set(r) for c, r in expected.items()}
+    for client, rows in expected.items():
+        for row, statistics in rows.items():
+            assert (found[client]["test"][row].vector == statistics.vector).all()
