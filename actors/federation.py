@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,10 +25,28 @@ _EVALUATED_AT_A_TIME = 64
 
 @dataclass
 class Traffic:
-    """Bytes between server and clients in a round, as a deployment would send them (before any reduction)."""
+    """Bytes between server and clients in a round, as a deployment would send them (before any reduction).
 
-    down: int = 0
-    up: int = 0
+    Attributes:
+        by_client: bytes down and up of each client that took part.
+    """
+
+    by_client: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def down(self) -> int:
+        """Bytes to clients."""
+        return sum(down for down, _ in self.by_client.values())
+
+    @property
+    def up(self) -> int:
+        """Bytes from clients."""
+        return sum(up for _, up in self.by_client.values())
+
+    def add(self, client: int, down: int = 0, up: int = 0) -> None:
+        """Counts a message."""
+        before = self.by_client.get(client, (0, 0))
+        self.by_client[client] = (before[0] + down, before[1] + up)
 
 
 @dataclass
@@ -62,6 +81,8 @@ class Federation:
         self._trained_splits: tuple[str, ...] = ()
         self.trained_scores: Scores = {}
         self.traffic = Traffic()
+        self._updates = ExactSum()
+        self.waited_s = 0.0
 
     @property
     def context(self) -> RoundContext:
@@ -79,6 +100,16 @@ class Federation:
         self._trained_splits = tuple(trained_splits)
         self.trained_scores = {}
         self.traffic = Traffic()
+        self._updates = ExactSum()
+        self.waited_s = 0.0
+
+    def update_variance(self) -> float | None:
+        """Total variance of the round's updates, sum of ||D_k - mean D||^2; None if the method reports none."""
+        if self._updates.weight == 0:
+            return None
+        mean = self._updates.mean()
+        spread = float(mean["squared_norm"]) - float(mean["change"] @ mean["change"])
+        return self._updates.weight * max(spread, 0.0)
 
     def num_samples(self, clients: Sequence[int]) -> np.ndarray:
         """Training samples n_k of the given clients, int64."""
@@ -120,18 +151,20 @@ class Federation:
         splits: Sequence[str],
         final: bool,
         payloads: Mapping[int, Tree] | None = None,
+        clients: Sequence[int] | None = None,
         report: Callable[[int, int], None] | None = None,
     ) -> Scores:
-        """Scores the predictors of all clients, spread over all hosts.
+        """Scores the predictors of clients, spread over all hosts.
 
         Args:
             server: what all clients see of the server.
             splits: the splits to score on.
             final: whether this is the evaluation after the last round.
             payloads: what single clients see besides.
-            report: called with the number of clients scored so far and K, as results arrive.
+            clients: whose; None for all.
+            report: called with the number of clients scored so far and of all, as results arrive.
         """
-        everyone = range(self._context.num_clients)
+        everyone = range(self._context.num_clients) if clients is None else clients
         job = Job("predictors", "evaluate", self._context.round, (), splits=tuple(splits), final=final)
         costs = {client: float(self._sizes[client, 1:].sum() + 1) for client in everyone}
         scores: Scores = {}
@@ -147,10 +180,14 @@ class Federation:
         """Runs a procedure on the cohort; yields the hosts' results as they arrive."""
         costs = {client: float(n + 1) for client, n in zip(cohort, self.num_samples(cohort), strict=True)}
         job = Job(name, kind, self._context.round, (), splits=self._trained_splits)
-        self.traffic.down += len(cohort) * num_bytes(broadcast) + sum(num_bytes(p) for p in payloads.values())
+        common = num_bytes(broadcast)
+        for client in cohort:
+            self.traffic.add(client, down=common + num_bytes(payloads.get(client, {})))
         for result in self._dispatch(job, costs, broadcast, payloads):
             self.trained_scores.update(result.scores)
-            self.traffic.up += result.upload_bytes
+            for client, size in result.upload_bytes.items():
+                self.traffic.add(client, up=size)
+            self._updates.merge(result.updates)
             yield result
 
     def _dispatch(
@@ -185,10 +222,21 @@ class Federation:
                     committed=self._not_in_memory(piece),
                 )
                 handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
-        for host, result in self._pool.collect(handles):
+        for host, result in self._collected(handles):
             for client in result.stateful:
                 self._placement.home[client] = host
             yield result
+
+    def _collected(self, handles: Mapping[Any, int]) -> Iterator[tuple[int, JobResult]]:
+        """The hosts' results; the time spent waiting for them is noted."""
+        results = self._pool.collect(handles)
+        while True:
+            started = time.perf_counter()
+            found = next(results, None)
+            self.waited_s += time.perf_counter() - started
+            if found is None:
+                return
+            yield found
 
     def _move_states(self, shares: Sequence[Sequence[int]]) -> dict[int, list[Any]]:
         """Starts the moves of states between hosts; returns the handles each receiving host waits for."""

@@ -61,14 +61,16 @@ class JobResult:
         values: the results of a ``map``, by client, as NumPy trees.
         scores: statistics of predictors.
         stateful: clients of the job that have a state on this host now.
-        upload_bytes: bytes of the procedures' results, client by client, before any reduction.
+        upload_bytes: bytes of each procedure's result, by client, before any reduction.
+        updates: uniform mean of the clients' ``change`` (see ``Algorithm.update``) and of its squared norm.
     """
 
     total: ExactSum = field(default_factory=ExactSum)
     values: dict[int, Any] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
     stateful: list[int] = field(default_factory=list)
-    upload_bytes: int = 0
+    upload_bytes: dict[int, int] = field(default_factory=dict)
+    updates: ExactSum = field(default_factory=ExactSum)
 
 
 class ClientHost:
@@ -140,14 +142,14 @@ class ClientHost:
             try:
                 if isinstance(outcome, Exception):
                     raise outcome
-                self._take(job, client, outcome, result)
+                self._take(job, client, outcome, common, result)
                 if job.kind != "evaluate" and signature(client.state) != before[id]:
                     check_finite(client.state)
                     self.states.replace(id, client.state, job.round)
             except Exception as error:
                 raise _blame(error, client, job) from error
 
-    def _take(self, job: Job, client: Client, outcome: Any, result: JobResult) -> None:
+    def _take(self, job: Job, client: Client, outcome: Any, common: Tree, result: JobResult) -> None:
         """Adds one client's outcome to the result of the job."""
         if job.kind == "evaluate":
             self._score(client, outcome, job.splits, result)
@@ -156,13 +158,20 @@ class ClientHost:
             if not isinstance(outcome, Weighted):
                 raise TypeError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
             result.total.add(outcome)
-            result.upload_bytes += num_bytes(outcome.tree)
+            result.upload_bytes[client.id] = num_bytes(outcome.tree)
+            self._note_update(outcome.tree, common, result)
         else:
             check_finite(outcome)
             result.values[client.id] = to_numpy(outcome)
-            result.upload_bytes += num_bytes(outcome)
+            result.upload_bytes[client.id] = num_bytes(outcome)
         if client.published:
             self._score(client, client.published, job.splits, result)
+
+    def _note_update(self, trained: Tree, received: Tree, result: JobResult) -> None:
+        change = self.algorithm.update(trained, received, self.engine.task)
+        if change is not None:
+            change = change.detach().flatten().to(torch.float64)
+            result.updates.add(Weighted({"change": change, "squared_norm": change @ change}, 1))
 
     def _score(
         self, client: Client, predictors: Mapping[str, Predictor], splits: Sequence[str], result: JobResult

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -118,6 +119,19 @@ class Algorithm(BaseModel):
         loss: Tensor = task.loss(model, batch)
         return loss
 
+    def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
+        """How a client's training changed the last linear layer, for the variance of updates over the cohort.
+
+        Args:
+            trained: what the client sends back.
+            received: what was broadcast to all.
+            task: names the layer.
+
+        Returns:
+            A tensor of any shape; None for a method without such a layer at the server.
+        """
+        return None
+
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
         """What of the server's tree an evaluation sends: to all clients, and by client (merged over the former)."""
         return server, {}
@@ -152,6 +166,11 @@ class Averaging(Algorithm):
         trained = await client.train(model, self.objective)
         client.publish(local=Predictor.of(trained))
         return self.weighted(client, trained)
+
+    def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
+        before = received.get("model", {})
+        moved = [name for name in task.network.head_names if name in trained and name in before]
+        return torch.cat([(trained[name] - before[name]).flatten() for name in moved]) if moved else None
 
     def weighted(self, client: Client, tree: Tree) -> Weighted:
         """A client's contribution with the weight that ``aggregation`` gives it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from actors.federation import Federation
@@ -10,6 +9,7 @@ from actors.pool import HostDiedError
 from cluster.recorder import Progress, Recorder
 from rayfl.errors import RunError
 from rayfl.experiment import Parts
+from rayfl.stopwatch import Stopwatch
 from rayfl.tables import ResultTables, Scores
 from rayfl.tracking.callback import Callback
 
@@ -57,27 +57,36 @@ class Driver:
         self._recorder.abandon()
 
     def _round(self) -> None:
-        started = time.perf_counter()
+        watch = Stopwatch()
         round = self.progress.rounds_completed
         cohort = self._parts.cohort(round)
         evaluation = self._config.evaluation
         scored = evaluation.cohort_every and (round + 1) % evaluation.cohort_every == 0
         self._federation.begin_round(round, evaluation.splits if scored else ())
         changed = self._algorithm.round(self.progress.server, cohort, self._federation)
+        watch.lap("server", less={"clients": self._federation.waited_s})
         progress = self._advance(changed)
         if scored:
             self._record("selected", "trained", self._federation.trained_scores, progress)
         self._finish_commit()
+        watch.lap("commit")
+        if scored and evaluation.cohort_received:
+            self._record("selected", "received", self._evaluate(progress, False, cohort), progress)
         final = progress.rounds_completed == self._config.train.rounds
         if final or progress.rounds_completed % evaluation.every == 0:
-            common, own = self._algorithm.served(progress.server, self._parts.context)
-            scores = self._federation.evaluate(common, evaluation.splits, final, own, self._report)
-            self._record("all", "received", scores, progress)
+            self._record("all", "received", self._evaluate(progress, final), progress)
+        watch.lap("evaluation")
         self.progress = progress
         if final or progress.rounds_completed % self._config.storage.commit_every == 0:
             self._recorder.start(progress, self._federation)
         for callback in self._callbacks:
-            callback.on_round(progress.rounds_completed, cohort, time.perf_counter() - started)
+            callback.on_phases(progress.rounds_completed, watch.laps)
+            callback.on_round(progress.rounds_completed, cohort, watch.total)
+
+    def _evaluate(self, progress: Progress, final: bool, clients: Sequence[int] | None = None) -> Scores:
+        common, own = self._algorithm.served(progress.server, self._parts.context)
+        splits = self._config.evaluation.splits
+        return self._federation.evaluate(common, splits, final, own, clients, self._report)
 
     def _report(self, done: int, total: int) -> None:
         for callback in self._callbacks:
@@ -95,8 +104,16 @@ class Driver:
         )
 
     def _record(self, cohort: str, phase: str, scores: Scores, progress: Progress) -> None:
+        totals = (progress.bytes_down, progress.bytes_up)
+        selected = cohort == "selected"
         rows = progress.tables.add(
-            progress.rounds_completed, cohort, phase, scores, (progress.bytes_down, progress.bytes_up)
+            progress.rounds_completed,
+            cohort,
+            phase,
+            scores,
+            totals,
+            self._federation.traffic.by_client if selected else None,
+            self._federation.update_variance() if selected else None,
         )
         for callback in self._callbacks:
             callback.on_evaluation(rows)

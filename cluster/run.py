@@ -31,6 +31,7 @@ from rayfl.result import Result
 from rayfl.tables import ResultTables
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.tensorboard import TensorBoard
+from rayfl.tracking.timings import Timings
 
 _log = logging.getLogger("rayfl")
 
@@ -97,7 +98,8 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
 
 def _tracking(parts: Parts) -> list[Callback]:
     folder = parts.storage.local_path
-    return [TensorBoard(folder)] if parts.config.tracking.tensorboard and folder is not None else []
+    board = parts.config.tracking.tensorboard and folder is not None
+    return [Timings(parts.storage), *([TensorBoard(folder)] if board and folder is not None else [])]
 
 
 @contextmanager

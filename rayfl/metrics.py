@@ -127,11 +127,14 @@ class ClientSummary:
         mean: (weighted) mean over clients.
         std: (weighted) population standard deviation over clients.
         worst5: mean of the lowest 5 % of the values, rounded up to whole clients (FLOCO, table 3); never weighted.
+        jain: Jain's fairness index (sum v)^2 / (K sum v^2) of non-negative values, from 1/K (one client has
+            everything) to 1 (all are equal); 1 when all are zero; never weighted.
     """
 
     mean: float
     std: float
     worst5: float
+    jain: float
 
 
 def summarize(values: np.ndarray, weights: np.ndarray | None = None) -> ClientSummary:
@@ -155,4 +158,6 @@ def summarize(values: np.ndarray, weights: np.ndarray | None = None) -> ClientSu
     # The ceiling of K / 20 in integers: that of 0.05 * K depends on how 0.05 is rounded.
     lowest = -(-values.size // 20)
     worst = float("nan") if np.isnan(values).any() else values[np.argsort(values)[:lowest]].mean()
-    return ClientSummary(mean=float(mean), std=float(std), worst5=float(worst))
+    squares = float((values**2).sum())
+    jain = float(values.sum()) ** 2 / (values.size * squares) if squares else 1.0
+    return ClientSummary(mean=float(mean), std=float(std), worst5=float(worst), jain=jain)

@@ -23,13 +23,22 @@ _KEYS = [
 ]
 
 CLIENTS_SCHEMA = pa.schema(
-    [("client", pa.int32()), ("name", pa.string()), *_KEYS, ("n", pa.int64()), *((m, pa.float64()) for m in METRICS)]
+    [
+        ("client", pa.int32()),
+        ("name", pa.string()),
+        *_KEYS,
+        ("n", pa.int64()),
+        *((m, pa.float64()) for m in METRICS),
+        ("bytes_down", pa.int64()),
+        ("bytes_up", pa.int64()),
+    ]
 )
 """One row per round, client, split, cohort, phase and model.
 
 ``round`` counts completed rounds. ``cohort`` is ``all`` (every client is evaluated) or ``selected`` (the clients
 sampled in this round). ``phase`` is ``received`` (models as they are before local training) or ``trained`` (right
-after the client's local training). The five metrics are those of the client's whole split.
+after the client's local training). The five metrics are those of the client's whole split. Bytes are those of the
+round's messages to and from this client, null where it was not sampled.
 """
 
 ROUNDS_SCHEMA = pa.schema(
@@ -41,16 +50,21 @@ ROUNDS_SCHEMA = pa.schema(
         ("n", pa.int64()),
         *((f"{m}{suffix}", pa.float64()) for m in METRICS for suffix in ("", "_std")),
         ("top1_worst5", pa.float64()),
+        ("top1_jain", pa.float64()),
         *((f"pooled_{m}", pa.float64()) for m in METRICS),
         ("bytes_down", pa.int64()),
         ("bytes_up", pa.int64()),
+        ("update_variance", pa.float64()),
     ]
 )
 """One row per round, split, cohort, phase and model: mean and population standard deviation over clients.
 
-``top1_worst5`` is the mean of the lowest 5 % of the clients' accuracies, ``pooled_*`` are the metrics of all
-samples together. A row whose model was chosen among a sweep says on what (``selected_on``) and which (``choice``);
-``test`` in ``selected_on`` marks a choice that has seen the test data. Bytes are totals since the start.
+``top1_worst5`` is the mean of the lowest 5 % of the clients' accuracies, ``top1_jain`` their fairness index,
+``pooled_*`` are the metrics of all samples together. A row whose model was chosen among a sweep says on what
+(``selected_on``) and which (``choice``); ``test`` in ``selected_on`` marks a choice that has seen the test data.
+Bytes are totals since the start. ``update_variance`` is the total variance of the cohort's updates of the last
+linear layer, sum of ||D_k - mean D||^2 (Grinwald et al., NeurIPS 2024, eqs. 12 and 13); null for methods without
+such updates, and in rows of all clients.
 """
 
 Scores = Mapping[int, Mapping[str, Mapping[str, Statistics]]]
@@ -83,7 +97,14 @@ class ResultTables:
         return ResultTables(self._names, self._sweep, clients, rounds)
 
     def add(
-        self, round: int, cohort: str, phase: str, scores: Scores, traffic: tuple[int, int]
+        self,
+        round: int,
+        cohort: str,
+        phase: str,
+        scores: Scores,
+        traffic: tuple[int, int],
+        messages: Mapping[int, tuple[int, int]] | None = None,
+        update_variance: float | None = None,
     ) -> list[dict[str, Any]]:
         """Adds the rows of one evaluation; returns the summary rows.
 
@@ -93,7 +114,10 @@ class ResultTables:
             phase: ``received`` or ``trained``.
             scores: statistics by client, split and model.
             traffic: bytes sent down and up since the start.
+            messages: bytes down and up in this round, by client.
+            update_variance: of the cohort's updates.
         """
+        nothing = (None, None)
         rows = [
             {
                 "client": client,
@@ -105,6 +129,7 @@ class ResultTables:
                 "model": model,
                 "n": statistics.n,
                 **{metric: getattr(statistics, metric) for metric in METRICS},
+                **dict(zip(("bytes_down", "bytes_up"), (messages or {}).get(client, nothing), strict=True)),
             }
             for client in sorted(scores)
             for split, models in scores[client].items()
@@ -117,7 +142,8 @@ class ResultTables:
         key = {"round": round, "cohort": cohort, "phase": phase}
         down, up = traffic
         summaries = [
-            {**key, "bytes_down": down, "bytes_up": up, **summary} for summary in self._summaries(_by_split(scores))
+            {**key, "bytes_down": down, "bytes_up": up, "update_variance": update_variance, **summary}
+            for summary in self._summaries(_by_split(scores))
         ]
         self.rounds = _append(self.rounds, summaries, ROUNDS_SCHEMA)
         return summaries
@@ -187,7 +213,7 @@ def _summary(statistics: list[Statistics]) -> dict[str, Any]:
         summary = summarize(np.array([getattr(s, metric) for s in statistics]))
         row |= {metric: summary.mean, f"{metric}_std": summary.std, f"pooled_{metric}": getattr(pooled, metric)}
         if metric == "top1":
-            row["top1_worst5"] = summary.worst5
+            row |= {"top1_worst5": summary.worst5, "top1_jain": summary.jain}
     return row
 
 

@@ -35,6 +35,11 @@ class EvaluationConfig(_Section):
     cohort_every: int = Field(
         1, ge=0, description="score the cohort's models right after local training every so many rounds; 0: never"
     )
+    cohort_received: bool = Field(
+        False,
+        description="after those rounds, also score the cohort on what it receives next (before aggregation is over "
+        "it was scored on what it trained): their difference is what a new download costs a client",
+    )
     splits: tuple[Literal["validation", "test"], ...] = Field(
         ("validation", "test"), min_length=1, description="the splits that are scored"
     )

@@ -37,6 +37,13 @@ class Callback:
     def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
         """A round has been trained and aggregated."""
 
+    def on_phases(self, rounds_completed: int, seconds: Mapping[str, float]) -> None:
+        """How long a round's phases took.
+
+        ``clients``: waiting for the clients' procedures; ``server``: the rest of the method's round; ``commit``:
+        waiting for the commit of an earlier round; ``evaluation``: scoring models.
+        """
+
     def on_evaluation_progress(self, clients_done: int, clients: int) -> None:
         """So many clients of an evaluation of all are scored."""
 

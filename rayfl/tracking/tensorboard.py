@@ -11,7 +11,7 @@ from rayfl.tracking.callback import Callback, RunInfo
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_SCALARS = ("top1", "top1_std", "top1_worst5", "loss", "ece", "mce")
+_SCALARS = ("top1", "top1_std", "top1_worst5", "top1_jain", "loss", "ece", "mce")
 
 
 class TensorBoard(Callback):
@@ -38,6 +38,11 @@ class TensorBoard(Callback):
             place = f"{row['split']}, {row['cohort']} clients, {row['phase']}/{row['model']}{selected}"
             for metric in _SCALARS:
                 self._writer.add_scalar(f"{metric}/{place}", row[metric], row["round"])
+
+    def on_phases(self, rounds_completed: int, seconds: Mapping[str, float]) -> None:
+        assert self._writer is not None
+        for phase, value in seconds.items():
+            self._writer.add_scalar(f"time/{phase}", value, rounds_completed)
 
     def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
         assert self._writer is not None

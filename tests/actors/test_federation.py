@@ -197,3 +197,40 @@ def test_an_evaluation_in_pieces_reports_its_progress_and_changes_nothing(monkey
     for client, rows in expected.items():
         for row, statistics in rows.items():
             assert (found[client]["test"][row].vector == statistics.vector).all()
+
+
+def test_update_variance_is_that_of_the_last_layers_changes() -> None:
+    case = ALGORITHMS["fedavg"]
+    for hosts in (1, 2, 3):
+        toy = toy_of(case, hosts=hosts)
+        before = toy.server["model"]
+        changes = []
+        for client in (0, 2, 3):
+            alone = toy_of(case)
+            alone.step([client])
+            model = alone.server["model"]
+            changes.append(torch.cat([(model[name] - before[name]).flatten() for name in ("head.weight", "head.bias")]))
+        stacked = torch.stack(changes)
+        toy.step([0, 2, 3])
+        expected = float(((stacked - stacked.mean(0)) ** 2).sum())
+        assert toy.federation.update_variance() == pytest.approx(expected, rel=1e-9)
+        toy.step([1])
+        assert toy.federation.update_variance() == pytest.approx(0, abs=1e-20)
+
+
+def test_golden_update_variance() -> None:
+    toy = toy_of(ALGORITHMS["fedavg"])
+    assert toy.federation.update_variance() is None
+    for change in ([1.0, 0.0], [0.0, 1.0], [1.0, 1.0]):
+        point = torch.tensor(change, dtype=torch.float64)
+        toy.federation._updates.add(Weighted({"change": point, "squared_norm": point @ point}, 1))
+    assert toy.federation.update_variance() == pytest.approx(4 / 3, abs=1e-12)
+
+
+def test_messages_are_counted_by_client_and_the_cohort_may_be_scored_on_what_it_receives_next() -> None:
+    case = ALGORITHMS["fedphp"]
+    toy = toy_of(case)
+    toy.step([0, 2])
+    size = 8 * toy.task.network.num_parameters
+    assert toy.federation.traffic.by_client == {0: (size, size), 2: (size, size)}
+    assert set(toy.federation.evaluate(toy.server, ("test",), False, clients=[0, 2])) == {0, 2}

@@ -1,0 +1,54 @@
+"""Seconds per round and phase, a line of JSON each, in the run's folder.
+
+Times differ from run to run, so they are kept apart from the tables, which do not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from rayfl.storage import Storage
+from rayfl.tracking.callback import Callback, RunInfo
+
+FILE = "timings.jsonl"
+
+
+class Timings(Callback):
+    """Keeps ``timings.jsonl``: ``{"round": 1, "clients": 0.8, "server": 0.1, "evaluation": 0.3, "commit": 0.0}``.
+
+    Written with every commit; rounds that are done again replace their lines.
+
+    Args:
+        storage: the run's folder.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._lines: dict[int, str] = {}
+
+    def on_start(self, run: RunInfo) -> None:
+        if self._storage.exists(FILE):
+            for line in self._storage.read(FILE).decode().splitlines():
+                self._lines[int(json.loads(line)["round"])] = line
+
+    def on_phases(self, rounds_completed: int, seconds: Mapping[str, float]) -> None:
+        rounded = {phase: round(value, 6) for phase, value in seconds.items()}
+        self._lines[rounds_completed] = json.dumps({"round": rounds_completed, **rounded})
+
+    def on_commit(self, rounds_completed: int) -> None:
+        self._write()
+
+    def on_end(self, rounds_completed: int) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        text = "".join(f"{line}\n" for _, line in sorted(self._lines.items()))
+        self._storage.write(FILE, text.encode())
+
+
+def read_timings(storage: Storage) -> list[dict[str, float]]:
+    """The lines of ``timings.jsonl``, by ascending round; empty where there is none."""
+    if not storage.exists(FILE):
+        return []
+    return [json.loads(line) for line in storage.read(FILE).decode().splitlines()]
