@@ -147,7 +147,7 @@ class Driver:
             callback.on_failure(str(death), self.progress.rounds_completed)
 
     def _restored(self) -> Progress:
-        tables = ResultTables(self._parts.dataset.names, self._algorithm.sweep)
+        tables = ResultTables(self._parts.dataset.names, self._algorithm.sweep, self._parts.partition_hash)
         progress = self._recorder.restore(tables)
         self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})
         if progress is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import ray
 import torch
 import yaml
@@ -25,6 +27,7 @@ from cluster.resources import plan_actors
 from cluster.session import ray_session
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.config.schema import ExperimentConfig
+from rayfl.data.assignment import assignment_hash, to_parquet
 from rayfl.errors import ResourceError, RunError
 from rayfl.experiment import Parts
 from rayfl.result import Result
@@ -66,13 +69,15 @@ def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> 
     _claim_folder(parts)
     recorder = Recorder(parts.storage, config.fingerprint(), config.storage.keep_commits)
     try:
-        progress = recorder.restore(ResultTables(parts.dataset.names, config.algorithm.sweep))
+        progress = recorder.restore(ResultTables(parts.dataset.names, config.algorithm.sweep, parts.partition_hash))
         if progress is None or progress.rounds_completed < config.train.rounds:
             progress = _continue(parts, sizes, recorder, callbacks)
     finally:
         recorder.close()
     tables = progress.tables
-    return Result(parts.storage.uri, config, tables.rounds, tables.clients, progress.rounds_completed)
+    return Result(
+        parts.storage.uri, config, tables.rounds, tables.clients, progress.rounds_completed, parts.partition_hash
+    )
 
 
 def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]) -> Progress:
@@ -143,6 +148,7 @@ def _claim_folder(parts: Parts) -> None:
     """Writes ``config.yaml``, or makes sure that the folder's run is this one."""
     storage, config = parts.storage, parts.config
     if not storage.exists("config.yaml"):
+        storage.write("partition.parquet", to_parquet(parts.assignment))
         storage.write("config.yaml", to_yaml(config).encode())
         return
     try:
@@ -154,6 +160,13 @@ def _claim_folder(parts: Parts) -> None:
         raise RunError(
             f"{storage.uri} holds another run: {'; '.join(changes)}. Choose another name, or restore these values"
         )
+    if storage.exists("partition.parquet"):
+        written = assignment_hash(pq.read_table(io.BytesIO(storage.read("partition.parquet"))))
+        if written != parts.partition_hash:
+            raise RunError(
+                f"{storage.uri}/partition.parquet says that the run began with other data than the configuration gives "
+                "now: the data set's files or the partition's file have changed. Restore them, or choose another name"
+            )
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from rayfl.config.loading import preset_names, preset_text
 from rayfl.config.schema import DatasetConfig
-from rayfl.data.partition import Partition
+from rayfl.data.partitions import Partition
 from rayfl.models.zoo import ModelConfig
 
 

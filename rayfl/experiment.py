@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 
 from rayfl.config.schema import ExperimentConfig
+from rayfl.data.assignment import FilePartition, assignment, assignment_hash
 from rayfl.data.federated import FederatedDataset
+from rayfl.data.holdout import HoldoutConfig
 from rayfl.data.natural import LeafSource, NaturalDataset
 from rayfl.data.partition import NaturalPartition
 from rayfl.data.pooled import PooledDataset
@@ -47,11 +50,20 @@ class Parts:
         if isinstance(config.dataset, LeafSource):
             self._check_natural()
             return NaturalDataset(
-                config.dataset.resolved_path, config.holdout.validation, self.streams, config.holdout.public
+                config.dataset.resolved_path,
+                config.holdout.validation,
+                self.streams,
+                config.holdout.public,
+                config.noise,
             )
         x, y, spec = config.dataset.arrays()
+        if isinstance(config.partition, FilePartition):
+            if config.holdout != HoldoutConfig():
+                raise ConfigError("holdout: partition.path brings its own splits; leave out the section holdout")
+            splits, public = config.partition.splits(len(y))
+            return PooledDataset(x, y, spec, splits, config.holdout, self.streams, config.noise, public)
         parts = config.partition.assign(y, self.streams)
-        return PooledDataset(x, y, spec, parts, config.holdout, self.streams)
+        return PooledDataset(x, y, spec, parts, config.holdout, self.streams, config.noise)
 
     def _check_natural(self) -> None:
         if not isinstance(self.config.partition, NaturalPartition):
@@ -64,6 +76,16 @@ class Parts:
                 f"holdout.test: dataset {self.config.dataset.name!r} comes with its own test part; "
                 "drop holdout.test (holdout.validation is taken from the train part)"
             )
+
+    @cached_property
+    def assignment(self) -> pa.Table:
+        """Who owns which sample (``rayfl.data.assignment.ASSIGNMENT_SCHEMA``)."""
+        return assignment(self.dataset)
+
+    @cached_property
+    def partition_hash(self) -> str:
+        """SHA-256 of :attr:`assignment`."""
+        return assignment_hash(self.assignment)
 
     @cached_property
     def task(self) -> Classification:
@@ -106,4 +128,6 @@ class Parts:
                 f"model.candidates: all clients of {algorithm.name} share one architecture; give a single model"
             )
         algorithm.check(self.task, self.context)
-        return self.dataset.sizes()
+        sizes = self.dataset.sizes()
+        algorithm.check_data(self.task, sizes, self.config.holdout.public)
+        return sizes

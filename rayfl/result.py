@@ -19,6 +19,7 @@ class Result:
         rounds: summaries over clients, schema ``rayfl.tables.ROUNDS_SCHEMA``.
         clients: one row per client, schema ``rayfl.tables.CLIENTS_SCHEMA``.
         rounds_completed: rounds done.
+        partition: SHA-256 of who owns which sample (``partition.parquet`` in the folder).
     """
 
     path: str
@@ -26,3 +27,4 @@ class Result:
     rounds: pa.Table
     clients: pa.Table
     rounds_completed: int
+    partition: str = ""

@@ -12,6 +12,9 @@ import pyarrow.parquet as pq
 
 from rayfl.metrics import Statistics, summarize
 
+PARTITION_KEY = b"rayfl.partition"
+"""Where both tables' metadata have the hash of who owns which sample."""
+
 METRICS = ("loss", "top1", "top5", "ece", "mce")
 
 _KEYS = [
@@ -76,6 +79,7 @@ class ResultTables:
     Args:
         names: the clients' names.
         sweep: prefix of the rows among which one is chosen (``lambda``), or None.
+        partition: hash of who owns which sample, kept in the tables' metadata.
         clients: rows so far.
         rounds: rows so far.
     """
@@ -84,17 +88,20 @@ class ResultTables:
         self,
         names: Sequence[str],
         sweep: str | None,
+        partition: str = "",
         clients: pa.Table | None = None,
         rounds: pa.Table | None = None,
     ) -> None:
         self._names = names
         self._sweep = sweep
-        self.clients = clients if clients is not None else CLIENTS_SCHEMA.empty_table()
-        self.rounds = rounds if rounds is not None else ROUNDS_SCHEMA.empty_table()
+        self._partition = partition
+        metadata = {PARTITION_KEY: partition.encode()}
+        self.clients = (CLIENTS_SCHEMA.empty_table() if clients is None else clients).replace_schema_metadata(metadata)
+        self.rounds = (ROUNDS_SCHEMA.empty_table() if rounds is None else rounds).replace_schema_metadata(metadata)
 
     def with_rows(self, clients: pa.Table, rounds: pa.Table) -> ResultTables:
         """The same collector with other rows."""
-        return ResultTables(self._names, self._sweep, clients, rounds)
+        return ResultTables(self._names, self._sweep, self._partition, clients, rounds)
 
     def add(
         self,
@@ -192,7 +199,8 @@ def from_parquet(data: bytes) -> pa.Table:
 
 
 def _append(table: pa.Table, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    return pa.concat_tables([table, pa.Table.from_pylist(rows, schema=schema)])
+    grown = pa.Table.from_pylist(rows, schema=schema).replace_schema_metadata(table.schema.metadata)
+    return pa.concat_tables([table, grown])
 
 
 def _by_split(scores: Scores) -> dict[str, dict[str, dict[int, Statistics]]]:

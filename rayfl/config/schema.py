@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Union
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field_validator
 
 from rayfl.config.objects import import_object, names_an_object
 from rayfl.data.digits import DigitsSource
 from rayfl.data.holdout import HoldoutConfig
 from rayfl.data.natural import LeafSource
-from rayfl.data.partition import NaturalPartition, Partition
+from rayfl.data.noise import LabelNoise
+from rayfl.data.partition import NaturalPartition
+from rayfl.data.partitions import Partition
 from rayfl.data.vision import MnistSource
 from rayfl.engine.engine import EngineConfig
 from rayfl.engine.settings import TrainConfig
@@ -111,6 +113,7 @@ class ExperimentConfig(_Section):
         default_factory=NaturalPartition, description="how samples are divided among clients; natural: by the source"
     )
     holdout: HoldoutConfig = Field(default_factory=HoldoutConfig, description="each client's validation and test share")
+    noise: LabelNoise = Field(default=LabelNoise(), description="wrong labels in what clients train on")
     model: ModelConfig = Field(description="the network")
     train: TrainConfig = Field(default=TrainConfig(), description="rounds, cohort, local SGD")
     evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="what is measured")
@@ -125,6 +128,14 @@ class ExperimentConfig(_Section):
 
     methods: ClassVar[tuple[type[BaseModel], ...]] = ()
     method_base: ClassVar[type[BaseModel]] = BaseModel
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _named_candidates(cls, section: Any) -> Any:
+        """``model: {candidates: [...]}`` needs no name."""
+        if isinstance(section, Mapping) and "candidates" in section and "name" not in section:
+            return {"name": "candidates", **section}
+        return section
 
     @classmethod
     def knowing(cls, content: Mapping[str, Any]) -> type[ExperimentConfig]:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 SPLITS = ("train", "validation", "test")
+Places = Mapping[str, np.ndarray]
+"""By split, which samples: ascending int64 indices."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,15 @@ class FederatedDataset(ABC):
     @abstractmethod
     def load(self, client: int) -> Mapping[str, Examples]:
         """The three splits of one client, on the CPU."""
+
+    def places(self, client: int) -> Places:
+        """Which samples of the source (or of the client's own rows in it) each split of a client holds."""
+        bounds = np.concatenate([[0], np.cumsum(self.sizes()[client])])
+        return {split: np.arange(bounds[i], bounds[i + 1]) for i, split in enumerate(SPLITS)}
+
+    def public_places(self) -> np.ndarray:
+        """Which samples of the source are public, int64."""
+        return np.empty(0, dtype=np.int64)
 
     def load_public(self) -> torch.Tensor:
         """The unlabelled samples that belong to no client, on the CPU, shape (count, *input shape); may be empty."""

@@ -19,8 +19,9 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from rayfl.data.federated import SPLITS, Examples, FederatedDataset, InputSpec
+from rayfl.data.federated import SPLITS, Examples, FederatedDataset, InputSpec, Places
 from rayfl.data.holdout import HoldoutConfig, split_client
+from rayfl.data.noise import LabelNoise
 from rayfl.data.public import draw_public
 from rayfl.data.root import data_root
 from rayfl.errors import DataError
@@ -28,6 +29,7 @@ from rayfl.randomness import RandomStreams
 
 METADATA_KEY = b"rayfl"
 VERSION = 1
+_CLEAN = LabelNoise()
 _MAKE_ONE = "make one from LEAF's JSON with `rayfl data import-leaf`"
 
 
@@ -99,6 +101,7 @@ class NaturalDataset(FederatedDataset):
         path: a file that :func:`rayfl.data.leaf.import_leaf` wrote.
         validation: fraction of the train samples held out, in [0, 1).
         streams: the experiment's randomness; uses the stream ``holdout`` of each client, and ``public``.
+        noise: wrong labels in train and validation parts; uses the stream ``noise`` of each client.
         public: number of unlabelled samples that belong to no client, drawn from the train parts.
 
     Raises:
@@ -106,13 +109,16 @@ class NaturalDataset(FederatedDataset):
             client with a train sample.
     """
 
-    def __init__(self, path: Path, validation: float, streams: RandomStreams, public: int = 0) -> None:
+    def __init__(
+        self, path: Path, validation: float, streams: RandomStreams, public: int = 0, noise: LabelNoise = _CLEAN
+    ) -> None:
         if not 0 <= validation < 1:
             raise DataError(f"{path}: the validation fraction is {validation}; it must be at least 0 and below 1")
         self._path = path
         # The file has its own test part; only the validation part is drawn.
         self._holdout = HoldoutConfig(test=0, validation=validation)
         self._streams = streams
+        self._noise = noise
         self._file, self._header = _open(path)
         self.spec = self._header.spec
         groups = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
@@ -140,8 +146,23 @@ class NaturalDataset(FederatedDataset):
             DataError: the file's rows cannot be read.
         """
         x, y = self._read(client)
+        noisy = y
+        if self._noise.active:
+            generator = self._streams.generator("noise", client=client)
+            noisy = self._noise.corrupt(y.astype(np.int64), self.spec.num_classes, generator)
+        labels = {"test": noisy if self._noise.in_test else y}
         places = self._splits(client)
-        return {split: self._examples(x[places[split]], y[places[split]]) for split in SPLITS}
+        return {split: self._examples(x[at], labels.get(split, noisy)[at]) for split, at in _only(places, SPLITS)}
+
+    def places(self, client: int) -> Places:
+        """Positions within the client's rows, by split."""
+        return dict(_only(self._splits(client), SPLITS))
+
+    def public_places(self) -> np.ndarray:
+        """Positions of the public samples within their clients' rows, client after client."""
+        if not self._taken:
+            return np.empty(0, dtype=np.int64)
+        return np.concatenate([self._splits(client)["public"] for client in range(self.num_clients)])
 
     def load_public(self) -> torch.Tensor:
         """The public samples in ascending order of their clients, shape (count, *shape)."""
@@ -211,6 +232,10 @@ class NaturalDataset(FederatedDataset):
             inputs = x.astype(np.float32) / np.float32(scale)
         shaped = torch.from_numpy(inputs).reshape(len(y), *self.spec.shape)
         return Examples(shaped, torch.from_numpy(y.astype(np.int64)))
+
+
+def _only(places: Places, splits: Iterable[str]) -> Iterable[tuple[str, np.ndarray]]:
+    return [(split, places[split]) for split in splits]
 
 
 def write_natural(destination: Path, schema: pa.Schema, groups: Iterable[pa.Table]) -> None:

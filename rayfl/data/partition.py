@@ -1,13 +1,13 @@
 """Ways to divide pooled, labelled samples among clients; each configuration is also the algorithm.
 
-A partition depends on the labels, its own fields and the experiment's seed only. Every sample goes to
-exactly one client.
+A partition depends on the labels, its own fields and the experiment's seed only. No sample goes to two clients; unless
+a partition says otherwise, every sample goes to one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,7 +16,7 @@ from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
 
 
-class _SizedPartition(BaseModel, ABC):
+class SizedPartition(BaseModel, ABC):
     """A partition whose number of clients is chosen, not given by the data."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,7 +46,7 @@ class _SizedPartition(BaseModel, ABC):
             )
 
 
-class PathologicalPartition(_SizedPartition):
+class PathologicalPartition(SizedPartition):
     """Shards of the samples sorted by label, dealt to the clients (McMahan et al., 2017, section 3).
 
     Shards have equal sizes where ``shards_per_client * num_clients`` divides N, and differ by one sample otherwise.
@@ -78,10 +78,10 @@ class PathologicalPartition(_SizedPartition):
         else:
             dealt = streams.generator("split").permutation(num_shards)
             chosen = dealt.reshape(self.num_clients, self.shards_per_client)
-        return [_sorted_union([shards[shard] for shard in row]) for row in chosen]
+        return [sorted_union([shards[shard] for shard in row]) for row in chosen]
 
 
-class ClassesPartition(_SizedPartition):
+class ClassesPartition(SizedPartition):
     """A fixed number of distinct classes for each client (Li et al., FedPHP, 2021, published code).
 
     Clients take consecutive classes from shuffled lists of all classes; the shuffled samples of a class are cut
@@ -122,7 +122,7 @@ class ClassesPartition(_SizedPartition):
                 )
             for client, chunk in zip(holders, np.array_split(samples, len(holders)), strict=True):
                 parts[client].append(chunk)
-        return [_sorted_union(chunks) for chunks in parts]
+        return [sorted_union(chunks) for chunks in parts]
 
     def _draw_classes(self, classes: np.ndarray, generator: np.random.Generator) -> list[list[int]]:
         """The distinct classes of every client."""
@@ -138,7 +138,7 @@ class ClassesPartition(_SizedPartition):
         return drawn
 
 
-class IIDPartition(_SizedPartition):
+class IIDPartition(SizedPartition):
     """Shuffled samples cut into parts whose sizes differ by at most one."""
 
     name: Literal["iid"] = Field(default="iid", description="Deal the samples at random, in near-equal numbers.")
@@ -147,7 +147,7 @@ class IIDPartition(_SizedPartition):
         """See the base class; the values of ``labels`` do not matter."""
         self._check_enough(labels)
         order = streams.generator("split").permutation(len(labels))
-        return [_sorted_union([part]) for part in np.array_split(order, self.num_clients)]
+        return [sorted_union([part]) for part in np.array_split(order, self.num_clients)]
 
 
 class NaturalPartition(BaseModel):
@@ -167,16 +167,12 @@ class NaturalPartition(BaseModel):
         """
         raise DataError(
             "partition.name is 'natural', but this data source is pooled and has no clients of its own; choose "
-            "'pathological', 'classes' or 'iid'"
+            "another partition, such as 'pathological', 'dirichlet' or 'iid' (`rayfl list partitions`)"
         )
 
 
-Partition = Annotated[
-    PathologicalPartition | ClassesPartition | IIDPartition | NaturalPartition, Field(discriminator="name")
-]
-
-
-def _sorted_union(parts: list[np.ndarray]) -> np.ndarray:
+def sorted_union(parts: list[np.ndarray]) -> np.ndarray:
+    """The indices of all parts, ascending, int64."""
     return np.sort(np.concatenate(parts)).astype(np.int64, copy=False)
 
 

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from rayfl.data.federated import SPLITS, Examples, FederatedDataset, InputSpec
+from rayfl.data.federated import SPLITS, Examples, FederatedDataset, InputSpec, Places
 from rayfl.data.holdout import HoldoutConfig, split_client
+from rayfl.data.noise import LabelNoise
 from rayfl.data.public import draw_public
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
+
+_CLEAN = LabelNoise()
 
 
 class PooledDataset(FederatedDataset):
@@ -23,9 +26,12 @@ class PooledDataset(FederatedDataset):
         x: inputs of shape (N, *spec.shape), float32, or uint8 standing for x / 255.
         y: labels, int64 of shape (N,), each in [0, spec.num_classes).
         spec: the shape and kind of the inputs.
-        parts: the samples of every client, integers in [0, N), see :mod:`rayfl.data.partition`.
+        parts: the samples of every client, integers in [0, N), see :mod:`rayfl.data.partition`; or, for clients that
+            are divided already, their samples by split.
         holdout: each client's fractions for test and validation, and the number of public samples.
-        streams: the experiment's randomness; uses the stream ``holdout`` of each client, and ``public``.
+        streams: the experiment's randomness; uses the stream ``holdout`` of each client, ``public`` and ``noise``.
+        noise: wrong labels in train and validation parts.
+        public: the public samples of clients that are divided already.
 
     Raises:
         DataError: the arrays do not fit each other or the spec, or a client has nothing to train on.
@@ -36,9 +42,11 @@ class PooledDataset(FederatedDataset):
         x: np.ndarray,
         y: np.ndarray,
         spec: InputSpec,
-        parts: Sequence[np.ndarray],
+        parts: Sequence[np.ndarray | Places],
         holdout: HoldoutConfig,
         streams: RandomStreams,
+        noise: LabelNoise = _CLEAN,
+        public: np.ndarray | None = None,
     ) -> None:
         _check_arrays(x, y, spec)
         self.spec = spec
@@ -49,7 +57,9 @@ class PooledDataset(FederatedDataset):
             self._split(client, indices, holdout, streams.generator("holdout", client=client))
             for client, indices in enumerate(parts)
         ]
-        self._public = self._take_public(holdout.public, streams)
+        self._public = self._take_public(holdout.public, streams) if public is None else public
+        self._noisy = noise.corrupt(y, spec.num_classes, streams.generator("noise")) if noise.active else y
+        self._labels = {"test": self._noisy if noise.in_test else y}
 
     def sizes(self) -> np.ndarray:
         """Samples by client and split: int64 of shape (K, 3), columns in the order of ``SPLITS``."""
@@ -58,11 +68,22 @@ class PooledDataset(FederatedDataset):
 
     def load(self, client: int) -> Mapping[str, Examples]:
         """The three splits of one client as copies on the CPU: ``x`` float32 of shape (n, *spec.shape)."""
-        return {name: self._examples(indices) for name, indices in self._splits[client].items()}
+        return {
+            name: self._examples(indices, self._labels.get(name, self._noisy))
+            for name, indices in self._splits[client].items()
+        }
+
+    def places(self, client: int) -> Places:
+        """Indices into the samples, by split."""
+        return self._splits[client]
+
+    def public_places(self) -> np.ndarray:
+        """Indices of the public samples."""
+        return self._public
 
     def load_public(self) -> torch.Tensor:
         """The public samples in ascending order of their clients, shape (count, *spec.shape)."""
-        return self._examples(self._public).x
+        return self._examples(self._public, self._y).x
 
     def _take_public(self, count: int, streams: RandomStreams) -> np.ndarray:
         """Moves samples from the clients' train parts to the public part; returns their indices."""
@@ -73,8 +94,10 @@ class PooledDataset(FederatedDataset):
         return np.concatenate(public)
 
     def _split(
-        self, client: int, indices: np.ndarray, holdout: HoldoutConfig, generator: np.random.Generator
+        self, client: int, indices: np.ndarray | Places, holdout: HoldoutConfig, generator: np.random.Generator
     ) -> dict[str, np.ndarray]:
+        if isinstance(indices, Mapping):
+            return dict(indices)
         if len(indices) and (indices.min() < 0 or indices.max() >= len(self._y)):
             raise DataError(
                 f"client {client}: an index is outside 0..{len(self._y) - 1}; make the parts from these labels"
@@ -84,11 +107,11 @@ class PooledDataset(FederatedDataset):
         except DataError as error:
             raise DataError(f"client {client}: {error}") from error
 
-    def _examples(self, indices: np.ndarray) -> Examples:
+    def _examples(self, indices: np.ndarray, labels: np.ndarray) -> Examples:
         x = self._x[indices]
         if x.dtype == np.uint8:
             x = x.astype(np.float32) / np.float32(255)
-        return Examples(torch.from_numpy(x), torch.from_numpy(self._y[indices]))
+        return Examples(torch.from_numpy(x), torch.from_numpy(labels[indices]))
 
 
 def _check_arrays(x: np.ndarray, y: np.ndarray, spec: InputSpec) -> None:

@@ -12,9 +12,9 @@ from rayfl.data.partition import (
     ClassesPartition,
     IIDPartition,
     NaturalPartition,
-    Partition,
     PathologicalPartition,
 )
+from rayfl.data.partitions import Partition
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
 
@@ -158,7 +158,7 @@ def test_classes_need_not_be_numbered_from_zero():
             ClassesPartition(num_clients=30, classes_per_client=2),
             r"num_clients is 30: class \d has 4 samples for the 6",
         ),
-        (NaturalPartition(), r"'natural'.*'pathological', 'classes' or 'iid'"),
+        (NaturalPartition(), r"'natural'.*choose another partition"),
     ],
 )
 def test_impossible_partitions_name_the_field(partition, message):

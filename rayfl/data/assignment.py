@@ -1,0 +1,114 @@
+"""Who owns which sample, as a table: written beside every run, hashed into its results, and usable as a partition."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, Field
+
+from rayfl.data.federated import SPLITS, FederatedDataset, Places
+from rayfl.errors import DataError
+
+PUBLIC = "public"
+_PARTS = (*SPLITS, PUBLIC)
+ASSIGNMENT_SCHEMA = pa.schema([("client", pa.int32()), ("split", pa.string()), ("sample", pa.int64())])
+"""One row per sample. ``sample`` counts within the source; for data sets that come divided, within the client's rows.
+Public samples have the client -1."""
+
+
+def assignment(dataset: FederatedDataset) -> pa.Table:
+    """The table of a data set, by client, split (train, validation, test) and ascending sample."""
+    rows: list[tuple[int, str, np.ndarray]] = [
+        (client, split, np.asarray(places[split], dtype=np.int64))
+        for client in range(dataset.num_clients)
+        for places in [dataset.places(client)]
+        for split in SPLITS
+    ]
+    rows.append((-1, PUBLIC, dataset.public_places()))
+    sizes = [len(samples) for _, _, samples in rows]
+    splits = np.repeat(np.array([_PARTS.index(split) for _, split, _ in rows], dtype=np.int8), sizes)
+    names = pa.DictionaryArray.from_arrays(pa.array(splits), pa.array(_PARTS))
+    return pa.Table.from_arrays(
+        [
+            pa.array(np.repeat(np.array([client for client, _, _ in rows], dtype=np.int32), sizes)),
+            names.cast(pa.string()),
+            pa.array(np.concatenate([samples for _, _, samples in rows])),
+        ],
+        schema=ASSIGNMENT_SCHEMA,
+    )
+
+
+def assignment_hash(table: pa.Table) -> str:
+    """SHA-256 of the table's content, the same for any file format."""
+    digest = hashlib.sha256()
+    for column in ("client", "sample"):
+        digest.update(np.ascontiguousarray(table[column].to_numpy()).tobytes())
+    digest.update(np.array([_PARTS.index(split) for split in table["split"].to_pylist()], dtype=np.int8).tobytes())
+    return digest.hexdigest()
+
+
+def to_parquet(table: pa.Table) -> bytes:
+    """The table as a Parquet file."""
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+class FilePartition(BaseModel):
+    """The clients, splits and public samples of another run's ``partition.parquet``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["file"] = Field(default="file", description="Reuse the partition.parquet of another run.")
+    path: Path = Field(description="The file. Its splits are kept, so `holdout` must be left out.")
+    sha256: str | None = Field(
+        default=None, description="The partition's hash, as results name it; null: any. It is checked when given."
+    )
+
+    def splits(self, num_samples: int) -> tuple[list[Places], np.ndarray]:
+        """By client the indices of every split, and the public ones.
+
+        Args:
+            num_samples: N of the source.
+
+        Raises:
+            DataError: no such file, another format, another hash, an index twice or not below N, or a client without
+                train samples.
+        """
+        table = self._read()
+        found = assignment_hash(table)
+        if self.sha256 not in (None, found):
+            raise DataError(f"partition.sha256 is {self.sha256}, but {self.path} has {found}")
+        samples = table["sample"].to_numpy()
+        if samples.size and (samples.min() < 0 or samples.max() >= num_samples):
+            raise DataError(
+                f"{self.path} names samples up to {samples.max()}, but the source has {num_samples}: it is the "
+                "partition of another data set"
+            )
+        if len(np.unique(samples)) < len(samples):
+            raise DataError(f"{self.path} gives a sample to two clients or splits")
+        clients, parts = table["client"].to_numpy(), np.array(table["split"].to_pylist(), dtype=object)
+        result: list[Places] = []
+        for client in range(int(clients.max(initial=-1)) + 1):
+            own = clients == client
+            places = {split: np.sort(samples[own & (parts == split)]) for split in SPLITS}
+            if not len(places["train"]):
+                raise DataError(f"{self.path}: client {client} has no train sample")
+            result.append(places)
+        return result, samples[parts == PUBLIC]
+
+    def _read(self) -> pa.Table:
+        path = self.path.expanduser()
+        try:
+            table = pq.read_table(path)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"partition.path: {path} cannot be read: {error}") from error
+        if not table.schema.equals(ASSIGNMENT_SCHEMA) or not set(table["split"].unique().to_pylist()) <= set(_PARTS):
+            raise DataError(f"partition.path: {path} is not a partition.parquet of rayfl")
+        return table

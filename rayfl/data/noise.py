@@ -1,0 +1,68 @@
+"""Label noise: wrong labels in what clients train on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class LabelNoise(BaseModel):
+    """Labels that are wrong with a fixed probability (SuPerFed, KDD 2022, section 4.3).
+
+    ``pair``: a sample of class i is labelled (i + 1) mod C; ``symmetric``: any of the other classes, all equally
+    likely. Train and validation parts are noisy, test parts are clean. Which samples are wrong does not depend on
+    who owns them.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["none", "pair", "symmetric"] = Field(default="none", description="Which wrong labels occur.")
+    ratio: float = Field(default=0.0, ge=0, le=1, description="Probability that a label is wrong.")
+    legacy: bool = Field(
+        default=False,
+        description="As SuPerFed's published code, which its Table 4 was made with: the two kinds swapped, and test "
+        "parts noisy too.",
+    )
+
+    @property
+    def active(self) -> bool:
+        """Whether any label changes."""
+        return self.kind != "none" and self.ratio > 0
+
+    @property
+    def in_test(self) -> bool:
+        """Whether test parts are noisy."""
+        return self.active and self.legacy
+
+    def transitions(self, num_classes: int) -> np.ndarray:
+        """T with T[i, j] = P(label j | class i), float64 of shape (C, C)."""
+        kind = self.kind
+        if self.legacy:
+            kind = {"none": "none", "pair": "symmetric", "symmetric": "pair"}[kind]  # type: ignore[assignment]
+        identity = np.eye(num_classes)
+        if kind == "none" or num_classes == 1:
+            return identity
+        wrong = np.roll(identity, 1, axis=1) if kind == "pair" else (1 - identity) / (num_classes - 1)
+        return (1 - self.ratio) * identity + self.ratio * wrong
+
+    def corrupt(self, labels: np.ndarray, num_classes: int, generator: np.random.Generator) -> np.ndarray:
+        """Noisy labels.
+
+        Args:
+            labels: true classes, int64 of shape (N,).
+            num_classes: C.
+            generator: one number is drawn per sample, whatever its class.
+
+        Returns:
+            int64 of shape (N,), fresh memory.
+        """
+        draws = generator.random(len(labels))
+        if not self.active:
+            return labels.copy()
+        cumulative = np.cumsum(self.transitions(num_classes), axis=1)
+        # The row's total may round to just below 1.
+        chosen = (draws[:, np.newaxis] >= cumulative[labels]).sum(1)
+        noisy: np.ndarray = np.minimum(chosen, num_classes - 1)
+        return noisy.astype(np.int64)
