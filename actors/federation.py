@@ -129,8 +129,23 @@ class Federation:
         if also is not None:
             total.add(also)
         for result in self._call(procedure.__name__, "mean", cohort, broadcast, payloads or {}):
-            total.merge(result.total)
+            for part in result.totals.values():
+                total.merge(part)
         return total.mean()
+
+    def means(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+    ) -> dict[str, Tree]:
+        """One exact weighted mean a group, by group, ascending; see ``algorithms.base.Clients``."""
+        totals: dict[str, ExactSum] = {}
+        for result in self._call(procedure.__name__, "mean", cohort, broadcast, payloads or {}):
+            for group, part in result.totals.items():
+                totals.setdefault(group, ExactSum()).merge(part)
+        return {group: totals[group].mean() for group in sorted(totals)}
 
     def map(
         self,
@@ -138,10 +153,11 @@ class Federation:
         cohort: Sequence[int],
         broadcast: Tree,
         payloads: Mapping[int, Tree] | None = None,
+        counted: bool = True,
     ) -> dict[int, Any]:
         """What the cohort's procedures return, by client, ascending; see ``algorithms.base.Clients``."""
         values: dict[int, Any] = {}
-        for result in self._call(procedure.__name__, "map", cohort, broadcast, payloads or {}):
+        for result in self._call(procedure.__name__, "map", cohort, broadcast, payloads or {}, counted):
             values.update({client: from_numpy(value) for client, value in result.values.items()})
         return dict(sorted(values.items()))
 
@@ -175,14 +191,21 @@ class Federation:
         return dict(sorted(scores.items()))
 
     def _call(
-        self, name: str, kind: str, cohort: Sequence[int], broadcast: Tree, payloads: Mapping[int, Tree]
+        self,
+        name: str,
+        kind: str,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree],
+        counted: bool = True,
     ) -> Iterator[JobResult]:
         """Runs a procedure on the cohort; yields the hosts' results as they arrive."""
         costs = {client: float(n + 1) for client, n in zip(cohort, self.num_samples(cohort), strict=True)}
-        job = Job(name, kind, self._context.round, (), splits=self._trained_splits)
-        common = num_bytes(broadcast)
-        for client in cohort:
-            self.traffic.add(client, down=common + num_bytes(payloads.get(client, {})))
+        job = Job(name, kind, self._context.round, (), splits=self._trained_splits, counted=counted)
+        if counted:
+            common = num_bytes(broadcast)
+            for client in cohort:
+                self.traffic.add(client, down=common + num_bytes(payloads.get(client, {})))
         for result in self._dispatch(job, costs, broadcast, payloads):
             self.trained_scores.update(result.scores)
             for client, size in result.upload_bytes.items():

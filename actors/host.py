@@ -40,6 +40,7 @@ class Job:
         payloads: keyword arguments by client, as NumPy trees.
         splits: splits on which to score predictors (published ones for ``mean`` and ``map``).
         committed: where to find states that no host holds in memory.
+        counted: whether what ``mean`` and ``map`` send and receive is traffic.
     """
 
     procedure: str
@@ -50,6 +51,7 @@ class Job:
     splits: tuple[str, ...] = ()
     final: bool = False
     committed: Mapping[int, StoredFile] = field(default_factory=dict)
+    counted: bool = True
 
 
 @dataclass
@@ -57,7 +59,7 @@ class JobResult:
     """What a host sends back.
 
     Attributes:
-        total: the partial sum of a ``mean``.
+        totals: the partial sums of a ``mean``, by group.
         values: the results of a ``map``, by client, as NumPy trees.
         scores: statistics of predictors.
         stateful: clients of the job that have a state on this host now.
@@ -65,7 +67,7 @@ class JobResult:
         updates: uniform mean of the clients' ``change`` (see ``Algorithm.update``) and of its squared norm.
     """
 
-    total: ExactSum = field(default_factory=ExactSum)
+    totals: dict[str, ExactSum] = field(default_factory=dict)
     values: dict[int, Any] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
     stateful: list[int] = field(default_factory=list)
@@ -157,13 +159,14 @@ class ClientHost:
         if job.kind == "mean":
             if not isinstance(outcome, Weighted):
                 raise TypeError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
-            result.total.add(outcome)
+            result.totals.setdefault(outcome.group, ExactSum()).add(outcome)
             result.upload_bytes[client.id] = num_bytes(outcome.tree)
             self._note_update(outcome.tree, common, result)
         else:
             check_finite(outcome)
             result.values[client.id] = to_numpy(outcome)
-            result.upload_bytes[client.id] = num_bytes(outcome)
+            if job.counted:
+                result.upload_bytes[client.id] = num_bytes(outcome)
         if client.published:
             self._score(client, client.published, job.splits, result)
 

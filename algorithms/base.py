@@ -66,14 +66,38 @@ class Clients(Protocol):
         """
         ...
 
+    def means(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+    ) -> dict[str, Tree]:
+        """Like :meth:`mean`, but one mean for each ``Weighted.group`` among the results, by group.
+
+        Reduced on the actors: one partial sum an actor and group travels. That a client names its group costs, like
+        its weight, nothing.
+        """
+        ...
+
     def map(
         self,
         procedure: Procedure,
         cohort: Sequence[int],
         broadcast: Tree,
         payloads: Mapping[int, Tree] | None = None,
+        counted: bool = True,
     ) -> dict[int, Any]:
-        """What ``procedure`` returns (a tree), by client, ascending; every client's result travels."""
+        """What ``procedure`` returns (a tree), by client, ascending; every client's result travels.
+
+        Args:
+            procedure: a method ``async (client, **broadcast, **payload) -> Tree`` of the algorithm.
+            cohort: client ids.
+            broadcast: keyword arguments equal for all, sent once.
+            payloads: further keyword arguments by client.
+            counted: whether the messages count as traffic. Not for work that a deployment's server does by itself
+                and that is done on the actors here because they have the devices.
+        """
         ...
 
 
@@ -104,6 +128,18 @@ class Algorithm(BaseModel):
 
         Raises:
             rayfl.errors.RayflError: naming the field or model and the fix.
+        """
+
+    def check_data(self, task: Task, sizes: np.ndarray, public: int) -> None:
+        """Refuses, before any actor starts, data that the method cannot run on.
+
+        Args:
+            task: what is learned.
+            sizes: samples by client and split (K, 3): train, validation, test.
+            public: unlabelled samples that belong to no client.
+
+        Raises:
+            rayfl.errors.RayflError: naming the field and the fix.
         """
 
     def init(self, task: Task, context: RoundContext) -> Tree:

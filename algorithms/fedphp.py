@@ -31,8 +31,8 @@ class FedPHP(Averaging):
     also theta (local), and the mean of their probabilities (ensemble).
 
     Where the official code deviates (mean weighted by samples, mu clipped at 0.9, distillation without softening
-    the student) the paper is followed and the deviation is an option. Gradient clipping, a minimum number of local
-    steps and augmentation belong to that code's training loop and are left out.
+    the student) the paper is followed and the deviation is an option. That code's gradient clipping and minimum number
+    of local steps are ``train.max_grad_norm`` and ``train.min_local_steps``; its augmentation is left out.
 
     References:
         Li, Zhan, Shao, Li, Song: FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021,

@@ -12,7 +12,7 @@ from algorithms.proximity import penalty
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Predictor, Task
+from rayfl.tasks import Batch, Model, Predictor, Task
 
 
 class FedProx(FineTuned):
@@ -24,7 +24,7 @@ class FedProx(FineTuned):
 
     with w the model they received. The term is part of the gradient, so momentum sees it; buffers (running
     statistics) are no part of theta. With ``finetune_epochs`` it is FedProx-LU: the final model is fine-tuned on
-    the cross-entropy alone.
+    the cross-entropy alone, or with ``finetune_proximal`` on the same loss, w being the final model.
 
     Server: model w. Client: nothing. Down: w. Up: w_k and n_k.
 
@@ -48,6 +48,7 @@ class FedProx(FineTuned):
         "1/2 ||.||^2 (original), ||.||^2 (SuPerFed papers), sum of unsquared norms per weight tensor (official "
         "SuPerFed code), or mean smooth L1 (official FedPHP code)",
     )
+    finetune_proximal: bool = setting(False, "", "keep the proximal term in fine-tuning, towards the final model")
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         trained = await client.train(model, self.objective, frozen={"received": model})
@@ -56,8 +57,16 @@ class FedProx(FineTuned):
 
     def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         loss: Tensor = task.loss(model, batch)
+        return loss + self._proximity(model, frozen["received"], task)
+
+    def finetune_objective(self, moving: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        loss = super().finetune_objective(moving, batch, task, frozen, draw)
+        return loss + self._proximity(moving, frozen["received"], task) if self.finetune_proximal else loss
+
+    def _proximity(self, model: Model, received: Model, task: Task) -> Tensor | float:
+        """mu times the penalty of those parameters that ``model`` has."""
         if not self.proximal_weight:
-            return loss
-        names = task.network.parameter_names
-        moved, anchor = ({name: tree[name] for name in names} for tree in (model, frozen["received"]))
-        return loss + self.proximal_weight * penalty(self.proximal_form, moved, anchor)
+            return 0.0
+        names = [name for name in task.network.parameter_names if name in model]
+        moved, anchor = ({name: tree[name] for name in names} for tree in (model, received))
+        return self.proximal_weight * penalty(self.proximal_form, moved, anchor)

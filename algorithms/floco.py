@@ -70,6 +70,8 @@ class Floco(Averaging):
     name: Literal["floco"] = "floco"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Grinwald et al., NeurIPS 2024"
+    client_keeps: ClassVar[str] = "-"
+    server_keeps: ClassVar[str] = "body, theta_m, alpha_k"
 
     simplex_dimension: int = setting(6, "M", "dimension of the simplex, which has M + 1 endpoints", ge=0)
     assignment_round: int = setting(
@@ -158,6 +160,13 @@ class Floco(Averaging):
         loss: Tensor = task.loss(model_at(model, draw["point"], task), batch)
         return loss
 
+    def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
+        """The mean change of the endpoints, and that of the last layer's bias (eq. 13)."""
+        before = received["model"]
+        moved = [(trained["endpoints"] - before["endpoints"]).mean(0).flatten()]
+        bias = (name for name in task.network.head_names if name in trained["body"])
+        return torch.cat([*moved, *((trained["body"][name] - before["body"][name]).flatten() for name in bias)])
+
     def draw_around(self, point: Tensor | None) -> Draw:
         """One point a step: of the whole simplex (None), or of the subregion around ``point``."""
         center = None if point is None else point.cpu().numpy()
@@ -171,9 +180,13 @@ class Floco(Averaging):
         return draw
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
-        center = barycenter(self.vertices)
-        own = server["points"][client.id] if "points" in server else center
+        own = self.point_of(client, server)
         return {
-            "global": Predictor.of(model_at(server, center, client.task)),
+            "global": Predictor.of(model_at(server, barycenter(self.vertices), client.task)),
             "personalized": Predictor.of(model_at(server, own, client.task)),
         }
+
+    def point_of(self, client: Client, server: Tree) -> Tensor:
+        """alpha_k, float64 of shape (d,); the barycentre before the assignment."""
+        own: Tensor = server["points"][client.id] if "points" in server else barycenter(self.vertices)
+        return own

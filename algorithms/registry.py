@@ -2,19 +2,69 @@
 
 from __future__ import annotations
 
+from algorithms.apfl import APFL
 from algorithms.base import Algorithm
+from algorithms.centralized import Centralized
+from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
+from algorithms.fedbabu import FedBABU
+from algorithms.feddyn import FedDyn
+from algorithms.fedfusion import FedFusion
+from algorithms.fedme import FedMe
+from algorithms.fedmmd import FedMMD
+from algorithms.fedpac import FedPAC
+from algorithms.fedper import FedPer
 from algorithms.fedphp import FedPHP
 from algorithms.fedprox import FedProx
+from algorithms.fedrep import FedRep
+from algorithms.flda import FLDA
 from algorithms.floco import Floco
+from algorithms.floco_plus import FlocoPlus
+from algorithms.fml import FML
+from algorithms.hypcluster import HypCluster
+from algorithms.l2gd import L2GD
+from algorithms.lg_fedavg import LGFedAvg
+from algorithms.local import Local
+from algorithms.mapper import Mapper
+from algorithms.pfedme import PFedMe
+from algorithms.pfedsim import PFedSim
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
 from rayfl.config.schema import experiment_schema
 
 METHODS: dict[str, type[Algorithm]] = {
-    method.model_fields["name"].default: method for method in (FedAvg, FedProx, Scaffold, SuPerFed, Floco, FedPHP)
+    method.model_fields["name"].default: method
+    for method in (
+        FedAvg,
+        FedProx,
+        Scaffold,
+        SuPerFed,
+        Floco,
+        FlocoPlus,
+        FedPer,
+        LGFedAvg,
+        FedRep,
+        FedBABU,
+        FedPAC,
+        PFedSim,
+        HypCluster,
+        Ditto,
+        FedDyn,
+        FedMe,
+        FedPHP,
+        FML,
+        FedMMD,
+        FedFusion,
+        FLDA,
+        APFL,
+        PFedMe,
+        Mapper,
+        L2GD,
+        Local,
+        Centralized,
+    )
 }
 """Method classes by the name used in configurations."""
 
-Experiment = experiment_schema(list(METHODS.values()))
+Experiment = experiment_schema(list(METHODS.values()), Algorithm)
 """The configuration class of experiments with any of these methods."""

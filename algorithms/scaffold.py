@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
+from algorithms.mixture import parameters
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.errors import ConfigError
@@ -73,10 +74,16 @@ class Scaffold(Algorithm):
                 f"SCAFFOLD has no momentum, but train.momentum is {context.train.momentum}: set train.momentum=0, or "
                 "algorithm.momentum_on_corrected=true to apply it to the corrected gradient"
             )
+        if context.train.momentum > 0 and context.train.persist_optimizer and self.control_update == "option2":
+            raise ConfigError(
+                "SCAFFOLD reads c_k off the distance moved, which is no mean of the gradients of this update where the "
+                "buffers of the last one are kept: set train.persist_optimizer=false, or "
+                "algorithm.control_update=option1"
+            )
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         server = super().init(task, context)
-        return {**server, "control": zeros_like(_parameters(server["model"], task))}
+        return {**server, "control": zeros_like(parameters(server["model"], task))}
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         model, control = server["model"], server["control"]
@@ -105,15 +112,10 @@ class Scaffold(Algorithm):
         steps = client.num_steps()
         if steps == 0 or client.lr == 0:
             return own
-        start = _parameters(received, client.task)
+        start = parameters(received, client.task)
         if self.control_update == "option1":
             gradient = await client.gradient(received, super().objective)
-            return add_scaled(_parameters(gradient, client.task), start, train.weight_decay)
+            return add_scaled(parameters(gradient, client.task), start, train.weight_decay)
         scale = 1 / (client.lr * sum_of_step_weights(steps, train.momentum))
-        moved = map_leaves(lambda leaf: leaf * scale, subtract(start, _parameters(trained, client.task)))
+        moved = map_leaves(lambda leaf: leaf * scale, subtract(start, parameters(trained, client.task)))
         return subtract(moved, correction)
-
-
-def _parameters(model: Tree, task: Task) -> Tree:
-    """The model without its buffers."""
-    return {name: model[name] for name in task.network.parameter_names}

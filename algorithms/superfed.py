@@ -12,10 +12,11 @@ from torch import Tensor
 
 from algorithms.base import Averaging, setting
 from algorithms.cosine import squared_cosine
+from algorithms.mixture import mixed_weights, parameters
 from algorithms.proximity import penalty
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
-from rayfl.params import Tree, interpolate
+from rayfl.params import Tree
 from rayfl.tasks import Batch, Model, Predictor, Task
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
@@ -63,6 +64,9 @@ class SuPerFed(Averaging):
     local_init: Literal["own", "shared", "copy"] = setting(
         "own", "", "initial w^l: an own draw per client, one draw shared by all, or a copy of the first w^g received"
     )
+    lm_lstm_per_layer: bool = setting(
+        False, "", "lm: one mixing coefficient for each of stacked recurrent layers (false: one for the whole stack)"
+    )
     fixed_coefficient: float | None = setting(
         None, "", "use this lambda in every step instead of drawing one (ablations)", ge=0, le=1
     )
@@ -103,7 +107,7 @@ class SuPerFed(Averaging):
         loss: Tensor = task.loss(self.mix(federated, local, draw["coefficient"], task), batch)
         loss = loss + self._proximity(federated, frozen["received"], task)
         if self.nu:
-            loss = loss + self.nu * squared_cosine(_parameters(federated, task), _parameters(local, task))
+            loss = loss + self.nu * squared_cosine(parameters(federated, task), parameters(local, task))
         return loss
 
     def mix(self, federated: Model, local: Model, coefficient: Tensor, task: Task) -> Tree:
@@ -112,10 +116,10 @@ class SuPerFed(Averaging):
         Buffers are those of w^f, not copies: what a forward pass records in them must reach the server.
         """
         if self.mode == "mm":
-            return _mixed(federated, local, coefficient, task)
+            return mixed_weights(federated, local, coefficient, task, buffers=federated)
         layers = {
             name: torch.lerp(federated[name], local[name], coefficient[i])
-            for i, names in enumerate(task.network.layers)
+            for i, names in enumerate(self._layers(task))
             for name in names
         }
         return {name: layers.get(name, tensor) for name, tensor in federated.items()}
@@ -127,7 +131,7 @@ class SuPerFed(Averaging):
         return rows | _line(server["model"], self._local_model(client, server["model"]), client.task)
 
     def _draw(self, task: Task) -> Any:
-        width = () if self.mode == "mm" else (len(task.network.layers),)
+        width = () if self.mode == "mm" else (len(self._layers(task)),)
 
         def draw(generator: np.random.Generator, steps: int) -> Tree:
             if self.fixed_coefficient is not None:
@@ -135,6 +139,10 @@ class SuPerFed(Averaging):
             return {"coefficient": generator.random((steps, *width))}
 
         return draw
+
+    def _layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        """Names of the parameters that share a coefficient under ``lm``."""
+        return task.network.unstacked_layers if self.lm_lstm_per_layer else task.network.layers
 
     def _local_model(self, client: Client, received: Tree) -> Tree:
         """w^l, made when it is first needed."""
@@ -148,20 +156,12 @@ class SuPerFed(Averaging):
     def _proximity(self, federated: Model, received: Model, task: Task) -> Tensor | float:
         if not self.proximal_weight:
             return 0.0
-        parameters, anchor = _parameters(federated, task), _parameters(received, task)
-        return self.proximal_weight * penalty(self.proximal_form, parameters, anchor)
-
-
-def _parameters(model: Model, task: Task) -> Tree:
-    """The model without its buffers."""
-    return {name: model[name] for name in task.network.parameter_names}
-
-
-def _mixed(federated: Model, local: Model, coefficient: float | Tensor, task: Task) -> Tree:
-    """All parameters mixed with one coefficient; the buffers of ``federated``."""
-    mixed = interpolate(_parameters(federated, task), _parameters(local, task), coefficient)
-    return {name: mixed.get(name, tensor) for name, tensor in federated.items()}
+        moved, anchor = parameters(federated, task), parameters(received, task)
+        return self.proximal_weight * penalty(self.proximal_form, moved, anchor)
 
 
 def _line(federated: Model, local: Model, task: Task) -> dict[str, Predictor]:
-    return {f"lambda={value}": Predictor.of(partial(_mixed, federated, local, value, task)) for value in GRID}
+    return {
+        f"lambda={value}": Predictor.of(partial(mixed_weights, federated, local, value, task, federated))
+        for value in GRID
+    }

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rayfl.tasks import Batch
@@ -35,10 +34,12 @@ def distillation(
     target = teacher / temperature
     if form == "code":
         return batch.mean(-(target.softmax(-1) * student.log_softmax(-1)).sum(-1))
-    divergence = F.kl_div(
-        (student / temperature).log_softmax(-1), target.log_softmax(-1), reduction="none", log_target=True
-    )
-    return temperature**2 * batch.mean(divergence.sum(-1))
+    scaled = student / temperature
+    # sum p (t - s) - lse(t) + lse(s): value and gradient are exactly 0 where the logits agree to the bit
+    shift, target_shift = scaled.logsumexp(-1), target.logsumexp(-1)
+    probability = (target - target_shift[..., None]).exp()
+    divergence = (probability * (target - scaled)).sum(-1) - target_shift + shift
+    return temperature**2 * batch.mean(divergence)
 
 
 def half_squared_distance(student: Tensor, teacher: Tensor, batch: Batch) -> Tensor:

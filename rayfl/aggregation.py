@@ -39,10 +39,12 @@ class Weighted:
     Attributes:
         tree: the values.
         weight: a positive number; the client's sample count, or 1 for a uniform mean.
+        group: which mean it belongs to, where there are several (``Clients.means``).
     """
 
     tree: Tree
     weight: int | float = 1
+    group: str = ""
 
 
 def check_finite(tree: Mapping[str, Any]) -> None:

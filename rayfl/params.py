@@ -7,7 +7,7 @@ A leaf's path is its keys joined by ``/``, which therefore cannot be part of a k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -77,6 +77,22 @@ def add_scaled(tree: Mapping[str, Any], other: Mapping[str, Any], scale: float) 
 def subtract(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tree:
     """``tree - other``."""
     return map_leaves(torch.sub, tree, other)
+
+
+def weighted_sum(trees: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> Tree:
+    """``sum_j weights[j] * trees[j]``, accumulated in float64, in the leaves' own types.
+
+    A tree with weight 0 is left out, one alone with weight 1 is returned to the bit.
+    """
+    taken = [(tree, weight) for tree, weight in zip(trees, weights, strict=True) if weight]
+
+    def add(*parts: Tensor) -> Tensor:
+        total = torch.zeros_like(parts[0], dtype=torch.float64)
+        for part, (_, weight) in zip(parts, taken, strict=True):
+            total = torch.add(total, part, alpha=weight)
+        return total.to(parts[0].dtype)
+
+    return map_leaves(add, *(tree for tree, _ in taken))
 
 
 def inner_product(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tensor:

@@ -98,6 +98,12 @@ class Task(Protocol):
 
     def features_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]: ...
 
+    def head_inputs_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]: ...
+
+    def features(self, model: Model, batch: Batch, training: bool = True) -> Tensor: ...
+
+    def classify(self, model: Model, features: Tensor, training: bool = True) -> Tensor: ...
+
     def loss(self, model: Model, batch: Batch) -> Tensor: ...
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor: ...
@@ -124,6 +130,18 @@ class Classification:
     def features_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
         """Features of shape (b, f) and logits of shape (b, C) from one forward pass."""
         return self.network.features_and_logits(model, batch.x, training=training)
+
+    def head_inputs_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
+        """What the last linear layer reads, shape (b, f), and logits of shape (b, C) from one forward pass."""
+        return self.network.head_inputs_and_logits(model, batch.x, training=training)
+
+    def features(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
+        """Features of shape (b, f); ``training`` as for :meth:`logits`."""
+        return self.network.features(model, batch.x, training=training)
+
+    def classify(self, model: Model, features: Tensor, training: bool = True) -> Tensor:
+        """Logits of shape (b, C) of given features of shape (b, f); ``training`` as for :meth:`logits`."""
+        return self.network.classify(model, features, training=training)
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
         """Mean cross-entropy of ``model`` on ``batch``; a scalar."""

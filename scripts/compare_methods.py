@@ -22,8 +22,13 @@ from rayfl.result import Result
 from rayfl.tables import from_parquet
 from rayfl.tracking.summary import final_rows
 
+_PLAIN_SGD = ["train.momentum=0", "train.weight_decay=0"]
+_EVERYBODY = ["train.clients_per_round=all"]
 NEEDS = {
     "scaffold": ["train.momentum=0"],
+    "pfedme": _PLAIN_SGD,
+    "l2gd": [*_PLAIN_SGD, *_EVERYBODY],
+    "fedme": [*_EVERYBODY, "holdout.public=1000"],
 }
 """Settings without which a method does not run: it has no momentum, or all clients take part in every round."""
 
@@ -35,7 +40,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     parser.add_argument("--methods", default=",".join(sorted(METHODS)), help="names, separated by commas")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    chosen = parser.parse_args()
+    chosen = parser.parse_intermixed_args()
     settings = [_settings(method, chosen.overrides) for method in chosen.methods.split(",")]
     print("| method | personalized model | global accuracy | personalized accuracy | worst 5 % | ECE |")
     print("|---|---|---|---|---|---|", flush=True)

@@ -115,25 +115,34 @@ class Quadratic:
 
 
 class ListDataset(FederatedDataset):
-    """Clients given as (x, y) pairs; everything is training data, the test part repeats it."""
+    """Clients given as (x, y) pairs; everything is training data, the test part repeats it.
+
+    Validation parts are empty, or given as (x, y) pairs too.
+    """
 
     def __init__(
-        self, clients: Sequence[tuple[Tensor, Tensor]], classes: int = 3, public: Tensor | None = None
+        self,
+        clients: Sequence[tuple[Tensor, Tensor]],
+        classes: int = 3,
+        public: Tensor | None = None,
+        validation: Sequence[tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         self._clients = list(clients)
+        self._validation = [(x[:0], y[:0]) for x, y in clients] if validation is None else list(validation)
         self._public = clients[0][0][:0] if public is None else public
         self.names = tuple(str(i) for i in range(len(clients)))
         self.spec = InputSpec("image", tuple(clients[0][0].shape[1:]), classes)
 
     def sizes(self) -> np.ndarray:
-        return np.array([[len(y), 0, len(y)] for _, y in self._clients], dtype=np.int64)
+        sizes = [len(y) for _, y in self._clients], [len(y) for _, y in self._validation]
+        return np.array([[n, v, n] for n, v in zip(*sizes, strict=True)], dtype=np.int64)
 
     def load_public(self) -> Tensor:
         return self._public
 
     def load(self, client: int) -> Mapping[str, Examples]:
         x, y = self._clients[client]
-        return {"train": Examples(x, y), "validation": Examples(x[:0], y[:0]), "test": Examples(x, y)}
+        return {"train": Examples(x, y), "validation": Examples(*self._validation[client]), "test": Examples(x, y)}
 
 
 def quadratic_clients(points: Sequence[float | Sequence[float]], copies: Sequence[int]) -> ListDataset:
@@ -189,7 +198,8 @@ class RelabelledStreams(RandomStreams):
     original: tuple[int, ...] = ()
 
     def _digest(self, name: str, round: int, client: int) -> bytes:
-        known = 0 <= client < len(self.original)
+        # the endpoints of a simplex are counted in the client's place
+        known = 0 <= client < len(self.original) and name != "init.endpoint"
         return super()._digest(name, round, self.original[client] if known else client)
 
 
@@ -271,7 +281,7 @@ class Toy:
         """Statistics by client and model, after the rounds so far."""
         self.federation.begin_round(max(self.round - 1, 0))
         common, own = self.algorithm.served(self.server, self.context)
-        return {c: s[split] for c, s in self.federation.evaluate(common, ("test",), final, own).items()}
+        return {c: s[split] for c, s in self.federation.evaluate(common, (split,), final, own).items()}
 
 
 def assert_equal(left: Any, right: Any, path: str = "") -> None:

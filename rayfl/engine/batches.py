@@ -27,6 +27,11 @@ class BatchPlan:
         """Number of local steps."""
         return len(self.bounds) - 1
 
+    def part(self, first: int, last: int) -> BatchPlan:
+        """Steps ``first`` to ``last`` (excluded; the plan's end at most) alone."""
+        bounds = self.bounds[first : last + 1]
+        return BatchPlan(self.order[bounds[0] : bounds[-1]], tuple(bound - bounds[0] for bound in bounds))
+
     def batches(self, device: torch.device) -> list[Tensor]:
         """Index tensors on ``device``, one a step."""
         order = self.order.to(device)

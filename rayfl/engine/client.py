@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,11 +109,16 @@ class Client:
             raise RuntimeError("there are no public samples here")
         return self._public()
 
-    def num_steps(self, epochs: int | None = None) -> int:
-        """Local SGD steps that ``epochs`` (default: the configured local epochs) take on this client."""
+    def num_steps(self, epochs: int | None = None, samples: int | None = None) -> int:
+        """Local SGD steps of some epochs.
+
+        Args:
+            epochs: default the configured local epochs.
+            samples: how many training samples there are; default the client's own.
+        """
         train = self.context.train
         epochs = train.local_epochs if epochs is None else epochs
-        steps = num_steps(self.num_samples, train.batch_size, epochs)
+        steps = num_steps(self.num_samples if samples is None else samples, train.batch_size, epochs)
         return max(steps, train.min_local_steps) if steps else 0
 
     def initial_model(self, task: Task | None = None) -> Tree:
@@ -146,7 +151,8 @@ class Client:
         steps: int | None = None,
         repeats: int = 1,
         groups: Mapping[str, ParameterGroup] | None = None,
-        keep_optimizer: bool | None = None,
+        keep_optimizer: bool | Collection[str] | None = None,
+        each_epoch: Callable[[Tree], Awaitable[None]] | None = None,
         task: Task | None = None,
         stream: str = "",
     ) -> Tree:
@@ -166,7 +172,9 @@ class Client:
             repeats: how many consecutive steps use each mini-batch.
             groups: how SGD treats what lies under a first key of ``trainable``, where it differs from the above.
             keep_optimizer: whether momentum buffers go on where the last pass of the same ``stream`` left them (they
-                then are part of the client's state, ``optimizer``); default as configured.
+                then are part of the client's state, ``optimizer``), or the first keys of ``trainable`` whose buffers
+                do; default as configured.
+            each_epoch: awaited after every epoch with the tree as trained so far.
             task: what the objective is given; default the client's task.
             stream: suffix of the streams, for a pass other than a round's first (``.1``, ``.finetune``).
         """
@@ -203,9 +211,15 @@ class Client:
             velocity=velocity,
             task=task,
         )
-        trained: Tree = await Ask(request)
-        if velocity:
-            self.state["optimizer"] = {**self.state.get("optimizer", {}), _pass_name(stream): from_leaves(velocity)}
+        if each_epoch is None or not plan.steps:
+            trained: Tree = await Ask(request)
+        else:
+            trained = await self._by_epoch(request, repeats, each_epoch)
+        if kept and velocity:
+            buffers = from_leaves(velocity)
+            if not isinstance(kept, bool):
+                buffers = {key: buffers[key] for key in kept}
+            self.state["optimizer"] = {**self.state.get("optimizer", {}), _pass_name(stream): buffers}
         return trained
 
     async def gradient(
@@ -257,6 +271,18 @@ class Client:
     def publish(self, **predictors: Predictor) -> None:
         """Offers models right after local training as rows (phase ``trained``) of the cohort's results."""
         self.published.update(predictors)
+
+    async def _by_epoch(
+        self, request: TrainRequest, repeats: int, each_epoch: Callable[[Tree], Awaitable[None]]
+    ) -> Tree:
+        """A training pass in pieces of an epoch; without dropout the same as in one piece."""
+        epoch = num_steps(self.num_samples, self.context.train.batch_size, 1) * repeats
+        tree, velocity = request.trainable, {} if request.velocity is None else request.velocity
+        for number, piece in enumerate(request.pieces(epoch)):
+            # each piece seeds dropout anew
+            tree = await Ask(replace(piece, trainable=tree, velocity=velocity, seed=request.seed ^ number))
+            await each_epoch(tree)
+        return tree
 
     def _initialized(self, stream: str, client: int, task: Task | None = None) -> Tree:
         seed = self.context.streams.integer(stream, client=client)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rayfl.data.federated import Examples
 from rayfl.engine.batches import BatchPlan
-from rayfl.params import Layout, Tree, leaves
+from rayfl.params import Layout, Tree, leaves, map_leaves
 from rayfl.tasks import Task
 
 Objective = Callable[[Any, Any, Any, Any, Any], Tensor]
@@ -73,6 +73,17 @@ class TrainRequest:
     max_grad_norm: float | None = None
     velocity: dict[str, Tensor] | None = None
     task: Task | None = None
+
+    def pieces(self, steps: int) -> list[TrainRequest]:
+        """The request cut into consecutive ones of so many steps each (fewer in the last)."""
+        return [
+            replace(
+                self,
+                plan=self.plan.part(first, first + steps),
+                draws=None if self.draws is None else map_leaves(lambda d, f=first: d[f : f + steps], self.draws),
+            )
+            for first in range(0, self.plan.steps, steps)
+        ]
 
     def group(self) -> tuple[Any, ...]:
         """Requests with equal groups can be stacked and stepped together."""

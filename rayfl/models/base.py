@@ -50,9 +50,9 @@ class Network:
     """A model as a function of its parameters, which live outside of it in a tree: a mapping from name to tensor.
 
     The tree holds every parameter and every persistent floating-point buffer under its ``state_dict`` name (the
-    first one where a tensor is shared). Integer and non-persistent buffers are no part of it. In training mode a
-    module that updates a buffer writes into the bound tensor itself, so a caller that passes views of a larger
-    vector finds the new running statistics there.
+    first one where a tensor is shared). Integer and non-persistent buffers are no part of it; they follow it from
+    device to device. In training mode a module that updates a buffer writes into the bound tensor itself, so a
+    caller that passes views of a larger vector finds the new running statistics there.
 
     The tensors of a tree are bound to one module that is reused, which avoids the per-call cost of
     ``torch.func.functional_call``. An instance therefore holds on to the last tree it saw (an enclosing
@@ -65,6 +65,7 @@ class Network:
         parameter_names: all parameters in the order of the model.
         buffer_names: the buffers of the tree in the order of the model.
         layers: ``parameter_names`` grouped by the module that owns them; stacked recurrent layers are one group.
+        unstacked_layers: ``layers``, but every one of stacked recurrent layers is a group of its own.
         head_weight: name of the head's weight matrix, shape (C, f).
         head_names: parameters of the head.
         body_names: all parameters but the head's.
@@ -89,6 +90,9 @@ class Network:
         persistent = skeleton.state_dict().keys()
         buffers = {n: b for n, b in skeleton.named_buffers() if b.is_floating_point() and n in persistent}
         self._slots = _slots(skeleton, {**parameters, **buffers})
+        others = {name: buffer for name, buffer in skeleton.named_buffers() if name not in buffers}
+        self._others = [(tensors, key, others[name]) for tensors, key, name in _slots(skeleton, others)]
+        self._device = torch.device("cpu")
         self._recurrent = tuple(module for module in skeleton.modules() if isinstance(module, nn.RNNBase))
         for module in self._recurrent:
             # Without references RNNBase sees no change of weights. Otherwise it would call flatten_parameters,
@@ -98,8 +102,10 @@ class Network:
         self.parameter_names = tuple(parameters)
         self.buffer_names = tuple(buffers)
         self._tree_names = self.parameter_names + self.buffer_names
-        self.layers = tuple(
-            tuple(group) for _, group in groupby(self.parameter_names, lambda name: name.rpartition(".")[0])
+        self.layers = _grouped(self.parameter_names, _owner)
+        recurrent = {name for name, module in skeleton.named_modules() if isinstance(module, nn.RNNBase)}
+        self.unstacked_layers = _grouped(
+            self.parameter_names, lambda name: (_owner(name), _stacked_at(name) if _owner(name) in recurrent else "")
         )
         self.head_weight = f"{skeleton.head_module}.weight"
         self.head_names = _under(self.parameter_names, (skeleton.head_module,))
@@ -111,6 +117,11 @@ class Network:
         self.why_not_vectorizable = next(filter(None, map(_obstacle, skeleton.modules())), "")
         self.vectorizable = not self.why_not_vectorizable
         self._check(skeleton)
+
+    def refuse_vectorization(self, why: str) -> None:
+        """Notes an obstacle to vmap that cannot be seen from the layers; the first one noted stays."""
+        self.why_not_vectorizable = self.why_not_vectorizable or why
+        self.vectorizable = False
 
     def initialize(self, seed: int) -> dict[str, Tensor]:
         """A fresh tree: float32 tensors on the CPU, a pure function of the seed; global generators are untouched.
@@ -146,6 +157,30 @@ class Network:
         features = model.features(x)
         return features, model.classify(features)
 
+    def head_inputs_and_logits(
+        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """What the head reads, (b, f) for a head weight (C, f), and logits (b, C); arguments as for :meth:`logits`.
+
+        The features of :meth:`features_and_logits` may lie before further layers.
+        """
+        model = self._bind(tree, training)
+        read: list[Tensor] = []
+        hook = model.get_submodule(model.head_module).register_forward_pre_hook(lambda _, args: read.append(args[0]))
+        try:
+            logits = model.forward(x)
+        finally:
+            hook.remove()
+        return read[0], logits
+
+    def features(self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False) -> Tensor:
+        """Features of shape (b, f) alone; arguments and errors as for :meth:`logits`."""
+        return self._bind(tree, training).features(x)
+
+    def classify(self, tree: Mapping[str, Tensor], features: Tensor, *, training: bool = False) -> Tensor:
+        """Logits of shape (b, C) of given features (b, f); ``tree``, ``training`` and errors as for :meth:`logits`."""
+        return self._bind(tree, training).classify(features)
+
     def _bind(self, tree: Mapping[str, Tensor], training: bool) -> ClassificationModel:
         if len(tree) != len(self._tree_names):
             raise self._misfit(tree)
@@ -154,8 +189,13 @@ class Network:
                 tensors[key] = tree[name]
         except KeyError:
             raise self._misfit(tree) from None
+        device = tree[self.head_weight].device
+        if device != self._device:
+            for tensors, key, buffer in self._others:
+                tensors[key] = buffer.to(device)
+            self._device = device
         for module in self._recurrent:
-            module._flat_weights = [module._parameters[name] for name in module._flat_weights_names]
+            module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
         if self._skeleton.training != training:
             self._skeleton.train(training)
         return self._skeleton
@@ -190,6 +230,21 @@ def _slots(module: nn.Module, tree: Mapping[str, Tensor]) -> tuple[tuple[dict[st
         for key, tensor in tensors.items()
         if id(tensor) in names
     )
+
+
+def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> tuple[tuple[str, ...], ...]:
+    """Runs of names with one key."""
+    return tuple(tuple(group) for _, group in groupby(names, key))
+
+
+def _owner(name: str) -> str:
+    """The module that a parameter belongs to."""
+    return name.rpartition(".")[0]
+
+
+def _stacked_at(name: str) -> str:
+    """The layer of a recurrent module that ``weight_ih_l0``, ``bias_hh_l1_reverse`` and the like belong to."""
+    return name.removesuffix("_reverse").rpartition("_l")[2]
 
 
 def _under(names: Iterable[str], modules: Iterable[str]) -> tuple[str, ...]:

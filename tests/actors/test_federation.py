@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,16 +14,17 @@ from actors.host import ClientHost, Job
 from actors.pool import InlinePool
 from actors.state import ClientStates
 from algorithms.base import Averaging
+from algorithms.floco import Floco
 from rayfl.aggregation import Weighted
 from rayfl.commits import CommitStore
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError
-from rayfl.params import Tree, to_numpy
+from rayfl.params import Tree, num_bytes, to_numpy
 from rayfl.randomness import RandomStreams
 from rayfl.storage import Storage
-from tests.algorithms.cases import ALGORITHMS, SIZES, toy_of
+from tests.algorithms.cases import ALGORITHMS, SIZES, Case, toy_of
 from tests.toys import CPU, assert_equal, random_clients, softmax_regression
 
 
@@ -42,6 +44,14 @@ class Counting(Averaging):
             client.state["mark"] = torch.tensor([float("nan")])
         trained = await client.train(model, self.objective)
         return self.weighted(client, trained)
+
+    async def samples(self, client: Client) -> Tree:
+        part = client.examples()
+        return {"n": float(client.num_samples), "x": part.x, "y": part.y.double()}
+
+    async def update_of_a_group(self, client: Client, model: Tree) -> Weighted:
+        contribution = await self.local_update(client, model)
+        return replace(contribution, group="odd" if client.id % 2 else "even")
 
     async def visits(self, client: Client) -> Tree:
         return {"visits": float(client.state.get("visits", 0))}
@@ -111,6 +121,23 @@ def test_a_procedure_that_is_averaged_must_return_weighted(tmp_path: Path) -> No
     world = World(tmp_path, 1)
     with pytest.raises(ClientError, match="must return Weighted"):
         world.federation.mean(world.algorithm.visits, [0], {})
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_each_group_has_its_own_mean_from_one_pass(hosts: int, tmp_path: Path) -> None:
+    world, alone = World(tmp_path / "groups", hosts), World(tmp_path / "alone", 1)
+    federation, procedure = world.federation, world.algorithm.update_of_a_group
+    federation.begin_round(0)
+    means = federation.means(procedure, [0, 1, 2, 3, 4], {"model": world.model})
+    sent = num_bytes(world.model)
+    assert federation.traffic.by_client == dict.fromkeys(range(5), (sent, sent))
+    assert list(means) == ["even", "odd"]
+    assert_equal(means["even"], alone.train(0, [0, 2, 4]))
+    assert_equal(means["odd"], alone.train(0, [1, 3]))
+    assert list(federation.means(procedure, [3], {"model": world.model})) == ["odd"]
+    # groups are no concern of a mean over everybody
+    everybody = federation.mean(procedure, [1, 2], {"model": world.model})
+    assert_equal(everybody, federation.mean(world.algorithm.local_update, [1, 2], {"model": world.model}))
 
 
 def test_commit_rewind_and_go_on(tmp_path: Path) -> None:
@@ -234,3 +261,66 @@ def test_messages_are_counted_by_client_and_the_cohort_may_be_scored_on_what_it_
     size = 8 * toy.task.network.num_parameters
     assert toy.federation.traffic.by_client == {0: (size, size), 2: (size, size)}
     assert set(toy.federation.evaluate(toy.server, ("test",), False, clients=[0, 2])) == {0, 2}
+
+
+def test_work_that_a_deployment_does_on_the_server_is_no_traffic(tmp_path: Path) -> None:
+    federation, procedure = World(tmp_path, 2).federation, Counting().visits
+    federation.begin_round(0)
+    assert federation.map(procedure, [1, 4], {}, counted=False) == {1: {"visits": 0}, 4: {"visits": 0}}
+    assert federation.traffic.by_client == {}
+    federation.map(procedure, [1, 4], {})
+    assert federation.traffic.by_client == {1: (0, 8), 4: (0, 8)}
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_the_pooled_client_owns_everybodys_samples(hosts: int, tmp_path: Path) -> None:
+    world = World(tmp_path, hosts)
+    federation = world.federation
+    parts = [world.dataset.load(client)["train"] for client in range(6)]
+    assert federation.pooled == 6
+    assert federation.num_samples([2, 6, 0]).tolist() == [30, 80, 5]
+    found = federation.map(world.algorithm.samples, [1, federation.pooled], {})
+    assert (found[1]["n"], found[6]["n"]) == (9, 80)
+    assert torch.equal(found[6]["x"], torch.cat([part.x for part in parts]))
+    assert torch.equal(found[6]["y"], torch.cat([part.y for part in parts]).double())
+
+
+def test_the_pooled_client_is_trained_and_has_a_state_like_any_other(tmp_path: Path) -> None:
+    world, alone = World(tmp_path / "some", 3), World(tmp_path / "one", 1)
+    federation = world.federation
+    for round, cohort in enumerate(([6], [0, 2, 6], [1, 6], [2, 6])):
+        assert_equal(world.train(round, cohort), alone.train(round, cohort))
+    committed = federation.finish_commit(federation.start_commit(4))
+    assert set(committed) == {0, 1, 2, 6}
+    federation.adopt(committed)
+    federation.rewind()
+    assert federation.map(world.algorithm.visits, [6], {}) == {6: {"visits": 4}}
+    held = [client for host in world.hosts for client in host.states.all()]
+    assert held == [6]
+
+
+def test_the_pooled_client_is_never_evaluated(tmp_path: Path) -> None:
+    world = World(tmp_path, 2)
+    world.train(0, [6])
+    assert list(world.federation.evaluate({"model": world.model}, ("test",), final=True)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_with_one_host_per_client_the_pooled_client_is_the_guest_of_the_first(tmp_path: Path) -> None:
+    world, shared = World(tmp_path / "pinned", 6), World(tmp_path / "shared", 2)
+    federation = Federation(InlinePool(world.hosts), world.context, world.dataset.sizes(), pinned=True)
+    federation.begin_round(0)
+    mean = federation.mean(world.algorithm.local_update, [0, 3, 6], {"model": world.model})
+    assert [list(host.states.all()) for host in world.hosts] == [[0, 6], [], [], [3], [], []]
+    assert_equal(mean, shared.train(0, [0, 3, 6]))
+    assert federation.map(world.algorithm.visits, [6], {}) == {6: {"visits": 1}}
+
+
+def test_a_simplex_of_one_endpoint_has_the_update_variance_of_federated_averaging() -> None:
+    average = toy_of(ALGORITHMS["fedavg"])
+    point = toy_of(Case(Floco(simplex_dimension=0, assignment_round=0)))
+    simplex = toy_of(Case(Floco(simplex_dimension=2, assignment_round=9)))
+    for cohort in ([0, 2, 3], [1, 2]):
+        for toy in (average, point, simplex):
+            toy.step(cohort)
+        assert point.federation.update_variance() == average.federation.update_variance()
+        assert 0 < simplex.federation.update_variance() < average.federation.update_variance()

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
+from algorithms.apfl import APFL
 from algorithms.base import Algorithm
+from algorithms.centralized import Centralized
+from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
+from algorithms.fedbabu import FedBABU
+from algorithms.feddyn import FedDyn
+from algorithms.fedfusion import FedFusion
+from algorithms.fedme import FedMe
+from algorithms.fedmmd import FedMMD
+from algorithms.fedpac import FedPAC
+from algorithms.fedper import FedPer
 from algorithms.fedphp import FedPHP
 from algorithms.fedprox import FedProx
+from algorithms.fedrep import FedRep
+from algorithms.flda import FLDA
+from algorithms.floco import Floco
+from algorithms.floco_plus import FlocoPlus
+from algorithms.fml import FML
+from algorithms.hypcluster import HypCluster
+from algorithms.l2gd import L2GD
+from algorithms.lg_fedavg import LGFedAvg
+from algorithms.local import Local
+from algorithms.mapper import Mapper
+from algorithms.pfedme import PFedMe
+from algorithms.pfedsim import PFedSim
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
 from rayfl.engine.settings import TrainConfig
@@ -30,9 +52,91 @@ def twice(network: Network) -> int:
     return 2 * network.num_parameters
 
 
+def nothing(network: Network) -> int:
+    """Scalars of no message."""
+    return 0
+
+
+def no_names(network: Network) -> Iterable[str]:
+    """Names of nothing."""
+    return ()
+
+
 def all_names(network: Network) -> Iterable[str]:
     """Names of all parameters."""
     return network.parameter_names
+
+
+def all_names_and_choice(network: Network) -> Iterable[str]:
+    """Names of all parameters, and the number that says whether the exchanged model replaces the client's own."""
+    return {*network.parameter_names, "replaces"}
+
+
+def triangle(network: Network) -> int:
+    """Scalars of a model whose head weight is replaced by three endpoints."""
+    return network.num_parameters + 2 * network.initialize(0)[network.head_weight].numel()
+
+
+def triangle_names(network: Network) -> Iterable[str]:
+    """Names of the tensors of such a model."""
+    return {*network.parameter_names, "endpoints"} - {network.head_weight}
+
+
+def convolved(network: Network) -> int:
+    """Scalars of a model and a convolution that fuses two sets of its features (flat, as wide as the head's inputs)."""
+    width = network.initialize(0)[network.head_weight].shape[1]
+    return network.num_parameters + width * (2 * width + 1)
+
+
+def convolved_names(network: Network) -> Iterable[str]:
+    """Names of the tensors of such a model."""
+    return {*network.parameter_names, "weight", "bias"}
+
+
+def gated(network: Network) -> int:
+    """Scalars of a model and a gate for each of its features."""
+    return network.num_parameters + network.initialize(0)[network.head_weight].shape[1]
+
+
+def gated_names(network: Network) -> Iterable[str]:
+    """Names of the tensors of such a model."""
+    return {*network.parameter_names, "gate"}
+
+
+def body(network: Network) -> int:
+    """Scalars of all parameters but the head's."""
+    return network.num_parameters - head(network)
+
+
+def head(network: Network) -> int:
+    """Scalars of the head."""
+    model = network.initialize(0)
+    return sum(model[name].numel() for name in network.head_names)
+
+
+def prototypes(network: Network) -> int:
+    """Scalars of one mean feature a class."""
+    return network.initialize(0)[network.head_weight].numel()
+
+
+def classes(network: Network) -> int:
+    """How many classes there are."""
+    return len(network.initialize(0)[network.head_weight])
+
+
+def names_and_statistics(network: Network) -> Iterable[str]:
+    """Names of all parameters, and of statistics by class."""
+    return {*network.parameter_names, "sums", "counts", "mean", "variance"}
+
+
+def body_names(network: Network) -> Iterable[str]:
+    """Names of all parameters but the head's."""
+    return network.body_names
+
+
+def head_names(network: Network) -> Iterable[str]:
+    """Names of the head's parameters."""
+    return network.head_names
 
 
 @dataclass(frozen=True)
@@ -48,9 +152,13 @@ class Case:
         averages: whether the server has a ``model``, which is an average of the clients' models and a row of the
             results named ``global``.
         everyone: whether all clients take part in every round, whoever is sampled.
-        relabels: whether results follow the clients when these are given other ids (not if the server draws by id).
+        pooled: whether the client that owns everybody's samples takes part in place of those sampled.
+        quiet: rounds (0-indexed) in which nothing travels, and clients reply with nothing.
+        relabels: whether results follow the clients when these are given other ids (not if the server draws or keeps
+            anything by id or the samples are pooled in the order of the ids).
         train: changes of the training section the method needs.
         public: whether the method needs public samples.
+        numbers: plain numbers (of 8 bytes) that travel down and up besides the scalars of tensors.
     """
 
     algorithm: Algorithm
@@ -60,9 +168,16 @@ class Case:
     private: frozenset[str] = frozenset()
     averages: bool = True
     everyone: bool = False
+    pooled: bool = False
+    quiet: frozenset[int] = frozenset()
     relabels: bool = True
     train: dict[str, Any] = field(default_factory=dict)
     public: bool = False
+    numbers: tuple[int, int] = (0, 0)
+
+    def contacted(self, cohort: Sequence[int]) -> list[int]:
+        """The clients that the server contacts in a round."""
+        return [len(SIZES)] if self.pooled else list(cohort)
 
     def cohorts(self) -> list[list[int]]:
         """The cohorts of the rounds."""
@@ -72,10 +187,115 @@ class Case:
 ALGORITHMS = {
     "fedavg": Case(FedAvg(finetune_epochs=1)),
     "fedprox": Case(FedProx(proximal_weight=0.1, finetune_epochs=1)),
+    "local": Case(Local(), down=nothing, up=nothing, uploads=no_names, private=frozenset({"local"}), averages=False),
+    "local-all": Case(
+        Local(schedule="all", local_init="own"),
+        down=nothing,
+        up=nothing,
+        uploads=no_names,
+        private=frozenset({"local", "optimizer"}),
+        averages=False,
+        everyone=True,
+    ),
+    "centralized": Case(
+        Centralized(finetune_epochs=2, finetune_select="best_val"),
+        private=frozenset({"optimizer"}),
+        pooled=True,
+        relabels=False,
+    ),
     "scaffold": Case(Scaffold(momentum_on_corrected=True), down=twice, up=twice, private=frozenset({"control"})),
     "superfed-mm": Case(SuPerFed(mode="mm", start=0.25), private=frozenset({"local"})),
     "superfed-lm": Case(SuPerFed(mode="lm", start=0.25), private=frozenset({"local"})),
+    "floco": Case(
+        Floco(simplex_dimension=2, assignment_round=99),
+        down=triangle,
+        up=triangle,
+        uploads=triangle_names,
+        averages=False,
+    ),
+    "floco-plus": Case(
+        FlocoPlus(simplex_dimension=2, assignment_round=99, unseen="init"),
+        down=triangle,
+        up=triangle,
+        uploads=triangle_names,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "floco-plus-posthoc": Case(
+        FlocoPlus(simplex_dimension=2, assignment_round=99, posthoc=True),
+        down=triangle,
+        up=triangle,
+        uploads=triangle_names,
+        averages=False,
+    ),
+    "fedper": Case(
+        FedPer(), down=body, up=body, uploads=body_names, private=frozenset({"personal"}), averages=False
+    ),
+    "lg-fedavg": Case(
+        LGFedAvg(), down=head, up=head, uploads=head_names, private=frozenset({"personal"}), averages=False
+    ),
+    "fedrep": Case(
+        FedRep(head_epochs=2, finetune_epochs=1),
+        down=body,
+        up=body,
+        uploads=body_names,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "fedbabu": Case(FedBABU(finetune_epochs=2), down=body, up=body, uploads=body_names, averages=False),
+    "ditto": Case(Ditto(proximal_weight=0.5, personal_epochs=1), private=frozenset({"personal"})),
+    "feddyn": Case(FedDyn(alpha=0.1), private=frozenset({"displacement"}), averages=False),
+    "fedme": Case(
+        FedMe(cluster_rounds=(1, 2), tuning_data="train", finetune_epochs=1),
+        down=twice,
+        up=twice,
+        uploads=all_names_and_choice,
+        averages=False,
+        everyone=True,
+        relabels=False,
+        public=True,
+        numbers=(2, 1),
+    ),
     "fedphp": Case(FedPHP(transfer_weight=0.1), private=frozenset({"hpm", "selections"})),
+    "fml": Case(FML(), private=frozenset({"private"})),
+    "fml-persistent": Case(FML(persist_private_optimizer=True), private=frozenset({"private", "optimizer"})),
+    "fedmmd": Case(FedMMD(finetune_epochs=1)),
+    "fedfusion": Case(
+        FedFusion(), down=convolved, up=convolved, uploads=convolved_names, averages=False
+    ),
+    "fedfusion-multi": Case(FedFusion(operator="multi"), down=gated, up=gated, uploads=gated_names),
+    "flda": Case(FLDA(), private=frozenset({"private", "gate"})),
+    "flda-raw-logits": Case(FLDA(gate_input="raw", mix="logits"), private=frozenset({"private", "gate"})),
+    "apfl": Case(APFL(), private=frozenset({"local"})),
+    "apfl-adaptive": Case(APFL(adaptive=True, alpha=0.5, mix="logits"), private=frozenset({"local", "alpha"})),
+    "pfedme": Case(
+        PFedMe(proximal_weight=2.0, inner_steps=3, personal_lr=0.05),
+        private=frozenset({"personal"}),
+        train={"momentum": 0.0, "weight_decay": 0.0},
+    ),
+    "mapper": Case(Mapper(grid=(0.25, 0.75)), private=frozenset({"local", "coefficient"})),
+    "mapper-outputs": Case(
+        Mapper(grid=(0.0, 0.5), space="outputs", unseen="global"), private=frozenset({"local", "coefficient"})
+    ),
+    "l2gd": Case(
+        # its coins are: local, aggregation, aggregation, local
+        L2GD(penalty_weight=5.0),
+        private=frozenset({"personal"}),
+        averages=False,
+        everyone=True,
+        quiet=frozenset({0, 2, 3}),
+        train={"momentum": 0.0, "weight_decay": 0.0},
+    ),
+    "fedpac": Case(
+        FedPAC(head_lr=0.05),
+        down=lambda network: network.num_parameters + prototypes(network) + classes(network),
+        up=lambda network: network.num_parameters + 2 * prototypes(network) + classes(network) + 1,
+        uploads=names_and_statistics,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "pfedsim": Case(PFedSim(), relabels=False),
+    "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
 }
 
 CASES = pytest.mark.parametrize("case", ALGORITHMS.values(), ids=ALGORITHMS.keys())

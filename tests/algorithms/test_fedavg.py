@@ -1,4 +1,4 @@
-"""FedAvg and its fine-tuning: invariants AVG, LU, F11-F13 and fixture G7."""
+"""FedAvg: invariants AVG, F11-F13, fixture G7, and momentum that persists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from algorithms.fedavg import FedAvg
 from rayfl.data.federated import Examples
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.settings import TrainConfig
-from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams
 from tests.toys import (
@@ -20,7 +19,6 @@ from tests.toys import (
     Toy,
     assert_close,
     assert_equal,
-    normalized_layers,
     quadratic_clients,
     random_clients,
     softmax_regression,
@@ -155,105 +153,43 @@ def test_g7_fedavg() -> None:
     assert abs(float(toy.step()["model"]["theta"]) - 1.38) < 1e-9
 
 
-def finetuned(toy: Toy, clients: list[int]) -> dict[int, Tree]:
-    """v_k of the given clients, as they fine-tune after the last round."""
-    assert isinstance(toy.algorithm, FedAvg)
-    toy.federation.begin_round(toy.round - 1)
-    return toy.federation.map(toy.algorithm.finetune, clients, {"model": toy.server["model"]})
+def test_persist_optimizer_continues_momentum_at_the_next_participation() -> None:
+    point, eta, momentum = 4.0, 0.1, 0.5
+    train = {"momentum": momentum, "lr": eta, "persist_optimizer": True, "local_epochs": 2}
+    toy = quad(FedAvg(), [point, 0.0], [1, 1], **train)
+    theta, velocity = 1.0, 0.0
+    for cohort in ([0], [1], [0], [0]):
+        theta = float(toy.server["model"]["theta"])
+        toy.step(cohort)
+        if cohort == [0]:
+            for _ in range(2):
+                velocity = momentum * velocity + (theta - point)
+                theta -= eta * velocity
+            assert abs(float(toy.server["model"]["theta"]) - theta) < 1e-12
+        assert abs(float(toy.states()[0]["optimizer"]["main"]["theta"]) - velocity) < 1e-12
 
 
-TRAIN = TrainConfig(
-    rounds=3, clients_per_round=2, local_epochs=1, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01
-)
-SIZES = (8, 12, 6, 10)
-
-
-def test_inv_lu_1_no_epochs_of_finetuning_is_the_global_model() -> None:
-    toy = Toy(FedAvg(finetune_epochs=0), random_clients(SIZES), two_layers(), TRAIN)
-    toy.run()
-    for tuned in finetuned(toy, list(range(4))).values():
-        assert_equal(tuned, toy.server["model"])
-    for rows in toy.scores(final=True).values():
-        assert np.array_equal(rows["finetuned"].vector, rows["global"].vector)
-
-
-@pytest.mark.parametrize("epochs", [0, 1, 3])
-def test_inv_lu_2_the_global_model_is_that_of_fedavg(epochs: int) -> None:
-    plain, tuning = (
-        Toy(algorithm, random_clients(SIZES), two_layers(), TRAIN)
-        for algorithm in (FedAvg(), FedAvg(finetune_epochs=epochs))
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_persist_optimizer_matters_from_the_second_participation_on(momentum: float) -> None:
+    train = TrainConfig(rounds=3, clients_per_round=2, local_epochs=1, batch_size=4, lr=0.1, momentum=momentum)
+    kept, fresh = (
+        Toy(FedAvg(), random_clients((8, 12, 6)), two_layers(), train.model_copy(update={"persist_optimizer": persist}))
+        for persist in (True, False)
     )
-    assert_equal(tuning.run(), plain.run())
-    expected, found = plain.scores(final=True), tuning.scores(final=True)
-    for client in range(4):
-        assert np.array_equal(found[client]["global"].vector, expected[client]["global"].vector)
-    # clients that were never sampled fine-tune too, but only after the last round
-    assert all("finetuned" in rows for rows in found.values())
-    assert all("finetuned" not in rows for rows in tuning.scores(final=False).values())
+    for cohort in ([0], [1, 2]):
+        assert_equal(kept.step(cohort), fresh.step(cohort))
+    differs = not torch.equal(kept.step([0, 1])["model"]["head.weight"], fresh.step([0, 1])["model"]["head.weight"])
+    assert differs == (momentum > 0)
+    assert set(kept.states()) == ({0, 1, 2} if momentum else set())
+    assert fresh.states() == {}
 
 
-def test_inv_lu_3_quadratic_closed_form() -> None:
-    points, tau, eta = [0.0, 4.0, 10.0], 3, 0.25
-    toy = quad(FedAvg(finetune_epochs=tau, finetune_lr=eta), points, [1, 3, 2], clients_per_round=2)
-    final = float(toy.run()["model"]["theta"])
-    for client, tuned in finetuned(toy, [0, 1, 2]).items():
-        expected = points[client] + (1 - eta) ** tau * (final - points[client])
-        assert abs(float(tuned["theta"]) - expected) < 1e-12
-
-
-def test_lu_learning_rate_defaults_to_that_of_the_last_round() -> None:
-    toy = quad(FedAvg(finetune_epochs=1), [0.0, 4.0], [1, 1], rounds=3, lr=0.4, lr_decay=0.5)
-    final = float(toy.run()["model"]["theta"])
-    assert abs(float(finetuned(toy, [1])[1]["theta"]) - (4 + (1 - 0.1) * (final - 4))) < 1e-12
-
-
-@pytest.mark.parametrize("make", [two_layers, normalized_layers])
-def test_inv_lu_4_finetuning_does_not_depend_on_the_other_clients(make: object) -> None:
-    toy = Toy(FedAvg(finetune_epochs=2), random_clients(SIZES), make(), TRAIN, hosts=2)  # type: ignore[operator]
-    toy.run()
-    together = finetuned(toy, [0, 1, 2, 3])
-    for client in range(4):
-        assert_equal(finetuned(toy, [client])[client], together[client])
-
-
-@pytest.mark.parametrize("scope", ["head", "body"])
-def test_lu_scope_moves_that_part_only(scope: str) -> None:
-    toy = Toy(FedAvg(finetune_epochs=2, finetune_scope=scope), random_clients(SIZES), normalized_layers(), TRAIN)  # type: ignore[arg-type]
-    toy.run()
-    network = toy.task.network
-    moving = set(network.head_names if scope == "head" else network.body_names)
-    together = finetuned(toy, [0, 1, 2, 3])
-    for client, tuned in together.items():
-        assert list(tuned) == list(toy.server["model"])
-        for name in network.parameter_names:
-            assert torch.equal(tuned[name], toy.server["model"][name]) == (name not in moving), name
-        # running statistics of one client must not leak into the next one's model
-        assert_equal(finetuned(toy, [client])[client], tuned)
-
-
-def test_lu_full_scope_is_another_pass_of_local_training() -> None:
-    toy = Toy(
-        FedAvg(finetune_epochs=2), random_clients((8, 8)), two_layers(), TRAIN.model_copy(update={"batch_size": None})
+def test_persist_optimizer_vectorized_agrees_with_looped() -> None:
+    train = TrainConfig(
+        rounds=4, clients_per_round=2, local_epochs=1, batch_size=4, lr=0.1, momentum=0.5, persist_optimizer=True
     )
-    toy.run()
-    # with full batches the order of the samples moves round-off only, so the next round's update is the same
-    again = Toy(FedAvg(), toy.dataset, toy.task, toy.train.model_copy(update={"local_epochs": 2}))
-    again.server = copy(toy.server)
-    assert_close(finetuned(toy, [0])[0], again.step([0])["model"], 1e-12)
-
-
-def test_lu_options_without_epochs_are_refused() -> None:
-    toy = Toy(FedAvg(), random_clients((4,)), two_layers(), TRAIN)
-    for algorithm in (FedAvg(finetune_lr=0.1), FedAvg(finetune_scope="head")):
-        with pytest.raises(ConfigError, match="finetune_epochs"):
-            algorithm.check(toy.task, toy.context)
-    FedAvg(finetune_epochs=1, finetune_lr=0.1, finetune_scope="head").check(toy.task, toy.context)
-
-
-def test_vectorized_finetuning_agrees_with_looped() -> None:
     looped, stacked = (
-        Toy(FedAvg(finetune_epochs=2, finetune_scope="head"), random_clients(SIZES), two_layers(), TRAIN, mode=mode)
-        for mode in ("looped", "vectorized")
+        Toy(FedAvg(), random_clients((8, 12, 6)), two_layers(), train, mode=mode) for mode in ("looped", "vectorized")
     )
     assert_close(looped.run(), stacked.run())
-    assert_close(finetuned(looped, [0, 1, 2, 3]), finetuned(stacked, [0, 1, 2, 3]))
+    assert_close(looped.states(), stacked.states())

@@ -287,6 +287,36 @@ def test_the_teacher_is_in_evaluation_mode() -> None:
     assert expected > 1e-3
 
 
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_inv_php_6_an_hpm_that_agrees_distils_nothing(temperature: float) -> None:
+    """The loss itself is tested where it is defined: gradient, high temperature."""
+    task, batch = two_layers(), some_batch()
+    model = task.network.initialize(1)
+    algorithm = FedPHP(transfer="kd", transfer_weight=1.0, temperature=temperature)
+    value, gradient = objective_at(algorithm, task, model, model, batch)
+    assert value == 0
+    assert all(torch.equal(leaf, torch.zeros_like(leaf)) for leaf in gradient.values())
+    value, gradient = objective_at(algorithm, task, model, task.network.initialize(2), batch)
+    assert value > 1e-3 and gradient["head.weight"].abs().max() > 1e-3
+
+
+def test_inv_php_7_discrepancy_of_the_features_that_enter_the_classifier() -> None:
+    """The loss itself is tested where it is defined: multisets, motions, scales, padding."""
+    task, batch = two_layers(), some_batch()
+    model, hpm = task.network.initialize(1), task.network.initialize(2)
+    algorithm = FedPHP(transfer="mmd", transfer_weight=1.0)
+    value, gradient = objective_at(algorithm, task, model, hpm, batch)
+    assert 0 < value <= 10
+    assert value == pytest.approx(float(objective_at(algorithm, task, hpm, model, batch)[0]), abs=1e-12)
+    # the head is behind the features
+    assert not gradient["head.weight"].any() and gradient["inner.weight"].any()
+    value, gradient = objective_at(algorithm, task, model, model, batch)
+    assert abs(value) < 1e-12 and max(leaf.abs().max() for leaf in gradient.values()) < 1e-12
+    constant = 2 * sum(1 - math.exp(-(2.0 ** (2 - i))) for i in range(5))
+    value, _ = objective_at(algorithm, task, model, hpm, some_batch(1))
+    assert value == pytest.approx(constant, abs=1e-6)
+
+
 def test_inv_php_8_prox_is_zero_at_the_hpm_and_leaves_buffers_out() -> None:
     task, batch = normed(), some_batch()
     model = task.network.initialize(1)

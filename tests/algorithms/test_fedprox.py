@@ -9,6 +9,7 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedprox import FedProx
 from algorithms.proximity import penalty
 from rayfl.engine.settings import TrainConfig
+from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, from_leaves, leaves, map_leaves
 from rayfl.tasks import Batch
 from tests.toys import (
@@ -188,6 +189,49 @@ def test_proxlu_finetuning_has_no_proximal_term() -> None:
     tuned = toy.federation.map(algorithm.finetune, [0, 1], {"model": toy.server["model"]})
     for client, point in enumerate(points):
         assert abs(float(tuned[client]["theta"]) - (point + (1 - eta) ** tau * (final - point))) < 1e-12
+
+
+@pytest.mark.parametrize(("form", "pull"), [("half_squared", 0.5), ("squared", 1.0)])
+def test_proxlu_may_keep_the_proximal_term(form: str, pull: float) -> None:
+    """Fine-tuning then is the local update of one more round, held near the final model."""
+    points, tau, eta = [0.0, 4.0], 3, 0.1
+    algorithm = FedProx(proximal_weight=0.5, proximal_form=form, finetune_epochs=tau, finetune_proximal=True)  # type: ignore[arg-type]
+    train = TrainConfig(rounds=2, clients_per_round=2, local_epochs=2, batch_size=None, lr=eta)
+    toy = Toy(algorithm, quadratic_clients(points, [1, 3]), Quadratic(), train)
+    final = float(toy.run()["model"]["theta"])
+    tuned = toy.federation.map(algorithm.finetune, [0, 1], {"model": toy.server["model"]})
+    for client, point in enumerate(points):
+        optimum = (point + pull * final) / (1 + pull)
+        expected = optimum + (1 - eta * (1 + pull)) ** tau * (final - optimum)
+        assert abs(float(tuned[client]["theta"]) - expected) < 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scope", ["full", "head", "body"])
+def test_proxlu_proximal_term_holds_the_part_that_moves(form: str, scope: str) -> None:
+    toys = {
+        keep: Toy(
+            FedProx(
+                proximal_weight=2.0, proximal_form=form, finetune_epochs=4, finetune_scope=scope, finetune_proximal=keep
+            ),  # type: ignore[arg-type]
+            random_clients(SIZES),
+            two_layers(),
+            TRAIN,
+        )
+        for keep in (True, False)
+    }
+    far = {}
+    for keep, toy in toys.items():
+        toy.run()
+        tuned = toy.federation.map(toy.algorithm.finetune, range(4), {"model": toy.server["model"]})  # type: ignore[attr-defined]
+        far[keep] = sum(float(penalty("squared", model, toy.server["model"])) for model in tuned.values())
+    assert 0 < far[True] < far[False]
+
+
+def test_proxlu_options_without_epochs_are_refused() -> None:
+    toy = Toy(FedProx(), random_clients(SIZES), two_layers(), TRAIN)
+    with pytest.raises(ConfigError, match=r"finetune_proximal without algorithm\.finetune_epochs"):
+        FedProx(finetune_proximal=True).check(toy.task, toy.context)
 
 
 def test_proxlu_without_epochs_is_the_global_model() -> None:

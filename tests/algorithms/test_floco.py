@@ -184,6 +184,9 @@ def test_inv_flo_16_global_is_the_network_with_the_mean_endpoint() -> None:
     run.run(3)
     plain = {**run.server["body"], HEAD: run.server["endpoints"].mean(0)}
     assert_close(model_at(run.server, barycenter(3), run.task), plain, 1e-14)
+    for client, rows in run.scores().items():
+        examples = run.dataset.load(client)["test"]
+        assert abs(rows["global"].loss - float(run.task.loss(plain, Batch(examples.x, examples.y)))) < 1e-12
 
 
 def test_inv_flo_17_assignment_leaves_no_other_trace() -> None:

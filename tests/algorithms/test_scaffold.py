@@ -167,6 +167,23 @@ def test_momentum_is_refused_unless_asked_for() -> None:
     Scaffold().check(toy.task, toy_of(Scaffold()).context)
 
 
+def test_kept_momentum_is_refused_where_the_control_is_read_off_the_distance_moved() -> None:
+    train = TRAIN.model_copy(update={"momentum": 0.9, "persist_optimizer": True})
+    toy = toy_of(Scaffold(momentum_on_corrected=True), train)
+    with pytest.raises(ConfigError, match=r"train\.persist_optimizer=false.*control_update=option1"):
+        Scaffold(momentum_on_corrected=True).check(toy.task, toy.context)
+    Scaffold(momentum_on_corrected=True, control_update="option1").check(toy.task, toy.context)
+
+
+def test_the_least_number_of_local_steps_counts_in_the_control() -> None:
+    train = ONE_STEP.model_copy(update={"min_local_steps": 3})
+    more = toy_of(Scaffold(), train)
+    epochs = toy_of(Scaffold(), ONE_STEP.model_copy(update={"local_epochs": 3}))
+    for cohort in ([0, 1], [1, 3]):
+        assert_equal(more.step(cohort), epochs.step(cohort))
+        assert_equal(more.states(), epochs.states())
+
+
 def test_sum_of_step_weights() -> None:
     for momentum in (0.0, 0.5, 0.9):
         for steps in (1, 2, 7):

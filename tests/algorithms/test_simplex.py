@@ -249,8 +249,10 @@ def test_scale_candidates() -> None:
     assert_allclose(np.diff(np.log(scale_candidates("log"))), math.log(1e4) / 999, rtol=1e-9)
 
 
-def test_scale_search_keeps_one_set_of_distances() -> None:
-    kappa = generator(8).normal(size=(300, 3))
+@pytest.mark.parametrize("d", [3, 12])
+def test_scale_search_keeps_one_set_of_distances(d: int) -> None:
+    """No array of all differences, (300, 300, d), nor one of all scales."""
+    kappa = generator(8).normal(size=(300, d))
     condensed = 300 * 299 / 2 * 8
     tracemalloc.start()
     spread_on_simplex(kappa, scale_candidates("linear")[::20])

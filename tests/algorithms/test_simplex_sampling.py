@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy.stats import chisquare, kstest
+from scipy.stats import chisquare, ks_2samp, kstest
 
 from algorithms import simplex_sampling
 from algorithms.simplex_sampling import pattern_probabilities, sample_ball, sample_ball_legacy, sample_simplex
@@ -36,6 +36,14 @@ def assert_same_moments(left: np.ndarray, right: np.ndarray, deviations: float =
         assert (np.abs(a.mean(0) - b.mean(0)) <= deviations * error + 1e-12).all()
 
 
+def assert_same_law(left: np.ndarray, right: np.ndarray, center: np.ndarray) -> None:
+    """Two-sample Kolmogorov-Smirnov tests of every coordinate, of a mixture of them and of the distance."""
+    mix = np.cos(np.arange(len(center)))
+    samples = ([*points.T, points @ mix, distances(points, center)] for points in (left, right))
+    for a, b in zip(*samples, strict=True):
+        assert ks_2samp(a, b).pvalue > LEVEL
+
+
 @pytest.mark.parametrize("d", [2, 4, 7])
 def test_inv_flo_5_uniform_on_the_simplex(d: int) -> None:
     points = sample_simplex(generator(d), d, 20_000)
@@ -57,6 +65,19 @@ def test_one_vertex_has_one_point() -> None:
 def test_no_points_asked_for() -> None:
     for radius in (0.0, 0.3, 2.0):
         assert sample_ball(generator(), np.full(3, 1 / 3), radius, 0).shape == (0, 3)
+
+
+def test_the_test_of_laws_sees_a_sampler_that_is_not_uniform() -> None:
+    """Distances uniform in [0, rho] instead of their law t^(d - 1); and a centre that is slightly off."""
+    c, radius = np.array([0.4, 0.3, 0.3]), 0.6
+    rejected = rejected_from_simplex(c, radius, 100_000, seed=41)
+    uniform = sample_ball(generator(42), c, radius, 20_000)
+    assert_same_law(uniform, rejected, c)
+    shrunk = c + (uniform - c) * np.sqrt(distances(uniform, c) / radius)[:, None]
+    shifted = sample_ball(generator(42), np.array([0.42, 0.28, 0.3]), radius, 20_000)
+    for other in (shrunk, shifted):
+        with pytest.raises(AssertionError):
+            assert_same_law(other, rejected, c)
 
 
 @pytest.mark.parametrize("d", [2, 3, 4, 7])
@@ -124,7 +145,10 @@ def test_inv_flo_12_general_centre(center: list[float], radius: float) -> None:
     assert (points >= 0).all()
     assert_allclose(points.sum(1), 1, atol=1e-12)
     assert (distances(points, c) <= radius + 1e-12).all()
-    assert_same_moments(points, rejected_from_simplex(c, radius, 100_000, seed=41))
+    rejected = rejected_from_simplex(c, radius, 100_000, seed=41)
+    assert len(rejected) > 5000
+    assert_same_moments(points, rejected)
+    assert_same_law(points, rejected, c)
 
 
 def test_inv_flo_12_hit_and_run_when_proposals_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +159,9 @@ def test_inv_flo_12_hit_and_run_when_proposals_run_out(monkeypatch: pytest.Monke
         assert (points >= 0).all()
         assert_allclose(points.sum(1), 1, atol=1e-12)
         assert (distances(points, c) <= radius + 1e-9).all()
-        assert_same_moments(points, rejected_from_simplex(c, radius, 60_000, seed=51))
+        rejected = rejected_from_simplex(c, radius, 60_000, seed=51)
+        assert_same_moments(points, rejected)
+        assert_same_law(points, rejected, c)
 
 
 def test_inv_flo_12_centre_close_to_many_faces_still_gives_points() -> None:

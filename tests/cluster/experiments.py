@@ -17,12 +17,50 @@ from tests.toys import assert_equal
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "finetune_epochs": 1},
     "fedprox": {"name": "fedprox"},
+    "local": {"name": "local"},
+    "centralized": {"name": "centralized", "finetune_epochs": 2, "finetune_select": "best_val"},
     "scaffold": {"name": "scaffold"},
     "superfed-mm": {"name": "superfed", "mode": "mm", "start": 0.25},
     "superfed-lm": {"name": "superfed", "mode": "lm", "start": 0.25},
     "floco": {"name": "floco", "simplex_dimension": 3, "assignment_round": 2},
+    "floco-plus": {"name": "floco_plus", "simplex_dimension": 3, "assignment_round": 2},
+    "fedper": {"name": "fedper"},
+    "lg-fedavg": {"name": "lg_fedavg", "aggregation": "uniform"},
+    "fedrep": {"name": "fedrep", "head_epochs": 2},
+    "fedbabu": {"name": "fedbabu", "finetune_epochs": 2},
+    "fedpac": {"name": "fedpac"},
+    "pfedsim": {"name": "pfedsim", "warmup": 0.25},
+    "hypcluster": {"name": "hypcluster", "clusters": 3},
+    "ditto": {"name": "ditto", "unseen": "global"},
+    "feddyn": {"name": "feddyn", "alpha": 0.1},
+    "fedme": {"name": "fedme", "cluster_rounds": [1], "initial_epochs": 1, "finetune_epochs": 1},
     "fedphp": {"name": "fedphp", "transfer": "mmd", "transfer_weight": 0.1},
+    "fml": {"name": "fml", "persist_private_optimizer": True},
+    "fedmmd": {"name": "fedmmd", "finetune_epochs": 1},
+    "fedfusion": {"name": "fedfusion", "operator": "conv"},
+    "flda": {"name": "flda"},
+    "apfl": {"name": "apfl", "alpha": 0.5, "adaptive": True},
+    "pfedme": {"name": "pfedme", "proximal_weight": 1.0, "inner_steps": 3},
+    "mapper": {"name": "mapper"},
+    "l2gd": {"name": "l2gd", "penalty_weight": 5.0},
 }
+
+
+TRAIN: dict[str, dict[str, Any]] = {
+    "scaffold": {"momentum": 0.0},
+    "pfedme": {"momentum": 0.0},
+    "l2gd": {"momentum": 0.0, "clients_per_round": "all"},
+    "fedme": {"clients_per_round": "all"},
+}
+"""What a method needs of the training section."""
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "fedme": {
+        "model": {"candidates": [{"name": "two_nn", "hidden": [12]}, {"name": "two_nn", "hidden": [8, 8]}]},
+        "holdout": {"public": 50},
+    },
+}
+"""What a method needs of other sections, in place of those of the others."""
 
 
 def small_experiment(storage: Path, name: str, method: str, **cluster: Any) -> dict[str, Any]:
@@ -40,11 +78,13 @@ def small_experiment(storage: Path, name: str, method: str, **cluster: Any) -> d
             "local_epochs": 1,
             "batch_size": 32,
             "lr": 0.1,
-            "momentum": 0.0 if method == "scaffold" else 0.5,
+            "momentum": 0.5,
+            **TRAIN.get(method, {}),
         },
         "evaluation": {"every": 2},
         "tracking": {"tensorboard": False},
         "cluster": cluster,
+        **SECTIONS.get(method, {}),
     }
 
 

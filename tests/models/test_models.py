@@ -47,6 +47,22 @@ class Normalized(ClassificationModel):
         return self.head(features)
 
 
+class Bidirectional(ClassificationModel):
+    """Two stacked bidirectional LSTM layers with projections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, 2, bidirectional=True, proj_size=2, batch_first=True)
+        self.head = nn.Linear(4, 2)
+
+    def features(self, x: Tensor) -> Tensor:
+        steps: Tensor = self.lstm(x)[0]
+        return steps[:, -1]
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)
+
+
 class Tied(ClassificationModel):
     """One linear layer applied through two names, then dropout and the head."""
 
@@ -106,6 +122,7 @@ def test_groups_partition_the_parameters(config: Architecture, spec: InputSpec) 
     assert not set(network.body_names) & set(network.head_names)
     assert set(network.head_names) <= set(network.classifier_names) < set(names)
     assert tuple(name for layer in network.layers for name in layer) == names
+    assert tuple(name for layer in network.unstacked_layers for name in layer) == names
     assert network.head_weight == "head.weight"
     assert network.initialize(0)["head.weight"].shape[0] == spec.num_classes
 
@@ -121,6 +138,23 @@ def test_layers_and_classifier_blocks() -> None:
     assert len(TwoCNN().network(SMALL_IMAGE).classifier_names) == 4
 
 
+def test_unstacked_layers_take_stacked_recurrent_layers_apart() -> None:
+    lstm = CharLSTM(hidden=6, layers=3).network(SMALL_TEXT)
+    kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    stack = tuple(tuple(f"lstm.{kind}_l{level}" for kind in kinds) for level in range(3))
+    assert lstm.layers == (("embedding.weight",), sum(stack, ()), ("head.weight", "head.bias"))
+    assert lstm.unstacked_layers == (lstm.layers[0], *stack, lstm.layers[2])
+    for config, spec in IMAGE_MODELS:
+        assert config.network(spec).unstacked_layers == config.network(spec).layers
+
+
+def test_both_directions_of_a_recurrent_layer_are_one_layer() -> None:
+    network = Network(Bidirectional)
+    assert [len(layer) for layer in network.layers] == [20, 2]
+    assert [len(layer) for layer in network.unstacked_layers] == [10, 10, 2]
+    assert {name.rpartition("_l")[2] for name in network.unstacked_layers[1]} == {"1", "1_reverse"}
+
+
 @pytest.mark.parametrize(("config", "spec"), SMALL, ids=SMALL_IDS)
 def test_logits_equal_an_ordinary_module(config: Architecture, spec: InputSpec) -> None:
     network, x = config.network(spec), batch(spec)
@@ -133,6 +167,11 @@ def test_logits_equal_an_ordinary_module(config: Architecture, spec: InputSpec) 
         features, logits = network.features_and_logits(tree, x)
         assert torch.equal(logits, expected)
         assert torch.equal(features, module.features(x))
+        inputs, same = network.head_inputs_and_logits(tree, x)
+        assert torch.equal(same, expected)
+        assert torch.equal(module.get_submodule(module.head_module)(inputs), expected)
+        assert torch.equal(network.features(tree, x), features)
+        assert torch.equal(network.classify(tree, features), logits)
         assert features.shape[0] == len(x) and features.ndim == 2
 
 

@@ -1,0 +1,114 @@
+"""APFL: the personalized model is a mixture of the federated and a local model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Averaging, setting
+from algorithms.mixture import mixed_weights, parameters
+from rayfl.aggregation import Weighted
+from rayfl.engine.client import Client
+from rayfl.engine.requests import ParameterGroup
+from rayfl.params import Tree
+from rayfl.tasks import Batch, Model, Predictor, Task
+
+
+class APFL(Averaging):
+    """APFL: federated averaging, and next to it a local model trained through its mixture with the federated one.
+
+    On every mini-batch, with w_k the client's version of w and all gradients taken before any update,
+
+        w_k     <- w_k - eta grad CE(w_k)
+        v_k     <- v_k - eta alpha_k g,        g = grad CE at vbar = alpha_k v_k + (1 - alpha_k) w_k
+        alpha_k <- clip(alpha_k - eta <v_k - w_k, g>, 0, 1)        (only if ``adaptive``)
+
+    so the server's model is that of federated averaging. The step of alpha_k has neither momentum nor decay.
+
+    Server: model w. Client: v_k (at first the server's initial model) and, if it adapts, alpha_k. Down: w. Up: w_k
+    and n_k. Evaluated: w (``global``) and the mixture of v_k with the latest w (``personalized``). Buffers (running
+    statistics) of the mixture are those of v_k, which stay with the client.
+
+    Public codes mix logits instead of weights (``mix``), mix with the received or the already updated w, or adapt
+    alpha_k once a round: the paper's algorithm is followed.
+
+    References:
+        Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, arXiv:2003.13461, 2020, Algorithm 1 and the
+        gradient of alpha in its section on adaptive mixing.
+    """
+
+    name: Literal["apfl"] = "apfl"
+    personalized: ClassVar[str] = "personalized"
+    citation: ClassVar[str] = "Deng et al., arXiv 2020"
+    client_keeps: ClassVar[str] = "v_k, alpha_k"
+
+    alpha: float = setting(
+        0.25, "alpha", "share of the local model in the mixture; the initial one if it adapts", ge=0, le=1
+    )
+    adaptive: bool = setting(False, "", "every client trains its own alpha_k with the round's learning rate")
+    mix: Literal["weights", "logits"] = setting(
+        "weights", "", "mix the weights (paper), or the logits of the two models (the authors' code)"
+    )
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        local, alpha = self._own(client, model)
+        start: Tree = {"federated": model, "local": local}
+        if self.adaptive:
+            like = next(iter(model.values()))
+            start["alpha"] = torch.as_tensor(alpha, dtype=like.dtype, device=like.device)
+        rule = ParameterGroup(momentum=0.0, weight_decay=0.0, bounds=(0.0, 1.0))
+        trained = await client.train(start, self.objective, groups={"alpha": rule})
+        client.state["local"] = trained["local"]
+        if self.adaptive:
+            client.state["alpha"] = alpha = trained["alpha"]
+        client.publish(
+            local=Predictor.of(trained["federated"]),
+            personalized=self._mixture(trained["federated"], trained["local"], alpha, client.task),
+        )
+        return self.weighted(client, trained["federated"])
+
+    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        """CE(w) + CE(mixture), whose gradients are apart: the mixture takes w as a constant."""
+        federated, local = model["federated"], model["local"]
+        alpha = model["alpha"] if self.adaptive else self.alpha
+        if self.mix == "logits":
+            logits = task.logits(federated, batch)
+            mixed = _mixed_logits(logits.detach(), task.logits(local, batch), alpha)
+            return task.cross_entropy(logits, batch) + task.cross_entropy(mixed, batch)
+        loss: Tensor = task.loss(federated, batch)
+        constant = {name: leaf.detach() for name, leaf in federated.items()}
+        return loss + task.loss(mixed_weights(constant, local, alpha, task, buffers=local), batch)
+
+    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+        local, alpha = self._own(client, server["model"])
+        return {
+            "global": Predictor.of(server["model"]),
+            "personalized": self._mixture(server["model"], local, alpha, client.task),
+        }
+
+    def _own(self, client: Client, received: Model) -> tuple[Tree, float | Tensor]:
+        """v_k and alpha_k; of a client never sampled the initial weights, with the received running statistics."""
+        local: Tree | None = client.state.get("local")
+        if local is None:
+            local = {**received, **parameters(client.initial_model(), client.task)}
+        return local, client.state.get("alpha", self.alpha)
+
+    def _mixture(self, federated: Model, local: Model, alpha: float | Tensor, task: Task) -> Predictor:
+        if self.mix == "logits":
+            return Predictor.of(federated, local, combine=partial(_log_probabilities, alpha))
+        return Predictor.of(mixed_weights(federated, local, alpha, task, buffers=local))
+
+
+def _mixed_logits(federated: Tensor, local: Tensor, alpha: float | Tensor) -> Tensor:
+    """(1 - alpha) federated + alpha local."""
+    return torch.lerp(federated, local, alpha)
+
+
+def _log_probabilities(alpha: float | Tensor, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
+    """What the mixture of the logits of two models predicts; log-probabilities of shape (b, C)."""
+    federated, local = (task.network.logits(model, x, training=False) for model in models)
+    return _mixed_logits(federated, local, alpha).log_softmax(-1)

@@ -1,0 +1,116 @@
+"""FedDyn: local losses regularised so that their minimisers agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from algorithms.base import Algorithm, Clients, setting
+from algorithms.proximity import penalty
+from rayfl.aggregation import Weighted
+from rayfl.engine.client import Client, RoundContext
+from rayfl.errors import ConfigError
+from rayfl.params import Tree, add_scaled, subtract, zeros_like
+from rayfl.tasks import Batch, Predictor, Task
+
+
+class FedDyn(Algorithm):
+    """FedDyn: dynamic regularisation lets all clients' minimisers agree with that of their mean loss.
+
+    Client k minimises, by its local epochs of SGD from the received w,
+
+        F_k(theta) - <g_k, theta> + alpha/2 ||theta - w||^2
+
+    and then takes g_k - alpha (theta_k - w) for g_k, which is the gradient of F_k at theta_k if the minimum was
+    reached. The server takes h - alpha |S|/K mean(theta_k - w) for h and mean(theta_k) - h/alpha for w, the means
+    uniform over the cohort S; h is the mean of all K clients' g_k.
+
+    Both are kept divided by -alpha, which makes them sums of displacements: d_k of the theta_k - w of client k's
+    rounds, d their mean over all K clients. So g_k = -alpha d_k, h = -alpha d, the server's model is
+    mean(theta_k) + d, and the local loss is, up to a constant, F_k + alpha/2 ||theta - (w - d_k)||^2. This also
+    defines the server where clients have an alpha of their own (``alpha_adaptive``). Displacements exist for
+    parameters; buffers (running statistics) are averaged.
+
+    Server: model w and d. Client: d_k, zero at first. Down: w (``alpha_adaptive``: and alpha_k). Up: theta_k.
+    Evaluated: w (``global``), and w - d, which is the mean of the cohort's theta_k (``mean``).
+
+    The official code also limits gradients to length 10: ``train.max_grad_norm``. Several public versions lack the
+    quadratic term, or h: the paper is followed.
+
+    References:
+        Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic
+        Regularization, ICLR 2021, Algorithm 1.
+    """
+
+    name: Literal["feddyn"] = "feddyn"
+    citation: ClassVar[str] = "Acar et al., ICLR 2021"
+    client_keeps: ClassVar[str] = "g_k"
+    server_keeps: ClassVar[str] = "w, h"
+
+    alpha: float = setting(0.01, "alpha", "weight of the dynamic regularisation, above 0", ge=0)
+    alpha_adaptive: bool = setting(
+        False, "alpha_k", "divide alpha by the client's samples relative to the average client's (official code)"
+    )
+
+    def check(self, task: Task, context: RoundContext) -> None:
+        if self.alpha == 0:
+            raise ConfigError(
+                "algorithm.alpha is 0, for which FedDyn's server step h/alpha is undefined: set it above 0, or use "
+                "algorithm=fedavg with algorithm.aggregation=uniform"
+            )
+
+    def init(self, task: Task, context: RoundContext) -> Tree:
+        server = super().init(task, context)
+        return {**server, "displacement": zeros_like(_parameters(server["model"], task.network.parameter_names))}
+
+    def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
+        model, displacement = server["model"], server["displacement"]
+        payloads = self.own_alphas(cohort, clients) if self.alpha_adaptive else None
+        mean = clients.mean(self.local_update, cohort, broadcast={"model": model}, payloads=payloads)
+        trained, received = _parameters(mean, displacement), _parameters(model, displacement)
+        share = len(cohort) / clients.context.num_clients
+        displacement = add_scaled(displacement, subtract(trained, received), share)
+        return {"model": {**mean, **add_scaled(trained, displacement, 1)}, "displacement": displacement}
+
+    def own_alphas(self, cohort: Sequence[int], clients: Clients) -> dict[int, Tree]:
+        """alpha_k = alpha (N/K) / n_k, by client."""
+        average = clients.num_samples(range(clients.context.num_clients)).mean()
+        own = clients.num_samples(cohort)
+        return {k: {"alpha": float(self.alpha * average / n)} for k, n in zip(cohort, own, strict=True)}
+
+    async def local_update(self, client: Client, model: Tree, alpha: float | None = None) -> Weighted:
+        """Trains from the received model.
+
+        Args:
+            client: who trains.
+            model: w.
+            alpha: the client's own alpha_k; None for everybody's.
+        """
+        received = _parameters(model, client.task.network.parameter_names)
+        displacement = client.state.get("displacement") or zeros_like(received)
+        # a tensor, so that clients with unequal alpha_k can be trained together
+        weight = next(iter(received.values())).new_tensor(self.alpha if alpha is None else alpha)
+        frozen = {"anchor": subtract(received, displacement), "alpha": weight}
+        trained = await client.train(model, self.objective, frozen=frozen)
+        client.state["displacement"] = add_scaled(displacement, subtract(_parameters(trained, received), received), 1)
+        client.publish(local=Predictor.of(trained))
+        return Weighted(trained)
+
+    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        """F_k + alpha/2 ||theta - (w - d_k)||^2."""
+        anchor = frozen["anchor"]
+        pull = penalty("half_squared", _parameters(model, anchor), anchor)
+        loss: Tensor = task.loss(model, batch) + frozen["alpha"] * pull
+        return loss
+
+    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+        model, displacement = server["model"], server["displacement"]
+        mean = {**model, **subtract(_parameters(model, displacement), displacement)}
+        return {"global": Predictor.of(model), "mean": Predictor.of(mean)}
+
+
+def _parameters(model: Tree, names: Any) -> Tree:
+    """The named tensors of a model: all but its buffers."""
+    return {name: model[name] for name in names}

@@ -1,0 +1,66 @@
+"""What all configurations of models share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import partial
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from rayfl.data.federated import InputSpec
+from rayfl.errors import ModelError
+from rayfl.models.base import ClassificationModel, Network
+
+Initialization: TypeAlias = Literal["torch", "xavier_normal"]
+INITIALIZATION = (
+    "Initial values: PyTorch's defaults, or Xavier normal weights with zero biases in convolutions and linear layers."
+)
+NAME = "Architecture of the model."
+
+
+class Architecture(BaseModel):
+    """What every model configuration can do."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(description=NAME)
+
+    @abstractmethod
+    def build(self, spec: InputSpec) -> ClassificationModel:
+        """The model for inputs of the given kind, with values drawn from PyTorch's global generator.
+
+        Raises:
+            ModelError: the model does not fit the inputs.
+        """
+
+    def network(self, spec: InputSpec) -> Network:
+        """The stateless view of :meth:`build`; raises ModelError if the model does not fit the inputs."""
+        return Network(partial(self.build, spec))
+
+    def networks(self, spec: InputSpec) -> list[Network]:
+        """The architectures a client may have: this one."""
+        return [self.network(spec)]
+
+    def image(self, spec: InputSpec) -> tuple[int, int, int]:
+        """Channels, height and width of the inputs; raises ModelError if they are no images."""
+        if spec.kind != "image" or len(spec.shape) != 3:
+            raise self.misfit(spec, "images of shape (channels, height, width)")
+        channels, rows, columns = spec.shape
+        return channels, rows, columns
+
+    def misfit(self, spec: InputSpec, needs: str) -> ModelError:
+        """The error of a model that needs other inputs."""
+        return ModelError(f"model {self.name} needs {needs}, but the data set has {spec}")
+
+
+def initialized(model: ClassificationModel, init: Initialization) -> ClassificationModel:
+    """The model itself, with its convolutions and linear layers drawn anew if ``init`` says so."""
+    if init == "xavier_normal":
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.xavier_normal_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+    return model

@@ -1,0 +1,95 @@
+"""A user's own model."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from rayfl.config.objects import import_object, names_an_object
+from rayfl.data.federated import InputSpec
+from rayfl.errors import ModelError, RayflError
+from rayfl.models.architecture import NAME, Architecture
+from rayfl.models.base import ClassificationModel, Network
+from rayfl.models.split import SplitModel
+from rayfl.models.tryout import made_up_inputs, try_out
+
+
+class CustomModel(Architecture):
+    """A user's own model, made by a function that is named as my_package.my_module:factory.
+
+    The function is called with an :class:`~rayfl.data.federated.InputSpec` and returns a
+    :class:`~rayfl.models.base.ClassificationModel`, or any module whose last linear layer ``head`` names: the features
+    are then the input of that layer, and the classifier block is the layer. It must draw its initial values from
+    PyTorch's generator alone. The model is tried on made-up inputs when the experiment starts.
+    """
+
+    name: Literal["custom"] = Field(default="custom", description=NAME)
+    factory: str = Field(
+        pattern=r"^[\w.]+:\w+$",
+        description="The function, as my_package.my_module:factory; it may also stand in the place of the name.",
+    )
+    head: str | None = Field(
+        default=None, description="Dotted name of the last linear layer, if the function returns an ordinary module."
+    )
+
+    def build(self, spec: InputSpec) -> ClassificationModel:
+        module = self._made(spec)
+        if isinstance(module, ClassificationModel):
+            if self.head is not None:
+                raise ModelError(f"{self._label}: head is {self.head!r}, but the model says itself which its head is")
+            return module
+        linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear) and name]
+        if self.head is None or self.head not in linear:
+            raise ModelError(
+                f"{self._label}: head is {self.head!r}, but must name the linear layer that makes the logits; "
+                f"there are {', '.join(linear) or 'none'}"
+            )
+        return SplitModel(module, self.head)
+
+    def network(self, spec: InputSpec) -> Network:
+        """The stateless view of :meth:`build`, tried on made-up inputs.
+
+        Raises:
+            ModelError: the factory or its model fails, or the head's output is not what the model returns.
+            ConfigError: the factory cannot be imported.
+        """
+        network = Network(partial(self.build, spec))
+        try_out(network, spec, self._label)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.default_generator.manual_seed(0)
+            module = self._made(spec).eval()
+            x = made_up_inputs(spec, 0)
+            if not torch.allclose(module(x), network.logits(network.initialize(0), x), rtol=1e-4, atol=1e-5):
+                after = f" its layer {self.head!r} alone makes the logits and" if self.head else ""
+                raise ModelError(
+                    f"{self._label}: two calls with the same random numbers differ; see that{after} all initial values "
+                    "come from PyTorch's generator"
+                )
+        return network
+
+    @property
+    def _label(self) -> str:
+        return f"model {self.factory}"
+
+    def _made(self, spec: InputSpec) -> nn.Module:
+        factory = import_object(self.factory, "model")
+        try:
+            module = factory(spec)
+        except RayflError:
+            raise
+        except Exception as error:  # whatever the user's code raises
+            raise ModelError(f"{self._label} fails for {spec}: {type(error).__name__}: {error}") from error
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"{self._label} returned a {type(module).__name__}; needed is a module of PyTorch")
+        return module
+
+
+def named_by_object(content: Any) -> Any:
+    """``{name: my_module:factory}`` as ``{name: custom, factory: my_module:factory}``; everything else as it is."""
+    if isinstance(content, dict) and names_an_object(content.get("name")) and "factory" not in content:
+        return {**content, "name": "custom", "factory": content["name"]}
+    return content

@@ -1,0 +1,58 @@
+"""Multilayer perceptrons."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rayfl.data.federated import InputSpec
+from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
+from rayfl.models.base import ClassificationModel
+
+
+class TwoNN(Architecture):
+    """Multilayer perceptron on flattened images.
+
+    The default is the 2NN of McMahan et al. (2017, section 3): 199,210 parameters for 784 inputs and 10 classes.
+    ``hidden=(200, 200, 200), bias=False, init="xavier_normal"`` is the TwoNN of SuPerFed (KDD 2022): 238,800.
+    The classifier block is the last two layers, or the head alone behind a single hidden layer.
+    """
+
+    name: Literal["two_nn"] = Field(default="two_nn", description=NAME)
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(200, 200), min_length=1, description="Units of each hidden layer."
+    )
+    bias: bool = Field(default=True, description="Whether the layers have biases.")
+    init: Initialization = Field(default="torch", description=INITIALIZATION)
+
+    def build(self, spec: InputSpec) -> ClassificationModel:
+        if spec.kind != "image":
+            raise self.misfit(spec, "images")
+        model = MultilayerPerceptron(math.prod(spec.shape), self.hidden, spec.num_classes, self.bias)
+        return initialized(model, self.init)
+
+
+class MultilayerPerceptron(ClassificationModel):
+    """Fully connected ReLU layers on flattened inputs; the features are the last hidden activation."""
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...], outputs: int, bias: bool) -> None:
+        super().__init__()
+        self.hidden = nn.ModuleList(nn.Linear(a, b, bias) for a, b in pairwise((inputs, *hidden)))
+        self.head = nn.Linear(hidden[-1], outputs, bias)
+        if len(hidden) > 1:
+            self.classifier_modules = (f"hidden.{len(hidden) - 1}", "head")
+
+    def features(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for layer in self.hidden:
+            x = functional.relu(layer(x))
+        return x
+
+    def classify(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.head(features)
+        return logits

@@ -1,0 +1,49 @@
+"""A classification model made of an ordinary module by taking its last linear layer out."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from rayfl.models.base import ClassificationModel
+
+
+class SplitModel(ClassificationModel):
+    """A module whose last linear layer is applied apart from it; the features are that layer's input.
+
+    The tree names the head ``head`` and everything else ``body.<name in the module>``.
+
+    Args:
+        module: from inputs to logits; its linear layer ``head`` is taken out, so the module is changed.
+        head: dotted name of the linear layer that makes the logits, with nothing after it.
+        block: dotted name of the child of ``module`` whose other parameters, if any, form the classifier block with the
+            head; None for the head alone.
+        prepare: what inputs go through first.
+    """
+
+    def __init__(
+        self, module: nn.Module, head: str, *, block: str | None = None, prepare: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.prepare = prepare or nn.Identity()
+        parent, _, name = head.rpartition(".")
+        owner = module.get_submodule(parent)
+        layer = owner.get_submodule(name)
+        setattr(owner, name, nn.Identity())
+        self.body = module
+        self.head = layer
+        if block is not None and next(module.get_submodule(block).parameters(), None) is not None:
+            self.classifier_modules = (f"body.{block}", "head")
+
+    def features(self, x: Tensor) -> Tensor:
+        features: Tensor = self.body(self.prepare(x))
+        return features
+
+    def classify(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.head(features)
+        return logits
+
+
+def last_linear_layer(module: nn.Module) -> str | None:
+    """The dotted name of the last linear layer in the order of the module; None if it has none."""
+    names = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+    return names[-1] if names else None

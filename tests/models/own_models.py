@@ -1,0 +1,93 @@
+"""Models as users write them."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rayfl.data.federated import InputSpec
+from rayfl.models.base import ClassificationModel
+
+
+def plain(spec: InputSpec) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, spec.num_classes))
+
+
+class Own(ClassificationModel):
+    """Says itself what its parts are; divides by a constant that is no part of the tree."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(2.0), persistent=False)
+        self.inner = nn.Linear(12, 5)
+        self.head = nn.Linear(5, spec.num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.inner(x.flatten(1) / self.scale))
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+class Dropping(Own):
+    """Draws random numbers without a layer that would tell."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return functional.dropout(super().features(x), 0.5, self.training)
+
+
+class Mixing(Own):
+    """Its outputs depend on the whole batch."""
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        return features - features.mean(0)
+
+
+class Branching(Own):
+    """Decides by the value of a tensor, which vmap cannot follow."""
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        return features if bool(self.inner.weight.sum() > 1e6) else features + 1
+
+
+class Deviating(Own):
+    """Its forward pass is not what its parts say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+def scaled(spec: InputSpec) -> nn.Module:
+    """Has a layer after the head."""
+    return nn.Sequential(plain(spec), nn.Hardtanh(-1e-3, 1e-3))
+
+
+def unseeded(spec: InputSpec) -> nn.Module:
+    model = Own(spec)
+    nn.init.constant_(model.head.bias, random.random())
+    return model
+
+
+def few_classes(spec: InputSpec) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, spec.num_classes - 1))
+
+
+def pixelwise(spec: InputSpec) -> nn.Module:
+    return nn.Linear(2, spec.num_classes)
+
+
+def rows(spec: InputSpec) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, spec.num_classes))
+
+
+def failing(spec: InputSpec) -> nn.Module:
+    raise KeyError("weights")
+
+
+def nothing(spec: InputSpec) -> None:
+    return None

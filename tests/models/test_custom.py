@@ -1,0 +1,107 @@
+"""Users' own models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from algorithms.registry import Experiment
+from rayfl.config.loading import load_config, to_yaml
+from rayfl.data.federated import InputSpec
+from rayfl.errors import ConfigError, ModelError
+from rayfl.models.zoo import Candidates, CustomModel, ModelConfig, TwoNN
+from tests.models import own_models
+
+torch.set_num_threads(1)
+
+IMAGE = InputSpec("image", (1, 6, 2), 4)
+X = torch.rand(3, 1, 6, 2, generator=torch.Generator().manual_seed(0))
+
+
+def own(name: str, head: str | None = None) -> CustomModel:
+    return CustomModel(factory=f"tests.models.own_models:{name}", head=head)
+
+
+def test_an_ordinary_module_is_split_at_its_head() -> None:
+    network = own("plain", "3").network(IMAGE)
+    assert network.parameter_names == ("body.1.weight", "body.1.bias", "head.weight", "head.bias")
+    assert network.head_names == network.classifier_names == ("head.weight", "head.bias")
+    assert network.vectorizable and not network.stochastic
+    torch.manual_seed(5)
+    module = own_models.plain(IMAGE)
+    features, logits = network.features_and_logits(network.initialize(5), X)
+    assert torch.equal(features, module[:3](X)) and torch.equal(logits, module(X))
+
+
+def test_a_classification_model_says_its_parts_itself() -> None:
+    network = own("Own").network(IMAGE)
+    assert network.parameter_names == ("inner.weight", "inner.bias", "head.weight", "head.bias")
+    assert network.buffer_names == ()
+    assert network.vectorizable and network.why_not_vectorizable == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "stochastic"),
+    [
+        ("Dropping", "draws random numbers", True),
+        ("Mixing", "depend on the other samples", False),
+        ("Branching", "vmap fails", False),
+    ],
+)
+def test_what_cannot_be_vectorized_is_found_by_running_it(name: str, reason: str, stochastic: bool) -> None:
+    network = own(name).network(IMAGE)
+    assert not network.vectorizable and reason in network.why_not_vectorizable
+    assert network.stochastic == stochastic
+    state = torch.get_rng_state()
+    own(name).network(IMAGE)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "reason"),
+    [
+        ("plain", None, "there are 1, 3"),
+        ("plain", "2", "there are 1, 3"),
+        ("pixelwise", "", "there are none"),
+        ("Own", "head", "says itself"),
+        ("Deviating", None, "forward is not"),
+        ("scaled", "0.3", "'0.3' alone makes the logits"),
+        ("unseeded", None, "generator"),
+        ("few_classes", "1", r"needed are \(2, f\) and \(2, 4\)"),
+        ("rows", "0", r"features of shape \(2, 1, 6, 2\)"),
+        ("failing", None, "KeyError"),
+        ("nothing", None, "returned a NoneType"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_said(name: str, head: str | None, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason) as error:
+        own(name, head).network(IMAGE)
+    assert f"own_models:{name}" in str(error.value)
+
+
+def test_inputs_it_cannot_take_and_names_it_cannot_find() -> None:
+    with pytest.raises(ModelError, match=r"own_models:Own cannot be applied to .*\(3, 5\)"):
+        own("Own").network(InputSpec("image", (3, 5), 4))
+    with pytest.raises(ConfigError, match="did you mean 'plain'"):
+        own("plan").network(IMAGE)
+
+
+def test_the_name_may_be_the_function() -> None:
+    adapter: TypeAdapter[object] = TypeAdapter(ModelConfig)
+    expected = own("plain", "3")
+    short = {"name": expected.factory, "head": "3"}
+    assert adapter.validate_python(short) == expected
+    assert adapter.validate_json(expected.model_dump_json()) == expected
+    mixed = adapter.validate_python({"name": "candidates", "candidates": [{"name": "two_nn"}, short]})
+    assert mixed == Candidates(candidates=(TwoNN(), expected))
+    for wrong in ({**short, "factory": "a:b"}, {"name": "a b:c"}, {"name": "a:b", "hidden": 3}):
+        with pytest.raises(ValidationError):
+            adapter.validate_python(wrong)
+
+
+def test_it_can_be_named_on_the_command_line() -> None:
+    overrides = ["model=tests.models.own_models:plain", "model.head='3'"]
+    config = load_config(Experiment, "quickstart", overrides)
+    assert config.model == own("plain", "3")
+    assert "factory: tests.models.own_models:plain" in to_yaml(config)

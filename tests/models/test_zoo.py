@@ -1,0 +1,315 @@
+"""The papers' models: sizes, parts, initial values, and one step of each in the engine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from rayfl.data.federated import InputSpec
+from rayfl.engine import looped
+from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.errors import ModelError
+from rayfl.models.residual import ResidualBlock
+from rayfl.models.zoo import (
+    TFCNN,
+    VGG,
+    VGG9,
+    Architecture,
+    Candidates,
+    CharLSTM,
+    MobileNet,
+    ModelConfig,
+    ReddiCNN,
+    ResNet9,
+    ResNet18,
+    SimpleCNN,
+    SqueezeNet,
+    SuPerFedCNN,
+    SuPerFedTwoCNN,
+    TwoNN,
+)
+from rayfl.tasks import Classification
+from tests.engine.problems import CPU, examples, request
+from tests.toys import assert_close
+
+torch.set_num_threads(1)
+
+
+def image(channels: int, side: int, classes: int) -> InputSpec:
+    return InputSpec("image", (channels, side, side), classes)
+
+
+def text(vocabulary: int) -> InputSpec:
+    return InputSpec("tokens", (80,), vocabulary, vocabulary=vocabulary)
+
+
+TEXT = InputSpec("tokens", (5,), 7, vocabulary=7)
+SMALL: dict[str, tuple[Architecture, InputSpec]] = {
+    "superfed_cnn": (SuPerFedCNN(), image(1, 28, 4)),
+    "superfed_two_cnn": (SuPerFedTwoCNN(), image(3, 9, 4)),
+    "vgg9": (VGG9(), image(1, 16, 4)),
+    "resnet9": (ResNet9(), image(3, 9, 4)),
+    "resnet9 group": (ResNet9(norm="group"), image(3, 9, 4)),
+    "resnet9 frozen": (ResNet9(norm="frozen"), image(3, 9, 4)),
+    "mobilenet": (MobileNet(norm="batch"), image(3, 33, 4)),
+    "mobilenet none": (MobileNet(norm="none"), image(3, 33, 4)),
+    "simple_cnn cifar": (SimpleCNN(), image(3, 24, 4)),
+    "simple_cnn femnist": (SimpleCNN(), image(1, 16, 4)),
+    "tf_cnn": (TFCNN(), image(3, 8, 4)),
+    "tf_cnn tutorial": (TFCNN(form="tutorial"), image(3, 18, 4)),
+    "reddi_cnn": (ReddiCNN(layers=3), image(1, 9, 4)),
+    "reddi_cnn dry": (ReddiCNN(layers=4, dropout=False), image(1, 10, 4)),
+    "char_lstm one bias": (CharLSTM(hidden=6, biases=1), TEXT),
+    "char_lstm no bias": (CharLSTM(hidden=6, biases=0, vocabulary=9, init="xavier_normal"), TEXT),
+    "squeezenet": (SqueezeNet(), image(1, 20, 4)),
+}
+LARGE: dict[str, tuple[Architecture, InputSpec]] = {
+    "vgg": (VGG(depth=11), image(3, 32, 4)),
+    "vgg fedphp": (VGG(depth=11, form="fedphp"), image(3, 32, 4)),
+    "resnet18": (ResNet18(), image(1, 32, 4)),
+}
+EVERY = pytest.mark.parametrize(
+    ("config", "spec"), [*SMALL.values(), *LARGE.values()], ids=[*SMALL.keys(), *LARGE.keys()]
+)
+EACH_SMALL = pytest.mark.parametrize(("config", "spec"), SMALL.values(), ids=SMALL.keys())
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "count"),
+    [
+        (SuPerFedCNN(), image(1, 28, 62), 109_022),
+        (SuPerFedCNN(), image(3, 32, 10), 94_186),
+        (SuPerFedCNN(), image(3, 32, 100), 140_356),
+        (SuPerFedCNN(), image(3, 64, 200), 181_416),
+        (TwoNN(hidden=(200, 200, 200), bias=False), image(1, 28, 10), 238_800),
+        (SuPerFedTwoCNN(), image(3, 28, 10), 722_800),
+        (SuPerFedTwoCNN(), image(1, 28, 10), 721_200),
+        (CharLSTM(biases=0, vocabulary=100), text(80), 821_024),
+        (VGG9(), image(1, 28, 62), 1_718_416),
+        (ResNet9(), image(3, 28, 100), 5_054_784),
+        (MobileNet(), image(3, 64, 200), 364_480),
+        (SimpleCNN(), image(3, 32, 10), 107_690),
+        (SimpleCNN(), image(1, 28, 62), 45_054),
+        (ResNet18(), image(3, 32, 10), 11_181_642),
+        (SqueezeNet(version="1.0"), image(1, 28, 62), 767_230),
+        (SqueezeNet(version="1.1"), image(1, 28, 62), 754_302),
+        (VGG(depth=11, form="fedphp"), image(3, 32, 10), 9_225_600),
+        (VGG(depth=11, form="fedphp"), image(3, 32, 100), 9_271_680),
+        (VGG(depth=13, form="fedphp"), image(3, 32, 10), 9_404_992 + 5_120),
+        (VGG(depth=16, form="fedphp"), image(3, 32, 10), 14_714_688 + 5_120),
+        (VGG(depth=19, form="fedphp"), image(3, 32, 10), 20_024_384 + 5_120),
+        (TFCNN(), image(3, 32, 10), 66_560),
+        (TFCNN(), image(3, 32, 100), 158_720),
+        (TFCNN(form="tutorial"), image(3, 32, 10), 122_570),
+        (TFCNN(form="fedphp_hidden"), image(3, 32, 10), 188_810),
+        (TFCNN(form="fedphp_hidden"), image(3, 32, 100), 200_420),
+        *((ReddiCNN(layers=m), image(1, 28, 62), n) for m, n in enumerate((700_670, 1_206_590, 1_055_102, 919_998), 1)),
+        *(
+            (CharLSTM(layers=m, biases=1), text(90), n)
+            for m, n in enumerate((295_210, 820_522, 1_345_834, 1_871_146), 1)
+        ),
+        *(
+            (CharLSTM(layers=m, biases=1), text(80), n)
+            for m, n in enumerate((292_560, 817_872, 1_343_184, 1_868_496), 1)
+        ),
+        *(
+            (CharLSTM(layers=m), text(80), n + 1024 * m)
+            for m, n in enumerate((292_560, 817_872, 1_343_184, 1_868_496), 1)
+        ),
+        (VGG(depth=11), image(3, 32, 10), 9_750_922),
+        (VGG(depth=13), image(3, 32, 10), 9_935_434),
+        (VGG(depth=16), image(3, 32, 10), 15_245_130),
+        (VGG(depth=19), image(3, 32, 10), 20_554_826),
+    ],
+)
+def test_parameter_counts_are_those_of_the_papers(config: Architecture, spec: InputSpec, count: int) -> None:
+    with torch.device("meta"):
+        assert sum(parameter.numel() for parameter in config.build(spec).parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "sides"),
+    [
+        (SuPerFedCNN(), image(1, 28, 62), [24, 12, 8, 4, 3, 1]),
+        (SuPerFedCNN(), image(3, 32, 10), [28, 14, 10, 5, 3, 1]),
+        (SuPerFedCNN(), image(3, 64, 200), [60, 20, 16, 5, 4, 1]),
+        (SuPerFedTwoCNN(), image(3, 28, 10), [26, 14, 12, 7]),
+        (VGG9(), image(1, 28, 62), [28, 14, 14, 7, 7, 7, 3, 3, 3, 1]),
+        (ResNet9(), image(3, 28, 100), [14, 7, 7, 7, 4, 2, 1]),
+        (MobileNet(), image(3, 64, 200), [32, 30, 30, 14, 14, 6, 6, 4, 4, 1]),
+        (SimpleCNN(), image(3, 32, 10), [28, 14, 12, 6, 6, 3]),
+        (SimpleCNN(), image(1, 28, 62), [24, 12, 8, 4]),
+        (TFCNN(), image(3, 32, 10), [32, 16, 16, 8, 8, 4]),
+        (TFCNN(form="tutorial"), image(3, 32, 10), [30, 15, 13, 6, 4]),
+        (ReddiCNN(), image(1, 28, 62), [26, 24, 12]),
+    ],
+)
+def test_maps_have_the_sides_of_the_papers(config: Architecture, spec: InputSpec, sides: list[int]) -> None:
+    with torch.device("meta"):
+        model: Any = config.build(spec)
+        found = []
+        maps = torch.empty(2, *spec.shape)
+        for layer in model.body:
+            maps = layer(maps)
+            if isinstance(layer, nn.Conv2d | nn.MaxPool2d | nn.AdaptiveAvgPool2d | ResidualBlock):
+                found.append(maps.shape[-1])
+    assert found == sides
+
+
+@EVERY
+def test_groups_partition_the_parameters(config: Architecture, spec: InputSpec) -> None:
+    network = config.network(spec)
+    names = set(network.parameter_names)
+    head, body, block = set(network.head_names), set(network.body_names), set(network.classifier_names)
+    assert head | body == names and not head & body
+    assert head <= block < names
+    assert tuple(name for layer in network.layers for name in layer) == network.parameter_names
+    tree = network.initialize(0)
+    features, logits = network.features_and_logits(tree, examples(2, spec, 0).x)
+    assert torch.equal(logits, network.logits(tree, examples(2, spec, 0).x))
+    assert tree[network.head_weight].ndim == 2 and len(tree[network.head_weight]) == logits.shape[1] >= spec.num_classes
+    assert features.ndim == 2 and features.shape[1] % (network.feature_channels or features.shape[1]) == 0
+
+
+def test_which_models_can_be_vectorized() -> None:
+    networks = {name: config.network(spec) for name, (config, spec) in SMALL.items()}
+    obstacles = {
+        name: network.why_not_vectorizable.split()[0] for name, network in networks.items() if not network.vectorizable
+    }
+    assert obstacles == {
+        "resnet9": "BatchNormalization",
+        "mobilenet": "BatchNormalization",
+        "reddi_cnn": "Dropout",
+        "char_lstm one bias": "SingleBiasLSTM",
+        "char_lstm no bias": "LSTM",
+        "squeezenet": "Dropout",
+    }
+    assert {name for name, network in networks.items() if network.stochastic} == {"reddi_cnn", "squeezenet"}
+
+
+@EACH_SMALL
+def test_one_step_in_the_engine(config: Architecture, spec: InputSpec) -> None:
+    network = config.network(spec)
+    task, shared = Classification(network), network.initialize(0)
+    requests = [request(examples(n, spec, k), shared, client=k, epochs=1) for k, n in enumerate((3, 2))]
+    looped_results = [looped.train(each, task, CPU) for each in requests]
+    for result in looped_results:
+        moved = {name for name in shared if not torch.equal(result[name], shared[name])}
+        assert set(network.head_names) <= moved
+        assert all(torch.isfinite(tensor).all() for tensor in result.values())
+    if network.vectorizable:
+        stacked = Engine(task, CPU, EngineConfig(mode="vectorized")).execute(requests)
+        for result, expected in zip(stacked, looped_results, strict=True):
+            assert not isinstance(result, Exception), result
+            assert_close(result, expected, 1e-4)
+
+
+def test_one_bias_computes_what_two_of_which_one_is_zero_do() -> None:
+    one, two = (CharLSTM(hidden=6, biases=biases).network(TEXT) for biases in (1, 2))
+    tree, x = one.initialize(3), examples(4, TEXT, 0).x
+    zeros = {name: torch.zeros(24) for name in ("lstm.bias_hh_l0", "lstm.bias_hh_l1")}
+    assert set(two.parameter_names) - set(one.parameter_names) == set(zeros)
+    assert torch.equal(one.logits(tree, x), two.logits({**tree, **zeros}, x))
+    module = CharLSTM(hidden=6, biases=1).build(TEXT)
+    module.load_state_dict(tree)
+    assert torch.equal(module(x), one.logits(tree, x))
+
+
+def test_the_vocabulary_can_be_larger_than_the_data_sets_but_not_smaller() -> None:
+    labels = InputSpec("tokens", (5,), 3, vocabulary=7)
+    assert CharLSTM(vocabulary=9).network(TEXT).initialize(0)["head.weight"].shape[0] == 9
+    tree = CharLSTM(vocabulary=9).network(labels).initialize(0)
+    assert tree["embedding.weight"].shape[0] == 9 and tree["head.weight"].shape[0] == 3
+    with pytest.raises(ModelError, match="vocabulary is 6, but the data set has 7"):
+        CharLSTM(vocabulary=6).network(TEXT)
+
+
+def test_initial_values() -> None:
+    tree = VGG(depth=11).network(image(3, 32, 10)).initialize(0)
+    weight, bias = tree["body.11.weight"], tree["body.11.bias"]
+    assert weight.shape == (512, 256, 3, 3)
+    assert weight.std().item() == pytest.approx(math.sqrt(2 / (9 * 512)), rel=0.01)
+    assert not bias.any() and tree["head.bias"].any()
+    for name, tensor in ResNet9().network(image(3, 28, 10)).initialize(0).items():
+        if tensor.ndim > 1:
+            inputs, outputs = (tensor[0].numel(), tensor[:, 0].numel())
+            assert tensor.std().item() == pytest.approx((2 / (inputs + outputs)) ** 0.5, rel=0.05), name
+
+
+def test_a_residual_block_of_one_shape_has_no_shortcut() -> None:
+    assert ResidualBlock(4, 4, 1).shortcut is None
+    assert ResidualBlock(4, 8, 1).shortcut is not None and ResidualBlock(4, 4, 2).shortcut is not None
+    block, x = ResidualBlock(4, 4, 1), torch.rand(2, 4, 3, 3)
+    assert torch.equal(block(x), torch.relu(block.main(x)))
+
+
+def test_dropout_is_behind_the_features() -> None:
+    spec = image(1, 9, 4)
+    network = ReddiCNN().network(spec)
+    tree, x = network.initialize(0), examples(4, spec, 0).x
+    evaluated, trained = (network.features_and_logits(tree, x, training=training) for training in (False, True))
+    assert torch.equal(evaluated[0], trained[0])
+    assert not torch.equal(evaluated[1], trained[1])
+
+
+@pytest.mark.parametrize(
+    ("config", "spec"),
+    [
+        *((config, TEXT) for config, spec in [*SMALL.values(), *LARGE.values()] if spec.kind == "image"),
+        (SuPerFedCNN(), image(3, 30, 10)),
+        (SuPerFedCNN(), InputSpec("image", (3, 28, 32), 10)),
+        (SuPerFedTwoCNN(), image(3, 2, 10)),
+        (VGG9(), image(1, 15, 10)),
+        (VGG(), image(1, 28, 10)),
+        (MobileNet(), image(3, 32, 10)),
+        (SimpleCNN(), image(2, 28, 10)),
+        (SimpleCNN(), image(3, 10, 10)),
+        (TFCNN(), image(3, 7, 10)),
+        (ReddiCNN(), InputSpec("image", (784,), 10)),
+        (ReddiCNN(layers=4), image(1, 8, 10)),
+        (ResNet18(), image(2, 32, 10)),
+    ],
+)
+def test_a_model_that_does_not_fit_names_itself_and_the_inputs(config: Architecture, spec: InputSpec) -> None:
+    with pytest.raises(ModelError) as error:
+        config.network(spec)
+    assert config.name in str(error.value) and str(spec.shape) in str(error.value)
+
+
+def test_configurations_survive_a_round_trip_and_wrong_ones_are_refused() -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(ModelConfig)
+    for config, _ in [*SMALL.values(), *LARGE.values()]:
+        assert adapter.validate_json(config.model_dump_json()) == config
+    for wrong in (
+        {"name": "vgg", "depth": 12},
+        {"name": "vgg", "form": "fedphp", "dropout": 0.1},
+        {"name": "vgg", "dropout": 1},
+        {"name": "reddi_cnn", "layers": 5},
+        {"name": "char_lstm", "biases": 3},
+        {"name": "resnet9", "norm": "batchnorm"},
+        {"name": "torchvision"},
+    ):
+        with pytest.raises(ValidationError):
+            adapter.validate_python(wrong)
+
+
+def test_candidates_may_be_of_any_kind() -> None:
+    content = {"name": "candidates", "candidates": [{"name": "tf_cnn"}, {"name": "vgg", "depth": 11, "form": "fedphp"}]}
+    config = TypeAdapter(ModelConfig).validate_python(content)
+    assert config == Candidates(candidates=(TFCNN(), VGG(depth=11, form="fedphp")))
+    with torch.device("meta"):
+        assert [type(candidate.build(image(3, 32, 10))) for candidate in config.candidates]
+
+
+def test_buffers_outside_of_the_tree_follow_its_device() -> None:
+    network = CharLSTM(hidden=6, biases=1).network(TEXT)
+    tree, x = network.initialize(0), examples(2, TEXT, 0).x
+    expected: Tensor = network.logits(tree, x)
+    meta = {name: tensor.to("meta") for name, tensor in tree.items()}
+    assert network.logits(meta, x.to("meta")).device.type == "meta"
+    assert torch.equal(network.logits(tree, x), expected), "and they come back with their values"
