@@ -27,6 +27,7 @@ from rayfl.params import (
     subtract,
     tensors,
     to_numpy,
+    weighted_sum,
     zeros_like,
 )
 from tests.toys import assert_equal
@@ -98,6 +99,17 @@ def test_arithmetic_goes_leaf_by_leaf() -> None:
     assert squared_distance(left, right) == 9 + 9 + 6.25
     assert_equal(zeros_like(left), {"a": torch.zeros(2), "b": {"c": torch.zeros(1, 1)}})
     assert num_bytes({**left, "n": 1.5}) == 12 + 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_weighted_sum_is_taken_in_float64_and_leaves_out_what_has_no_weight(dtype: torch.dtype) -> None:
+    trees = [{"a": {"w": torch.tensor([0.1 * k, 1e8 + k], dtype=dtype)}} for k in range(3)]
+    found = weighted_sum(trees, [0.25, 0.5, 0.25])["a"]["w"]
+    wide = torch.stack([tree["a"]["w"].double() for tree in trees])
+    assert found.dtype == dtype
+    assert torch.equal(found, (torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64) @ wide).to(dtype))
+    broken = {"a": {"w": torch.full((2,), float("nan"), dtype=dtype)}}
+    assert_equal(weighted_sum([broken, trees[1]], [0, 1.0]), trees[1])
 
 
 def test_corresponding_leaves_are_found_by_name_not_by_order() -> None:

@@ -75,6 +75,8 @@ def _walk(location: Sequence[Any], schema: type[BaseModel]) -> tuple[list[str], 
         if not here and isinstance(part, str):
             break  # pydantic goes on with the branch of a union of plain types: no part of what was written
         path.append(str(part))
+        if isinstance(part, int):
+            continue  # an item is of the models that its sequence names
         owners = here
         annotations = [m.model_fields[part].annotation for m in here if part in m.model_fields]
         here = [model for annotation in annotations for model in _models(annotation)]
