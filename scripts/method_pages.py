@@ -12,6 +12,7 @@ import ast
 import inspect
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -82,21 +83,36 @@ def index() -> str:
 
 
 def own_invariants(method: type[Algorithm]) -> int:
-    """Invariant tests in the test modules of a method's own module."""
-    module = Path(inspect.getfile(method)).stem
-    files = [file for file in TESTS.glob("test_*.py") if re.fullmatch(rf"test_{module}(_\w+)?", file.stem)]
-    others = {f"test_{Path(inspect.getfile(other)).stem}" for other in METHODS.values()} - {f"test_{module}"}
-    return sum(_count(file) for file in files if file.stem not in others)
+    """Invariant tests of a method, wherever they are: an invariant's name begins with its method's (``pac_3``)."""
+    names = {name for file in TESTS.glob(f"test_{_module(method)}*.py") for name in _invariants(file)}
+    kinds = Counter(_kind(name) for name in names)
+    others = {_main_kind(other) for other in METHODS.values() if other is not method}
+    own = set(kinds) - (others - {_main_kind(method)})
+    return sum(_kind(name) in own for file in TESTS.glob("test_*.py") for name in _invariants(file))
 
 
 def framework_invariants() -> int:
     """Invariant tests that are run for every method."""
-    return _count(TESTS / "test_framework.py")
+    return len(_invariants(TESTS / "test_framework.py"))
 
 
-def _count(file: Path) -> int:
+def _main_kind(method: type[Algorithm]) -> str:
+    kinds = Counter(_kind(name) for name in _invariants(TESTS / f"test_{_module(method)}.py"))
+    return kinds.most_common(1)[0][0] if kinds else ""
+
+
+def _module(method: type[Algorithm]) -> str:
+    return Path(inspect.getfile(method)).stem
+
+
+def _kind(name: str) -> str:
+    return name.removeprefix("test_inv_").partition("_")[0]
+
+
+def _invariants(file: Path) -> list[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    return sum(isinstance(n, ast.FunctionDef) and n.name.startswith("test_inv_") for n in ast.walk(tree))
+    functions = (node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return [name for name in functions if name.startswith("test_inv_")]
 
 
 def _kept(method: type[Algorithm]) -> str:

@@ -228,9 +228,7 @@ ALGORITHMS = {
         uploads=triangle_names,
         averages=False,
     ),
-    "fedper": Case(
-        FedPer(), down=body, up=body, uploads=body_names, private=frozenset({"personal"}), averages=False
-    ),
+    "fedper": Case(FedPer(), down=body, up=body, uploads=body_names, private=frozenset({"personal"}), averages=False),
     "lg-fedavg": Case(
         LGFedAvg(), down=head, up=head, uploads=head_names, private=frozenset({"personal"}), averages=False
     ),
@@ -260,9 +258,7 @@ ALGORITHMS = {
     "fml": Case(FML(), private=frozenset({"private"})),
     "fml-persistent": Case(FML(persist_private_optimizer=True), private=frozenset({"private", "optimizer"})),
     "fedmmd": Case(FedMMD(finetune_epochs=1)),
-    "fedfusion": Case(
-        FedFusion(), down=convolved, up=convolved, uploads=convolved_names, averages=False
-    ),
+    "fedfusion": Case(FedFusion(), down=convolved, up=convolved, uploads=convolved_names, averages=False),
     "fedfusion-multi": Case(FedFusion(operator="multi"), down=gated, up=gated, uploads=gated_names),
     "flda": Case(FLDA(), private=frozenset({"private", "gate"})),
     "flda-raw-logits": Case(FLDA(gate_input="raw", mix="logits"), private=frozenset({"private", "gate"})),

@@ -196,6 +196,14 @@ def test_the_server_smooths_the_gate_and_nothing_else(operator: Any) -> None:
     assert_close(smoothed.server["fusion"], interpolate(trained, start, 0.9), 1e-15)
 
 
+@pytest.mark.parametrize("idle", [{"local_epochs": 0}, {"lr": 0.0, "weight_decay": 0.0}])
+@pytest.mark.parametrize("operator", ["conv", "multi", "single"])
+def test_without_training_model_and_fusion_module_stay(operator: Any, idle: dict[str, Any]) -> None:
+    run = toy_of(FedFusion(operator=operator), TRAIN.model_copy(update=idle))
+    before = copy(run.server)
+    assert_equal(run.run(), before)
+
+
 def test_the_convolution_is_averaged_without_smoothing() -> None:
     sharp, smooth = (toy_of(FedFusion(smoothing=s)).run() for s in (0.0, 0.9))
     assert_equal(sharp, smooth)
