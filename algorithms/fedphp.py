@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from algorithms.base import Averaging, setting
+from algorithms.mixture import parameters
 from algorithms.transfer import distillation, half_squared_distance, maximum_mean_discrepancy
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
@@ -125,7 +126,7 @@ class FedPHP(Averaging):
     def _terms(self, model: Model, inherited: Model, batch: Batch, task: Task) -> tuple[Tensor, Tensor]:
         """Cross-entropy and L_kt."""
         if self.transfer == "prox":
-            moved, anchor = _parameters(model, task), _parameters(inherited, task)
+            moved, anchor = parameters(model, task), parameters(inherited, task)
             return task.loss(model, batch), squared_distance(moved, anchor)
         features, logits = task.features_and_logits(model, batch)
         old_features, old_logits = task.features_and_logits(inherited, batch, training=False)
@@ -140,8 +141,3 @@ class FedPHP(Averaging):
         """theta_p; the server's initial model until the client is selected."""
         stored: Tree | None = client.state.get("hpm")
         return client.initial_model() if stored is None else stored
-
-
-def _parameters(model: Model, task: Task) -> Tree:
-    """The model without its buffers."""
-    return {name: model[name] for name in task.network.parameter_names}

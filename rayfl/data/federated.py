@@ -20,8 +20,9 @@ class InputSpec:
     """What a model must know of the data.
 
     Attributes:
-        kind: ``image`` (float32 inputs in [0, 1]) or ``tokens`` (int64 indices).
-        shape: shape of one input, e.g. ``(1, 28, 28)`` or ``(80,)``.
+        kind: ``image`` (float32 inputs, in [0, 1] unless normalized; also vectors of any numbers) or ``tokens`` (int64
+            indices).
+        shape: shape of one input, e.g. ``(1, 28, 28)``, ``(80,)`` for tokens or ``(60,)`` for vectors.
         num_classes: number of labels.
         vocabulary: number of distinct tokens; 0 for images.
     """
@@ -68,6 +69,10 @@ class FederatedDataset(ABC):
     @abstractmethod
     def load(self, client: int) -> Mapping[str, Examples]:
         """The three splits of one client, on the CPU."""
+
+    def labels(self, client: int) -> Mapping[str, np.ndarray]:
+        """The labels of one client by split, int64 of shape (n,); cheaper than :meth:`load` where inputs are large."""
+        return {split: examples.y.numpy() for split, examples in self.load(client).items()}
 
     def places(self, client: int) -> Places:
         """Which samples of the source (or of the client's own rows in it) each split of a client holds."""

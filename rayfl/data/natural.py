@@ -1,82 +1,46 @@
-"""Data sets that come already divided among clients: one Parquet file, sorted by client name.
+"""Data sets that come already divided among clients, in a file that is sorted by client name.
 
-A row is a sample, with the columns ``client``, ``split`` (``train`` or ``test``), ``x`` and ``y``; what
-the inputs mean is said by a JSON header in the schema's metadata. :mod:`rayfl.data.leaf` writes such files.
+The file's format is described in :mod:`rayfl.data.natural_file`.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from rayfl.data.federated import SPLITS, Examples, FederatedDataset, InputSpec, Places
+from rayfl.data.federated import SPLITS, Examples, FederatedDataset, Places
 from rayfl.data.holdout import HoldoutConfig, split_client
+from rayfl.data.moments import Moments, moments_of
+from rayfl.data.natural_file import (
+    METADATA_KEY,
+    VERSION,
+    NaturalHeader,
+    open_natural,
+    remedy,
+    write_natural,
+)
 from rayfl.data.noise import LabelNoise
 from rayfl.data.public import draw_public
 from rayfl.data.root import data_root
+from rayfl.data.source import NaturalPath, Source
+from rayfl.data.transform import TransformConfig
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
 
-METADATA_KEY = b"rayfl"
-VERSION = 1
+__all__ = ["METADATA_KEY", "VERSION", "LeafSource", "NaturalDataset", "NaturalHeader", "write_natural"]
+
 _CLEAN = LabelNoise()
-_MAKE_ONE = "make one from LEAF's JSON with `rayfl data import-leaf`"
+_AS_STORED = TransformConfig()
 
 
-class NaturalHeader(BaseModel):
-    """What the schema's metadata say of the samples.
-
-    Attributes:
-        kind: the data set, e.g. ``femnist``.
-        input: ``image`` (pixels in [0, 1]) or ``tokens`` (indices into an alphabet).
-        shape: shape of one input; a row holds it flat.
-        num_classes: number of labels.
-        vocabulary: number of distinct tokens; 0 for images.
-        storage: type of the values in ``x``; an image stored as ``uint8`` has the pixels x / 255.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    format: Literal["natural"] = "natural"
-    version: int = VERSION
-    kind: str
-    input: Literal["image", "tokens"]
-    shape: tuple[int, ...]
-    num_classes: int
-    vocabulary: int = 0
-    storage: Literal["uint8", "float32"] = "uint8"
-
-    @property
-    def spec(self) -> InputSpec:
-        """The same, as a model needs it."""
-        return InputSpec(self.input, self.shape, self.num_classes, self.vocabulary)
-
-    def arrow_schema(self) -> pa.Schema:
-        """The file's columns, with this header in the metadata."""
-        value = pa.field("item", pa.type_for_alias(self.storage), nullable=False)
-        fields = [
-            pa.field("client", pa.string(), nullable=False),
-            pa.field("split", pa.string(), nullable=False),
-            pa.field("x", pa.list_(value, math.prod(self.shape)), nullable=False),
-            pa.field("y", pa.int16(), nullable=False),
-        ]
-        return pa.schema(fields, metadata={METADATA_KEY: self.model_dump_json().encode()})
-
-
-class LeafSource(BaseModel):
+class LeafSource(Source):
     """Configuration of a data set that keeps LEAF's own clients."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["leaf"] = "leaf"
     path: Path = Field(
@@ -89,6 +53,10 @@ class LeafSource(BaseModel):
         """The file's place on this machine."""
         return data_root() / self.path.expanduser()
 
+    def open(self, streams: RandomStreams) -> NaturalPath:
+        """Where the file is."""
+        return NaturalPath(self.resolved_path)
+
 
 class NaturalDataset(FederatedDataset):
     """Clients as the source made them; train and test stay apart as in the source.
@@ -98,36 +66,50 @@ class NaturalDataset(FederatedDataset):
     file's order. The file stays open; open another data set in another process.
 
     Args:
-        path: a file that :func:`rayfl.data.leaf.import_leaf` wrote.
+        path: a file of natural clients, Parquet or Arrow.
         validation: fraction of the train samples held out, in [0, 1).
         streams: the experiment's randomness; uses the stream ``holdout`` of each client, and ``public``.
         noise: wrong labels in train and validation parts; uses the stream ``noise`` of each client.
         public: number of unlabelled samples that belong to no client, drawn from the train parts.
+        transform: what is done to images.
+        test: fraction of the samples held out for testing, for a file without a test part of its own (null: 0.2).
 
     Raises:
-        DataError: no such file, a file of another format or a newer version, rows out of order, or no
-            client with a train sample.
+        DataError: no such file, a file of another format or a newer version, rows out of order, no client with a
+            train sample, or ``test`` for a file that has its own test part.
+        ConfigError: the transform does not fit the inputs.
     """
 
     def __init__(
-        self, path: Path, validation: float, streams: RandomStreams, public: int = 0, noise: LabelNoise = _CLEAN
+        self,
+        path: Path,
+        validation: float,
+        streams: RandomStreams,
+        public: int = 0,
+        noise: LabelNoise = _CLEAN,
+        transform: TransformConfig = _AS_STORED,
+        test: float | None = None,
     ) -> None:
         if not 0 <= validation < 1:
             raise DataError(f"{path}: the validation fraction is {validation}; it must be at least 0 and below 1")
         self._path = path
-        # The file has its own test part; only the validation part is drawn.
-        self._holdout = HoldoutConfig(test=0, validation=validation)
+        self._file = open_natural(path)
+        self._header = self._file.header
+        if self._header.own_test and test is not None:
+            raise DataError(
+                f"holdout.test: {path} comes with its own test part; drop holdout.test (holdout.validation is taken "
+                "from the train part)"
+            )
+        self._holdout = HoldoutConfig(test=0 if self._header.own_test else test, validation=validation)
         self._streams = streams
         self._noise = noise
-        self._file, self._header = _open(path)
-        self.spec = self._header.spec
-        groups = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
-        self._group_starts = np.cumsum([0, *groups], dtype=np.int64)
         rows = {name: ranges for name, ranges in self._index().items() if "train" in ranges}
         if not rows:
-            raise DataError(f"{path}: no client has a train sample; {_MAKE_ONE}")
+            raise DataError(f"{path}: no client has a train sample; {remedy(path)}")
         self.names = tuple(rows)
         self._rows = tuple(rows.values())
+        self._preprocess = transform.build(self._header.spec, self._moments)
+        self.spec = self._preprocess.spec
         self._taken: list[np.ndarray] = []
         if public:
             self._taken = draw_public(self.sizes()[:, 0], public, streams)
@@ -140,19 +122,28 @@ class NaturalDataset(FederatedDataset):
     def load(self, client: int) -> Mapping[str, Examples]:
         """The three splits of one client, on the CPU.
 
-        Images are float32 of shape (n, *shape) in [0, 1], tokens int64 of shape (n, *shape).
+        Images are float32 of shape (n, *shape), in [0, 1] unless normalized; tokens int64 of shape (n, *shape).
 
         Raises:
             DataError: the file's rows cannot be read.
         """
         x, y = self._read(client)
+        labels, places = self._labels(client, y), self._splits(client)
+        return {split: self._examples(x[at], labels[split][at]) for split, at in _only(places, SPLITS)}
+
+    def labels(self, client: int) -> Mapping[str, np.ndarray]:
+        """The labels of one client by split, int64; inputs are not converted."""
+        y = self._read(client)[1]
+        labels, places = self._labels(client, y), self._splits(client)
+        return {split: labels[split][at].astype(np.int64) for split, at in _only(places, SPLITS)}
+
+    def _labels(self, client: int, y: np.ndarray) -> dict[str, np.ndarray]:
+        """The labels of a client's rows as each split has them, with noise or without."""
         noisy = y
         if self._noise.active:
             generator = self._streams.generator("noise", client=client)
             noisy = self._noise.corrupt(y.astype(np.int64), self.spec.num_classes, generator)
-        labels = {"test": noisy if self._noise.in_test else y}
-        places = self._splits(client)
-        return {split: self._examples(x[at], labels.get(split, noisy)[at]) for split, at in _only(places, SPLITS)}
+        return {"train": noisy, "validation": noisy, "test": noisy if self._noise.in_test else y}
 
     def places(self, client: int) -> Places:
         """Positions within the client's rows, by split."""
@@ -181,19 +172,19 @@ class NaturalDataset(FederatedDataset):
         if self._taken:
             splits["public"] = splits["train"][self._taken[client]]
             splits["train"] = np.delete(splits["train"], self._taken[client])
-        return {**splits, "test": np.arange(train, train + test)}
+        return {**splits, "test": np.arange(train, train + test)} if self._header.own_test else splits
 
     def _index(self) -> dict[str, dict[str, range]]:
         """Rows of every client and split, in the file's order, from the two columns that name them."""
         try:
-            table = self._file.read(columns=["client", "split"])
+            table = self._file.owners()
         except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{self._path} cannot be read: {error}; {_MAKE_ONE}") from error
+            raise DataError(f"{self._path} cannot be read: {error}; {remedy(self._path)}") from error
         clients = table.column("client").dictionary_encode().combine_chunks()
         splits = table.column("split").dictionary_encode().combine_chunks()
         names, parts = clients.dictionary.to_pylist(), splits.dictionary.to_pylist()
         if not set(parts) <= {"train", "test"}:
-            raise DataError(f"{self._path}: the column split holds other values than train and test; {_MAKE_ONE}")
+            raise DataError(f"{self._path}: the column split holds other values than train and test; {remedy(self._path)}")
         runs = np.stack([clients.indices.to_numpy(), splits.indices.to_numpy()])
         starts = np.flatnonzero(np.diff(runs, prepend=-1).any(axis=0)).tolist()
         index: dict[str, dict[str, range]] = {}
@@ -202,7 +193,7 @@ class NaturalDataset(FederatedDataset):
             name, split = names[runs[0, start]], parts[runs[1, start]]
             ranges = index.setdefault(name, {})
             if name < last or split in ranges or (split == "train" and ranges):
-                raise DataError(f"{self._path}: the rows of client {name!r} are not in order; {_MAKE_ONE}")
+                raise DataError(f"{self._path}: the rows of client {name!r} are not in order; {remedy(self._path)}")
             ranges[split] = range(start, stop)
             last = name
         return index
@@ -211,83 +202,25 @@ class NaturalDataset(FederatedDataset):
         """A client's raw inputs, of shape (n, values), and labels, train before test, from its row groups only."""
         ranges = self._rows[client]
         rows = range(ranges["train"].start, ranges.get("test", ranges["train"]).stop)
-        first = int(np.searchsorted(self._group_starts, rows.start, side="right")) - 1
-        last = int(np.searchsorted(self._group_starts, rows.stop, side="left"))
         try:
-            table = self._file.read_row_groups(list(range(first, last)), columns=["x", "y"])
+            return self._file.rows(rows.start, rows.stop)
         except (OSError, pa.ArrowException) as error:
             raise DataError(
-                f"{self._path}: client {self.names[client]!r} cannot be read: {error}; {_MAKE_ONE}"
+                f"{self._path}: client {self.names[client]!r} cannot be read: {error}; {remedy(self._path)}"
             ) from error
-        table = table.slice(rows.start - int(self._group_starts[first]), len(rows)).combine_chunks()
-        x = table.column("x").combine_chunks().flatten().to_numpy()
-        return x.reshape(len(rows), math.prod(self.spec.shape)), table.column("y").to_numpy()
+
+    def _moments(self) -> Moments:
+        """Of all train rows of the file."""
+        if self._header.moments is not None:
+            return self._header.moments
+        shape = self._header.shape
+        parts = [moments_of(self._file.rows(r["train"].start, r["train"].stop)[0].reshape(-1, *shape)) for r in self._rows]
+        return sum(parts[1:], start=parts[0])
 
     def _examples(self, x: np.ndarray, y: np.ndarray) -> Examples:
-        inputs: np.ndarray
-        if self._header.input == "tokens":
-            inputs = x.astype(np.int64)
-        else:
-            scale = 255 if self._header.storage == "uint8" else 1
-            inputs = x.astype(np.float32) / np.float32(scale)
-        shaped = torch.from_numpy(inputs).reshape(len(y), *self.spec.shape)
-        return Examples(shaped, torch.from_numpy(y.astype(np.int64)))
+        inputs = self._preprocess(x.reshape(len(y), *self._header.shape))
+        return Examples(torch.from_numpy(inputs), torch.from_numpy(y.astype(np.int64)))
 
 
 def _only(places: Places, splits: Iterable[str]) -> Iterable[tuple[str, np.ndarray]]:
     return [(split, places[split]) for split in splits]
-
-
-def write_natural(destination: Path, schema: pa.Schema, groups: Iterable[pa.Table]) -> None:
-    """Write a file of one row group per table; it takes its name only when it is complete and on the disk.
-
-    Args:
-        destination: the Parquet file; an existing one is replaced, a missing folder is made.
-        schema: from :meth:`NaturalHeader.arrow_schema`.
-        groups: whole clients in ascending order of their names, a client's train rows before its test rows.
-
-    Raises:
-        DataError: the file cannot be written; nothing is left behind.
-    """
-    partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("wb") as file:
-                with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-                    for group in groups:
-                        writer.write_table(group, row_group_size=group.num_rows)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(destination)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"{destination} cannot be written: {error}; choose another destination") from error
-
-
-def _open(path: Path) -> tuple[pq.ParquetFile, NaturalHeader]:
-    """The open file and its header, once its columns are known to be what the header says."""
-    if not path.is_file():
-        raise DataError(f"{path} does not exist; {_MAKE_ONE}, or set RAYFL_DATA to the folder that has it")
-    try:
-        file = pq.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} is not a readable Parquet file: {str(error).strip()}; {_MAKE_ONE}") from error
-    text = (file.schema_arrow.metadata or {}).get(METADATA_KEY)
-    if text is None:
-        raise DataError(f"{path} is a Parquet file, but not one of rayfl's; {_MAKE_ONE}")
-    try:
-        fields = json.loads(text)
-        version = fields["version"]
-        if type(version) is int and version > VERSION:
-            raise DataError(
-                f"{path} has version {version} of the format and this rayfl reads up to {VERSION}; "
-                f"update rayfl, or {_MAKE_ONE}"
-            )
-        header = NaturalHeader.model_validate(fields)
-    except (ValueError, TypeError, KeyError) as error:  # pydantic's is a ValueError
-        raise DataError(f"{path} has a damaged header; {_MAKE_ONE}") from error
-    if not file.schema_arrow.equals(header.arrow_schema()):
-        raise DataError(f"{path}: the columns are not those that the header promises; {_MAKE_ONE}")
-    return file, header

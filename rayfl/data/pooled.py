@@ -11,6 +11,7 @@ from rayfl.data.federated import SPLITS, Examples, FederatedDataset, InputSpec, 
 from rayfl.data.holdout import HoldoutConfig, split_client
 from rayfl.data.noise import LabelNoise
 from rayfl.data.public import draw_public
+from rayfl.data.transform import Preprocessing
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
 
@@ -18,9 +19,9 @@ _CLEAN = LabelNoise()
 
 
 class PooledDataset(FederatedDataset):
-    """Clients that are index arrays into shared samples; their names are "0", "1", ....
+    """Clients that are index arrays into shared samples; their names are "0", "1", ..., if they have no others.
 
-    The arrays are kept, not copied.
+    The arrays are kept, not copied; they may be memory-mapped.
 
     Args:
         x: inputs of shape (N, *spec.shape), float32, or uint8 standing for x / 255.
@@ -32,6 +33,8 @@ class PooledDataset(FederatedDataset):
         streams: the experiment's randomness; uses the stream ``holdout`` of each client, ``public`` and ``noise``.
         noise: wrong labels in train and validation parts.
         public: the public samples of clients that are divided already.
+        preprocess: what is done to inputs that are stored as ``spec`` says.
+        names: the clients' names.
 
     Raises:
         DataError: the arrays do not fit each other or the spec, or a client has nothing to train on.
@@ -47,10 +50,13 @@ class PooledDataset(FederatedDataset):
         streams: RandomStreams,
         noise: LabelNoise = _CLEAN,
         public: np.ndarray | None = None,
+        preprocess: Preprocessing | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         _check_arrays(x, y, spec)
-        self.spec = spec
-        self.names = tuple(str(client) for client in range(len(parts)))
+        self._preprocess = preprocess or Preprocessing(spec)
+        self.spec = self._preprocess.spec
+        self.names = tuple(str(client) for client in range(len(parts))) if names is None else tuple(names)
         self._x = x
         self._y = y
         self._splits = [
@@ -72,6 +78,10 @@ class PooledDataset(FederatedDataset):
             name: self._examples(indices, self._labels.get(name, self._noisy))
             for name, indices in self._splits[client].items()
         }
+
+    def labels(self, client: int) -> Mapping[str, np.ndarray]:
+        """The labels of one client by split; inputs are not read."""
+        return {name: self._labels.get(name, self._noisy)[at] for name, at in self._splits[client].items()}
 
     def places(self, client: int) -> Places:
         """Indices into the samples, by split."""
@@ -108,10 +118,7 @@ class PooledDataset(FederatedDataset):
             raise DataError(f"client {client}: {error}") from error
 
     def _examples(self, indices: np.ndarray, labels: np.ndarray) -> Examples:
-        x = self._x[indices]
-        if x.dtype == np.uint8:
-            x = x.astype(np.float32) / np.float32(255)
-        return Examples(torch.from_numpy(x), torch.from_numpy(labels[indices]))
+        return Examples(torch.from_numpy(self._preprocess(self._x[indices])), torch.from_numpy(labels[indices]))
 
 
 def _check_arrays(x: np.ndarray, y: np.ndarray, spec: InputSpec) -> None:

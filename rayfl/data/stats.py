@@ -64,7 +64,7 @@ def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
     label_counts = np.zeros(num_classes, dtype=np.int64)
     classes = np.zeros(dataset.num_clients, dtype=np.int64)
     for client, name in enumerate(dataset.names):
-        labels = np.concatenate([examples.y.numpy() for examples in dataset.load(client).values()])
+        labels = np.concatenate(list(dataset.labels(client).values()))
         if len(labels) and (labels.min() < 0 or labels.max() >= num_classes):
             raise DataError(
                 f"client {name!r} has labels from {labels.min()} to {labels.max()}, but the data set says that it has "

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayfl.data import leaf
+from rayfl.data.leaf import writing
 from rayfl.data.leaf import ALPHABET, ImportReport, import_leaf
 from rayfl.errors import DataError
 
@@ -125,7 +125,7 @@ def test_any_name_is_kept(tmp_path: Path, name: str) -> None:
 def test_a_client_lies_in_one_row_group(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int]
 ) -> None:
-    monkeypatch.setattr(leaf, "ROW_GROUP_TARGET", 6)
+    monkeypatch.setattr(writing, "ROW_GROUP_TARGET", 6)
     folder = tmp_path_factory.mktemp("groups")
     users = {user: {"x": [WINDOW] * size, "y": ["a"] * size} for user, size in sizes.items()}
     source = write_source(folder / "leaf", document(**users, always={"x": [WINDOW], "y": ["b"]}))
