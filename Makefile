@@ -15,11 +15,17 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/rayfl run
 
+# One process per core with one thread each; those that start Ray, one after the other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+SIDE_BY_SIDE := -n 2 --dist loadfile --ignore tests/cluster
+
 test: install lint
-	$(BIN)/python -m pytest
+	$(PYTEST) $(SIDE_BY_SIDE)
+	$(PYTEST) tests/cluster
 
 test-all: install lint
-	$(BIN)/python -m pytest -m 'slow or not slow'
+	$(PYTEST) -m 'slow or not slow' $(SIDE_BY_SIDE)
+	$(PYTEST) -m 'slow or not slow' tests/cluster
 
 lint: install
 	$(BIN)/ruff check .
