@@ -11,8 +11,9 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from rayfl.config.loading import preset_names, preset_text
-from rayfl.config.schema import DatasetConfig
+from rayfl.config.paper_presets import paper_presets
 from rayfl.data.partitions import Partition
+from rayfl.data.sources import DatasetConfig
 from rayfl.models.zoo import ModelConfig
 
 
@@ -30,7 +31,7 @@ def catalog(methods: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
         "datasets": _union(DatasetConfig),
         "partitions": _union(Partition),
         "models": _union(ModelConfig),
-        "presets": [(name, _preset_line(name)) for name in preset_names()],
+        "presets": [_preset_entry(name) for name in preset_names()],
     }
 
 
@@ -77,8 +78,11 @@ def first_sentence(model: type[BaseModel]) -> str:
     return " ".join(paragraph.split())
 
 
-def _preset_line(name: str) -> str:
-    """The comment a preset begins with, up to its first full stop."""
+def _preset_entry(name: str) -> tuple[str, ...]:
+    """Of a paper's preset its name, the paper, the table and the data; of others the name and their first comment."""
+    made = paper_presets().get(name)
+    if made is not None:
+        return name, made.paper.short, made.table, made.about
     text = preset_text(name)
     comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
-    return comment.split(": ")[0] if comment else str(yaml.safe_load(text).get("algorithm", ""))
+    return name, comment.split(": ")[0] if comment else str(yaml.safe_load(text).get("algorithm", ""))

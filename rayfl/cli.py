@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from rayfl import cli_cluster, cli_data, cli_jobs, cli_leaf, cli_verify
 from rayfl.errors import ConfigError, RayflError
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Import and describe data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+cli_leaf.register(data_app)
+cli_verify.register(app)
 
 _out = Console(soft_wrap=False)
 _err = Console(stderr=True)
@@ -50,17 +52,20 @@ def run(
     overrides: Overrides = None,
 ) -> None:
     """Run an experiment; the same command continues one that was interrupted."""
+    from cluster.interrupts import TERMINATED, Terminated
     from cluster.run import run_config
     from rayfl.tracking.console import ConsoleProgress
-    from rayfl.tracking.summary import summary_table
+    from rayfl.tracking.summary import skipped_table, summary_table
 
     settings = _load(config, overrides)
     try:
         result = run_config(settings, callbacks=[ConsoleProgress(_out)])
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as stop:
         _err.print("interrupted; the same command continues from the last commit", markup=False)
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else _INTERRUPTED) from None
     _out.print(summary_table(result))
+    if result.skipped.num_rows:
+        _out.print(skipped_table(result))
     folder, root = result.path, settings.storage_path
     _out.print(
         f"run folder:   {folder}\n"
@@ -87,6 +92,7 @@ def list_(
     for title, entries in catalog(METHODS).items():
         if what in (None, title):
             table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+            table.add_column(no_wrap=True)  # a name is there to be copied
             for entry in entries:
                 table.add_row(*entry)
             _out.print(table)
@@ -116,27 +122,6 @@ def show(
     _out.print(to_yaml(_load(target, overrides)), markup=False, highlight=False, soft_wrap=True, end="")
 
 
-@data_app.command("import-leaf")
-def import_leaf(
-    kind: Annotated[Literal["femnist", "shakespeare"], typer.Argument(help="Which LEAF data set.")],
-    source: Annotated[Path, typer.Argument(help="LEAF's folder with train/ and test/, each full of JSON files.")],
-    out: Annotated[
-        Path | None, typer.Option(help="Parquet file to write; default <kind>.parquet in RAYFL_DATA.")
-    ] = None,
-) -> None:
-    """Turn LEAF's JSON files into one Parquet file, checked and sorted by client."""
-    from rayfl.data.leaf import import_leaf as convert
-    from rayfl.data.root import data_root
-
-    report = convert(kind, source, out or data_root() / f"{kind}.parquet")
-    for warning in report.warnings:
-        _err.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
-    samples = ", ".join(f"{n:,} {split}" for split, n in report.samples.items())
-    _out.print(
-        f"{report.clients:,} clients, {samples} samples -> {report.destination}", highlight=False, soft_wrap=True
-    )
-
-
 @data_app.command("stats")
 def stats(config: Annotated[str, typer.Argument(help="A preset or a YAML file.")], overrides: Overrides = None) -> None:
     """Describe the clients of a configuration: how many, how large, which labels."""
@@ -158,6 +143,11 @@ def _load(config: str | None, overrides: list[str] | None) -> Any:
         extra.insert(0, config)
         config = None
     return load_config(Experiment, config, extra)
+
+
+cli_data.register(data_app, _load)
+cli_jobs.register(app, _load)
+cli_cluster.register(app)
 
 
 def main() -> None:

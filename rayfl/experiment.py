@@ -10,12 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.data.assignment import FilePartition, assignment, assignment_hash
+from rayfl.data.assignment import assignment, assignment_hash
 from rayfl.data.federated import FederatedDataset
-from rayfl.data.holdout import HoldoutConfig
-from rayfl.data.natural import LeafSource, NaturalDataset
-from rayfl.data.partition import NaturalPartition
-from rayfl.data.pooled import PooledDataset
+from rayfl.data.opening import open_dataset
 from rayfl.engine.client import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.randomness import RandomStreams
@@ -46,36 +43,7 @@ class Parts:
             DataError: when the source cannot be read or divided as asked.
             ConfigError: when source and partition do not go together.
         """
-        config = self.config
-        if isinstance(config.dataset, LeafSource):
-            self._check_natural()
-            return NaturalDataset(
-                config.dataset.resolved_path,
-                config.holdout.validation,
-                self.streams,
-                config.holdout.public,
-                config.noise,
-            )
-        x, y, spec = config.dataset.arrays()
-        if isinstance(config.partition, FilePartition):
-            if config.holdout != HoldoutConfig():
-                raise ConfigError("holdout: partition.path brings its own splits; leave out the section holdout")
-            splits, public = config.partition.splits(len(y))
-            return PooledDataset(x, y, spec, splits, config.holdout, self.streams, config.noise, public)
-        parts = config.partition.assign(y, self.streams)
-        return PooledDataset(x, y, spec, parts, config.holdout, self.streams, config.noise)
-
-    def _check_natural(self) -> None:
-        if not isinstance(self.config.partition, NaturalPartition):
-            raise ConfigError(
-                f"partition.name: {self.config.partition.name!r} cannot divide dataset {self.config.dataset.name!r}, "
-                "whose samples already belong to clients; set partition=natural"
-            )
-        if self.config.holdout.test is not None:
-            raise ConfigError(
-                f"holdout.test: dataset {self.config.dataset.name!r} comes with its own test part; "
-                "drop holdout.test (holdout.validation is taken from the train part)"
-            )
+        return open_dataset(self.config, self.streams)
 
     @cached_property
     def assignment(self) -> pa.Table:

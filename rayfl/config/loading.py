@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -11,21 +12,29 @@ import yaml
 from pydantic import ValidationError
 
 from rayfl.config.messages import explain, nearest
+from rayfl.config.paper_presets import REFERENCE_FILE, SETTINGS_FILE, paper_presets
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
 
 _NAMED_SECTIONS = ("algorithm", "dataset", "partition", "model")
 DEFAULT_PRESET = "quickstart"
+STANDARD_INPUT = "-"
+_TABLES = {SETTINGS_FILE, REFERENCE_FILE}
+"""Files among the presets that are none."""
 
 
 def preset_names() -> list[str]:
-    """The presets that come with rayfl."""
+    """The presets that come with rayfl: files, and those of the papers' tables."""
     folder = resources.files("rayfl") / "presets"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    files = {entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml")} - _TABLES
+    return sorted([*(file.removesuffix(".yaml") for file in files), *paper_presets()])
 
 
 def preset_text(name: str) -> str:
     """A preset's YAML."""
+    made = paper_presets().get(name)
+    if made is not None:
+        return made.text
     return (resources.files("rayfl") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
@@ -38,7 +47,8 @@ def load_config(
 
     Args:
         schema: the configuration class.
-        source: a preset's name, a YAML file, a mapping, or None for the preset ``quickstart``.
+        source: a preset's name, a YAML file, ``-`` for YAML on standard input, a mapping, or None for the preset
+            ``quickstart``.
         overrides: ``dotted.path=value`` strings (the value is YAML), or a mapping of dotted paths to values.
             ``algorithm=floco`` is short for ``algorithm={name: floco}``; ``algorithm=my_module:MyMethod`` is a user's
             own class.
@@ -68,13 +78,14 @@ def _read(source: str | Path | Mapping[str, Any] | None) -> tuple[dict[str, Any]
     if isinstance(source, Mapping):
         return dict(source), "configuration"
     name = DEFAULT_PRESET if source is None else str(source)
+    if name == STANDARD_INPUT:
+        return _parse_yaml(sys.stdin.read(), "standard input"), "standard input"
     if name in preset_names():
         return _parse_yaml(preset_text(name), f"preset {name}"), f"preset {name}"
     path = Path(name).expanduser()
     if not path.is_file():
         raise ConfigError(
-            f"{name!r} is neither a file nor a preset{nearest(name, preset_names())}; "
-            f"presets: {', '.join(preset_names())}"
+            f"{name!r} is neither a file nor a preset{nearest(name, preset_names())}; `rayfl list presets` lists them"
         )
     try:
         text = path.read_text(encoding="utf-8")

@@ -8,22 +8,19 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Union
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field_validator, model_validator
 
 from rayfl.config.objects import import_object, names_an_object
-from rayfl.data.digits import DigitsSource
 from rayfl.data.holdout import HoldoutConfig
-from rayfl.data.natural import LeafSource
 from rayfl.data.noise import LabelNoise
 from rayfl.data.partition import NaturalPartition
 from rayfl.data.partitions import Partition
-from rayfl.data.vision import MnistSource
+from rayfl.data.sources import DatasetConfig
+from rayfl.data.transform import TransformConfig
 from rayfl.engine.engine import EngineConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.zoo import ModelConfig
-
-DatasetConfig = Annotated[Union[DigitsSource, MnistSource, LeafSource], Field(discriminator="name")]  # noqa: UP007
 
 
 class _Section(BaseModel):
@@ -81,6 +78,53 @@ class ClusterConfig(_Section):
         None, description="folder on each node for states beyond state_memory; null: the folder for temporary files"
     )
     startup_timeout_s: float = Field(300, gt=0, description="how long to wait for the actors to start, in seconds")
+    resources_timeout_s: float = Field(
+        0, ge=0, description="how long to wait for nodes that have yet to join a cluster with too little, in seconds"
+    )
+    stop_grace_s: float = Field(
+        20, ge=0, description="how long after SIGTERM the round under way may take to end, in seconds"
+    )
+
+
+class ClientsConfig(_Section):
+    """What becomes of clients that fail. No part of what identifies a run: one that failed may go on with skip."""
+
+    on_error: Literal["fail", "skip", "retry"] = Field(
+        "fail",
+        description="when a client's procedure raises or gives non-finite values: fail, the run ends; skip, the round "
+        "goes on as if the client had not been sampled, and skipped.parquet says so; retry, it is run again first",
+    )
+    retries: int = Field(
+        2, ge=1, description="how often (retry) the procedure is run again, with the same random numbers"
+    )
+    after_retries: Literal["fail", "skip"] = Field("fail", description="what (retry) if it failed every time")
+    deadline_s: float | None = Field(
+        None,
+        gt=0,
+        description="an actor that has not answered its call for so long, in seconds, counts as dead (max_failures); "
+        "null: it may take any time",
+    )
+
+    @model_validator(mode="after")
+    def _nothing_in_vain(self) -> ClientsConfig:
+        fields = [
+            name
+            for name in ("retries", "after_retries")
+            if getattr(self, name) != type(self).model_fields[name].default
+        ]
+        if fields and self.on_error != "retry":
+            raise ValueError(f"{' and '.join(fields)} need on_error=retry, not {self.on_error}")
+        return self
+
+    @property
+    def attempts(self) -> int:
+        """How often a procedure is run at most."""
+        return 1 + (self.retries if self.on_error == "retry" else 0)
+
+    @property
+    def skips(self) -> bool:
+        """Whether a client that fails in the end is left out."""
+        return self.on_error == "skip" or (self.on_error == "retry" and self.after_retries == "skip")
 
 
 class StorageConfig(_Section):
@@ -88,6 +132,11 @@ class StorageConfig(_Section):
 
     commit_every: int = Field(1, ge=1, description="rounds between commits; a crash loses at most so many rounds")
     keep_commits: int = Field(2, ge=1, description="commits kept; older ones are deleted")
+    lease_timeout_s: float = Field(
+        90,
+        ge=1,
+        description="for how long after its last sign of life a driver on another machine keeps others out, in seconds",
+    )
 
 
 class TrackingConfig(_Section):
@@ -109,6 +158,9 @@ class ExperimentConfig(_Section):
     )
     seed: int = Field(0, ge=0, description="seed of every random stream")
     dataset: DatasetConfig = Field(description="where samples come from")
+    transform: TransformConfig = Field(
+        default=TransformConfig(), description="what is done to images: resizing, normalization"
+    )
     partition: Partition = Field(
         default_factory=NaturalPartition, description="how samples are divided among clients; natural: by the source"
     )
@@ -119,6 +171,7 @@ class ExperimentConfig(_Section):
     evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="what is measured")
     engine: EngineConfig = Field(default=EngineConfig(), description="how local updates are executed")
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="which processes run the clients")
+    clients: ClientsConfig = Field(default=ClientsConfig(), description="what becomes of clients that fail")
     storage: StorageConfig = Field(default=StorageConfig(), description="commits")
     tracking: TrackingConfig = Field(default=TrackingConfig(), description="TensorBoard")
     max_failures: int = Field(
@@ -136,6 +189,12 @@ class ExperimentConfig(_Section):
         if isinstance(section, Mapping) and "candidates" in section and "name" not in section:
             return {"name": "candidates", **section}
         return section
+
+    @model_validator(mode="after")
+    def _deadline_can_be_kept(self) -> ExperimentConfig:
+        if self.clients.deadline_s is not None and self.cluster.backend == "inline":
+            raise ValueError("clients.deadline_s needs cluster.backend=ray: in one process nobody could stop a client")
+        return self
 
     @classmethod
     def knowing(cls, content: Mapping[str, Any]) -> type[ExperimentConfig]:
@@ -156,7 +215,7 @@ class ExperimentConfig(_Section):
     def fingerprint(self) -> str:
         """SHA-256 of everything that a result depends on: not of names, places and processes."""
         content = self.model_dump(
-            mode="json", exclude={"name", "storage_path", "cluster", "storage", "tracking", "max_failures"}
+            mode="json", exclude={"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
         )
         content["engine"] = self.engine.mode
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

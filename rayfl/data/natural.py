@@ -184,7 +184,9 @@ class NaturalDataset(FederatedDataset):
         splits = table.column("split").dictionary_encode().combine_chunks()
         names, parts = clients.dictionary.to_pylist(), splits.dictionary.to_pylist()
         if not set(parts) <= {"train", "test"}:
-            raise DataError(f"{self._path}: the column split holds other values than train and test; {remedy(self._path)}")
+            raise DataError(
+                f"{self._path}: the column split holds other values than train and test; {remedy(self._path)}"
+            )
         runs = np.stack([clients.indices.to_numpy(), splits.indices.to_numpy()])
         starts = np.flatnonzero(np.diff(runs, prepend=-1).any(axis=0)).tolist()
         index: dict[str, dict[str, range]] = {}
@@ -214,7 +216,9 @@ class NaturalDataset(FederatedDataset):
         if self._header.moments is not None:
             return self._header.moments
         shape = self._header.shape
-        parts = [moments_of(self._file.rows(r["train"].start, r["train"].stop)[0].reshape(-1, *shape)) for r in self._rows]
+        parts = [
+            moments_of(self._file.rows(r["train"].start, r["train"].stop)[0].reshape(-1, *shape)) for r in self._rows
+        ]
         return sum(parts[1:], start=parts[0])
 
     def _examples(self, x: np.ndarray, y: np.ndarray) -> Examples:

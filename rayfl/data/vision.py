@@ -9,7 +9,7 @@ from abc import abstractmethod
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -52,8 +52,8 @@ class TorchvisionSource(ImageSource):
 
     def _unreadable(self, root: Path, problem: str) -> DataError:
         return DataError(
-            f"{self.name} cannot be read from {self._raw_folder(root)}: {problem}; delete that folder first if its files "
-            f"are damaged, then {self.how_to_prepare()}"
+            f"{self.name} cannot be read from {self._raw_folder(root)}: {problem}; delete that folder first if its "
+            f"files are damaged, then {self.how_to_prepare()}"
         )
 
 
@@ -95,7 +95,7 @@ class MnistSource(TorchvisionSource):
         return RawFiles(self.resolved_root, tuple(raw / name for name in names))
 
 
-def unpack(packed: IO[bytes], target: Path) -> None:
+def unpack(packed: gzip.GzipFile, target: Path) -> None:
     """Writes what a compressed stream holds to a file, which appears when it is complete."""
     try:
         with new_file(target) as file:

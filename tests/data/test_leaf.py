@@ -15,8 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayfl.data.leaf import writing
-from rayfl.data.leaf import ALPHABET, ImportReport, import_leaf
+from rayfl.data.leaf import ALPHABET, ImportReport, import_leaf, writing
 from rayfl.errors import DataError
 
 REPOSITORY = Path(__file__).parents[2]

@@ -89,7 +89,8 @@ def test_unfit_arrays_are_refused(x, y, parts, message):
 
 
 def test_digits_can_be_divided():
-    x, y, spec = DigitsSource().arrays()
+    digits = DigitsSource().open()
+    x, y, spec = digits.x, digits.y, digits.spec
     assert (x.shape, x.dtype, y.shape, y.dtype) == ((1797, 1, 8, 8), np.float32, (1797,), np.int64)
     assert (x.min(), x.max()) == (0, 1)
     assert (spec.kind, spec.shape, spec.num_classes, spec.vocabulary) == ("image", (1, 8, 8), 10, 0)

@@ -40,7 +40,8 @@ def break_torchvision(folder: Path, monkeypatch: pytest.MonkeyPatch, statement: 
 
 @needs_mnist
 def test_the_training_images_are_read():
-    x, y, spec = MnistSource(root=MNIST_ROOT).arrays()
+    samples = MnistSource(root=MNIST_ROOT).open()
+    x, y, spec = samples.x, samples.y, samples.spec
     assert (x.shape, x.dtype, y.shape, y.dtype) == ((60_000, 1, 28, 28), np.uint8, (60_000,), np.int64)
     assert np.bincount(y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert (spec.kind, spec.shape, spec.num_classes) == ("image", (1, 28, 28), 10)
@@ -59,9 +60,9 @@ def test_the_root_is_looked_up_here_and_then_in_the_data_root(tmp_path, monkeypa
 def test_a_missing_folder_is_named_with_the_way_to_fill_it(tmp_path):
     root = tmp_path / "nothing"
     with pytest.raises(DataError) as caught:
-        MnistSource(root=root).arrays()
+        MnistSource(root=root).open()
     assert str(root / "MNIST" / "raw") in str(caught.value)
-    assert f'torchvision.datasets.MNIST("{root}", download=True)' in str(caught.value)
+    assert f"`rayfl data prepare mnist --root {root}`" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_a_missing_folder_is_named_with_the_way_to_fill_it(tmp_path):
 def test_a_damaged_file_names_its_folder(tmp_path, content):
     write_raw(tmp_path, content)
     with pytest.raises(DataError, match="delete that folder first") as caught:
-        MnistSource(root=tmp_path).arrays()
+        MnistSource(root=tmp_path).open()
     assert str(tmp_path / "MNIST" / "raw") in str(caught.value)
 
 
@@ -86,7 +87,7 @@ def test_images_of_another_size_are_refused(tmp_path):
     labels = tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte"
     labels.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 1, 7]))
     with pytest.raises(DataError, match=r"images of shape \(1, 2, 2\)"):
-        MnistSource(root=tmp_path).arrays()
+        MnistSource(root=tmp_path).open()
 
 
 @pytest.mark.parametrize(
@@ -99,14 +100,14 @@ def test_images_of_another_size_are_refused(tmp_path):
 def test_a_torchvision_of_another_torch_is_explained(tmp_path, monkeypatch, error, message):
     break_torchvision(tmp_path, monkeypatch, f"raise {error}({message!r})")
     with pytest.raises(DataError, match=f"{message}.*install matching versions"):
-        MnistSource(root=tmp_path).arrays()
+        MnistSource(root=tmp_path).open()
 
 
 def test_an_absent_torchvision_is_explained(tmp_path, monkeypatch):
     break_torchvision(tmp_path, monkeypatch, "raise ImportError('libtorch.so: cannot open shared object file')")
     monkeypatch.setattr("rayfl.data.vision.version", _no_distribution)
     with pytest.raises(DataError, match=r"libtorch\.so.*no torchvision is installed.*pip install --upgrade"):
-        MnistSource(root=tmp_path).arrays()
+        MnistSource(root=tmp_path).open()
 
 
 def _no_distribution(name: str) -> str:

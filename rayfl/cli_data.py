@@ -1,0 +1,168 @@
+"""The commands ``rayfl data prepare``, ``list``, ``verify`` and ``show``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from rayfl.data.root import data_root
+from rayfl.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from rayfl.data.download import Progress as Report
+
+_out = Console(soft_wrap=False)
+_err = Console(stderr=True)
+
+_Root = Annotated[Path | None, typer.Option(help="Data root; default RAYFL_DATA or ~/.cache/rayfl.")]
+
+
+def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], Any]) -> None:
+    """Adds the commands to ``rayfl data``.
+
+    Args:
+        app: the group of commands.
+        load: makes a configuration of a preset or file and overrides.
+    """
+
+    def show(
+        config: Annotated[str, typer.Argument(help="A preset or a YAML file.")],
+        overrides: Annotated[list[str] | None, typer.Argument(help="Dotted overrides.")] = None,
+        out: Annotated[Path, typer.Option(help="File to write: .png, .pdf or .svg.")] = Path("partition.png"),
+    ) -> None:
+        """Draw the partition of a configuration: classes by client, and sizes."""
+        from rayfl.data.picture import check_format, draw_partition, save_figure
+        from rayfl.experiment import Parts
+
+        check_format(out)
+        settings = load(config, overrides)
+        dataset = Parts(settings).dataset
+        title = f"{settings.dataset.name}, {settings.partition.name}, seed {settings.seed}"
+        save_figure(draw_partition(dataset, title), out)
+        _say(f"{dataset.num_clients:,} clients -> {out}")
+
+    app.command("prepare")(prepare)
+    app.command("list")(list_prepared)
+    app.command("verify")(verify)
+    app.command("show")(show)
+
+
+def prepare(
+    name: Annotated[str, typer.Argument(help="mnist, emnist, cifar10, cifar100, tiny_imagenet or parquet.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(help="Options of the section dataset, for instance split=balanced.")
+    ] = None,
+    root: _Root = None,
+    source: Annotated[
+        str | None, typer.Option(help="Path or address to take the source's files from, in place of the usual one.")
+    ] = None,
+    sha256: Annotated[str | None, typer.Option(help="What the file at --source must have.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Download nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Prepare again what is prepared already.")] = False,
+) -> None:
+    """Get a data set and write the file that all processes of a machine read in place."""
+    from rayfl.data.preparing import Order, PreparableSource
+
+    chosen = _source(name, options or [], root)
+    if not isinstance(chosen, PreparableSource):
+        advice = "make its file with `rayfl data import-leaf`" if name == "leaf" else "it needs no preparation"
+        raise ConfigError(f"{name} cannot be prepared: {advice}")
+    with _progress() as report:
+        path = chosen.prepare(Order(source, sha256, offline, force, report))
+    _say(f"{name} -> {path}")
+
+
+def list_prepared(root: _Root = None) -> None:
+    """List the prepared and imported data sets of a data root."""
+    from rayfl.data.inventory import inventory
+
+    place = root or data_root()
+    entries = inventory(place)
+    if not entries:
+        _say(f"nothing is prepared in {place}; see `rayfl data prepare --help`")
+        return
+    _say(f"in {place}:")
+    for entry in entries:
+        source = f", made from {entry.source}" if entry.source else ""
+        _say(f"{entry.kind}: {entry.content}, {entry.size / 1e6:,.1f} MB")
+        _say(f"    {entry.path.relative_to(place)}{source}")
+
+
+def verify(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Prepared files; all of the data root if left out.")
+    ] = None,
+    root: _Root = None,
+) -> None:
+    """Compare checksums of prepared files, of their content and of what they were made from."""
+    from rayfl.data.inventory import prepared_files
+    from rayfl.data.inventory import verify as compare
+
+    damaged = 0
+    paths = files or prepared_files(root or data_root())
+    for path in paths:
+        wrong, unknown = compare(path)
+        _say(f"{'DAMAGED' if wrong else 'good   '}  {path}")
+        for line in [*wrong, *unknown]:
+            _say(f"         {line}")
+        damaged += bool(wrong)
+    if damaged:
+        raise DataError(
+            f"{damaged} of {len(paths)} files are not what they were; make them again with `rayfl data prepare --force`"
+        )
+
+
+def _source(name: str, options: list[str], root: Path | None) -> Any:
+    """The section ``dataset`` that name and options make."""
+    import yaml
+    from pydantic import BaseModel, ValidationError, create_model
+
+    from rayfl.config.messages import explain
+    from rayfl.data.sources import DatasetConfig
+
+    section: dict[str, Any] = {"name": name}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"option {option!r} must look like split=balanced")
+        try:
+            section[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"option {option!r}: the value is not valid YAML: {error}") from None
+    if root is not None:
+        section["root"] = root.expanduser().absolute()
+    schema: type[BaseModel] = create_model("Preparation", dataset=(DatasetConfig, ...))
+    try:
+        return schema.model_validate({"dataset": section}).dataset  # type: ignore[attr-defined]
+    except ValidationError as error:
+        raise ConfigError(explain(error, schema, f"data prepare {name}")) from None
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """A bar for each thing that is reported, on standard error."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=_err, transient=True, disable=not _err.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield report
+
+
+def _say(text: str) -> None:
+    _out.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,96 @@
+"""A user's own data, made by a function."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from rayfl.config.objects import import_object, names_an_object
+from rayfl.data.federated import FederatedDataset, InputSpec
+from rayfl.data.source import Samples, Source
+from rayfl.errors import DataError, RayflError
+from rayfl.randomness import RandomStreams
+
+
+class CustomSource(Source):
+    """Configuration of your own data, made by a function that is named as my_package.my_module:function.
+
+    The function is called with the experiment's :class:`~rayfl.randomness.RandomStreams` (or, if its parameter is
+    called ``seed``, with the experiment's seed) in every process, and must return the same every time: arrays
+    (x, y, num_classes), (x, y, num_classes, clients), or a :class:`~rayfl.data.federated.FederatedDataset`. x is
+    float32, or uint8 standing for x / 255, of shape (N, ...); y are integers of shape (N,); clients are N names or
+    numbers.
+    """
+
+    name: Literal["custom"] = Field(default="custom", description="Your own function.")
+    function: str = Field(
+        pattern=r"^[\w.]+:\w+$",
+        description="The function, as my_package.my_module:function; it may also stand in the place of the name.",
+    )
+
+    def open(self, streams: RandomStreams) -> Samples | FederatedDataset:
+        """What the function returns, checked.
+
+        Raises:
+            ConfigError: the function cannot be imported.
+            DataError: it fails or returns something else.
+        """
+        function = import_object(self.function, "dataset")
+        try:
+            made = function(streams.seed if _wants_seed(function) else streams)
+        except RayflError:
+            raise
+        except Exception as error:  # whatever the user's code raises
+            raise DataError(f"dataset {self.function} fails: {type(error).__name__}: {error}") from error
+        if isinstance(made, FederatedDataset):
+            return made
+        if not isinstance(made, tuple) or len(made) not in (3, 4):
+            raise DataError(
+                f"dataset {self.function} returned a {type(made).__name__}; needed are (x, y, num_classes), "
+                "(x, y, num_classes, clients) or a FederatedDataset"
+            )
+        return self._samples(*made)
+
+    def _samples(self, x: Any, y: Any, num_classes: Any, clients: Any = None) -> Samples:
+        x, y = (value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value) for value in (x, y))
+        if x.ndim < 2 or x.dtype not in (np.uint8, np.float32, np.float64):
+            raise DataError(
+                f"dataset {self.function}: x has the type {x.dtype} and the shape {x.shape}; needed are uint8 or "
+                "float32 and (N, ...)"
+            )
+        if y.shape != x.shape[:1] or not np.issubdtype(y.dtype, np.integer):
+            raise DataError(
+                f"dataset {self.function}: y has the type {y.dtype} and the shape {y.shape}; needed are integers of "
+                f"shape ({len(x)},)"
+            )
+        if isinstance(num_classes, bool) or not isinstance(num_classes, int | np.integer) or num_classes < 1:
+            raise DataError(
+                f"dataset {self.function}: num_classes is {num_classes!r}; needed is an integer of at least 1"
+            )
+        names = None
+        if clients is not None:
+            names = np.asarray(clients)
+            if names.shape != y.shape:
+                raise DataError(
+                    f"dataset {self.function}: clients have the shape {names.shape}; needed is a name or number each"
+                )
+        x = x.astype(np.float32, copy=False) if x.dtype == np.float64 else x
+        return Samples(x, y.astype(np.int64), InputSpec("image", x.shape[1:], int(num_classes)), names)
+
+
+def _wants_seed(function: Any) -> bool:
+    try:
+        return next(iter(inspect.signature(function).parameters), None) == "seed"
+    except (TypeError, ValueError):
+        return False
+
+
+def data_named_by_object(content: Any) -> Any:
+    """``{name: my_module:f}`` as ``{name: custom, function: my_module:f}``; everything else as it is."""
+    if isinstance(content, dict) and names_an_object(content.get("name")) and "function" not in content:
+        return {**content, "name": "custom", "function": content["name"]}
+    return content

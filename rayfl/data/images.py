@@ -1,0 +1,77 @@
+"""Encoded images (PNG, JPEG, WebP, ...) as arrays."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from PIL import Image
+
+from rayfl.errors import DataError
+
+_GREY = ("1", "L")
+
+
+def decode_images(
+    count: int,
+    read: Callable[[int], bytes],
+    place: Callable[[int], str],
+    progress: Callable[[int], None] = lambda done: None,
+) -> np.ndarray:
+    """Decodes images of one size.
+
+    Args:
+        count: how many, at least 1.
+        read: the bytes of an image.
+        place: what to call an image in messages.
+        progress: told how many are done, now and then.
+
+    Returns:
+        uint8 of shape (count, channels, height, width): one channel if all images are grey, else three (RGB).
+
+    Raises:
+        DataError: an image cannot be decoded or has another size than the first; names it.
+    """
+    heads = [_head(read(position), place(position)) for position in range(count)]
+    size = heads[0][0]
+    mode = "L" if all(grey for _, grey in heads) else "RGB"
+    result = np.empty((count, 1 if mode == "L" else 3, size[1], size[0]), dtype=np.uint8)
+    for position, (own, _) in enumerate(heads):
+        if own != size:
+            raise DataError(
+                f"{place(position)}: the image has {own[0]} x {own[1]} pixels, but {place(0)} has {size[0]} x "
+                f"{size[1]}; bring all images to one size"
+            )
+        try:
+            with Image.open(io.BytesIO(read(position))) as image:
+                pixels = np.asarray(image.convert(mode))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise _undecodable(place(position), error) from error
+        result[position] = pixels if mode == "L" else pixels.transpose(2, 0, 1)
+        if position % 256 == 0 or position + 1 == count:
+            progress(position + 1)
+    return result
+
+
+def is_encoded(start: bytes) -> bool:
+    """Whether bytes begin as an image file does, rather than with pixels."""
+    return start.startswith(_SIGNATURES) or (start[:4] == b"RIFF" and start[8:12] == b"WEBP")
+
+
+_SIGNATURES: tuple[bytes, ...] = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+
+
+def _head(data: bytes, place: str) -> tuple[Sequence[int], bool]:
+    """Size and whether the image is grey, without decoding it."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return image.size, image.mode in _GREY
+    except (OSError, ValueError, SyntaxError) as error:
+        raise _undecodable(place, error) from error
+
+
+def _undecodable(place: str, error: Exception) -> DataError:
+    return DataError(
+        f"{place}: the image cannot be decoded ({error}); it must be PNG, JPEG, WebP or another kind Pillow knows"
+    )

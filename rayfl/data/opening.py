@@ -1,0 +1,108 @@
+"""From a data source and the sections around it to the clients of an experiment."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from rayfl.data.assignment import FilePartition
+from rayfl.data.federated import FederatedDataset
+from rayfl.data.holdout import HoldoutConfig
+from rayfl.data.moments import Moments, moments_of
+from rayfl.data.natural import NaturalDataset
+from rayfl.data.natural_file import open_natural
+from rayfl.data.noise import LabelNoise
+from rayfl.data.partition import NaturalPartition
+from rayfl.data.partitions import Partition
+from rayfl.data.pooled import PooledDataset
+from rayfl.data.source import NaturalPath, Samples, Source
+from rayfl.data.transform import TransformConfig
+from rayfl.errors import ConfigError
+from rayfl.randomness import RandomStreams
+
+
+class DataSections(Protocol):
+    """The sections of a configuration that say what the clients hold."""
+
+    @property
+    def dataset(self) -> Source: ...
+    @property
+    def partition(self) -> Partition: ...
+    @property
+    def holdout(self) -> HoldoutConfig: ...
+    @property
+    def noise(self) -> LabelNoise: ...
+    @property
+    def transform(self) -> TransformConfig: ...
+
+
+def open_dataset(config: DataSections, streams: RandomStreams) -> FederatedDataset:
+    """The clients; samples are read when a client is loaded.
+
+    Raises:
+        DataError: when the source cannot be read or divided as asked.
+        ConfigError: when the sections do not go together.
+    """
+    opened = config.dataset.open(streams)
+    if isinstance(opened, FederatedDataset):
+        _check_natural(config)
+        _check_untouched(config)
+        return opened
+    if isinstance(opened, NaturalPath):
+        _check_natural(config)
+        if config.holdout.test is not None and open_natural(opened.path).header.own_test:
+            raise ConfigError(
+                f"holdout.test: dataset {config.dataset.name!r} comes with its own test part; "
+                "drop holdout.test (holdout.validation is taken from the train part)"
+            )
+        return NaturalDataset(
+            opened.path,
+            config.holdout.validation,
+            streams,
+            config.holdout.public,
+            config.noise,
+            config.transform,
+            config.holdout.test,
+        )
+    return _pooled(config, opened, streams)
+
+
+def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> PooledDataset:
+    x, y, spec = samples.x, samples.y, samples.spec
+
+    def moments() -> Moments:
+        return moments_of(x) if samples.moments is None else samples.moments
+
+    preprocess = config.transform.build(spec, moments)
+    if isinstance(config.partition, FilePartition):
+        if config.holdout != HoldoutConfig():
+            raise ConfigError("holdout: partition.path brings its own splits; leave out the section holdout")
+        splits, public = config.partition.splits(len(y))
+        return PooledDataset(x, y, spec, splits, config.holdout, streams, config.noise, public, preprocess)
+    names = None
+    if samples.clients is None:
+        parts = config.partition.assign(y, streams)
+    else:
+        _check_natural(config)
+        owners, owner = np.unique(samples.clients, return_inverse=True)
+        names = [str(name) for name in owners]
+        parts = [np.flatnonzero(owner == client) for client in range(len(names))]
+    return PooledDataset(x, y, spec, parts, config.holdout, streams, config.noise, None, preprocess, names)
+
+
+def _check_natural(config: DataSections) -> None:
+    if not isinstance(config.partition, NaturalPartition):
+        raise ConfigError(
+            f"partition.name: {config.partition.name!r} cannot divide dataset {config.dataset.name!r}, "
+            "whose samples already belong to clients; set partition=natural"
+        )
+
+
+def _check_untouched(config: DataSections) -> None:
+    """A data set that is an object of the user's own is used as it is."""
+    for section, default in (("holdout", HoldoutConfig()), ("noise", LabelNoise()), ("transform", TransformConfig())):
+        if getattr(config, section) != default:
+            raise ConfigError(
+                f"{section}: a FederatedDataset of your own is used as it is; leave out the section {section}"
+            )

@@ -1,0 +1,59 @@
+"""What every data source of a configuration is: something that opens to samples, with or without clients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from rayfl.data.federated import FederatedDataset, InputSpec
+from rayfl.data.moments import Moments
+from rayfl.randomness import RandomStreams
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples in two arrays, which may be memory-mapped and read-only.
+
+    Attributes:
+        x: inputs of shape (N, *spec.shape), float32, or uint8 standing for x / 255.
+        y: labels, int64 of shape (N,).
+        spec: shape and kind of the inputs.
+        clients: whose each sample is, N names, for samples that come with clients.
+        moments: of ``x``, where they are known.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    spec: InputSpec
+    clients: np.ndarray | None = None
+    moments: Moments | None = None
+
+
+@dataclass(frozen=True)
+class NaturalPath:
+    """Samples that come with clients, in a file (:mod:`rayfl.data.natural_file`)."""
+
+    path: Path
+
+
+class Source(BaseModel, ABC):
+    """The section ``dataset`` of a configuration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+
+    @abstractmethod
+    def open(self, streams: RandomStreams) -> Samples | NaturalPath | FederatedDataset:
+        """The samples on this machine.
+
+        Args:
+            streams: the experiment's randomness, for sources that make their samples up.
+
+        Raises:
+            DataError: the samples are missing or damaged; says how to get them.
+        """

@@ -1,0 +1,255 @@
+"""Presets of the papers' tables: how settings are laid over each other, and that each preset can be run."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.registry import METHODS, Experiment
+from rayfl.catalog import catalog
+from rayfl.config.loading import load_config, preset_names, preset_text
+from rayfl.config.paper_presets import expanded, method_row, method_settings, paper_presets
+from rayfl.data.federated import InputSpec
+from rayfl.data.partition import NaturalPartition
+from rayfl.engine.client import RoundContext
+from rayfl.errors import ConfigError
+from rayfl.models.perceptron import TwoNN
+from rayfl.randomness import RandomStreams
+from rayfl.tasks import Classification
+
+PRESETS = paper_presets()
+OWN = {"quickstart", "mnist-pathological", "femnist", "femnist-3550", "shakespeare"}
+SIZES = {"mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "emnist": 697_932, "tiny_imagenet": 100_000}
+SPECS = {
+    "mnist": InputSpec("image", (1, 28, 28), 10),
+    "cifar10": InputSpec("image", (3, 32, 32), 10),
+    "cifar100": InputSpec("image", (3, 32, 32), 100),
+    "emnist": InputSpec("image", (1, 28, 28), 62),
+    "tiny_imagenet": InputSpec("image", (3, 64, 64), 200),
+    "femnist": InputSpec("image", (1, 28, 28), 62),
+    "shakespeare": InputSpec("tokens", (80,), 80, 80),
+}
+NATURAL_CLIENTS = {
+    "superfed-table3-femnist": 730,
+    "superfed-table3-shakespeare": 660,
+    "floco-table1-femnist": 100,
+    "floco-table1-femnist-squeezenet": 100,
+    "fedme-table4-femnist": 20,
+    "fedme-table4-shakespeare": 20,
+    "fedphp-table2-femnist": 3550,
+    "fedphp-fig5-shakespeare": 1129,
+}
+COMBINATIONS = {(name, method): method_settings(name, method) for name in PRESETS for method in PRESETS[name].methods}
+
+
+@cache
+def config(name: str, method: str | None = None) -> Any:
+    return load_config(Experiment, name, {} if method is None else COMBINATIONS[name, method])
+
+
+def data_of(name: str) -> str:
+    dataset = config(name).dataset
+    return dataset.path.stem.partition("-")[0] if dataset.name == "leaf" else str(dataset.name)
+
+
+@cache
+def sizes_of(dataset: str, part: str, partition: Any) -> tuple[int, ...]:
+    """Samples by client where every class is equally frequent."""
+    count = SIZES[dataset] + 10_000 * (part == "both")
+    labels = np.arange(count) % SPECS[dataset].num_classes
+    return tuple(len(samples) for samples in partition.assign(labels, RandomStreams(0)))
+
+
+def clients_of(name: str) -> int:
+    settings = config(name)
+    if name in NATURAL_CLIENTS:
+        assert isinstance(settings.partition, NaturalPartition)
+        return NATURAL_CLIENTS[name]
+    return len(sizes_of(settings.dataset.name, settings.dataset.part, settings.partition))
+
+
+def test_all_names_are_unique_and_the_handwritten_presets_are_still_there() -> None:
+    names = preset_names()
+    assert len(set(names)) == len(names)
+    assert set(names) == {*OWN, *PRESETS}
+    assert {name.partition("-")[0] for name in PRESETS} == {"superfed", "floco", "fedme", "fedphp"}
+    assert {"superfed-table1-mnist-k50", "floco-table1-cifar10-5fold"} <= set(names)
+
+
+def test_a_preset_runs_its_papers_method_and_says_where_it_is_from() -> None:
+    for name, preset in PRESETS.items():
+        assert config(name) == load_config(Experiment, name, COMBINATIONS[name, preset.own])
+        assert config(name).algorithm.name.startswith(preset.paper.short.partition(" ")[0].lower())
+        assert preset_text(name).startswith(f"# {preset.paper.short}, {preset.table}: ")
+    entries = {entry[0]: entry[1:] for entry in catalog(METHODS)["presets"]}
+    assert entries["floco-table1-femnist"] == (
+        "FLOCO (NeurIPS 2024)",
+        "Tables 1 to 4, Figure 2, Appendix E",
+        "LEAF FEMNIST, 100 writers, SimpleCNN",
+    )
+    assert entries["quickstart"] == ("SuPerFed on scikit-learn's digits",)
+
+
+def test_overrides_work_as_for_files() -> None:
+    settings = load_config(Experiment, "superfed-table1-mnist-k50", ["algorithm=fedavg", "train.rounds=7"])
+    assert (settings.algorithm.name, settings.train.rounds, settings.train.momentum) == ("fedavg", 7, 0.9)
+    with pytest.raises(ConfigError, match="did you mean 'superfed-table1-mnist-k500'"):
+        load_config(Experiment, "superfed-table1-mnist-k5000", [])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_method_of_a_preset_is_valid_and_runs_with_its_clients(name: str) -> None:
+    clients = clients_of(name)
+    small = Classification(TwoNN(hidden=(4, 3)).network(InputSpec("image", (1, 2, 2), 3)))
+    sizes = np.tile([100, 30, 20], (clients, 1))
+    for method in PRESETS[name].methods:
+        settings = config(name, method)
+        context = RoundContext(0, settings.train.rounds, clients, settings.train, RandomStreams(0))
+        assert context.cohort_size <= clients
+        settings.algorithm.check(small, context)
+        settings.algorithm.check_data(small, sizes, settings.holdout.public)
+        assert settings.model.name != "candidates" or settings.algorithm.mixes_architectures
+        row = method_row(name, method)
+        assert row in (None, "global", "personalized", "local", "finetuned")
+        assert row != "finetuned" or settings.algorithm.finetune_epochs is not None
+
+
+def test_every_model_fits_its_data() -> None:
+    models = {}
+    for (name, method), overrides in COMBINATIONS.items():
+        if method == PRESETS[name].own or "model" in overrides:
+            settings = config(name, method)
+            spec = settings.transform.build(SPECS[data_of(name)], lambda: pytest.fail("no samples needed")).spec
+            for model in getattr(settings.model, "candidates", (settings.model,)):
+                models[model, spec] = name
+    for (model, spec), name in models.items():
+        without_weights = model.model_copy(update={"weights": None}) if hasattr(model, "weights") else model
+        with torch.device("meta"):
+            built = without_weights.build(spec).eval()
+            x = torch.zeros(2, *spec.shape, dtype=torch.int64 if spec.kind == "tokens" else None)
+            logits = built.classify(built.features(x))
+        assert logits.shape == (2, model.vocabulary if getattr(model, "vocabulary", None) else spec.num_classes), name
+
+
+def test_clients_have_the_sizes_that_the_papers_print() -> None:
+    def sizes(name: str) -> np.ndarray:
+        settings = config(name)
+        return np.array(sizes_of(settings.dataset.name, settings.dataset.part, settings.partition))
+
+    assert set(sizes("superfed-table1-mnist-k500")) == {120}
+    assert set(sizes("superfed-table1-cifar10-k50")) == {1000}
+    assert set(sizes("floco-table1-cifar10-5fold")) == set(sizes("floco-table1-cifar10-dir0.5")) == {500}
+    assert set(sizes("fedphp-table2-cifar100-100-20")) == {500}
+    assert set(sizes("fedphp-fig5-cifar100-20-5")) == {2500}
+    emnist, tiny = sizes("superfed-arxiv-table2-emnist"), sizes("superfed-arxiv-table2-tinyimagenet")
+    assert abs(len(emnist) - 1543) <= 40 and 440 <= emnist.mean() <= 460  # printed: 1,543 clients, mean 452
+    assert abs(len(tiny) - 390) <= 20 and 240 <= tiny.mean() <= 265  # printed: 390 clients, mean 252
+    me = config("fedme-table4-cifar10")
+    tests = np.floor(sizes("fedme-table4-cifar10") * me.holdout.test).sum()
+    assert abs(60_000 - tests - me.holdout.public - 49_000) <= 20
+
+
+def test_settings_tuned_by_row() -> None:
+    found = {
+        (data, clients): [
+            COMBINATIONS[f"superfed-table1-{data}-k{clients}", f"superfed_{mode}"]["algorithm"]["start"]
+            for mode in ("mm", "lm")
+        ]
+        for data in ("mnist", "cifar10")
+        for clients in (50, 100, 500)
+    }
+    expected = {50: [0.6, 0.8], 100: [0.4, 0.6], 500: [0.2, 0.4]}
+    assert found == {(data, clients): expected[clients] for data, clients in found}
+    lm = COMBINATIONS["superfed-table3-femnist", "superfed_lm"]["algorithm"]
+    assert (lm["start"], lm["orthogonality_weight"]) == (0.45, 3.0)
+    assert COMBINATIONS["superfed-table2-tinyimagenet-alpha1", "fedprox"]["train.lr"] == 0.01
+    squeeze = config("floco-table1-femnist-squeezenet").algorithm
+    assert (squeeze.simplex_dimension, squeeze.assignment_round, squeeze.radius) == (3, 20, 0.05)
+    assert config("floco-table1-cifar10-5fold-resnet18", "fedprox").algorithm.proximal_weight == 0.1
+    assert config("fedme-table4-shakespeare").algorithm.cluster_rounds == (50, 75, 90)
+    assert config("fedphp-table2-femnist", "fedphp_mu_c").algorithm.transfer_weight == 0.1
+    grid = [name for name in PRESETS["superfed-fig3-cifar10"].methods if "_nu" in name]
+    assert len(grid) == 32
+
+
+def test_noise_compares_with_the_printed_table() -> None:
+    noise = config("superfed-table4-cifar10-symmetric0.6").noise
+    assert (noise.kind, noise.ratio, noise.legacy) == ("symmetric", 0.6, True)
+    assert "noise.legacy=false" in preset_text("superfed-table4-cifar10-symmetric0.6").replace("\n# ", " ")
+
+
+def test_unknown_presets_and_methods_are_named() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'superfed-table5-cifar10'"):
+        method_settings("superfed-table5-cifar", "fedavg")
+    with pytest.raises(ConfigError, match="did you mean 'superfed_mm'"):
+        method_row("superfed-table1-mnist-k50", "superfed-mm")
+
+
+def layered(**family: Any) -> dict[str, Any]:
+    base = {
+        "config": {
+            "dataset": "mnist",
+            "partition": {"name": "iid", "num_clients": 3},
+            "train": {"rounds": 5, "lr": 1.0},
+        },
+        "methods": {"fedavg": {}, "mine": {"algorithm": {"name": "fedprox", "proximal_weight": 1.0}, "row": "local"}},
+    }
+    paper = {"short": "P", "title": "T", "authors": "A"}
+    whole = {"name": "p-{a}", "paper": "p", "table": "Table 1", "own": "mine", "bases": ["b"], **family}
+    return {"papers": {"p": paper}, "bases": {"b": base}, "families": [whole]}
+
+
+def test_later_layers_change_earlier_ones_and_another_name_replaces_a_section() -> None:
+    axes = {
+        "a": {
+            "x": {"about": "X", "config": {"train": {"lr": 2.0}, "partition": {"num_clients": 9}}},
+            "y": {
+                "config": {"partition": {"name": "dirichlet", "alpha": 1.0}},
+                "methods": {"mine": {"algorithm": {"proximal_weight": 3.0}, "train": {"rounds": 1}}},
+            },
+        }
+    }
+    presets = expanded(layered(axes=axes, about="with {a}", config={"train": {"momentum": 0.5}}))
+    assert list(presets) == ["p-x", "p-y"]
+    x, y = presets["p-x"], presets["p-y"]
+    assert (x.about, y.about) == ("with X", "with y")
+    assert x.content == {
+        "dataset": {"name": "mnist"},
+        "partition": {"name": "iid", "num_clients": 9},
+        "algorithm": {"name": "fedprox", "proximal_weight": 1.0},
+        "train": {"rounds": 5, "lr": 2.0, "momentum": 0.5},
+    }
+    assert y.content["partition"] == {"name": "dirichlet", "alpha": 1.0}
+    assert y.content["train"] == {"rounds": 1, "lr": 1.0, "momentum": 0.5}
+    assert y.methods["mine"] == {
+        "algorithm": {"name": "fedprox", "proximal_weight": 3.0},
+        "row": "local",
+        "train": {"rounds": 1},
+    }
+    assert y.methods["fedavg"] == {"algorithm": {"name": "fedavg"}}
+
+
+def test_copies_of_methods_have_every_combination_of_values() -> None:
+    variants = [
+        {
+            "of": ["mine"],
+            "named": "{of}_{proximal_weight}_e{train.lr}",
+            "over": {"proximal_weight": [0, 1], "train.lr": [3]},
+        }
+    ]
+    methods = expanded(layered(name="p", variants=variants))["p"].methods
+    assert list(methods) == ["fedavg", "mine", "mine_0_e3", "mine_1_e3"]
+    assert methods["mine_0_e3"] == {
+        "algorithm": {"name": "fedprox", "proximal_weight": 0},
+        "row": "local",
+        "train": {"lr": 3},
+    }
+
+
+def test_two_presets_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two presets are called p"):
+        expanded(layered(name="p", axes={"a": {"x": {}, "y": {}}}))

@@ -1,0 +1,101 @@
+"""From the sections of a configuration to clients: users' functions, transforms, and what does not go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from algorithms.registry import Experiment
+from rayfl.config.loading import load_config, to_yaml
+from rayfl.data.federated import FederatedDataset
+from rayfl.errors import ConfigError, DataError, RayflError
+from rayfl.experiment import Parts
+
+BASE = {"model": "two_nn", "algorithm": "fedavg", "partition": {"name": "iid", "num_clients": 4}}
+
+
+def opened(dataset: Any, **sections: Any) -> FederatedDataset:
+    return Parts(load_config(Experiment, {**BASE, "dataset": dataset, **sections}, [])).dataset
+
+
+def own(name: str) -> str:
+    return f"tests.data.own_data:{name}"
+
+
+def test_a_function_of_the_streams_or_of_the_seed() -> None:
+    vectors = opened(own("from_streams"))
+    assert vectors.spec.shape == (6,) and vectors.spec.num_classes == 3 and vectors.num_clients == 4
+    again, other = opened(own("from_streams")), opened(own("from_streams"), seed=1)
+    assert (vectors.load(0)["train"].x == again.load(0)["train"].x).all()
+    assert vectors.load(0)["train"].x.mean() != other.load(0)["train"].x.mean()
+    pixels = opened(own("from_seed"), seed=51)
+    np.testing.assert_allclose(pixels.load(0)["train"].x.numpy(), 0.2)
+
+
+def test_a_function_with_clients_keeps_them() -> None:
+    dataset = opened(own("with_clients"), partition="natural", holdout={"test": 0.5, "validation": 0})
+    assert dataset.names == ("ann", "zoe")
+    np.testing.assert_array_equal(dataset.sizes(), [[5, 0, 5], [15, 0, 15]])
+    with pytest.raises(ConfigError, match="samples already belong to clients; set partition=natural"):
+        opened(own("with_clients"))
+
+
+def test_a_whole_data_set_is_used_as_it_is() -> None:
+    assert opened(own("whole"), partition="natural").num_clients == 5
+    for section in (
+        {"holdout": {"test": 0.5}},
+        {"noise": {"kind": "pair", "ratio": 0.1}},
+        {"transform": {"resize": 3}},
+    ):
+        with pytest.raises(ConfigError, match=f"{next(iter(section))}: a FederatedDataset of your own"):
+            opened(own("whole"), partition="natural", **section)
+    with pytest.raises(ConfigError, match="set partition=natural"):
+        opened(own("whole"))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("failing", DataError, r"own_data:failing fails: KeyError: 'no such thing'"),
+        ("nothing", DataError, "returned a NoneType; needed are"),
+        ("bad_x", DataError, "x has the type int64"),
+        ("bad_y", DataError, r"y has the type int64 and the shape \(3,\)"),
+        ("bad_classes", DataError, "num_classes is 0"),
+        ("bad_labels", DataError, "y has labels from 5 to 5"),
+        ("bad_clients", DataError, r"clients have the shape \(1,\)"),
+        ("absent", ConfigError, "has no 'absent'"),
+    ],
+)
+def test_a_function_that_does_not_fit(name: str, error: type[RayflError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        opened(own(name))
+
+
+def test_the_function_survives_a_round_trip_through_yaml(tmp_path: Path) -> None:
+    config = load_config(Experiment, {**BASE, "dataset": own("from_streams")}, [])
+    (tmp_path / "c.yaml").write_text(to_yaml(config))
+    assert load_config(Experiment, tmp_path / "c.yaml", []) == config
+    assert config.dataset.name == "custom"
+
+
+def test_transforms_reach_pooled_clients() -> None:
+    plain, changed = opened("digits"), opened("digits", transform={"resize": 5, "normalize": "dataset"})
+    assert changed.spec.shape == (1, 5, 5)
+    assert changed.load(2)["test"].x.shape == (len(plain.load(2)["test"]), 1, 5, 5)
+    whole = opened("digits", transform={"normalize": "dataset"})
+    x = np.concatenate([part.x.numpy().ravel() for client in range(4) for part in whole.load(client).values()])
+    assert abs(x.mean()) < 1e-4 and abs(x.std() - 1) < 1e-4
+    scaled = opened("digits", transform={"normalize": {"mean": [0.5], "std": [0.25]}}).load(1)["train"].x
+    np.testing.assert_allclose(scaled.numpy(), (plain.load(1)["train"].x.numpy() - 0.5) / 0.25, rtol=1e-6)
+
+
+def test_wrong_transforms_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"transform\.normalize"):
+        opened("digits", transform={"normalize": "always"})
+    with pytest.raises(ConfigError, match=r"transform\.normalize\.std|std has|those of std above 0"):
+        opened("digits", transform={"normalize": {"mean": [0], "std": [0]}})
+    with pytest.raises(ConfigError, match=r"transform\.normalize: 2 numbers"):
+        opened("digits", transform={"normalize": {"mean": [0, 0], "std": [1, 1]}})
