@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from threadpoolctl import threadpool_limits
 
+from actors.allocator import reuse_freed_memory
 from actors.host import ClientHost
 from actors.memory import Spill, machine_memory
 from actors.state import ClientStates
@@ -26,6 +27,7 @@ def build_host(config: ExperimentConfig, host: int, device: str, neighbours: int
         device: ``cpu`` or ``cuda``.
         neighbours: how many hosts share this machine's memory, itself included.
     """
+    reuse_freed_memory()
     parts = Parts(config)
     return ClientHost(
         algorithm=config.algorithm,
@@ -36,6 +38,7 @@ def build_host(config: ExperimentConfig, host: int, device: str, neighbours: int
             CommitStore(parts.storage),
             host,
             Spill(_bytes(config, "state_memory", neighbours), config.cluster.spill_dir),
+            config.storage.commit_every,
         ),
         batch_size=config.evaluation.batch_size,
         data_memory=_bytes(config, "data_memory", neighbours),

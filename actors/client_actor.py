@@ -6,6 +6,9 @@ import math
 import os
 import socket
 import threading
+import time
+import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +17,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from actors.building import build_host, pin_threads
-from actors.host import Job, JobResult
+from actors.job import Job, JobResult
 from actors.pool import HostDiedError
 from actors.state import Change
 from algorithms.registry import Experiment
@@ -23,6 +26,11 @@ from rayfl.errors import RayflError, ResourceError
 from rayfl.params import Tree
 
 _PING_TIMEOUT_S = 60.0
+
+
+def host_name(host: int) -> str:
+    """What a host is called in Ray's logs and dashboard."""
+    return f"rayfl-host-{host:02d}"
 
 
 class ClientActor:
@@ -45,7 +53,7 @@ class ClientActor:
         self._host = build_host(self._config, host, device, neighbours)
 
     def __repr__(self) -> str:
-        return f"rayfl-host-{self._number:02d}"
+        return host_name(self._number)
 
     def run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
         """See :meth:`ClientHost.run`."""
@@ -117,14 +125,18 @@ class RayPool:
     Args:
         config: the configuration as plain data.
         options: how many actors with what resources.
+        run: the run's name. Its actors are ``rayfl-host-00``, ... in a namespace of their own, so that runs share a
+            cluster; the second life of one that died is ``rayfl-host-00-life-2``.
 
     Raises:
         ResourceError: when the actors do not start in time.
     """
 
-    def __init__(self, config: dict[str, Any], options: ActorOptions) -> None:
+    def __init__(self, config: dict[str, Any], options: ActorOptions, run: str) -> None:
         self._config = config
         self._options = options
+        self.namespace = f"rayfl-{run}-{uuid.uuid4().hex[:8]}"
+        self._lives: Counter[int] = Counter()
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         self._neighbours = math.ceil(options.count / max(sum(bool(node["Alive"]) for node in nodes), 1))
         self._actors = [self._start(host) for host in range(options.count)]
@@ -144,11 +156,33 @@ class RayPool:
     def submit(self, host: int, method: str, *args: Any) -> Any:
         return getattr(self._actors[host], method).remote(*args)
 
-    def collect(self, handles: Mapping[Any, int]) -> Iterator[tuple[int, Any]]:
+    def collect(self, handles: Mapping[Any, int], deadline_s: float | None = None) -> Iterator[tuple[int, Any]]:
         waiting = list(handles)
+        heard = dict.fromkeys(handles.values(), time.monotonic())
         while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1)
-            yield handles[ready[0]], _result(ready[0], handles[ready[0]])
+            timeout = None
+            if deadline_s is not None:
+                silent = min({handles[handle] for handle in waiting}, key=heard.__getitem__)
+                timeout = max(heard[silent] + deadline_s - time.monotonic(), 0.0)
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=timeout)
+            if (
+                not ready
+                and ray.wait(
+                    [handle for handle in waiting if handles[handle] == silent],
+                    num_returns=1,
+                    timeout=1,
+                    fetch_local=False,
+                )[0]
+            ):
+                heard[silent] = time.monotonic()  # the answer is there, and only on its way
+                continue
+            if not ready:
+                # Its pings are answered by another thread: only its end makes sure that it does not go on.
+                ray.kill(self._actors[silent])
+                raise HostDiedError(silent, f"no answer within clients.deadline_s={deadline_s:g} s")
+            host = handles[ready[0]]
+            heard[host] = time.monotonic()
+            yield host, _result(ready[0], host)
 
     def revive(self) -> list[int]:
         dead = []
@@ -173,7 +207,14 @@ class RayPool:
 
     def _start(self, host: int) -> Any:
         options = self._options
-        actor = _RemoteClientActor.options(num_cpus=options.num_cpus, num_gpus=options.num_gpus)
+        self._lives[host] += 1
+        life = f"-life-{self._lives[host]}" if self._lives[host] > 1 else ""
+        actor = _RemoteClientActor.options(
+            name=host_name(host) + life,
+            namespace=self.namespace,
+            num_cpus=options.num_cpus,
+            num_gpus=options.num_gpus,
+        )
         return actor.remote(self._config, host, options.device, self._neighbours)
 
     def _describe(self, hosts: Sequence[int]) -> list[dict[str, Any]]:
@@ -181,10 +222,13 @@ class RayPool:
         missing = ray.wait(pings, num_returns=len(pings), timeout=self._options.timeout_s)[1] if pings else []
         if missing:
             options = self._options
+            count = len(missing)
             raise ResourceError(
-                f"{len(missing)} of {len(pings)} actors did not start within {options.timeout_s:g} s: each needs "
-                f"{options.num_cpus:g} CPUs and {options.num_gpus:g} GPUs, the cluster has "
-                f"{_available()} free; lower cluster.num_actors or cluster.cpus_per_actor"
+                f"{count} of {len(pings)} actors did not start within {options.timeout_s:g} s: each needs "
+                f"{options.num_cpus:g} CPUs and {options.num_gpus:g} GPUs, {count * options.num_cpus:g} CPUs and "
+                f"{count * options.num_gpus:g} GPUs together, the cluster has {_available()} free (others may hold "
+                "the rest: `ray status`); lower cluster.num_actors or cluster.cpus_per_actor, or raise "
+                "cluster.startup_timeout_s and wait"
             )
         return [_result(ping, host) for host, ping in zip(hosts, pings, strict=True)]
 

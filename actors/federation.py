@@ -2,64 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from actors.assignment import assign
-from actors.host import Job, JobResult, Scores
+from actors.attendance import Attendance, Call
+from actors.failures import ClientsFailedError, Failure
+from actors.hosts import Hosts
+from actors.job import Job, JobResult, Scores
 from actors.pool import HostPool
-from actors.state import Change
-from algorithms.base import Procedure
+from actors.traffic import Traffic
+from algorithms.base import Algorithm, Procedure
 from rayfl.aggregation import ExactSum, Weighted
 from rayfl.commits import StoredFile
+from rayfl.config.schema import ClientsConfig
 from rayfl.engine.client import RoundContext
-from rayfl.params import Tree, from_numpy, num_bytes, to_numpy
+from rayfl.params import Tree, from_numpy, num_bytes
 
 _EVALUATED_AT_A_TIME = 64
 """Clients per call of an evaluation: enough to make the call cheap, few enough to show progress."""
-
-
-@dataclass
-class Traffic:
-    """Bytes between server and clients in a round, as a deployment would send them (before any reduction).
-
-    Attributes:
-        by_client: bytes down and up of each client that took part.
-    """
-
-    by_client: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    @property
-    def down(self) -> int:
-        """Bytes to clients."""
-        return sum(down for down, _ in self.by_client.values())
-
-    @property
-    def up(self) -> int:
-        """Bytes from clients."""
-        return sum(up for _, up in self.by_client.values())
-
-    def add(self, client: int, down: int = 0, up: int = 0) -> None:
-        """Counts a message."""
-        before = self.by_client.get(client, (0, 0))
-        self.by_client[client] = (before[0] + down, before[1] + up)
-
-
-@dataclass
-class _Placement:
-    """Where client states are.
-
-    Attributes:
-        home: the host whose memory holds a client's state.
-        committed: the file of a client's state in the last commit.
-    """
-
-    home: dict[int, int] = field(default_factory=dict)
-    committed: dict[int, StoredFile] = field(default_factory=dict)
 
 
 class Federation:
@@ -70,19 +33,38 @@ class Federation:
         context: round context of the experiment.
         sizes: samples by client and split (K, 3): train, validation, test.
         pinned: host i runs client i and no other (one client per actor).
+        policy: what becomes of clients that fail; default: the run fails.
+
+    Attributes:
+        trained_scores: of the models published in this round.
+        traffic: of this round.
+        unscored: the clients that failed in the last evaluation and are not in its scores.
     """
 
-    def __init__(self, pool: HostPool, context: RoundContext, sizes: np.ndarray, pinned: bool = False) -> None:
+    def __init__(
+        self,
+        pool: HostPool,
+        context: RoundContext,
+        sizes: np.ndarray,
+        pinned: bool = False,
+        policy: ClientsConfig | None = None,
+    ) -> None:
         self._pool = pool
         self._context = context
         self._sizes = sizes
-        self._pinned = pinned
-        self._placement = _Placement()
+        self._policy = policy or ClientsConfig()
+        self._hosts = Hosts(pool, pinned, self._policy.deadline_s)
         self._trained_splits: tuple[str, ...] = ()
         self.trained_scores: Scores = {}
         self.traffic = Traffic()
         self._updates = ExactSum()
-        self.waited_s = 0.0
+        self._attendance = Attendance(context.round, None, {})
+        self.unscored: dict[int, Failure] = {}
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds of this round that the driver spent waiting for hosts."""
+        return self._hosts.waited_s
 
     @property
     def context(self) -> RoundContext:
@@ -94,14 +76,65 @@ class Federation:
         """The id of the client that owns everybody's samples; see ``algorithms.base.Clients``."""
         return self._context.num_clients
 
-    def begin_round(self, round: int, trained_splits: Sequence[str] = ()) -> None:
-        """Sets the round; models published in it are scored on ``trained_splits`` (none: not at all)."""
+    def begin_round(
+        self,
+        round: int,
+        trained_splits: Sequence[str] = (),
+        cohort: Sequence[int] | None = None,
+        absent: Mapping[int, Failure] | None = None,
+    ) -> None:
+        """Sets the round.
+
+        Args:
+            round: t, 0-indexed.
+            trained_splits: models published in the round are scored on these (none: not at all).
+            cohort: the sampled clients; None: everybody counts as sampled.
+            absent: clients known to fail in this round, from an attempt at it that was undone.
+        """
         self._context = replace(self._context, round=round, final=False)
         self._trained_splits = tuple(trained_splits)
+        self._attendance = Attendance(round, cohort, absent or {})
+        self._hosts.waited_s = 0.0
+        self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
         self.trained_scores = {}
         self.traffic = Traffic()
         self._updates = ExactSum()
-        self.waited_s = 0.0
+        self._attendance.begin_again()
+
+    @property
+    def absent(self) -> Mapping[int, Failure]:
+        """The clients that have failed and take no part in this round."""
+        return self._attendance.absent
+
+    def present(self, clients: Sequence[int]) -> list[int]:
+        """Those of the clients that take part in this round."""
+        return self._attendance.present(clients)
+
+    def play(self, algorithm: Algorithm, server: Tree, cohort: Sequence[int]) -> Tree:
+        """One round of a method, as if the clients that fail in it had not been sampled.
+
+        Args:
+            algorithm: the method.
+            server: the server's tree.
+            cohort: the sampled clients.
+
+        Returns:
+            The entries of ``server`` that change; none if no client is left.
+
+        Raises:
+            ClientError: when a client failed that may not be left out.
+            RoundUndoneError: when the clients' states must be what they were before the round, first.
+        """
+        while True:
+            present = self.present(cohort)
+            try:
+                changed = algorithm.round(server, present, self) if present else {}
+                self._attendance.end()
+                return changed
+            except ClientsFailedError:
+                self._begin_attempt()
 
     def update_variance(self) -> float | None:
         """Total variance of the round's updates, sum of ||D_k - mean D||^2; None if the method reports none."""
@@ -123,12 +156,13 @@ class Federation:
         broadcast: Tree,
         payloads: Mapping[int, Tree] | None = None,
         also: Weighted | None = None,
+        required: bool | None = None,
     ) -> Tree:
         """The exact weighted mean of what the cohort's procedures return; see ``algorithms.base.Clients``."""
         total = ExactSum()
         if also is not None:
             total.add(also)
-        for result in self._call(procedure.__name__, "mean", cohort, broadcast, payloads or {}):
+        for result in self._call(procedure.__name__, "mean", cohort, broadcast, payloads or {}, required=required):
             for part in result.totals.values():
                 total.merge(part)
         return total.mean()
@@ -139,10 +173,11 @@ class Federation:
         cohort: Sequence[int],
         broadcast: Tree,
         payloads: Mapping[int, Tree] | None = None,
+        required: bool | None = None,
     ) -> dict[str, Tree]:
         """One exact weighted mean a group, by group, ascending; see ``algorithms.base.Clients``."""
         totals: dict[str, ExactSum] = {}
-        for result in self._call(procedure.__name__, "mean", cohort, broadcast, payloads or {}):
+        for result in self._call(procedure.__name__, "mean", cohort, broadcast, payloads or {}, required=required):
             for group, part in result.totals.items():
                 totals.setdefault(group, ExactSum()).merge(part)
         return {group: totals[group].mean() for group in sorted(totals)}
@@ -154,10 +189,11 @@ class Federation:
         broadcast: Tree,
         payloads: Mapping[int, Tree] | None = None,
         counted: bool = True,
+        required: bool | None = None,
     ) -> dict[int, Any]:
         """What the cohort's procedures return, by client, ascending; see ``algorithms.base.Clients``."""
         values: dict[int, Any] = {}
-        for result in self._call(procedure.__name__, "map", cohort, broadcast, payloads or {}, counted):
+        for result in self._call(procedure.__name__, "map", cohort, broadcast, payloads or {}, counted, required):
             values.update({client: from_numpy(value) for client, value in result.values.items()})
         return dict(sorted(values.items()))
 
@@ -179,15 +215,20 @@ class Federation:
             payloads: what single clients see besides.
             clients: whose; None for all.
             report: called with the number of clients scored so far and of all, as results arrive.
+
+        Returns:
+            By client; without those in :attr:`unscored`.
         """
         everyone = range(self._context.num_clients) if clients is None else clients
-        job = Job("predictors", "evaluate", self._context.round, (), splits=tuple(splits), final=final)
+        job = self._job("predictors", "evaluate", splits=tuple(splits), final=final)
         costs = {client: float(self._sizes[client, 1:].sum() + 1) for client in everyone}
         scores: Scores = {}
-        for result in self._dispatch(job, costs, server, payloads or {}, at_a_time=_EVALUATED_AT_A_TIME):
+        self.unscored = {}
+        for result in self._hosts.dispatch(job, costs, server, payloads or {}, at_a_time=_EVALUATED_AT_A_TIME):
             scores.update(result.scores)
+            self.unscored.update(result.failures)
             if report is not None:
-                report(len(scores), len(costs))
+                report(len(scores) + len(self.unscored), len(costs))
         return dict(sorted(scores.items()))
 
     def _call(
@@ -198,135 +239,61 @@ class Federation:
         broadcast: Tree,
         payloads: Mapping[int, Tree],
         counted: bool = True,
+        required: bool | None = None,
     ) -> Iterator[JobResult]:
-        """Runs a procedure on the cohort; yields the hosts' results as they arrive."""
-        costs = {client: float(n + 1) for client, n in zip(cohort, self.num_samples(cohort), strict=True)}
-        job = Job(name, kind, self._context.round, (), splits=self._trained_splits, counted=counted)
+        """Runs a procedure on those of the cohort that take part; yields the hosts' results."""
+        asked = tuple(cohort if required else self.present(cohort))
+        given = {client: payloads[client] for client in asked if client in payloads}
         if counted:
             common = num_bytes(broadcast)
-            for client in cohort:
-                self.traffic.add(client, down=common + num_bytes(payloads.get(client, {})))
-        for result in self._dispatch(job, costs, broadcast, payloads):
+            for client in asked:
+                self.traffic.add(client, down=common + num_bytes(given.get(client, {})))
+        job = self._job(name, kind, splits=self._trained_splits, counted=counted, summands=len(asked))
+        for result in self._answers(job, Call(name, kind, asked, broadcast, given), required):
             self.trained_scores.update(result.scores)
             for client, size in result.upload_bytes.items():
                 self.traffic.add(client, up=size)
             self._updates.merge(result.updates)
             yield result
 
-    def _dispatch(
-        self,
-        job: Job,
-        costs: Mapping[int, float],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree],
-        at_a_time: int | None = None,
-    ) -> Iterator[JobResult]:
-        """Assigns clients to hosts, moves their states there, and yields the results as they arrive.
+    def _answers(self, job: Job, call: Call, required: bool | None) -> Iterable[JobResult]:
+        """The hosts' results as they arrive; all at once if clients may be left out, when it is clear who is."""
+        costs = {client: float(n + 1) for client, n in zip(call.clients, self.num_samples(call.clients), strict=True)}
+        if not self._policy.skips:
+            return self._hosts.dispatch(job, costs, call.broadcast, call.payloads)
+        results = self._attendance.kept(call)
+        if results is None:
+            results = list(self._hosts.dispatch(job, costs, call.broadcast, call.payloads))
+        self._attendance.answered(call, results, required)
+        return results
 
-        With ``at_a_time`` a host does its share in pieces of so many clients (for procedures that change no state:
-        every piece brings all states that move to its host, since a host need not begin them in order).
-        """
-        hosts = self._pool.size
-        pinned = {client: client % hosts for client in costs} if self._pinned else None
-        shares = _by_host(pinned, hosts) if pinned else assign(costs, hosts, self._placement.home)
-        common = self._pool.put(to_numpy(broadcast))
-        moves = self._move_states(shares)
-        handles: dict[Any, int] = {}
-        for host, clients in enumerate(shares):
-            if not clients:
-                continue
-            mine = tuple(sorted(clients))
-            step = at_a_time or len(mine)
-            for piece in (mine[start : start + step] for start in range(0, len(mine), step)):
-                share = replace(
-                    job,
-                    clients=piece,
-                    payloads={client: to_numpy(payloads[client]) for client in piece if client in payloads},
-                    committed=self._not_in_memory(piece),
-                )
-                handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
-        for host, result in self._collected(handles):
-            for client in result.stateful:
-                self._placement.home[client] = host
-            yield result
-
-    def _collected(self, handles: Mapping[Any, int]) -> Iterator[tuple[int, JobResult]]:
-        """The hosts' results; the time spent waiting for them is noted."""
-        results = self._pool.collect(handles)
-        while True:
-            started = time.perf_counter()
-            found = next(results, None)
-            self.waited_s += time.perf_counter() - started
-            if found is None:
-                return
-            yield found
-
-    def _move_states(self, shares: Sequence[Sequence[int]]) -> dict[int, list[Any]]:
-        """Starts the moves of states between hosts; returns the handles each receiving host waits for."""
-        moves: dict[tuple[int, int], list[int]] = {}
-        for target, clients in enumerate(shares):
-            for client in clients:
-                source = self._placement.home.get(client, target)
-                if source != target:
-                    moves.setdefault((source, target), []).append(client)
-        handles: dict[int, list[Any]] = {}
-        for (source, target), clients in moves.items():
-            handles.setdefault(target, []).append(self._pool.submit(source, "release", clients))
-        return handles
-
-    def _not_in_memory(self, clients: Sequence[int]) -> dict[int, StoredFile]:
-        place = self._placement
-        return {
-            client: place.committed[client]
-            for client in clients
-            if client in place.committed and client not in place.home
-        }
+    def _job(self, procedure: str, kind: str, **options: Any) -> Job:
+        policy = self._policy
+        return Job(procedure, kind, self._context.round, (), attempts=policy.attempts, skips=policy.skips, **options)
 
     def start_commit(self, rounds_completed: int) -> dict[Any, int]:
         """Has every host write its changed states, while the next round may already run."""
-        return {self._pool.submit(host, "commit", rounds_completed): host for host in range(self._pool.size)}
+        return self._hosts.start_commit(rounds_completed)
 
     def finish_commit(self, handles: Mapping[Any, int]) -> dict[int, StoredFile]:
         """Waits for a commit started earlier; returns the files of the states it wrote, by client.
 
         May run on another thread than the rest: it changes nothing here.
         """
-        newest: dict[int, tuple[Change, StoredFile]] = {}
-        for _, written in self._pool.collect(handles):
-            if written is None:
-                continue
-            file, changes = written
-            for client, change in changes.items():
-                if client not in newest or newest[client][0] < change:
-                    newest[client] = (change, file)
-        return {client: file for client, (_, file) in sorted(newest.items())}
+        return self._hosts.finish_commit(handles)
 
     def adopt(self, committed: Mapping[int, StoredFile]) -> None:
         """Takes note of where a commit has the states."""
-        self._placement.committed = dict(committed)
+        self._hosts.committed = dict(committed)
 
     def rewind(self) -> list[int]:
         """Back to the adopted commit: dead hosts are replaced, live ones forget; returns the replaced hosts."""
-        self._placement.home.clear()
-        replaced = self._pool.revive()
-        living = [host for host in range(self._pool.size) if host not in replaced]
-        for _ in self._pool.collect({self._pool.submit(host, "rewind"): host for host in living}):
-            pass
-        return replaced
+        return self._hosts.rewind()
 
     def held_states(self) -> dict[int, Tree]:
         """All client states in the hosts' memories, by client."""
-        handles = {self._pool.submit(host, "held_states"): host for host in range(self._pool.size)}
-        states = {client: state for _, held in self._pool.collect(handles) for client, state in held.items()}
-        return {client: from_numpy(state) for client, state in sorted(states.items())}
+        return self._hosts.held_states()
 
     def close(self) -> None:
         """Ends the hosts."""
         self._pool.close()
-
-
-def _by_host(hosts_of: Mapping[int, int], hosts: int) -> list[list[int]]:
-    shares: list[list[int]] = [[] for _ in range(hosts)]
-    for client, host in hosts_of.items():
-        shares[host].append(client)
-    return shares

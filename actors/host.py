@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from actors.failures import Failure, MethodError, reason_of
+from actors.job import Job, JobResult
 from actors.memory import LeastRecentlyUsed
 from actors.state import Change, ClientStates, signature
 from algorithms.base import Algorithm
@@ -18,61 +20,9 @@ from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.trampoline import run_procedures
-from rayfl.errors import ClientError
-from rayfl.metrics import Statistics
+from rayfl.errors import ClientError, RayflError
 from rayfl.params import Tree, from_numpy, map_leaves, num_bytes, to_numpy
 from rayfl.tasks import Predictor
-
-Scores = dict[int, dict[str, dict[str, Statistics]]]
-"""By client, split and name of the model."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One host's share of a call.
-
-    Attributes:
-        procedure: name of the algorithm's method to run.
-        kind: ``mean`` reduces on the host, ``map`` returns every result, ``evaluate`` scores predictors.
-        round: t, 0-indexed.
-        final: whether this is the evaluation after the last round.
-        clients: whose procedures to run.
-        payloads: keyword arguments by client, as NumPy trees.
-        splits: splits on which to score predictors (published ones for ``mean`` and ``map``).
-        committed: where to find states that no host holds in memory.
-        counted: whether what ``mean`` and ``map`` send and receive is traffic.
-    """
-
-    procedure: str
-    kind: str
-    round: int
-    clients: tuple[int, ...]
-    payloads: Mapping[int, Tree] = field(default_factory=dict)
-    splits: tuple[str, ...] = ()
-    final: bool = False
-    committed: Mapping[int, StoredFile] = field(default_factory=dict)
-    counted: bool = True
-
-
-@dataclass
-class JobResult:
-    """What a host sends back.
-
-    Attributes:
-        totals: the partial sums of a ``mean``, by group.
-        values: the results of a ``map``, by client, as NumPy trees.
-        scores: statistics of predictors.
-        stateful: clients of the job that have a state on this host now.
-        upload_bytes: bytes of each procedure's result, by client, before any reduction.
-        updates: uniform mean of the clients' ``change`` (see ``Algorithm.update``) and of its squared norm.
-    """
-
-    totals: dict[str, ExactSum] = field(default_factory=dict)
-    values: dict[int, Any] = field(default_factory=dict)
-    scores: Scores = field(default_factory=dict)
-    stateful: list[int] = field(default_factory=list)
-    upload_bytes: dict[int, int] = field(default_factory=dict)
-    updates: ExactSum = field(default_factory=ExactSum)
 
 
 class ClientHost:
@@ -117,7 +67,8 @@ class ClientHost:
             incoming: states of clients that move here from other hosts.
 
         Raises:
-            ClientError: naming the client, when a procedure raised or returned non-finite values.
+            ClientError: naming the client, when a procedure raised or returned non-finite values and no client may be
+                left out.
         """
         for states in incoming:
             self.states.receive(states)
@@ -131,6 +82,21 @@ class ClientHost:
         return result
 
     def _run_together(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> None:
+        for failed_before in range(job.attempts):
+            failed = self._attempt(job, ids, common, result)
+            if failed_before:
+                result.retried.update({id: failed_before for id in ids if id not in failed})
+            ids = list(failed)
+            if not ids:
+                return
+        for id, error in failed.items():
+            # What the files, the disk or the method are to blame for would come back with every client.
+            if not job.skips or isinstance(error, RayflError | MethodError):
+                raise _blame(error, id, job) from error
+            result.failures[id] = Failure(job.procedure, reason_of(error))
+
+    def _attempt(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> dict[int, Exception]:
+        """Runs the procedures of some clients; returns the errors of those that failed, of which nothing is kept."""
         clients = {id: self._client(id, job) for id in ids}
         before = {id: signature(client.state) for id, client in clients.items()}
         procedure = getattr(self.algorithm, job.procedure)
@@ -139,27 +105,41 @@ class ClientHost:
             given = {**common, **from_numpy(job.payloads.get(id, {}), self.engine.device)}
             coroutines[id] = procedure(client, given) if job.kind == "evaluate" else procedure(client, **given)
         outcomes = run_procedures(coroutines, self.engine)
-        for id in ids:
-            client, outcome = clients[id], outcomes[id]
+        failed: dict[int, Exception] = {}
+        for id, client in clients.items():
+            changed = job.kind != "evaluate" and signature(client.state) != before[id]
             try:
-                if isinstance(outcome, Exception):
-                    raise outcome
-                self._take(job, client, outcome, common, result)
-                if job.kind != "evaluate" and signature(client.state) != before[id]:
+                # Everything that can go wrong with this client alone does so before anything of it is kept.
+                own = self._checked(job, client, outcomes[id], common)
+                if changed:
                     check_finite(client.state)
+            except Exception as error:
+                failed[id] = error
+                continue
+            try:
+                result.absorb(own)
+                if changed:
                     self.states.replace(id, client.state, job.round)
             except Exception as error:
-                raise _blame(error, client, job) from error
+                raise _blame(error, id, job) from error
+        return failed
 
-    def _take(self, job: Job, client: Client, outcome: Any, common: Tree, result: JobResult) -> None:
-        """Adds one client's outcome to the result of the job."""
+    def _checked(self, job: Job, client: Client, outcome: Any, common: Tree) -> JobResult:
+        """One client's outcome as the result of a job, if it is fit to be one."""
+        result = JobResult()
+        if isinstance(outcome, Exception):
+            raise outcome
         if job.kind == "evaluate":
             self._score(client, outcome, job.splits, result)
-            return
+            return result
         if job.kind == "mean":
             if not isinstance(outcome, Weighted):
-                raise TypeError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
-            result.totals.setdefault(outcome.group, ExactSum()).add(outcome)
+                raise MethodError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
+            total = ExactSum()
+            total.add(outcome)
+            if job.skips and not total.fits(job.summands):
+                raise OverflowError(f"values too large to be summed exactly over {job.summands} clients")
+            result.totals[outcome.group] = total
             result.upload_bytes[client.id] = num_bytes(outcome.tree)
             self._note_update(outcome.tree, common, result)
         else:
@@ -169,6 +149,7 @@ class ClientHost:
                 result.upload_bytes[client.id] = num_bytes(outcome)
         if client.published:
             self._score(client, client.published, job.splits, result)
+        return result
 
     def _note_update(self, trained: Tree, received: Tree, result: JobResult) -> None:
         change = self.algorithm.update(trained, received, self.engine.task)
@@ -240,10 +221,11 @@ class ClientHost:
         return {client: to_numpy(state) for client, state in self.states.all().items()}
 
 
-def _blame(error: Exception, client: Client, job: Job) -> ClientError:
-    place = f"client {client.id}, round {job.round}, {job.procedure}"
+def _blame(error: Exception, client: int, job: Job) -> ClientError:
+    place = f"client {client}, round {job.round}, {job.procedure}"
     if isinstance(error, NonFiniteError):
         return ClientError(
-            f"{place}: {error}; its training diverged, nothing of it entered the aggregate (lower train.lr?)"
+            f"{place}: {error}; its training diverged, nothing of it entered the aggregate (lower train.lr, or set "
+            "clients.on_error=skip?)"
         )
     return ClientError(f"{place}: {type(error).__name__}: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import socket
 import tempfile
 import threading
 import weakref
@@ -17,6 +18,7 @@ from rayfl import treefile
 from rayfl.errors import ResourceError
 from rayfl.params import Tree, num_bytes
 
+_PREFIX = "rayfl-spill"
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -125,7 +127,10 @@ class Spill:
         place = self._parent or tempfile.gettempdir()
         try:
             if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix=f"rayfl-spill-{os.getpid()}-", dir=place))
+                _remove_orphans(Path(place))
+                self._folder = Path(
+                    tempfile.mkdtemp(prefix=f"{_PREFIX}-{socket.gethostname()}-{os.getpid()}-", dir=place)
+                )
                 # At the end of the process too: an actor that is told to stop does not close anything.
                 weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             path = self._folder / f"{serial}.safetensors"
@@ -140,6 +145,17 @@ class Spill:
     def _drop(self, serial: int) -> None:
         with self._lock:
             self._recent.forget(serial)
+
+
+def _remove_orphans(place: Path) -> None:
+    """Deletes what processes of this machine that were killed have left in a folder (where /proc tells who lives)."""
+    if not Path("/proc/self").exists():
+        return
+    mine = f"{_PREFIX}-{socket.gethostname()}-"
+    for folder in place.glob(f"{mine}*"):
+        pid = folder.name.removeprefix(mine).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def machine_memory() -> int:

@@ -15,6 +15,7 @@ class HostDiedError(Exception):
     def __init__(self, host: int, reason: str) -> None:
         super().__init__(f"host {host} died: {reason}")
         self.host = host
+        self.reason = reason
 
 
 class HostPool(Protocol):
@@ -33,11 +34,13 @@ class HostPool(Protocol):
         """Starts a method of a host; returns a handle for :meth:`collect` and for other hosts' arguments."""
         ...
 
-    def collect(self, handles: Mapping[Any, int]) -> Iterator[tuple[int, Any]]:
+    def collect(self, handles: Mapping[Any, int], deadline_s: float | None = None) -> Iterator[tuple[int, Any]]:
         """Yields (host, result) as results arrive.
 
         Args:
             handles: handles and the hosts they belong to.
+            deadline_s: a host that owes results and has given none for so long, in seconds, is ended and counts as
+                gone; None: it may take any time.
 
         Raises:
             HostDiedError: when a host is gone.
@@ -73,7 +76,7 @@ class InlinePool:
     def submit(self, host: int, method: str, *args: Any) -> Any:
         return _Done(getattr(self.hosts[host], method)(*(a.value if isinstance(a, _Done) else a for a in args)))
 
-    def collect(self, handles: Mapping[Any, int]) -> Iterator[tuple[int, Any]]:
+    def collect(self, handles: Mapping[Any, int], deadline_s: float | None = None) -> Iterator[tuple[int, Any]]:
         for handle, host in handles.items():
             yield host, handle.value
 

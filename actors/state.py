@@ -27,15 +27,19 @@ class ClientStates:
         store: where commits go; None keeps nothing.
         host: the host's number, part of its files' names.
         spill: holds the trees; default without a limit.
+        commit_every: rounds from one commit to the next; of a client's states between two commits only the last is
+            kept.
     """
 
-    def __init__(self, store: CommitStore | None, host: int, spill: Spill | None = None) -> None:
+    def __init__(self, store: CommitStore | None, host: int, spill: Spill | None = None, commit_every: int = 1) -> None:
         self._store = store
         self._host = host
+        self._commit_every = commit_every
         self._spill = spill or Spill()
         self._states: dict[int, Kept] = {}
         self._moves: dict[int, int] = {}
-        self._changed: dict[int, dict[int, tuple[int, Kept]]] = {}
+        # By the number of commits before it, and client: what the next commit writes.
+        self._changed: dict[int, dict[int, tuple[Change, Kept]]] = {}
         self._lock = threading.Lock()
 
     def checkout(self, client: int) -> Tree:
@@ -54,7 +58,8 @@ class ClientStates:
         )
         with self._lock:
             self._states[client] = kept
-            self._changed.setdefault(round, {})[client] = (self._moves.get(client, 0), kept)
+            change = (round, self._moves.get(client, 0))
+            self._changed.setdefault(round // self._commit_every, {})[client] = (change, kept)
 
     def release(self, clients: Iterable[int]) -> dict[int, Tree]:
         """Gives states away to another host, as NumPy arrays; their commit is still this host's to write.
@@ -99,21 +104,21 @@ class ClientStates:
             is the newer. None if nothing changed.
         """
         with self._lock:
-            due = sorted(round for round in self._changed if round < rounds_completed)
-            batches = {round: self._changed[round] for round in due}
+            due = sorted(window for window in self._changed if window * self._commit_every < rounds_completed)
+            batches = {window: self._changed[window] for window in due}
         if not batches or self._store is None:
             return None
         states: dict[int, Tree] = {}
         changes: dict[int, Change] = {}
-        for round, batch in batches.items():
-            for client, (moves, state) in batch.items():
-                states[client], changes[client] = self._spill.get(state), (round, moves)
+        for batch in batches.values():
+            for client, (change, state) in batch.items():
+                states[client], changes[client] = self._spill.get(state), change
         file = self._store.write_states(rounds_completed, self._host, states)
         with self._lock:
-            for round, batch in batches.items():
+            for window, batch in batches.items():
                 # Not what came after a rewind in the meantime.
-                if self._changed.get(round) is batch:
-                    del self._changed[round]
+                if self._changed.get(window) is batch:
+                    del self._changed[window]
         return file, changes
 
     def rewind(self) -> None:

@@ -29,7 +29,12 @@ def setting(default: Any, symbol: str, description: str, **bounds: Any) -> Any:
 
 
 class Clients(Protocol):
-    """The clients as the server's procedure sees them. Each call says what it costs."""
+    """The clients as the server's procedure sees them. Each call says what it costs.
+
+    A client that fails in a call ends the run, or is left out (``clients.on_error`` of the configuration). One of the
+    round's cohort that is left out takes no part in the round at all: ``round`` is begun again with a cohort without
+    it, and so never sees results that lack a member of its cohort. Of other clients' results it may, see ``required``.
+    """
 
     @property
     def context(self) -> RoundContext:
@@ -52,6 +57,7 @@ class Clients(Protocol):
         broadcast: Tree,
         payloads: Mapping[int, Tree] | None = None,
         also: Weighted | None = None,
+        required: bool | None = None,
     ) -> Tree:
         """The weighted mean of what ``procedure`` returns (:class:`Weighted`) over the cohort.
 
@@ -63,6 +69,8 @@ class Clients(Protocol):
             broadcast: keyword arguments equal for all, sent once.
             payloads: further keyword arguments by client.
             also: one more contribution, of the server's own.
+            required: True: a client that fails here ends the run, whatever the configuration says; None: one that is
+                not of the round's cohort does; False: every one may be left out, and is missing in what comes back.
         """
         ...
 
@@ -72,6 +80,7 @@ class Clients(Protocol):
         cohort: Sequence[int],
         broadcast: Tree,
         payloads: Mapping[int, Tree] | None = None,
+        required: bool | None = None,
     ) -> dict[str, Tree]:
         """Like :meth:`mean`, but one mean for each ``Weighted.group`` among the results, by group.
 
@@ -87,6 +96,7 @@ class Clients(Protocol):
         broadcast: Tree,
         payloads: Mapping[int, Tree] | None = None,
         counted: bool = True,
+        required: bool | None = None,
     ) -> dict[int, Any]:
         """What ``procedure`` returns (a tree), by client, ascending; every client's result travels.
 
@@ -97,6 +107,7 @@ class Clients(Protocol):
             payloads: further keyword arguments by client.
             counted: whether the messages count as traffic. Not for work that a deployment's server does by itself
                 and that is done on the actors here because they have the devices.
+            required: see :meth:`mean`.
         """
         ...
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rayfl import tape
 from rayfl.params import tensors
 
 _TINY = 1e-12
@@ -20,6 +21,8 @@ def squared_cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) ->
     Autograd through the three inner products would read the models three times as often.
     """
     left, right = tensors(first), tensors(second)
+    if (active := tape.tape_for(left, right)) is not None:
+        return tape.squared_cosine(active, left, right)
     result: Tensor = _SquaredCosine.apply(len(left), *left, *right)[0]
     return result
 

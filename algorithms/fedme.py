@@ -129,7 +129,7 @@ class FedMe(OwnModels):
             }
             for i, j in zip(cohort, sources, strict=True)
         }
-        replies = clients.map(self.local_update, cohort, {}, payloads)
+        replies = clients.map(self.local_update, cohort, {}, payloads, required=True)
         averages = aggregated(replies, sources)
         chosen = [sources[i] if replies[i]["replaces"] else i for i in cohort]  # a_i
         return self.tree([averages[a] for a in chosen], [architectures[a] for a in chosen])
@@ -184,7 +184,7 @@ class FedMe(OwnModels):
             return [0] * len(models)
         payloads = {i: {"model": models[i], "architecture": architectures[i]} for i in cohort}
         # The server has the models and U: that actors compute the outputs is no communication.
-        found = clients.map(self.public_outputs, cohort, {}, payloads, counted=False)
+        found = clients.map(self.public_outputs, cohort, {}, payloads, counted=False, required=True)
         outputs = np.stack([found[i]["outputs"].double().flatten().numpy() for i in cohort])
         return clustered(outputs, count, context.streams.generator("kmeans", context.round))
 

@@ -128,7 +128,7 @@ class Floco(Averaging):
         everyone = range(clients.context.num_clients)
         if self.vertices == 1:
             return torch.ones(len(everyone), 1, dtype=torch.float64)
-        replies = clients.map(self.signal, everyone, broadcast={"model": simplex})
+        replies = clients.map(self.signal, everyone, broadcast={"model": simplex}, required=True)
         signals = [replies[client]["signal"].cpu().numpy() for client in everyone]
         coordinates = principal_coordinates(signals, self.vertices)
         largest = np.abs(coordinates).max()

@@ -81,13 +81,13 @@ class L2GD(Algorithm):
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         context = clients.context
         if not self.aggregates(context, context.round):
-            clients.map(self.local_step, cohort, broadcast={})
+            clients.map(self.local_step, cohort, broadcast={}, required=True)
             return {}
         if self.aggregates(context, context.round - 1):
-            clients.map(self.approach, cohort, broadcast={})
+            clients.map(self.approach, cohort, broadcast={}, required=True)
             return {}
-        mean = clients.mean(self.report, cohort, broadcast={})
-        clients.map(self.approach, cohort, broadcast={"mean": mean})
+        mean = clients.mean(self.report, cohort, broadcast={}, required=True)
+        clients.map(self.approach, cohort, broadcast={"mean": mean}, required=True)
         return {"model": mean}
 
     async def local_step(self, client: Client) -> Tree:

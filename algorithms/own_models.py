@@ -78,7 +78,7 @@ class OwnModels(FineTuning):
         """The server's tree; before round 0 every client may have to find its architecture first."""
         if "models" in server:
             return server
-        found = clients.map(self.choose_architecture, cohort, {})
+        found = clients.map(self.choose_architecture, cohort, {}, required=True)
         return self.tree([found[i]["model"] for i in cohort], [found[i]["architecture"] for i in cohort])
 
     @staticmethod

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, setting
@@ -16,7 +15,7 @@ from algorithms.mixture import mixed_weights, parameters
 from algorithms.proximity import penalty
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
-from rayfl.params import Tree
+from rayfl.params import Tree, interpolate
 from rayfl.tasks import Batch, Model, Predictor, Task
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
@@ -117,12 +116,11 @@ class SuPerFed(Averaging):
         """
         if self.mode == "mm":
             return mixed_weights(federated, local, coefficient, task, buffers=federated)
-        layers = {
-            name: torch.lerp(federated[name], local[name], coefficient[i])
-            for i, names in enumerate(self._layers(task))
-            for name in names
-        }
-        return {name: layers.get(name, tensor) for name, tensor in federated.items()}
+        mixed: Tree = {}
+        for i, names in enumerate(self._layers(task)):
+            start, end = ({name: model[name] for name in names} for model in (federated, local))
+            mixed |= interpolate(start, end, coefficient[i])
+        return {**federated, **mixed}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         rows = {"global": Predictor.of(server["model"])}

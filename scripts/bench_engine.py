@@ -35,7 +35,7 @@ from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.trampoline import run_procedures
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, TwoCNN, TwoNN
-from rayfl.params import Tree, copy
+from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
 from rayfl.tasks import Classification
 
@@ -101,7 +101,7 @@ class Workload:
             outcome = run_procedures({0: algorithm.local_update(client, received)}, engine)[0]
             if isinstance(outcome, Exception):
                 raise outcome
-            state = copy(client.state)
+            state = client.state
 
         return run
 

@@ -34,8 +34,7 @@ class BatchPlan:
 
     def batches(self, device: torch.device) -> list[Tensor]:
         """Index tensors on ``device``, one a step."""
-        order = self.order.to(device)
-        return [order[start:stop] for start, stop in pairwise(self.bounds)]
+        return list(torch.split(self.order.to(device), [stop - start for start, stop in pairwise(self.bounds)]))
 
 
 def num_steps(samples: int, batch_size: int | None, epochs: int) -> int:

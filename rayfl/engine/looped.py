@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from rayfl.engine.blocked import BlockedSGD
+from rayfl.engine.fused import FusedSGD, is_exact
 from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
 from rayfl.engine.sgd import SGD
 from rayfl.params import Layout, Tree, from_leaves, leaves, map_leaves
+from rayfl.tape import Tape, total
 from rayfl.tasks import Batch, Task
+
+Kernel = Literal["reference", "fast"]
 
 
 def is_buffer(path: str, task: Task) -> bool:
@@ -21,36 +27,94 @@ def is_buffer(path: str, task: Task) -> bool:
     return any(name in candidate.network.buffer_names for candidate in task.candidates)
 
 
-def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
-    """Runs one local update and returns the trained tree (fresh memory)."""
+def train(request: TrainRequest, task: Task, device: torch.device, kernel: Kernel = "reference") -> Tree:
+    """Runs one local update and returns the trained tree (fresh memory).
+
+    Args:
+        request: the local update.
+        task: what the objective is given.
+        device: where the steps run.
+        kernel: ``reference`` leaves all gradients to autograd, ``fast`` those of penalties and mixtures to a tape.
+    """
     layout = Layout.of(request.trainable)
-    model = layout.views(layout.pack(request.trainable, device))
+    flat = layout.pack(request.trainable, device)
+    model = layout.views(flat)
     paths = [path for path, _ in leaves(model) if not is_buffer(path, task)]
     moved = [leaf.requires_grad_() for path, leaf in leaves(model) if not is_buffer(path, task)]
     sgd = SGD(request, paths)
-    velocity = initial_velocity(request, paths, moved) if sgd.has_momentum else []
+    velocity = _initial_velocity(request, layout, flat) if sgd.has_momentum else None
+    take = (_fast if kernel == "fast" else _reference)(sgd, layout, paths, moved, flat, velocity)
     examples = request.examples
     with _seeded(request.seed, task, device):
         for step, index in enumerate(request.plan.batches(device)):
             batch = Batch(examples.x.index_select(0, index), examples.y.index_select(0, index))
             draw = None if request.draws is None else draw_of_step(request.draws, step)
-            loss = request.objective(model, batch, task, request.frozen, draw)
-            # zeros for what the objective does not read, as under vmap(grad)
-            gradients = torch.autograd.grad(loss, moved, materialize_grads=True)
-            with torch.no_grad():
-                sgd.step(moved, list(gradients), velocity)
-    if request.velocity is not None:
-        request.velocity.update(zip(paths, velocity, strict=bool(velocity)))
+            take(partial(request.objective, model, batch, task, request.frozen, draw))
+    if request.velocity is not None and velocity is not None:
+        buffers = dict(leaves(layout.views(velocity)))
+        request.velocity.update({path: buffers[path].clone() for path in paths})
     return map_leaves(Tensor.detach, model)
 
 
-def initial_velocity(request: TrainRequest, paths: Sequence[str], moved: Sequence[Tensor]) -> list[Tensor]:
-    """The momentum buffers before the first step (fresh memory): those the request brings, zeros for the rest."""
-    kept = request.velocity or {}
-    return [
-        kept[path].to(leaf.device, copy=True) if path in kept else torch.zeros_like(leaf)
-        for path, leaf in zip(paths, moved, strict=True)
-    ]
+def _reference(
+    sgd: SGD, layout: Layout, paths: Sequence[str], moved: Sequence[Tensor], flat: Tensor, velocity: Tensor | None
+) -> Callable[[Callable[[], Tensor]], None]:
+    """A step along the gradient of a loss, all of it from autograd."""
+    update = _update(sgd, layout, paths, flat, velocity)
+
+    def take(loss: Callable[[], Tensor]) -> None:
+        gradients = torch.autograd.grad(loss(), moved, allow_unused=True)
+        # zeros for what the objective does not read, as under vmap(grad)
+        update([torch.zeros_like(p) if g is None else g for p, g in zip(moved, gradients, strict=True)])
+
+    return take
+
+
+def _fast(
+    sgd: SGD, layout: Layout, paths: Sequence[str], moved: Sequence[Tensor], flat: Tensor, velocity: Tensor | None
+) -> Callable[[Callable[[], Tensor]], None]:
+    """The same up to rounding, with the gradients of penalties and mixtures from a tape."""
+    tape = Tape(moved)
+    update = _update(sgd, layout, paths, flat, velocity)
+    values, momentum = _views(layout, flat, paths), [] if velocity is None else _views(layout, velocity, paths)
+    blocked = BlockedSGD(sgd, values, moved, momentum)
+
+    def take(loss: Callable[[], Tensor]) -> None:
+        with tape:
+            value = loss()
+        gradients = tape.gradients(value)
+        if sgd.max_norm is None and any(len(terms) != 1 for terms in gradients):
+            blocked.step(gradients)
+        else:
+            with torch.no_grad():
+                update([total(terms, like) for terms, like in zip(gradients, values, strict=True)])
+
+    return take
+
+
+def _update(
+    sgd: SGD, layout: Layout, paths: Sequence[str], flat: Tensor, velocity: Tensor | None
+) -> Callable[[list[Tensor]], None]:
+    """What a step does with the gradients of the tensors at ``paths``; the bits are the same in both cases."""
+    if is_exact(layout.dtype, flat.device):
+        return FusedSGD(sgd, layout, paths, flat, velocity).step
+    momentum = [] if velocity is None else _views(layout, velocity, paths)
+    return partial(sgd.step, _views(layout, flat, paths), velocity=momentum)
+
+
+def _views(layout: Layout, flat: Tensor, paths: Sequence[str]) -> list[Tensor]:
+    """Views that autograd knows nothing of, so that they may be changed in place."""
+    found = dict(leaves(layout.views(flat)))
+    return [found[path] for path in paths]
+
+
+def _initial_velocity(request: TrainRequest, layout: Layout, flat: Tensor) -> Tensor:
+    """The momentum buffers before the first step: those the request brings, zeros for the rest."""
+    velocity = torch.zeros_like(flat)
+    buffers = dict(leaves(layout.views(velocity)))
+    for path, kept in (request.velocity or {}).items():
+        buffers[path].copy_(kept)
+    return velocity
 
 
 @contextmanager

@@ -16,14 +16,19 @@ class SGD:
     Args:
         request: gives learning rate, momentum, weight decay, groups and the limit of the gradient's norm.
         paths: paths of the tensors that are moved, in the order in which all methods take them.
+
+    Attributes:
+        max_norm: largest norm of the gradient; None for no limit.
+        members: the tensors under each rule, by their places in ``paths``.
+        has_momentum: whether any rule has momentum.
     """
 
     def __init__(self, request: TrainRequest, paths: Sequence[str]) -> None:
-        self._max_norm = request.max_grad_norm
+        self.max_norm = request.max_grad_norm
         members: dict[ParameterGroup, list[int]] = {}
         for i, path in enumerate(paths):
             members.setdefault(_rule(request, path), []).append(i)
-        self._members = members
+        self.members = members
         self.has_momentum = any(rule.momentum for rule in members)
 
     def step(
@@ -37,14 +42,14 @@ class SGD:
             velocity: momentum buffers, changed in place; empty where no group has momentum.
             stacked: whether dimension 0 counts clients, each with a gradient norm of its own.
         """
-        if self._max_norm is not None:
-            gradients = _clipped(gradients, self._max_norm, stacked)
-        if len(self._members) == 1:
-            _step(next(iter(self._members)), parameters, gradients, velocity)
+        if self.max_norm is not None:
+            gradients = clipped(gradients, self.max_norm, stacked)
+        if len(self.members) == 1:
+            step_in_place(next(iter(self.members)), parameters, gradients, velocity)
             return
-        for rule, members in self._members.items():
+        for rule, members in self.members.items():
             own = [velocity[i] for i in members] if velocity else []
-            _step(rule, [parameters[i] for i in members], [gradients[i] for i in members], own)
+            step_in_place(rule, [parameters[i] for i in members], [gradients[i] for i in members], own)
 
 
 def _rule(request: TrainRequest, path: str) -> ParameterGroup:
@@ -58,7 +63,10 @@ def _rule(request: TrainRequest, path: str) -> ParameterGroup:
     )
 
 
-def _step(rule: ParameterGroup, parameters: list[Tensor], gradients: list[Tensor], velocity: list[Tensor]) -> None:
+def step_in_place(
+    rule: ParameterGroup, parameters: list[Tensor], gradients: list[Tensor], velocity: list[Tensor]
+) -> None:
+    """One step of tensors under one rule, operation by operation; ``velocity`` is empty without momentum."""
     if rule.weight_decay:
         gradients = list(torch._foreach_add(gradients, parameters, alpha=rule.weight_decay))
     if rule.momentum:
@@ -72,7 +80,7 @@ def _step(rule: ParameterGroup, parameters: list[Tensor], gradients: list[Tensor
             parameter.clamp_(*rule.bounds)
 
 
-def _clipped(gradients: list[Tensor], max_norm: float, stacked: bool) -> list[Tensor]:
+def clipped(gradients: list[Tensor], max_norm: float, stacked: bool = False) -> list[Tensor]:
     """The gradients times min(1, max_norm / (norm + 1e-6)), as ``torch.nn.utils.clip_grad_norm_`` has it."""
     if not stacked:
         norm = torch.stack(torch._foreach_norm(gradients)).norm()

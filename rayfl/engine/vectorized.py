@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from rayfl.engine.looped import initial_velocity, is_buffer
+from rayfl.engine.looped import is_buffer
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.sgd import SGD
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
@@ -63,8 +63,14 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
 
 
 def _stacked_velocity(ranked: Sequence[TrainRequest], paths: list[str], stacks: list[Tensor]) -> list[Tensor]:
-    rows = [initial_velocity(request, paths, [stack[r] for stack in stacks]) for r, request in enumerate(ranked)]
-    return [torch.stack(column) for column in zip(*rows, strict=True)]
+    """The momentum buffers before the first step: those the requests bring, zeros for the rest."""
+    velocity = [torch.zeros_like(stack) for stack in stacks]
+    for rank, request in enumerate(ranked):
+        kept = request.velocity or {}
+        for path, buffer in zip(paths, velocity, strict=True):
+            if path in kept:
+                buffer[rank].copy_(kept[path])
+    return velocity
 
 
 def _on_tensors(request: TrainRequest, task: Task) -> Callable[..., Tensor]:

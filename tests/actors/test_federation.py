@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from actors.federation import Federation
-from actors.host import ClientHost, Job
+from actors.host import ClientHost
+from actors.job import Job
 from actors.pool import InlinePool
 from actors.state import ClientStates
 from algorithms.base import Averaging

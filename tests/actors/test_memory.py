@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +70,22 @@ def test_what_nobody_holds_leaves_memory_and_disk(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
+def test_what_killed_processes_left_is_removed_and_what_living_ones_have_stays(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host = socket.gethostname()
+    names = {pid: f"rayfl-spill-{host}-{pid}-abc" for pid in (dead.pid, os.getppid())}
+    foreign = "rayfl-spill-elsewhere-1-abc"
+    for name in (*names.values(), foreign):
+        (tmp_path / name).mkdir()
+    spill = Spill(1, str(tmp_path))
+    kept = [spill.keep(tree(k)) for k in range(2)]
+    assert len(kept) == 2
+    left = {path.name for path in tmp_path.iterdir()}
+    assert names[dead.pid] not in left
+    assert {names[os.getppid()], foreign} < left
+
+
 def test_without_a_limit_nothing_is_written(tmp_path: Path) -> None:
     spill = Spill(None, str(tmp_path))
     kept = [spill.keep(tree(k)) for k in range(10)]
@@ -93,6 +113,28 @@ def test_a_commit_writes_states_that_were_spilled_and_those_that_were_replaced_s
     for client in range(6):
         assert_equal(found[client], tree(client))
     assert_equal(states.checkout(3), tree(33))
+
+
+def test_of_the_states_between_two_commits_only_the_last_is_kept(tmp_path: Path) -> None:
+    store = CommitStore(Storage(str(tmp_path / "run")))
+    spill = Spill(None, str(tmp_path))
+    states = ClientStates(store, 0, spill, commit_every=10)
+    for round in range(9):
+        states.replace(1, tree(round), round)
+    gc.collect()
+    assert spill.held_bytes == 408
+    states.replace(2, tree(22), 9)
+    states.replace(1, tree(11), 10)  # of the next commit
+    written = states.write(10)
+    assert written is not None
+    found = store.read_states(written[0])
+    assert_equal(found[1], tree(8))
+    assert_equal(found[2], tree(22))
+    assert written[1] == {1: (8, 0), 2: (9, 0)}
+    last = states.write(12)
+    assert last is not None
+    assert_equal(store.read_states(last[0])[1], tree(11))
+    assert states.write(12) is None
 
 
 def test_a_method_runs_within_little_memory_to_the_same_bits(tmp_path: Path) -> None:

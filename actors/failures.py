@@ -1,0 +1,63 @@
+"""Clients that fail: what is said of them, and how a round goes on without them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rayfl.aggregation import NonFiniteError
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+\b", re.IGNORECASE)
+_LONGEST_REASON = 300
+_NAMED_AT_MOST = 8
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client was left out.
+
+    Attributes:
+        procedure: the name of the procedure that failed.
+        reason: the same in every process, so that it can be part of the results.
+    """
+
+    procedure: str
+    reason: str
+
+
+class MethodError(TypeError):
+    """A procedure does something that no client's data can be blamed for."""
+
+
+class ClientsFailedError(Exception):
+    """Clients failed in the first call of a round: it is begun again without them, from where it stands."""
+
+
+class RoundUndoneError(Exception):
+    """Clients failed after they had taken part in the round: it must be undone, and done again without them.
+
+    Attributes:
+        round: 0-indexed.
+        failures: all clients that must not take part in it.
+    """
+
+    def __init__(self, round: int, failures: Mapping[int, Failure]) -> None:
+        super().__init__(f"round {round} is done again without clients {named(failures)}")
+        self.round = round
+        self.failures = dict(failures)
+
+
+def reason_of(error: Exception) -> str:
+    """An error in one line: its first, without addresses in memory."""
+    if isinstance(error, NonFiniteError):
+        return str(error)
+    line = (str(error).strip().splitlines() or [""])[0]
+    return _ADDRESS.sub("0x...", f"{type(error).__name__}: {line}".removesuffix(": "))[:_LONGEST_REASON]
+
+
+def named(clients: Mapping[int, object] | list[int]) -> str:
+    """Client ids for a message; only the first of many."""
+    ids = sorted(clients)
+    more = f" and {len(ids) - _NAMED_AT_MOST} more" if len(ids) > _NAMED_AT_MOST else ""
+    return ", ".join(str(id) for id in ids[:_NAMED_AT_MOST]) + more

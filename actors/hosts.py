@@ -1,0 +1,159 @@
+"""Where clients are: assigns them to hosts, moves their states there, and calls the hosts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from actors.assignment import assign
+from actors.failures import named
+from actors.job import Job, JobResult
+from actors.pool import HostDiedError, HostPool
+from actors.state import Change
+from rayfl.commits import StoredFile
+from rayfl.params import Tree, from_numpy, to_numpy
+
+_log = logging.getLogger("rayfl")
+
+
+class Hosts:
+    """The hosts of a pool, and the clients' states on them.
+
+    Args:
+        pool: the hosts.
+        pinned: host i runs client i and no other (one client per actor).
+        deadline_s: a host that has not answered its call for so long, in seconds, counts as dead; None: never.
+
+    Attributes:
+        committed: the file of a client's state in the last commit.
+        waited_s: seconds spent waiting for results.
+    """
+
+    def __init__(self, pool: HostPool, pinned: bool, deadline_s: float | None) -> None:
+        self._pool = pool
+        self._pinned = pinned
+        self._deadline_s = deadline_s
+        # the host whose memory holds a client's state
+        self._home: dict[int, int] = {}
+        self.committed: dict[int, StoredFile] = {}
+        self.waited_s = 0.0
+
+    def dispatch(
+        self,
+        job: Job,
+        costs: Mapping[int, float],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree],
+        at_a_time: int | None = None,
+    ) -> Iterator[JobResult]:
+        """Assigns clients to hosts, moves their states there, and yields the results as they arrive.
+
+        With ``at_a_time`` a host does its share in pieces of so many clients (for procedures that change no state:
+        every piece brings all states that move to its host, since a host need not begin them in order).
+        """
+        hosts = self._pool.size
+        pinned = {client: client % hosts for client in costs} if self._pinned else None
+        shares = _by_host(pinned, hosts) if pinned else assign(costs, hosts, self._home)
+        common = self._pool.put(to_numpy(broadcast))
+        moves = self._move_states(shares)
+        handles: dict[Any, int] = {}
+        for host, clients in enumerate(shares):
+            if not clients:
+                continue
+            mine = tuple(sorted(clients))
+            step = at_a_time or len(mine)
+            for piece in (mine[start : start + step] for start in range(0, len(mine), step)):
+                share = replace(
+                    job,
+                    clients=piece,
+                    payloads={client: to_numpy(payloads[client]) for client in piece if client in payloads},
+                    committed=self._not_in_memory(piece),
+                )
+                handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
+        try:
+            for host, result in self._collected(handles):
+                for client in result.stateful:
+                    self._home[client] = host
+                for client, times in sorted(result.retried.items()):
+                    place = f"client {client}, round {job.round}, {job.procedure}"
+                    _log.warning("%s: failed %d times, then succeeded", place, times)
+                yield result
+        except HostDiedError as death:
+            lost = f"{job.procedure} of clients {named(shares[death.host])} in round {job.round}"
+            raise HostDiedError(death.host, f"{death.reason} (it had {lost})") from None
+
+    def _collected(self, handles: Mapping[Any, int]) -> Iterator[tuple[int, JobResult]]:
+        """The hosts' results; the time spent waiting for them is noted."""
+        results = self._pool.collect(handles, self._deadline_s)
+        while True:
+            started = time.perf_counter()
+            found = next(results, None)
+            self.waited_s += time.perf_counter() - started
+            if found is None:
+                return
+            yield found
+
+    def _move_states(self, shares: Sequence[Sequence[int]]) -> dict[int, list[Any]]:
+        """Starts the moves of states between hosts; returns the handles each receiving host waits for."""
+        moves: dict[tuple[int, int], list[int]] = {}
+        for target, clients in enumerate(shares):
+            for client in clients:
+                source = self._home.get(client, target)
+                if source != target:
+                    moves.setdefault((source, target), []).append(client)
+        handles: dict[int, list[Any]] = {}
+        for (source, target), clients in moves.items():
+            handles.setdefault(target, []).append(self._pool.submit(source, "release", clients))
+        return handles
+
+    def _not_in_memory(self, clients: Sequence[int]) -> dict[int, StoredFile]:
+        return {
+            client: self.committed[client]
+            for client in clients
+            if client in self.committed and client not in self._home
+        }
+
+    def start_commit(self, rounds_completed: int) -> dict[Any, int]:
+        """Has every host write its changed states, while the next round may already run."""
+        return {self._pool.submit(host, "commit", rounds_completed): host for host in range(self._pool.size)}
+
+    def finish_commit(self, handles: Mapping[Any, int]) -> dict[int, StoredFile]:
+        """Waits for a commit started earlier; returns the files of the states it wrote, by client.
+
+        May run on another thread than the rest: it changes nothing here.
+        """
+        newest: dict[int, tuple[Change, StoredFile]] = {}
+        for _, written in self._pool.collect(handles):
+            if written is None:
+                continue
+            file, changes = written
+            for client, change in changes.items():
+                if client not in newest or newest[client][0] < change:
+                    newest[client] = (change, file)
+        return {client: file for client, (_, file) in sorted(newest.items())}
+
+    def rewind(self) -> list[int]:
+        """Back to the adopted commit: dead hosts are replaced, live ones forget; returns the replaced hosts."""
+        self._home.clear()
+        replaced = self._pool.revive()
+        living = [host for host in range(self._pool.size) if host not in replaced]
+        forgetting = {self._pool.submit(host, "rewind"): host for host in living}
+        for _ in self._pool.collect(forgetting, self._deadline_s):
+            pass
+        return replaced
+
+    def held_states(self) -> dict[int, Tree]:
+        """All client states in the hosts' memories, by client."""
+        handles = {self._pool.submit(host, "held_states"): host for host in range(self._pool.size)}
+        states = {client: state for _, held in self._pool.collect(handles) for client, state in held.items()}
+        return {client: from_numpy(state) for client, state in sorted(states.items())}
+
+
+def _by_host(hosts_of: Mapping[int, int], hosts: int) -> list[list[int]]:
+    shares: list[list[int]] = [[] for _ in range(hosts)]
+    for client, host in hosts_of.items():
+        shares[host].append(client)
+    return shares

@@ -1,0 +1,235 @@
+"""Functions of whole models whose gradients need no graph: they are sums of known tensors with known factors.
+
+A penalty or a mixture of models reads every parameter. Autograd makes each of its gradients as a tensor of its own and
+adds them up, which for large models takes longer than the model itself. A :class:`Tape` notes tensors and factors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+Terms = list[tuple[float, Tensor]]
+"""A sum of tensors times factors; zero if it is empty."""
+Gradients = Sequence[Tensor | None]
+
+_BATCH = 1 << 17
+"""Elements that are worked on at a time: what several operations read and write stays in the processor's cache."""
+
+_VECTOR = 16
+"""Pieces begin at multiples of it, where the processor reads fastest."""
+
+_TINY = 1e-12
+_thread = threading.local()
+
+
+class Tape:
+    """The gradients of one local step after the other, with respect to tensors that are fixed once.
+
+    Within ``with tape:`` the functions of this module cut the graph: what they return is a leaf for autograd. From the
+    gradients of these leaves :meth:`gradients` goes on itself. An objective must therefore not differentiate on its
+    own while the tape is active.
+
+    Args:
+        moved: the tensors; leaves that require gradients.
+    """
+
+    def __init__(self, moved: Sequence[Tensor]) -> None:
+        self._moved = list(moved)
+        self._places = {id(tensor): place for place, tensor in enumerate(self._moved)}
+        self._clear()
+
+    def __enter__(self) -> None:
+        self._clear()
+        _thread.tape = self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        _thread.tape = None
+
+    def _clear(self) -> None:
+        self._leaves: list[Tensor] = []
+        self._pulls: list[tuple[slice, Callable[[Gradients], None]]] = []
+        self._terms: list[Terms] = [[] for _ in self._moved]
+
+    def covers(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
+        """Whether corresponding tensors have one shape, none is empty or listed twice, each is moved or constant."""
+        moved = [id(tensor) in self._places for tensor in (*left, *right)]
+        return (
+            any(moved)
+            and all(here or not tensor.requires_grad for here, tensor in zip(moved, (*left, *right), strict=True))
+            and all(a.shape == b.shape for a, b in zip(left, right, strict=True))
+            and all(tensor.numel() for tensor in left)
+            and all(len({id(tensor) for tensor in side}) == len(side) for side in (left, right))
+        )
+
+    def cut(self, values: Sequence[Tensor], pull: Callable[[Gradients], None]) -> list[Tensor]:
+        """Ends the graph at ``values``.
+
+        Args:
+            values: computed without a graph.
+            pull: is given their gradients (None for what the loss does not read) and calls :meth:`add`.
+
+        Returns:
+            ``values`` as leaves that require gradients.
+        """
+        found = [value.requires_grad_() for value in values]
+        self._pulls.append((slice(len(self._leaves), len(self._leaves) + len(found)), pull))
+        self._leaves += found
+        return found
+
+    def add(self, targets: Sequence[Tensor], factor: float, tensors: Gradients) -> None:
+        """Adds ``factor`` times a tensor to the gradient of each target that is moved; None stands for zeros."""
+        for target, tensor in zip(targets, tensors, strict=True):
+            place = self._places.get(id(target))
+            if place is not None and tensor is not None and factor:
+                self._terms[place].append((factor, tensor))
+
+    def gradients(self, loss: Tensor) -> list[Terms]:
+        """The gradients of ``loss``, computed within ``with tape:`` just before."""
+        found = torch.autograd.grad(loss, [*self._moved, *self._leaves], allow_unused=True)
+        direct, others = found[: len(self._moved)], found[len(self._moved) :]
+        self.add(self._moved, 1.0, direct)
+        for place, pull in self._pulls:
+            pull(others[place])
+        terms = self._terms
+        self._clear()
+        return terms
+
+
+def total(terms: Terms, like: Tensor) -> Tensor:
+    """The sum itself; ``like`` gives shape and type of an empty one."""
+    if not terms:
+        return torch.zeros_like(like)
+    (factor, first), *rest = terms
+    result = first if factor == 1 else first * factor
+    for factor, tensor in rest:
+        result = torch.add(result, tensor, alpha=factor)
+    return result
+
+
+def recording() -> bool:
+    """Whether a tape is active in this thread."""
+    return getattr(_thread, "tape", None) is not None and torch.is_grad_enabled()
+
+
+def tape_for(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tape | None:
+    """The active tape, if it covers these tensors."""
+    if not recording():
+        return None
+    tape: Tape = _thread.tape
+    return tape if tape.covers(left, right) else None
+
+
+@torch.no_grad()
+def interpolate(tape: Tape, start: Sequence[Tensor], end: Sequence[Tensor], coefficient: float) -> list[Tensor]:
+    """``(1 - coefficient) start + coefficient end``."""
+
+    def pull(gradients: Gradients) -> None:
+        tape.add(start, 1 - coefficient, gradients)
+        tape.add(end, coefficient, gradients)
+
+    return tape.cut(torch._foreach_lerp(list(start), list(end), coefficient), pull)
+
+
+@torch.no_grad()
+def inner_product(tape: Tape, left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+    """The sum of all products; a scalar."""
+
+    def pull(gradients: Gradients) -> None:
+        upstream = _number(gradients)
+        tape.add(left, upstream, right)
+        tape.add(right, upstream, left)
+
+    return tape.cut([_total([torch.dot(a, b) for a, b in _pieces(left, right)])], pull)[0]
+
+
+@torch.no_grad()
+def squared_distance(tape: Tape, left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+    """The sum of all squared differences; a scalar."""
+    differences = (d for a, b in in_batches(left, right) for d in torch._foreach_sub(a, b))
+
+    def pull(gradients: Gradients) -> None:
+        upstream = _number(gradients)
+        for one, other in ((left, right), (right, left)):
+            tape.add(one, 2 * upstream, one)
+            tape.add(one, -2 * upstream, other)
+
+    return tape.cut([_total([torch.dot(d, d) for d in differences])], pull)[0]
+
+
+@torch.no_grad()
+def squared_cosine(tape: Tape, left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+    """The squared cosine of the angle between two vectors; a scalar.
+
+    As a function of f its gradient is 2 p / (|f|^2 |l|^2) l - 2 q / |f|^2 f, with the product p and the squared cosine
+    q. Where the denominator is held at its floor it is a constant, and only the numerator has a gradient.
+    """
+    rows = [(torch.dot(a, b), torch.dot(a, a), torch.dot(b, b)) for a, b in _pieces(left, right)]
+    product, left_norm, right_norm = (_total(column) for column in zip(*rows, strict=True))
+    cosine = product * product / (left_norm * right_norm).clamp_min(_TINY)
+    p, first, second, q = (value.item() for value in (product, left_norm, right_norm, cosine))
+
+    def pull(gradients: Gradients) -> None:
+        upstream = _number(gradients)
+        cross = 2 * upstream * p / max(first * second, _TINY)
+        own = -2 * upstream * q if first * second > _TINY else 0.0
+        tape.add(left, cross, right)
+        tape.add(right, cross, left)
+        tape.add(left, own / max(first, _TINY), left)
+        tape.add(right, own / max(second, _TINY), right)
+
+    return tape.cut([cosine], pull)[0]
+
+
+def in_batches(*columns: Sequence[Tensor]) -> Iterator[list[list[Tensor]]]:
+    """Corresponding pieces of corresponding tensors of one shape, batch by batch.
+
+    A batch holds as many small tensors as make up one piece of a large one, so that there are few operations.
+
+    Args:
+        columns: tensors; all columns are of one length.
+
+    Yields:
+        One list of one-dimensional views a column.
+    """
+    flat = [[tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in column] for column in columns]
+    for batch in _batches(tuple(tensor.numel() for tensor in columns[0])):
+        yield [[row[i] if whole else row[i][start:stop] for i, start, stop, whole in batch] for row in flat]
+
+
+@lru_cache
+def _batches(sizes: tuple[int, ...]) -> tuple[tuple[tuple[int, int, int, bool], ...], ...]:
+    """(tensor, first element, last element + 1, whether that is all of it) of every piece, by batch."""
+    batches: list[list[tuple[int, int, int, bool]]] = [[]]
+    room = _BATCH
+    for i, size in enumerate(sizes):
+        start = 0
+        while start < size:
+            stop = min(size, start + room)
+            batches[-1].append((i, start, stop, stop - start == size))
+            room -= -(-(stop - start) // _VECTOR) * _VECTOR
+            start = stop
+            if not room:
+                batches.append([])
+                room = _BATCH
+    return tuple(tuple(batch) for batch in batches if batch)
+
+
+def _pieces(left: Sequence[Tensor], right: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    for a, b in in_batches(left, right):
+        yield from zip(a, b, strict=True)
+
+
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(parts)).sum()
+
+
+def _number(gradients: Gradients) -> float:
+    """The gradient of a scalar; 0 if the loss does not read it."""
+    (upstream,) = gradients
+    return 0.0 if upstream is None else upstream.item()

@@ -1,0 +1,47 @@
+"""Freed memory is kept for the next step where the C library can be told to."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from actors import allocator
+
+_STEPS = """
+import resource, torch
+from actors.allocator import reuse_freed_memory
+
+assert not {tuned} or reuse_freed_memory()
+for _ in range(20):
+    torch.empty(5_000_000).fill_(1.0)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    torch.empty(5_000_000).fill_(1.0), torch.empty(2_000_000).fill_(1.0)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_large_tensors_are_not_mapped_anew() -> None:
+    faults = [
+        int(subprocess.run([sys.executable, "-c", _STEPS.format(tuned=tuned)], capture_output=True, check=True).stdout)
+        for tuned in (False, True)
+    ]
+    assert faults[1] < 10_000
+
+
+@pytest.mark.parametrize("missing", ["gnu_get_libc_version", "mallopt", "linux"])
+def test_other_systems_are_left_alone(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        def __init__(self, name: str | None) -> None:
+            for function in {"gnu_get_libc_version", "mallopt"} - {missing}:
+                setattr(self, function, lambda *_: 1)
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    if missing == "linux":
+        monkeypatch.setattr(sys, "platform", "darwin")
+    assert not allocator.reuse_freed_memory()
