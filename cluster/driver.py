@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
+from actors.failures import Failure, RoundUndoneError
 from actors.federation import Federation
 from actors.pool import HostDiedError
+from cluster.interrupts import StopRequest
 from cluster.recorder import Progress, Recorder
+from cluster.skipped import SkippedClients
 from rayfl.errors import RunError
 from rayfl.experiment import Parts
 from rayfl.stopwatch import Stopwatch
@@ -22,10 +26,16 @@ class Driver:
         federation: the clients.
         recorder: commits.
         callbacks: listeners.
+        stop: whether somebody has asked the run to stop.
     """
 
     def __init__(
-        self, parts: Parts, federation: Federation, recorder: Recorder, callbacks: Sequence[Callback] = ()
+        self,
+        parts: Parts,
+        federation: Federation,
+        recorder: Recorder,
+        callbacks: Sequence[Callback],
+        stop: StopRequest,
     ) -> None:
         self._parts = parts
         self._config = parts.config
@@ -33,27 +43,46 @@ class Driver:
         self._federation = federation
         self._recorder = recorder
         self._callbacks = list(callbacks)
+        self._stop = stop
         self._failures = 0
-        self.progress = self._restored()
+        self._skipped = SkippedClients()
+        self._absent: dict[int, dict[int, Failure]] = {}
+        self._unscored: dict[int, Failure] = {}
+        self.progress = self._restored(thoroughly=True)
 
     def run(self) -> Progress:
         """Runs what is left of the experiment.
 
         Raises:
-            ClientError: when a client's procedure failed.
+            ClientError: when a client's procedure failed that may not be left out.
             RunError: when hosts died more often than ``max_failures``, or nothing can be written.
+            KeyboardInterrupt, Terminated: when it was asked to stop; every completed round is committed then.
         """
+        self._stop.patient = True
         while self.progress.rounds_completed < self._config.train.rounds:
             try:
+                if self._stop.requested:
+                    self._stop_here()
                 self._round()
                 if self.progress.rounds_completed == self._config.train.rounds:
                     self._finish_commit()
             except HostDiedError as death:
                 self._recover(death)
+            except RoundUndoneError as undone:
+                self._undo(undone)
         return self.progress
+
+    def _stop_here(self) -> NoReturn:
+        """Commits what is not committed yet, and ends the run."""
+        self._stop.settle()
+        if self._commit_begun != self.progress.rounds_completed:
+            self._begin_commit(self.progress)
+        self._finish_commit()
+        raise self._stop.error()
 
     def settle(self) -> None:
         """Lets a commit under way end, whatever becomes of it: an interrupted run keeps what it had."""
+        self._stop.settle()
         self._recorder.abandon()
 
     def _round(self) -> None:
@@ -62,10 +91,13 @@ class Driver:
         cohort = self._parts.cohort(round)
         evaluation = self._config.evaluation
         scored = evaluation.cohort_every and (round + 1) % evaluation.cohort_every == 0
-        self._federation.begin_round(round, evaluation.splits if scored else ())
-        changed = self._algorithm.round(self.progress.server, cohort, self._federation)
+        self._federation.begin_round(round, evaluation.splits if scored else (), cohort, self._absent.get(round))
+        self._unscored = {}
+        changed = self._federation.play(self._algorithm, self.progress.server, cohort)
+        cohort = self._federation.present(cohort)
         watch.lap("server", less={"clients": self._federation.waited_s})
         progress = self._advance(changed)
+        self._skipped.note(progress.rounds_completed, self._federation.absent, progress.tables)
         if scored:
             self._record("selected", "trained", self._federation.trained_scores, progress)
         self._finish_commit()
@@ -75,10 +107,11 @@ class Driver:
         final = progress.rounds_completed == self._config.train.rounds
         if final or progress.rounds_completed % evaluation.every == 0:
             self._record("all", "received", self._evaluate(progress, final), progress)
+        self._skipped.note(progress.rounds_completed, self._unscored, progress.tables)
         watch.lap("evaluation")
         self.progress = progress
         if final or progress.rounds_completed % self._config.storage.commit_every == 0:
-            self._recorder.start(progress, self._federation)
+            self._begin_commit(progress)
         for callback in self._callbacks:
             callback.on_phases(progress.rounds_completed, watch.laps)
             callback.on_round(progress.rounds_completed, cohort, watch.total)
@@ -86,7 +119,9 @@ class Driver:
     def _evaluate(self, progress: Progress, final: bool, clients: Sequence[int] | None = None) -> Scores:
         common, own = self._algorithm.served(progress.server, self._parts.context)
         splits = self._config.evaluation.splits
-        return self._federation.evaluate(common, splits, final, own, clients, self._report)
+        scores = self._federation.evaluate(common, splits, final, own, clients, self._report)
+        self._unscored |= self._federation.unscored
+        return scores
 
     def _report(self, done: int, total: int) -> None:
         for callback in self._callbacks:
@@ -98,7 +133,7 @@ class Driver:
         return Progress(
             before.rounds_completed + 1,
             {**before.server, **changed},
-            before.tables.with_rows(before.tables.clients, before.tables.rounds),
+            before.tables.copy(),
             before.bytes_down + traffic.down,
             before.bytes_up + traffic.up,
         )
@@ -118,6 +153,10 @@ class Driver:
         for callback in self._callbacks:
             callback.on_evaluation(rows)
 
+    def _begin_commit(self, progress: Progress) -> None:
+        self._recorder.start(progress, self._federation)
+        self._commit_begun = progress.rounds_completed
+
     def _finish_commit(self) -> None:
         committed = self._recorder.finish(self._federation)
         if committed is not None:
@@ -136,20 +175,32 @@ class Driver:
                     f"gave up after {self._failures} failures (max_failures={self._config.max_failures}); "
                     f"the last: {death}. Run the same command to continue from the last commit"
                 ) from death
-            self._recorder.abandon()
-            self.progress = self._restored()
             try:
-                self._federation.rewind()
+                self._rewind()
                 break
             except HostDiedError as again:
                 death = again
         for callback in self._callbacks:
             callback.on_failure(str(death), self.progress.rounds_completed)
 
-    def _restored(self) -> Progress:
+    def _undo(self, undone: RoundUndoneError) -> None:
+        """Back to the last commit, to do a round without clients that failed in the midst of it."""
+        self._absent[undone.round] = undone.failures
+        try:
+            self._rewind()
+        except HostDiedError as death:
+            self._recover(death)
+
+    def _rewind(self) -> None:
+        self._recorder.abandon()
+        self.progress = self._restored()
+        self._federation.rewind()
+
+    def _restored(self, thoroughly: bool = False) -> Progress:
         tables = ResultTables(self._parts.dataset.names, self._algorithm.sweep, self._parts.partition_hash)
-        progress = self._recorder.restore(tables)
+        progress = self._recorder.restore(tables, thoroughly)
         self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})
         if progress is None:
-            return Progress(0, self._algorithm.init(self._parts.task, self._parts.context), tables)
+            progress = Progress(0, self._algorithm.init(self._parts.task, self._parts.context), tables)
+        self._commit_begun = progress.rounds_completed
         return progress

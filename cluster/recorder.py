@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.federation import Federation
-from rayfl.commits import CommitStore, Manifest, StoredFile
+from rayfl.commits import FOLDER, CommitStore, Manifest, StoredFile, manifest_name
+from rayfl.errors import DamageError, RunError
+from rayfl.lease import Lease
 from rayfl.params import Tree
 from rayfl.storage import Storage
 from rayfl.tables import ResultTables, from_parquet, to_parquet
@@ -41,11 +43,13 @@ class Recorder:
         storage: the run's folder.
         fingerprint: of the configuration.
         keep_commits: how many to keep.
+        lease: the right to commit.
     """
 
     storage: Storage
     fingerprint: str
     keep_commits: int
+    lease: Lease
     manifest: Manifest | None = None
     _written: dict[str, tuple[int, StoredFile]] = field(default_factory=dict)
     _pending: Future[Manifest] | None = None
@@ -57,9 +61,9 @@ class Recorder:
     def start(self, progress: Progress, federation: Federation) -> None:
         """Begins a commit of ``progress``; its parts are not changed afterwards, so nothing is copied."""
         handles = federation.start_commit(progress.rounds_completed)
-        tables = {"clients": progress.tables.clients, "rounds": progress.tables.rounds}
+        tables, counters = progress.tables.by_name(), _counters(progress)
         self._pending = self._writer.submit(
-            self._write, progress.rounds_completed, progress.server, tables, _counters(progress), federation, handles
+            self._write, progress.rounds_completed, progress.server, tables, counters, federation, handles
         )
 
     def _write(
@@ -86,6 +90,7 @@ class Recorder:
             tables=files,
             counters=counters,
         )
+        self.lease.check()
         self._store.write_manifest(manifest)
         self._store.collect(self.keep_commits)
         self._publish(grown)
@@ -104,11 +109,13 @@ class Recorder:
 
         Raises:
             HostDiedError: when a host died before its states were written; the last commit stands.
+            RunError: when another driver has taken the run over; nothing was committed.
         """
         if self._pending is None:
             return None
-        pending, self._pending = self._pending, None
-        self.manifest = pending.result()
+        # Interrupted while it waits, it still knows what `abandon` has to wait for.
+        self.manifest = self._pending.result()
+        self._pending = None
         federation.adopt(self.manifest.states)
         return self.manifest.rounds_completed
 
@@ -118,21 +125,54 @@ class Recorder:
             pending, self._pending = self._pending, None
             pending.exception()
 
-    def restore(self, tables: ResultTables) -> Progress | None:
-        """The progress of the last commit, None when there is none; ``tables`` gives names and sweep."""
-        self.manifest = self._store.latest()
+    def restore(self, tables: ResultTables, thoroughly: bool = False) -> Progress | None:
+        """The progress of the newest whole commit, None when there is none; commits after it are given up.
+
+        Args:
+            tables: gives names and sweep.
+            thoroughly: whether all files are read to find out what is whole, or only what is needed at once.
+
+        Raises:
+            DamageError: when there are commits, but no whole one.
+            RunError: when the commits are another run's, or of another format.
+        """
+        self.lease.check()
+        try:
+            return self._restored(tables, thoroughly)
+        except DamageError:
+            if thoroughly:
+                raise
+            return self._restored(tables, thoroughly=True)
+
+    def _restored(self, tables: ResultTables, thoroughly: bool) -> Progress | None:
+        self.manifest = self._store.latest(thoroughly)
         self._written = {}
         if self.manifest is None:
+            if self.storage.exists("rounds.parquet"):
+                raise DamageError(
+                    f"{self.storage.uri} has results, but {FOLDER}/ has no manifest: restore that folder, or choose "
+                    "another name"
+                )
             return None
+        if self.manifest.fingerprint != self.fingerprint:
+            raise RunError(
+                f"{FOLDER}/{manifest_name(self.manifest.rounds_completed)} in {self.storage.uri} is of another run, or "
+                f"of a rayfl whose configuration has other options (fingerprint {self.manifest.fingerprint[:12]}, here "
+                f"{self.fingerprint[:12]}): choose another name, or continue with the rayfl that started the run"
+            )
+        lacking = {"clients", "rounds"} - set(self.manifest.tables)
+        if lacking:
+            raise DamageError(f"the commit of round {self.manifest.rounds_completed} has no table of {lacking.pop()}")
         contents = {name: self._store.read(file) for name, file in self.manifest.tables.items()}
         found = {name: from_parquet(data) for name, data in contents.items()}
         self._written = {name: (found[name].num_rows, file) for name, file in self.manifest.tables.items()}
         progress = Progress(
             self.manifest.rounds_completed,
             self._store.read_server(self.manifest),
-            tables.with_rows(found["clients"], found["rounds"]),
-            **self.manifest.counters,
+            tables.with_rows(found["clients"], found["rounds"], found.get("skipped")),
+            **{name: self.manifest.counters.get(name, 0) for name in ("bytes_down", "bytes_up")},
         )
+        self._store.drop_after(self.manifest.rounds_completed)
         self._publish(contents)
         return progress
 

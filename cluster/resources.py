@@ -1,13 +1,51 @@
-"""How many actors, and with what share of the cluster."""
+"""How many actors, with what share of the cluster, and how long to wait for a cluster that is still growing."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from actors.client_actor import ActorOptions
 from rayfl.config.schema import ClusterConfig
 from rayfl.errors import ConfigError, ResourceError
+
+_log = logging.getLogger("rayfl")
+_ASK_EVERY_S = 2.0
+_SAY_EVERY_S = 30.0
+
+
+def wait_for_room(
+    config: ClusterConfig,
+    resources: Callable[[], Mapping[str, float]],
+    num_clients: int,
+    sleep: Callable[[float], None] = time.sleep,
+) -> ActorOptions:
+    """The plan of :func:`plan_actors`, as soon as the cluster is large enough for it.
+
+    Args:
+        config: the cluster section; ``resources_timeout_s`` is how long to wait.
+        resources: asks what the whole cluster has now.
+        num_clients: K.
+        sleep: how to let time pass.
+
+    Raises:
+        ConfigError: when options contradict each other.
+        ResourceError: when the cluster still has too little after the time, with numbers.
+    """
+    waited = 0.0
+    while True:
+        try:
+            return plan_actors(config, resources(), num_clients)
+        except ResourceError as error:
+            if waited >= config.resources_timeout_s:
+                after = f" (waited {waited:g} s: cluster.resources_timeout_s)" if waited else ""
+                raise ResourceError(f"{error}{after}") from None
+            if waited % _SAY_EVERY_S == 0:
+                _log.warning("waiting for nodes: %s", error)
+        sleep(_ASK_EVERY_S)
+        waited += _ASK_EVERY_S
 
 
 def plan_actors(config: ClusterConfig, resources: Mapping[str, float], num_clients: int) -> ActorOptions:

@@ -17,19 +17,23 @@ import yaml
 from threadpoolctl import threadpool_limits
 
 from actors.building import build_host
-from actors.client_actor import RayPool
+from actors.client_actor import RayPool, host_name
 from actors.federation import Federation
 from actors.pool import HostPool, InlinePool
 from algorithms.registry import Experiment
 from cluster.driver import Driver
+from cluster.gauges import Gauges
+from cluster.interrupts import StopRequest, stop_requests
 from cluster.recorder import Progress, Recorder
-from cluster.resources import plan_actors
+from cluster.resources import wait_for_room
 from cluster.session import ray_session
+from cluster.shared_storage import check_shared_storage
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.assignment import assignment_hash, to_parquet
 from rayfl.errors import ResourceError, RunError
 from rayfl.experiment import Parts
+from rayfl.lease import Lease
 from rayfl.result import Result
 from rayfl.tables import ResultTables
 from rayfl.tracking.callback import Callback, RunInfo
@@ -66,8 +70,14 @@ def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> 
     """Runs a validated configuration; see :func:`run`."""
     parts = Parts(config)
     sizes = parts.check()
-    _claim_folder(parts)
-    recorder = Recorder(parts.storage, config.fingerprint(), config.storage.keep_commits)
+    with Lease(parts.storage, config.storage.lease_timeout_s) as lease:
+        _claim_folder(parts)
+        return _run_alone(parts, sizes, lease, callbacks)
+
+
+def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequence[Callback]) -> Result:
+    config = parts.config
+    recorder = Recorder(parts.storage, config.fingerprint(), config.storage.keep_commits, lease)
     try:
         progress = recorder.restore(ResultTables(parts.dataset.names, config.algorithm.sweep, parts.partition_hash))
         if progress is None or progress.rounds_completed < config.train.rounds:
@@ -75,19 +85,21 @@ def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> 
     finally:
         recorder.close()
     tables = progress.tables
-    return Result(
-        parts.storage.uri, config, tables.rounds, tables.clients, progress.rounds_completed, parts.partition_hash
-    )
+    rounds, partition = progress.rounds_completed, parts.partition_hash
+    return Result(parts.storage.uri, config, tables.rounds, tables.clients, rounds, partition, tables.skipped)
 
 
 def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]) -> Progress:
-    with _pool(parts) as pool, _log_file(parts):
-        federation = Federation(pool, parts.context, sizes, pinned=parts.config.cluster.clients_per_actor == 1)
-        listeners = [*callbacks, *_tracking(parts)]
-        driver = Driver(parts, federation, recorder, listeners)
+    with _pool(parts) as (pool, stop), _log_file(parts):
+        pinned = parts.config.cluster.clients_per_actor == 1
+        federation = Federation(pool, parts.context, sizes, pinned, parts.config.clients)
+        listeners = [*callbacks, *_tracking(parts, recorder)]
+        driver = Driver(parts, federation, recorder, listeners, stop)
         hosts = pool.descriptions if isinstance(pool, RayPool) else []
         for note in sorted({host["note"] for host in hosts} - {""}):
             _log.warning("%s", note)
+        if isinstance(pool, RayPool):
+            _log.info("actors %s to %s in namespace %s", host_name(0), host_name(pool.size - 1), pool.namespace)
         info = RunInfo(
             parts.config, parts.storage.uri, parts.dataset.num_clients, driver.progress.rounds_completed, hosts
         )
@@ -101,26 +113,31 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
                 listener.on_end(driver.progress.rounds_completed)
 
 
-def _tracking(parts: Parts) -> list[Callback]:
-    folder = parts.storage.local_path
-    board = parts.config.tracking.tensorboard and folder is not None
-    return [Timings(parts.storage), *([TensorBoard(folder)] if board and folder is not None else [])]
+def _tracking(parts: Parts, recorder: Recorder) -> list[Callback]:
+    folder, config = parts.storage.local_path, parts.config
+    listeners: list[Callback] = [Timings(parts.storage)]
+    if config.tracking.tensorboard and folder is not None:
+        listeners.append(TensorBoard(folder))
+    if config.cluster.backend == "ray":
+        listeners.append(Gauges(config.run_name, lambda: recorder.manifest.state_bytes if recorder.manifest else 0))
+    return listeners
 
 
 @contextmanager
-def _pool(parts: Parts) -> Iterator[HostPool]:
-    """The hosts the configuration asks for, ended afterwards."""
+def _pool(parts: Parts) -> Iterator[tuple[HostPool, StopRequest]]:
+    """The hosts the configuration asks for, ended afterwards, and what Ctrl-C and SIGTERM say meanwhile."""
     config = parts.config
-    if config.cluster.backend == "inline":
-        with _threads(config.cluster.threads_per_actor):
-            yield InlinePool([build_host(config, 0, _inline_device(config.cluster.device))])
+    cluster = config.cluster
+    if cluster.backend == "inline":
+        with _threads(cluster.threads_per_actor), stop_requests(cluster.stop_grace_s) as stop:
+            yield InlinePool([build_host(config, 0, _inline_device(cluster.device))]), stop
         return
-    with ray_session(config.cluster.address):
-        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        options = plan_actors(config.cluster, resources, parts.dataset.num_clients)
-        pool = RayPool(config.model_dump(mode="json"), options)
+    with ray_session(cluster.address), stop_requests(cluster.stop_grace_s) as stop:
+        options = wait_for_room(cluster, ray.cluster_resources, parts.dataset.num_clients)
+        check_shared_storage(parts.storage, cluster.startup_timeout_s)
+        pool = RayPool(config.model_dump(mode="json"), options, config.run_name)
         try:
-            yield pool
+            yield pool, stop
         finally:
             pool.close()
 
@@ -171,7 +188,8 @@ def _claim_folder(parts: Parts) -> None:
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
-        skipped = {"name", "storage_path", "cluster", "storage", "tracking", "max_failures"} if not path else set()
+        free = {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
+        skipped = free if not path else set()
         return [
             line
             for key in {**old, **new}

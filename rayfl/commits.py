@@ -4,38 +4,49 @@
 
 * ``server-<r>.safetensors``: the server's tree;
 * ``states-<r>-<host>-<unique>.safetensors``: the states that changed since the commit before, one file a host;
-* ``rounds-<r>.parquet``, ``clients-<r>.parquet``: the tables up to round r, when they grew;
-* ``manifest-<r>.json``: which of these files make up the run after r rounds, with their SHA-256.
+* ``rounds-<r>.parquet``, ``clients-<r>.parquet``, ``skipped-<r>.parquet``: the tables up to round r, when they grew;
+* ``manifest-<r>.json``: which of these files make up the run after r rounds, with their SHA-256, and its own;
+* ``newest.json``: the r of the newest manifest, so that it cannot go missing unnoticed.
 
-A file that no kept manifest names is garbage, whoever left it behind.
+A file that no kept manifest names is garbage, whoever left it behind. docs/commits.md has the format in full.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rayfl import treefile
-from rayfl.errors import RunError
+from rayfl.errors import DamageError, RunError
 from rayfl.params import Tree
 from rayfl.storage import Storage
 
-FORMAT_VERSION = 1
-_FOLDER = "commits"
+FORMAT_VERSION = 2
+FOLDER = "commits"
+NEWEST = "newest.json"
+_WITHOUT_CHECKSUM = 1
+"""The version whose manifests do not have a checksum of their own, otherwise the same."""
+_READERS = 8
+
+_log = logging.getLogger("rayfl")
 
 
 class StoredFile(BaseModel):
-    """A file of a commit and its checksum."""
+    """A file of a commit, its checksum and its size in bytes (0 in commits of before sizes were noted)."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
+    # Manifests may come from others: a name never leads out of the folder.
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     sha256: str
+    size: int = Field(0, ge=0)
 
 
 class Manifest(BaseModel):
@@ -51,7 +62,7 @@ class Manifest(BaseModel):
         counters: totals since the start (bytes sent).
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: int = FORMAT_VERSION
     rounds_completed: int = Field(ge=0)
@@ -64,6 +75,15 @@ class Manifest(BaseModel):
     def files(self) -> set[str]:
         """The names of all files of this commit but the manifest itself."""
         return {file.name for file in (self.server, *self.states.values(), *self.tables.values())}
+
+    def stored(self) -> list[StoredFile]:
+        """The files of this commit but the manifest itself, each once, by name."""
+        return sorted({self.server, *self.states.values(), *self.tables.values()}, key=lambda file: file.name)
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the files that hold the client states."""
+        return sum({file.name: file.size for file in self.states.values()}.values())
 
 
 class CommitStore:
@@ -96,19 +116,77 @@ class CommitStore:
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Makes a commit: from here on the run continues after it."""
-        self._storage.write(
-            f"{_FOLDER}/manifest-{manifest.rounds_completed:06d}.json",
-            manifest.model_dump_json(indent=1).encode(),
-        )
+        content = manifest.model_dump(mode="json")
+        self._write_json(manifest_name(manifest.rounds_completed), content | {"checksum": _checksum(content)})
+        self._note_newest(manifest.rounds_completed)
 
-    def latest(self) -> Manifest | None:
-        """The newest commit; None for a run that has none.
+    def latest(self, thoroughly: bool = False) -> Manifest | None:
+        """The newest commit that is whole; None for a run that has none.
+
+        A warning names what is wrong with newer ones. Size and presence of all files are looked at.
+
+        Args:
+            thoroughly: whether to read all files, and compare their checksums.
 
         Raises:
-            RunError: when a manifest is damaged or of a newer format.
+            DamageError: when there are commits, but no whole one.
+            RunError: when a commit is of another format version.
         """
-        names = self._manifests()
-        return self._read_manifest(names[-1]) if names else None
+        problems = self.missing_newest()
+        for name in reversed(self.manifests()):
+            try:
+                manifest = self.read_manifest(name)
+                found = list(self.damage(manifest, thoroughly))
+            except DamageError as error:
+                found = [str(error)]
+            if not found:
+                if problems:
+                    _log.warning(
+                        "%s. The commit of round %d is whole and used instead; nothing is lost but the time since",
+                        "; ".join(problems),
+                        manifest.rounds_completed,
+                    )
+                return manifest
+            problems += found
+        if problems:
+            raise DamageError(
+                f"{self._storage.uri} has no whole commit: {'; '.join(problems)}. Restore these files, or start over "
+                "under another name"
+            )
+        return None
+
+    def missing_newest(self) -> list[str]:
+        """A sentence that the newest manifest is not there, if so."""
+        newest = self._newest()
+        if newest is None or self._storage.exists(f"{FOLDER}/{manifest_name(newest)}"):
+            return []
+        return [f"{FOLDER}/{manifest_name(newest)} is missing from {self._storage.uri}"]
+
+    def drop_after(self, rounds_completed: int) -> None:
+        """Gives up the commits newer than this one: the rounds are done again."""
+        for name in self.manifests():
+            if name > manifest_name(rounds_completed):
+                self._storage.delete(f"{FOLDER}/{name}")
+        if self._newest() not in (None, rounds_completed):
+            self._note_newest(rounds_completed)
+
+    def damage(self, manifest: Manifest, thoroughly: bool) -> Iterator[str]:
+        """What is wrong with the files of a commit, a sentence each; see :meth:`latest`."""
+        sizes = self._storage.sizes(FOLDER)
+        present = []
+        for file in manifest.stored():
+            if file.name not in sizes:
+                yield f"{FOLDER}/{file.name} is missing from {self._storage.uri}"
+            elif file.size not in (0, sizes[file.name]):
+                yield f"{self._damaged(file.name)}: it has {sizes[file.name]} of {file.size} bytes"
+            else:
+                present.append(file)
+        if thoroughly:
+            with ThreadPoolExecutor(_READERS) as readers:
+                digests = readers.map(lambda file: self._storage.digest(f"{FOLDER}/{file.name}"), present)
+                for file, digest in zip(present, digests, strict=True):
+                    if digest != file.sha256:
+                        yield f"{self._damaged(file.name)}: its SHA-256 has changed"
 
     def read_server(self, manifest: Manifest) -> Tree:
         """The server's tree of a commit."""
@@ -122,14 +200,14 @@ class CommitStore:
         """A file of a commit, verified.
 
         Raises:
-            RunError: when it is missing or its checksum differs.
+            DamageError: when it is missing or its checksum differs.
         """
         try:
-            data = self._storage.read(f"{_FOLDER}/{file.name}")
+            data = self._storage.read(f"{FOLDER}/{file.name}")
         except FileNotFoundError as error:
-            raise RunError(f"{_FOLDER}/{file.name} is missing from {self._storage.uri}") from error
+            raise DamageError(f"{FOLDER}/{file.name} is missing from {self._storage.uri}") from error
         if hashlib.sha256(data).hexdigest() != file.sha256:
-            raise RunError(f"{_FOLDER}/{file.name} in {self._storage.uri} is damaged: its SHA-256 has changed")
+            raise DamageError(f"{self._damaged(file.name)}: its SHA-256 has changed")
         return data
 
     def collect(self, keep: int) -> None:
@@ -139,30 +217,87 @@ class CommitStore:
         """
         if keep < 1:
             raise ValueError(f"at least one commit must be kept, got {keep}")
-        manifests = self._manifests()
-        kept = manifests[-keep:]
-        needed = set(kept).union(*(self._read_manifest(name).files() for name in kept))
+        needed = {NEWEST}
+        for name in reversed(self.manifests()):
+            try:
+                files = self.read_manifest(name).files()
+            except DamageError as error:
+                _log.warning("%s; this commit is given up", error)
+                continue
+            needed |= {name, *files}
+            keep -= 1
+            if not keep:
+                break
         # Manifests go first: one whose files are half deleted must not be found by a restart.
-        doomed = [name for name in self._storage.names(_FOLDER) if name not in needed]
+        doomed = [name for name in self._storage.names(FOLDER) if name not in needed]
         for name in sorted(doomed, key=lambda name: not name.startswith("manifest-")):
-            self._storage.delete(f"{_FOLDER}/{name}")
+            self._storage.delete(f"{FOLDER}/{name}")
 
-    def _manifests(self) -> list[str]:
-        return [name for name in self._storage.names(_FOLDER) if name.startswith("manifest-") and name.endswith("json")]
+    def manifests(self) -> list[str]:
+        """The names of all manifests, the newest last."""
+        return [name for name in self._storage.names(FOLDER) if name.startswith("manifest-") and name.endswith(".json")]
 
-    def _read_manifest(self, name: str) -> Manifest:
+    def read_manifest(self, name: str) -> Manifest:
+        """A manifest, verified.
+
+        Raises:
+            DamageError: when it is missing, changed or no manifest.
+            RunError: when it is of another format version.
+        """
         try:
-            content: dict[str, Any] = json.loads(self._storage.read(f"{_FOLDER}/{name}"))
-            version = content.get("version")
-            if version != FORMAT_VERSION:
-                raise RunError(
-                    f"{_FOLDER}/{name} has format version {version}, this rayfl reads {FORMAT_VERSION}: "
-                    "continue the run with the rayfl that started it"
-                )
-            return Manifest.model_validate(content)
-        except (ValueError, AttributeError, ValidationError) as error:
-            raise RunError(f"{_FOLDER}/{name} in {self._storage.uri} is damaged: {error}") from error
+            content: dict[str, Any] = json.loads(self._storage.read(f"{FOLDER}/{name}"))
+            version, checksum = content.get("version"), content.pop("checksum", None)
+        except FileNotFoundError as error:
+            raise DamageError(f"{FOLDER}/{name} is missing from {self._storage.uri}") from error
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise DamageError(f"{self._damaged(name)}: {error}") from error
+        # Every version from 2 on has the same checksum, so that a newer one can be told from a damaged one.
+        if type(version) is not int or version < _WITHOUT_CHECKSUM:
+            raise DamageError(f"{self._damaged(name)}: it has no format version")
+        if version != _WITHOUT_CHECKSUM and checksum != _checksum(content):
+            raise DamageError(f"{self._damaged(name)}: its SHA-256 has changed")
+        if version > FORMAT_VERSION:
+            raise RunError(
+                f"{FOLDER}/{name} in {self._storage.uri} has format version {version}, this rayfl reads up to "
+                f"{FORMAT_VERSION}: continue the run with the rayfl that started it"
+            )
+        try:
+            manifest = Manifest.model_validate(content)
+        except ValidationError as error:
+            raise DamageError(f"{self._damaged(name)}: {error}") from error
+        if name != manifest_name(manifest.rounds_completed):
+            raise DamageError(f"{self._damaged(name)}: it is the manifest of round {manifest.rounds_completed}")
+        return manifest
+
+    def _newest(self) -> int | None:
+        """What ``newest.json`` says; None without one (in runs of version 1) and where it is damaged, too."""
+        try:
+            return int(json.loads(self._storage.read(f"{FOLDER}/{NEWEST}"))["rounds_completed"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            _log.warning("%s: %s; the next commit writes it anew", self._damaged(NEWEST), error)
+            return None
+
+    def _note_newest(self, rounds_completed: int) -> None:
+        self._write_json(NEWEST, {"rounds_completed": rounds_completed})
+
+    def _damaged(self, name: str) -> str:
+        return f"{FOLDER}/{name} in {self._storage.uri} is damaged"
+
+    def _write_json(self, name: str, content: dict[str, Any]) -> None:
+        self._storage.write(f"{FOLDER}/{name}", json.dumps(content, indent=1).encode())
 
     def _write(self, name: str, data: bytes) -> StoredFile:
-        self._storage.write(f"{_FOLDER}/{name}", data)
-        return StoredFile(name=name, sha256=hashlib.sha256(data).hexdigest())
+        self._storage.write(f"{FOLDER}/{name}", data)
+        return StoredFile(name=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+
+
+def manifest_name(rounds_completed: int) -> str:
+    """The manifest's file."""
+    return f"manifest-{rounds_completed:06d}.json"
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest without its checksum: of its JSON with sorted keys and without spaces."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -32,3 +32,7 @@ class ResourceError(RayflError):
 
 class RunError(RayflError):
     """A run folder that cannot be continued, or a run that failed too often."""
+
+
+class DamageError(RunError):
+    """A file of a run is missing, truncated or changed; names it and says what is wrong."""

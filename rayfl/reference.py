@@ -165,7 +165,7 @@ class ReferenceTable(_Record):
 def reference_tables() -> tuple[ReferenceTable, ...]:
     """All printed tables and figures, in the order of the papers."""
     text = (resources.files("rayfl") / "presets" / REFERENCE_FILE).read_text(encoding="utf-8")
-    return parsed_reference(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))  # noqa: S506
+    return parsed_reference(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))  # noqa: S506 -- a safe loader, in C if built
 
 
 def parsed_reference(content: Mapping[str, Any]) -> tuple[ReferenceTable, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from rayfl.config.schema import ExperimentConfig
+from rayfl.tables import SKIPPED_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Result:
         clients: one row per client, schema ``rayfl.tables.CLIENTS_SCHEMA``.
         rounds_completed: rounds done.
         partition: SHA-256 of who owns which sample (``partition.parquet`` in the folder).
+        skipped: clients that failed and were left out, schema ``rayfl.tables.SKIPPED_SCHEMA``.
     """
 
     path: str
@@ -28,3 +30,4 @@ class Result:
     clients: pa.Table
     rounds_completed: int
     partition: str = ""
+    skipped: pa.Table = field(default_factory=SKIPPED_SCHEMA.empty_table)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import posixpath
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,10 +18,14 @@ from pyarrow import fs
 
 from rayfl.errors import RunError
 
+_CHUNK_BYTES = 1 << 24
+_SETTLE_S = 2.0
+"""How long another writer of the same object may be under way between looking for it and writing it, in seconds."""
+
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder on a pyarrow file system; all paths are relative to it.
+    """A folder on a pyarrow file system; all paths are relative to it, and none leads out of it.
 
     Attributes:
         uri: what the user wrote: a local path or a URI such as ``s3://bucket/folder``.
@@ -43,12 +50,22 @@ class Storage:
         return Path(path) if isinstance(filesystem, fs.LocalFileSystem) else None
 
     def inside(self, folder: str) -> Storage:
-        """A sub-folder."""
+        """A sub-folder, by its name.
+
+        Raises:
+            RunError: when the name would lead elsewhere.
+        """
+        if "/" in _checked(folder):
+            raise RunError(f"{folder!r} is no name of a folder: it must not have '/'")
         if "://" not in self.uri:
             return Storage(f"{self.uri.rstrip('/')}/{folder}")
         # Options of a URI (s3://bucket/runs?region=...) stay at its end.
         address, mark, options = self.uri.partition("?")
         return Storage(f"{address.rstrip('/')}/{quote(folder)}{mark}{options}")
+
+    def _target(self, path: str) -> tuple[fs.FileSystem, str]:
+        filesystem, base = self._located
+        return filesystem, posixpath.join(base, _checked(path))
 
     def write(self, path: str, data: bytes) -> None:
         """Writes a file so that readers see the old content or the new, never a part, and it survives power loss.
@@ -56,14 +73,39 @@ class Storage:
         Raises:
             RunError: when the file cannot be written (no space, no permission), naming it.
         """
-        filesystem, base = self._located
-        target = posixpath.join(base, path)
+        filesystem, target = self._target(path)
         with _reported("write", target):
             if isinstance(filesystem, fs.LocalFileSystem):
                 _write_local(Path(target), data)
             else:
                 with filesystem.open_output_stream(target) as stream:
                     stream.write(data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Writes a file that must not be there yet; whether it did. Of several who try at once, one does.
+
+        On disks, network file systems included, a hard link makes sure of that. Where there are none, as in an object
+        store, the file is written and read back after two seconds: whoever finds the own content has won, so ``data``
+        must be unlike everybody else's. A writer that was held up for longer than that in between looking and writing
+        may still replace the file: read it again before something depends on it.
+
+        Raises:
+            RunError: when the file cannot be written, naming it.
+        """
+        filesystem, target = self._target(path)
+        if isinstance(filesystem, fs.LocalFileSystem):
+            with _reported("write", target):
+                created = _link_local(Path(target), data)
+            if created is not None:
+                return created
+        if self.exists(path):
+            return False
+        self.write(path, data)
+        time.sleep(_SETTLE_S)
+        try:
+            return self.read(path) == data
+        except FileNotFoundError:
+            return False
 
     def read(self, path: str) -> bytes:
         """The content of a file.
@@ -72,34 +114,68 @@ class Storage:
             FileNotFoundError: when there is none.
             RunError: when it cannot be read, naming it.
         """
-        filesystem, base = self._located
-        target = posixpath.join(base, path)
+        filesystem, target = self._target(path)
         with _reported("read", target, FileNotFoundError), filesystem.open_input_stream(target) as stream:
             data: bytes = stream.read()
         return data
 
     def exists(self, path: str) -> bool:
         """Whether there is a file (or folder) of this name."""
-        filesystem, base = self._located
-        target = posixpath.join(base, path)
+        filesystem, target = self._target(path)
         with _reported("read", target):
             found: bool = filesystem.get_file_info(target).type != fs.FileType.NotFound
         return found
 
+    def digest(self, path: str) -> str:
+        """SHA-256 of a file's content, which need not fit into memory.
+
+        Raises:
+            FileNotFoundError: when there is none.
+            RunError: when it cannot be read, naming it.
+        """
+        filesystem, target = self._target(path)
+        digest = hashlib.sha256()
+        with _reported("read", target, FileNotFoundError), filesystem.open_input_stream(target) as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+    def modified(self, path: str) -> float:
+        """When a file was written, in seconds by the clock of whoever keeps the files.
+
+        Raises:
+            FileNotFoundError: when there is none.
+        """
+        filesystem, target = self._target(path)
+        with _reported("read", target):
+            info = filesystem.get_file_info(target)
+        if info.type == fs.FileType.NotFound:
+            raise FileNotFoundError(errno.ENOENT, "no such file", target)
+        return float(info.mtime_ns) / 1e9
+
     def names(self, folder: str) -> list[str]:
         """The names of the files in a folder, sorted; empty when there is no such folder."""
-        filesystem, base = self._located
-        target = posixpath.join(base, folder)
+        return sorted(self.sizes(folder))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The files in a folder with their sizes in bytes, by name; empty when there is no such folder."""
+        filesystem, target = self._target(folder)
         with _reported("read", target):
             infos = filesystem.get_file_info(fs.FileSelector(target, allow_not_found=True))
-        return sorted(info.base_name for info in infos if info.type == fs.FileType.File)
+        return {info.base_name: info.size for info in infos if info.type == fs.FileType.File}
 
     def delete(self, path: str) -> None:
         """Deletes a file; one that is gone already is no error."""
-        filesystem, base = self._located
-        target = posixpath.join(base, path)
+        filesystem, target = self._target(path)
         with _reported("delete", target), suppress(FileNotFoundError):
             filesystem.delete_file(target)
+
+
+def _checked(path: str) -> str:
+    """A path that stays inside the folder; names may come from files that somebody else wrote."""
+    if not path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise RunError(f"{path!r} is no path inside a run's folder")
+    return path
 
 
 @contextmanager
@@ -111,6 +187,24 @@ def _reported(action: str, target: str, *passing: type[OSError]) -> Iterator[Non
         raise
     except OSError as error:
         raise RunError(f"cannot {action} {target}: {error.strerror or error}") from error
+
+
+def _link_local(target: Path, data: bytes) -> bool | None:
+    """Creates a file unless it exists, atomically; None where the file system has no hard links."""
+    ready = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.new")
+    _write_local(ready, data)
+    try:
+        os.link(ready, target)
+    except FileExistsError:
+        # Over NFS the answer to a link that was made may be lost, and the repeated request fails.
+        return ready.stat().st_nlink == 2
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            return None
+        raise
+    finally:
+        ready.unlink(missing_ok=True)
+    return True
 
 
 def _write_local(target: Path, data: bytes) -> None:

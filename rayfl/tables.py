@@ -1,4 +1,4 @@
-"""The results of a run as two Arrow tables: one row per client, and one row per summary over clients."""
+"""The results of a run as Arrow tables: a row per client, a row per summary over clients, a row per skipped client."""
 
 from __future__ import annotations
 
@@ -70,6 +70,24 @@ linear layer, sum of ||D_k - mean D||^2 (Grinwald et al., NeurIPS 2024, eqs. 12 
 such updates, and in rows of all clients.
 """
 
+SKIPPED_SCHEMA = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("client", pa.int32()),
+        ("name", pa.string()),
+        ("procedure", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
+"""One row per client that failed and was left out (``clients.on_error``).
+
+``procedure`` is the client's procedure that failed: one of the round's training, in which case the client had no part
+in this round, as if it had not been sampled; or ``predictors``, in which case this round's evaluation is without it.
+"""
+
+TABLES = {"clients": CLIENTS_SCHEMA, "rounds": ROUNDS_SCHEMA, "skipped": SKIPPED_SCHEMA}
+"""All tables, by the name of their files."""
+
 Scores = Mapping[int, Mapping[str, Mapping[str, Statistics]]]
 
 
@@ -82,6 +100,7 @@ class ResultTables:
         partition: hash of who owns which sample, kept in the tables' metadata.
         clients: rows so far.
         rounds: rows so far.
+        skipped: rows so far.
     """
 
     def __init__(
@@ -91,6 +110,7 @@ class ResultTables:
         partition: str = "",
         clients: pa.Table | None = None,
         rounds: pa.Table | None = None,
+        skipped: pa.Table | None = None,
     ) -> None:
         self._names = names
         self._sweep = sweep
@@ -98,10 +118,33 @@ class ResultTables:
         metadata = {PARTITION_KEY: partition.encode()}
         self.clients = (CLIENTS_SCHEMA.empty_table() if clients is None else clients).replace_schema_metadata(metadata)
         self.rounds = (ROUNDS_SCHEMA.empty_table() if rounds is None else rounds).replace_schema_metadata(metadata)
+        self.skipped = (SKIPPED_SCHEMA.empty_table() if skipped is None else skipped).replace_schema_metadata(metadata)
 
-    def with_rows(self, clients: pa.Table, rounds: pa.Table) -> ResultTables:
-        """The same collector with other rows."""
-        return ResultTables(self._names, self._sweep, self._partition, clients, rounds)
+    def by_name(self) -> dict[str, pa.Table]:
+        """All tables, by name."""
+        return {"clients": self.clients, "rounds": self.rounds, "skipped": self.skipped}
+
+    def with_rows(self, clients: pa.Table, rounds: pa.Table, skipped: pa.Table | None) -> ResultTables:
+        """The same collector with other rows; ``skipped`` is None in runs from before there was this table."""
+        return ResultTables(self._names, self._sweep, self._partition, clients, rounds, skipped)
+
+    def copy(self) -> ResultTables:
+        """A collector with the same rows, to which others can be added."""
+        return self.with_rows(**self.by_name())
+
+    def add_skipped(self, round: int, failures: Mapping[int, tuple[str, str]]) -> None:
+        """Adds the clients that were left out.
+
+        Args:
+            round: completed rounds, the one without them included.
+            failures: procedure and reason, by client.
+        """
+        rows = [
+            {"round": round, "client": client, "name": self._names[client], "procedure": procedure, "reason": reason}
+            for client, (procedure, reason) in sorted(failures.items())
+        ]
+        if rows:
+            self.skipped = _append(self.skipped, rows, SKIPPED_SCHEMA)
 
     def add(
         self,

@@ -10,7 +10,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rayfl.errors import RunError
+from rayfl.errors import DamageError
 from rayfl.params import Tree, from_leaves
 
 _HEADER = "rayfl"
@@ -38,7 +38,7 @@ def loads(data: bytes, name: str) -> Tree:
         name: what to call it in an error.
 
     Raises:
-        RunError: when the content is not such a file.
+        DamageError: when the content is not such a file.
     """
     try:
         tensors = safetensors.torch.load(data)
@@ -47,8 +47,8 @@ def loads(data: bytes, name: str) -> Tree:
         numbers, order = header["numbers"], header["order"]
         # Copies: where a tensor lies in the file says how it is aligned, which a resumed run must not feel.
         return from_leaves({path: tensors[path].clone() if path in tensors else numbers[path] for path in order})
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{name} is damaged or not a rayfl tree file: {error}") from error
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DamageError(f"{name} is damaged or not a rayfl tree file: {error}") from error
 
 
 def _entries(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -70,7 +70,8 @@ def resident(pid: int) -> int:
     except OSError:
         return 0
     lines = dict(line.split(":", 1) for line in status.splitlines())
-    return int(lines["RssAnon"].split()[0]) * 1024
+    # A process that has ended but is not yet waited for has no memory lines.
+    return int(lines.get("RssAnon", "0").split()[0]) * 1024
 
 
 def main(preset: str, overrides: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.commits import FORMAT_VERSION, CommitStore, Manifest, StoredFile
-from rayfl.errors import RunError
+from rayfl.errors import DamageError, RunError
 from rayfl.params import Tree
 from rayfl.storage import Storage
 from tests.toys import assert_equal
@@ -121,25 +122,173 @@ def test_damage_is_noticed_and_named(store: CommitStore, folder: Path, kind: str
         reads[kind]()
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"\xff\xfe", b'{"version": 1}', b'{"version": 1, "rounds_completed": "x"}'], ids=repr
-)
-def test_a_damaged_manifest_is_named(store: CommitStore, folder: Path, content: bytes) -> None:
-    commit(store, 1, {})
+BROKEN = [
+    b"",
+    b"{",
+    b"[]",
+    b"\xff\xfe",
+    b"[" * 9999,
+    b"{}",
+    b'{"version": 1}',
+    b'{"version": 1, "rounds_completed": "x"}',
+]
+
+
+@pytest.mark.parametrize("content", BROKEN, ids=lambda content: repr(content[:40]))
+def test_a_damaged_manifest_is_named_and_the_commit_before_it_is_used(
+    store: CommitStore, folder: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = commit(store, 1, {})
+    commit(store, 2, {})
     (folder / "manifest-000002.json").write_bytes(content)
-    with pytest.raises(RunError, match=r"commits/manifest-000002.json in .* is damaged"):
+    assert store.latest() == before
+    assert "commits/manifest-000002.json in" in caplog.text
+    assert "is damaged" in caplog.text
+    assert "The commit of round 1 is whole and used instead" in caplog.text
+    (folder / "manifest-000001.json").unlink()
+    with pytest.raises(DamageError, match=r"has no whole commit: commits/manifest-000002.json in .* is damaged"):
         store.latest()
 
 
-@pytest.mark.parametrize("version", [0, FORMAT_VERSION + 1, None])
-def test_another_version_is_refused(store: CommitStore, folder: Path, version: int | None) -> None:
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_flipped_bit_of_a_manifest_goes_unnoticed(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    root = tmp_path_factory.mktemp("run")
+    store = CommitStore(Storage(str(root)))
+    before = commit(store, 1, {0: {1: 1.0}})
+    commit(store, 2, {0: {2: 1.0}})
+    file = root / "commits" / "manifest-000002.json"
+    content = bytearray(file.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= 1 << data.draw(st.integers(0, 7))
+    file.write_bytes(content)
+    try:
+        unchanged = store.read_manifest("manifest-000002.json")
+    except DamageError:
+        assert store.latest() == before
+    else:  # white space
+        assert json.loads(content) == json.loads(unchanged.model_dump_json()) | {
+            "checksum": json.loads(content)["checksum"]
+        }
+
+
+def rewritten(folder: Path, name: str, **changes: Any) -> None:
+    """Changes a manifest, and its checksum with it."""
+    content = json.loads((folder / name).read_text())
+    del content["checksum"]
+    content |= changes
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    (folder / name).write_text(json.dumps(content | {"checksum": hashlib.sha256(text.encode()).hexdigest()}))
+
+
+def test_a_newer_version_is_refused_and_no_older_commit_taken_for_it(store: CommitStore, folder: Path) -> None:
     commit(store, 1, {})
-    content = json.loads((folder / "manifest-000001.json").read_text())
-    content["version"] = version
-    content["something_new"] = [1, 2]
-    (folder / "manifest-000001.json").write_text(json.dumps(content))
-    with pytest.raises(RunError, match=rf"format version {version}, this rayfl reads {FORMAT_VERSION}"):
+    commit(store, 2, {})
+    rewritten(folder, "manifest-000002.json", version=FORMAT_VERSION + 1, something_new=[1, 2])
+    with pytest.raises(RunError, match=rf"has format version {FORMAT_VERSION + 1}, this rayfl reads up to") as refused:
         store.latest()
+    assert not isinstance(refused.value, DamageError)
+
+
+@pytest.mark.parametrize("version", [0, -1, None, "2", 2.5, True])
+def test_what_is_no_version_is_damage(store: CommitStore, folder: Path, version: Any) -> None:
+    before = commit(store, 1, {})
+    commit(store, 2, {})
+    rewritten(folder, "manifest-000002.json", version=version)
+    assert store.latest() == before
+
+
+def test_manifests_of_version_1_are_read(store: CommitStore, folder: Path) -> None:
+    written = commit(store, 1, {0: {1: 1.0}})
+    content = json.loads((folder / "manifest-000001.json").read_text()) | {"version": 1}
+    del content["checksum"]
+    for file in (content["server"], *content["states"].values(), *content["tables"].values()):
+        del file["size"]
+    (folder / "manifest-000001.json").write_text(json.dumps(content))
+    (folder / "newest.json").unlink()
+    found = store.latest(thoroughly=True)
+    assert found is not None
+    assert found.version == 1
+    assert found.files() == written.files()
+
+
+@pytest.mark.parametrize("name", ["../config.yaml", "/etc/passwd", "a/b", "..", "", "a\0b", ".hidden", "a b\n"])
+def test_a_manifest_names_nothing_outside_of_its_folder(store: CommitStore, folder: Path, name: str) -> None:
+    before = commit(store, 1, {})
+    after = commit(store, 2, {})
+    rewritten(folder, "manifest-000002.json", server={**after.server.model_dump(), "name": name})
+    assert store.latest() == before
+
+
+def test_a_manifest_under_another_ones_name_is_damage(store: CommitStore, folder: Path) -> None:
+    commit(store, 1, {})
+    before = commit(store, 2, {})
+    (folder / "manifest-000003.json").write_bytes((folder / "manifest-000001.json").read_bytes())
+    assert store.latest() == before
+
+
+def test_a_manifest_that_has_gone_missing_is_named(
+    store: CommitStore, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = commit(store, 1, {})
+    commit(store, 2, {})
+    (folder / "manifest-000002.json").unlink()
+    assert store.latest() == before
+    assert "commits/manifest-000002.json is missing from" in caplog.text
+    (folder / "manifest-000001.json").unlink()
+    with pytest.raises(DamageError, match=r"manifest-000002.json is missing"):
+        store.latest()
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_a_damaged_note_of_the_newest_commit_does_no_harm(
+    store: CommitStore, folder: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    latest = commit(store, 1, {})
+    (folder / "newest.json").write_bytes(content)
+    assert store.latest() == latest
+    assert "newest.json in" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["server", "states", "table"])
+@pytest.mark.parametrize("damage", ["flipped bit", "truncated", "missing", "foreign"])
+def test_a_damaged_commit_is_passed_over_for_the_one_before(
+    store: CommitStore, folder: Path, kind: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = commit(store, 1, {0: {4: 1.0}})
+    manifest = commit(store, 2, {0: {4: 2.0}})
+    file = {"server": manifest.server, "states": manifest.states[4], "table": manifest.tables["rounds"]}[kind]
+    path = folder / file.name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 8
+    changed = {"flipped bit": bytes(content), "truncated": path.read_bytes()[:-1], "foreign": b"x" * len(content)}
+    path.unlink()
+    if damage in changed:
+        path.write_bytes(changed[damage])
+    assert store.latest(thoroughly=True) == before
+    assert f"commits/{file.name}" in caplog.text
+    # Without reading everything, only what the folder's listing shows is seen.
+    assert store.latest() == (before if damage in ("truncated", "missing") else manifest)
+
+
+def test_newer_commits_that_are_not_whole_can_be_given_up(store: CommitStore, folder: Path) -> None:
+    before = commit(store, 1, {})
+    manifest = commit(store, 2, {})
+    (folder / manifest.server.name).unlink()
+    store.drop_after(1)
+    assert store.manifests() == ["manifest-000001.json"]
+    assert store.missing_newest() == []
+    assert store.latest() == before
+
+
+def test_collecting_gives_up_a_damaged_commit_for_an_older_one(store: CommitStore, folder: Path) -> None:
+    for rounds in (1, 2, 3):
+        commit(store, rounds, {})
+    (folder / "manifest-000002.json").write_bytes(b"")
+    store.collect(2)
+    assert store.manifests() == ["manifest-000001.json", "manifest-000003.json"]
 
 
 HISTORIES = st.lists(
@@ -168,6 +317,7 @@ def test_collecting_keeps_exactly_what_the_kept_manifests_need(
     store.collect(keep)
     kept = manifests[-keep:]
     expected = {f"manifest-{m.rounds_completed:06d}.json" for m in kept}.union(*(m.files() for m in kept))
+    expected.add("newest.json")
     assert set(os.listdir(root / "commits")) == expected
     assert store.latest() == manifests[-1]
     for manifest in kept:

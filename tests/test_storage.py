@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -161,3 +163,61 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         storage.names("file")
     with pytest.raises(RunError, match=f"cannot delete {tmp_path}/folder"):
         storage.delete("folder")
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_a_file_is_created_once(links: bool, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "not supported here")
+
+    monkeypatch.setattr("rayfl.storage._SETTLE_S", 0.0)
+    if not links:
+        monkeypatch.setattr(os, "link", refused)
+    assert storage.create("folder/file", b"one")
+    assert not storage.create("folder/file", b"two")
+    assert storage.read("folder/file") == b"one"
+    assert storage.names("folder") == ["file"]
+
+
+def test_of_two_who_create_a_file_without_links_the_last_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Storage(str(tmp_path))
+    monkeypatch.setattr("rayfl.storage._link_local", lambda target, data: None)
+    monkeypatch.setattr("rayfl.storage.time.sleep", lambda seconds: storage.write("file", b"the other's"))
+    assert not storage.create("file", b"mine")
+    monkeypatch.setattr("rayfl.storage.time.sleep", lambda seconds: storage.delete("other"))
+    assert not storage.create("other", b"mine")
+
+
+def test_a_link_whose_answer_was_lost_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def twice(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)  # NFS asks again
+
+    monkeypatch.setattr(os, "link", twice)
+    storage = Storage(str(tmp_path))
+    assert storage.create("file", b"x")
+    assert not storage.create("file", b"y")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_failed_creation_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(RunError, match=f"cannot write {tmp_path}/file: No space left"):
+        Storage(str(tmp_path)).create("file", b"x")
+    assert os.listdir(tmp_path) == []
+
+
+def test_digests_and_sizes(storage: Storage) -> None:
+    content = os.urandom(3000)
+    storage.write("folder/file", content)
+    assert storage.digest("folder/file") == hashlib.sha256(content).hexdigest()
+    assert storage.sizes("folder") == {"file": 3000}
+    with pytest.raises(FileNotFoundError):
+        storage.digest("folder/other")

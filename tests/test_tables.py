@@ -94,7 +94,7 @@ def test_parquet_round_trip_is_exact_and_deterministic() -> None:
     again = from_parquet(to_parquet(tables.rounds))
     assert again.equals(tables.rounds)
     assert to_parquet(again) == to_parquet(tables.rounds)
-    grown = tables.with_rows(from_parquet(to_parquet(tables.clients)), again)
+    grown = tables.with_rows(from_parquet(to_parquet(tables.clients)), again, None)
     before = tables.rounds.num_rows
     grown.add(3, "all", "received", {0: {"test": {"global": scored(7, 3)}}}, (0, 0))
     assert tables.rounds.num_rows == before

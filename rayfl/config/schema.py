@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Union
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field_validator, model_validator
 
@@ -190,6 +191,14 @@ class ExperimentConfig(_Section):
             return {"name": "candidates", **section}
         return section
 
+    @field_validator("storage_path")
+    @classmethod
+    def _without_secrets(cls, path: str) -> str:
+        """What is in the configuration is in config.yaml, logs and messages."""
+        if "://" in path and urlsplit(path).password is not None:
+            raise ValueError("keys do not belong here: give them in the environment (AWS_ACCESS_KEY_ID, ...)")
+        return path
+
     @model_validator(mode="after")
     def _deadline_can_be_kept(self) -> ExperimentConfig:
         if self.clients.deadline_s is not None and self.cluster.backend == "inline":
@@ -217,7 +226,8 @@ class ExperimentConfig(_Section):
         content = self.model_dump(
             mode="json", exclude={"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
         )
-        content["engine"] = self.engine.mode
+        fast = self.engine.kernel == "fast"
+        content["engine"] = f"{self.engine.mode}, {self.engine.kernel}" if fast else self.engine.mode
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property

@@ -7,9 +7,13 @@ from typing import Any
 
 import pyarrow.compute as pc
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from rayfl.result import Result
+
+_SKIPPED_SHOWN = 10
+_ROUNDS_SHOWN = 5
 
 
 def final_rows(result: Result) -> list[dict[str, Any]]:
@@ -46,6 +50,32 @@ def summary_table(result: Result) -> Table:
             _spread(row, "ece", 1, 3),
             style=style,
         )
+    return table
+
+
+def skipped_table(result: Result) -> Table:
+    """Which clients were left out, how often and why: those left out most often."""
+    found = (
+        result.skipped.group_by(["client", "name", "procedure", "reason"]).aggregate([("round", "list")]).to_pylist()
+    )
+    found.sort(key=lambda row: (-len(row["round_list"]), row["client"], row["procedure"], row["reason"]))
+    clients = pc.count_distinct(result.skipped["client"]).as_py()
+    table = Table(
+        title=f"{clients} of the clients failed and were left out of rounds (skipped.parquet)",
+        caption=f"and {len(found) - _SKIPPED_SHOWN} more" if len(found) > _SKIPPED_SHOWN else None,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        caption_justify="left",
+    )
+    for heading in ("client", "rounds", "procedure", "reason"):
+        table.add_column(heading)
+    for row in found[:_SKIPPED_SHOWN]:
+        rounds = sorted(row["round_list"])
+        shown = ", ".join(map(str, rounds[:_ROUNDS_SHOWN])) + (", ..." if len(rounds) > _ROUNDS_SHOWN else "")
+        name = "" if row["name"] == str(row["client"]) else f" ({row['name']})"
+        cells = (f"{row['client']}{name}", shown, row["procedure"], row["reason"])
+        table.add_row(*(escape(cell) for cell in cells))
     return table
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actors.host import ClientHost, Job, JobResult
+from actors.host import ClientHost
+from actors.job import Job, JobResult
 from actors.pool import InlinePool
 from algorithms.base import Averaging
 from rayfl.aggregation import Weighted

@@ -96,6 +96,7 @@ class Outcome:
     states: dict[str, Tree]
     rounds: pa.Table
     clients: pa.Table
+    skipped: pa.Table
 
 
 def outcome(folder: Path) -> Outcome:
@@ -109,12 +110,14 @@ def outcome(folder: Path) -> Outcome:
         states,
         pq.read_table(folder / "rounds.parquet"),
         pq.read_table(folder / "clients.parquet"),
+        pq.read_table(folder / "skipped.parquet"),
     )
 
 
 def assert_same(left: Outcome, right: Outcome) -> None:
-    """Server model, all client states and both tables are equal to the bit."""
+    """Server model, all client states and all tables are equal to the bit."""
     assert_equal(left.server, right.server)
     assert_equal(left.states, right.states)
     assert left.rounds.equals(right.rounds)
     assert left.clients.equals(right.clients)
+    assert left.skipped.equals(right.skipped)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from cluster.resources import plan_actors
+from cluster.resources import plan_actors, wait_for_room
 from rayfl.config.schema import ClusterConfig
 from rayfl.errors import ConfigError, ResourceError
 
@@ -44,3 +46,40 @@ def test_what_does_not_fit_is_refused_with_numbers() -> None:
         plan({"clients_per_actor": 1, "actors_per_gpu": 4}, CPU=64, GPU=2)
     with pytest.raises(ConfigError, match="drop one of the two"):
         plan({"clients_per_actor": 1, "num_actors": 2}, CPU=8)
+
+
+def grow(*sizes: float) -> tuple[list[float], Callable[[], dict[str, float]]]:
+    """A cluster with so many CPUs at each question, the last number from then on."""
+    asked: list[float] = []
+
+    def resources() -> dict[str, float]:
+        asked.append(sizes[min(len(asked), len(sizes) - 1)])
+        return {"CPU": asked[-1]}
+
+    return asked, resources
+
+
+def test_a_cluster_that_grows_is_waited_for() -> None:
+    config = ClusterConfig.model_validate({"num_actors": 4, "resources_timeout_s": 60})
+    asked, resources = grow(0, 2, 2, 8)
+    slept: list[float] = []
+    assert wait_for_room(config, resources, 20, slept.append).count == 4
+    assert asked == [0, 2, 2, 8]
+    assert sum(slept) <= 60
+
+
+def test_one_that_does_not_grow_is_given_up_with_what_is_missing() -> None:
+    config = ClusterConfig.model_validate({"num_actors": 4, "resources_timeout_s": 6})
+    slept: list[float] = []
+    with pytest.raises(ResourceError, match=r"4 actors with 1 CPUs.*2 CPUs.*waited 6 s: cluster.resources_timeout_s"):
+        wait_for_room(config, grow(2)[1], 20, slept.append)
+    assert sum(slept) == 6
+    with pytest.raises(ResourceError, match="room for 2"):
+        wait_for_room(ClusterConfig(num_actors=4), grow(2)[1], 20, slept.append)
+    assert sum(slept) == 6
+
+
+def test_contradictions_are_not_waited_for() -> None:
+    config = ClusterConfig.model_validate({"clients_per_actor": 1, "num_actors": 2, "resources_timeout_s": 60})
+    with pytest.raises(ConfigError, match="drop one of the two"):
+        wait_for_room(config, grow(8)[1], 20)

@@ -136,6 +136,7 @@ def test_the_fingerprint_covers_what_changes_results_and_nothing_else() -> None:
         "algorithm=scaffold",
         "evaluation.every=3",
         "engine.mode=looped",
+        "engine.kernel=fast",
     ]
     assert load_config(Experiment, MINIMAL, same).fingerprint() == base.fingerprint()
     for override in other:

@@ -14,7 +14,7 @@ from rayfl.result import Result
 from rayfl.tables import ROUNDS_SCHEMA, ResultTables
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.console import ConsoleProgress
-from rayfl.tracking.summary import final_rows, summary_table
+from rayfl.tracking.summary import final_rows, skipped_table, summary_table
 from rayfl.tracking.tensorboard import TensorBoard
 from tests.test_tables import scored
 
@@ -123,6 +123,28 @@ def test_the_final_table_of_a_run_without_evaluation_is_empty() -> None:
     assert final_rows(whole) == []
     assert "*" not in text.replace("+-", "")
     assert whole.rounds.schema == ROUNDS_SCHEMA
+
+
+def test_clients_that_were_left_out_are_shown_with_their_rounds_and_reasons() -> None:
+    result = ResultTables(["0", "[bold]bob", "carl"], None)
+    for round in range(1, 9):
+        result.add_skipped(round, {1: ("local_update", "RuntimeError: [red]x[/red]"), 2: ("report", f"no {round}")})
+    result.add_skipped(9, {0: ("local_update", "why")})
+    config = load_config(Experiment, "quickstart", [])
+    out = io.StringIO()
+    whole = Result("/folder", config, result.rounds, result.clients, 9, "", result.skipped)
+    Console(file=out, width=120).print(skipped_table(whole))
+    text = out.getvalue()
+    assert "3 of the clients failed" in text
+    lines = [line.strip().split("  ")[0] for line in text.splitlines()]
+    assert lines.index("1 ([bold]bob)") < lines.index("0") < lines.index("2 (carl)")
+    assert "1, 2, 3, 4, 5, ..." in text
+    assert "RuntimeError: [red]x[/red]" in text
+    for round in range(10, 14):
+        result.add_skipped(round, {2: ("report", f"no {round}")})
+    many = Result("/folder", config, result.rounds, result.clients, 9, "", result.skipped)
+    Console(file=out, width=120).print(skipped_table(many))
+    assert "and 4 more" in out.getvalue()
 
 
 def test_a_callback_may_listen_to_any_part() -> None:

@@ -1,0 +1,95 @@
+"""Ctrl-C and SIGTERM: the first asks the run to stop after its round, the second stops it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+TERMINATED = 128 + signal.SIGTERM
+"""Exit status of a run that SIGTERM ended, as shells report it."""
+
+
+class Terminated(SystemExit):
+    """SIGTERM ended the run; uncaught, it ends the process quietly with exit status 143."""
+
+    def __init__(self) -> None:
+        super().__init__(TERMINATED)
+
+
+class StopRequest:
+    """Whether, and by which signal, the run was asked to stop.
+
+    Args:
+        grace_s: how long after SIGTERM the round under way may take to end, in seconds.
+
+    Attributes:
+        patient: whether there is a round to wait for; without one, already the first signal stops at once.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self.patient = False
+        self._grace_s = grace_s
+        self._signal: int | None = None
+        self._timer: threading.Timer | None = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run should stop where everything can be committed."""
+        return self._signal is not None
+
+    def error(self) -> BaseException:
+        """What a run raises that has stopped: KeyboardInterrupt, or Terminated."""
+        return Terminated() if self._signal == signal.SIGTERM else KeyboardInterrupt()
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        hurried = self._signal is not None or not self.patient
+        self._signal = self._signal or number
+        if hurried:
+            raise self.error()
+        if number == signal.SIGTERM:
+            _say(f"SIGTERM: stops after this round, or in {self._grace_s:g} s")
+            # The second signal, to ourselves: an alarm of the system would be taken from whoever else uses it.
+            self._timer = threading.Timer(self._grace_s, os.kill, (os.getpid(), signal.SIGTERM))
+            self._timer.daemon = True
+            self._timer.start()
+        else:
+            _say("stops after this round; Ctrl-C again stops at once")
+
+    def settle(self) -> None:
+        """The round has ended: what is left to write may take its time, unless somebody asks again."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _say(text: str) -> None:
+    """Writes past Python's buffers, whose locks the interrupted code may hold."""
+    os.write(2, f"{text}\n".encode())
+
+
+@contextmanager
+def stop_requests(grace_s: float) -> Iterator[StopRequest]:
+    """Catches SIGINT and SIGTERM while a run goes on; previous handlers come back at the end.
+
+    Enter it after ``ray.init``, which sets handlers of its own. Outside the main thread, where Python allows no
+    handlers, nothing is caught and the signals do what they did.
+
+    Args:
+        grace_s: see :class:`StopRequest`.
+    """
+    request = StopRequest(grace_s)
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        request.settle()
+        for number, handler in before.items():
+            # None: a handler that was not set from Python and cannot be put back.
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -1,0 +1,35 @@
+"""The command ``rayfl verify``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+_out = Console(soft_wrap=False)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(verify)
+
+
+def verify(run: Annotated[str, typer.Argument(help="A run's folder: a path or a URI (file, s3, gs).")]) -> None:
+    """Check that a run's folder is whole: every commit, file, checksum and table. Exit status 1 if not."""
+    from rayfl.storage import Storage
+    from rayfl.verification import verify as verified
+
+    report = verified(Storage(run))
+    for problem in report.problems:
+        _say(f"problem: {problem}")
+    for note in report.notes:
+        _say(f"note: {note}")
+    rounds = ", ".join(str(commit) for commit in report.commits) or "none"
+    read = f"{report.files} files, {report.bytes:,} bytes read; whole commits of rounds: {rounds}"
+    _say(f"{len(report.problems)} problems; {read}" if report.problems else f"whole: {read}")
+    raise typer.Exit(1 if report.problems else 0)
+
+
+def _say(text: str) -> None:
+    _out.print(text, markup=False, highlight=False, soft_wrap=True)

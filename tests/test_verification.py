@@ -1,0 +1,196 @@
+"""``rayfl verify`` finds every kind of damage, names it, and changes nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import rayfl
+from rayfl.cli import app
+from rayfl.commits import CommitStore, Manifest
+from rayfl.errors import RunError
+from rayfl.lease import Lease
+from rayfl.storage import Storage
+from rayfl.tables import PARTITION_KEY
+from rayfl.verification import verify
+from tests.cluster.experiments import small_experiment
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    rayfl.run(small_experiment(folder, "run", "scaffold", backend="inline"))
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def newest(run: Path) -> Manifest:
+    manifest = CommitStore(Storage(str(run))).latest()
+    assert manifest is not None
+    return manifest
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def of_commit(choose: Callable[[Manifest], str]) -> Callable[[Path], Path]:
+    return lambda run: run / "commits" / choose(newest(run))
+
+
+FILES: dict[str, Callable[[Path], Path]] = {
+    "server": of_commit(lambda manifest: manifest.server.name),
+    "states": of_commit(lambda manifest: next(iter(manifest.states.values())).name),
+    "table": of_commit(lambda manifest: manifest.tables["clients"].name),
+    "skipped": of_commit(lambda manifest: manifest.tables["skipped"].name),
+    "manifest": lambda run: run / "commits" / "manifest-000004.json",
+    "older manifest": lambda run: run / "commits" / "manifest-000003.json",
+    "published": lambda run: run / "rounds.parquet",
+    "partition": lambda run: run / "partition.parquet",
+}
+
+
+def test_a_whole_run(run: Path) -> None:
+    before = contents(run)
+    report = verify(Storage(str(run)))
+    assert (report.problems, report.notes, report.commits) == ([], [], [3, 4])
+    # all but config.yaml, rayfl.log, timings.jsonl, newest.json and the two manifests
+    assert report.files == len(before) - 6
+    assert contents(run) == before
+    done = CliRunner().invoke(app, ["verify", str(run)])
+    assert done.exit_code == 0
+    assert "whole: " in done.stdout
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "truncated", "empty", "text"])
+@pytest.mark.parametrize("kind", FILES)
+def test_every_damage_is_found_and_named(run: Path, kind: str, damage: str) -> None:
+    path = FILES[kind](run)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(
+        {"flipped bit": bytes(content), "truncated": content[: len(content) // 2], "empty": b"", "text": b"text" * 99}[
+            damage
+        ]
+    )
+    before = contents(run)
+    report = verify(Storage(str(run)))
+    assert report.problems
+    assert any(path.name in problem for problem in report.problems)
+    assert contents(run) == before
+    done = CliRunner().invoke(app, ["verify", str(run)])
+    assert done.exit_code == 1
+    assert path.name in done.stdout
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FILES if kind not in ("published", "older manifest")])
+def test_every_missing_file_is_named(run: Path, kind: str) -> None:
+    path = FILES[kind](run)
+    path.unlink()
+    report = verify(Storage(str(run)))
+    assert any(f"{path.name} is missing" in problem for problem in report.problems)
+
+
+def test_a_damaged_file_of_both_commits_is_one_problem(run: Path) -> None:
+    FILES["skipped"](run).write_bytes(b"x")
+    assert len(verify(Storage(str(run))).problems) == 1
+
+
+@pytest.mark.parametrize("content", ["", "- a\n- b\n", "a: [", "\x00"])
+def test_a_damaged_configuration(run: Path, content: str) -> None:
+    (run / "config.yaml").write_text(content)
+    assert any("config.yaml" in problem for problem in verify(Storage(str(run))).problems)
+
+
+def test_a_configuration_that_names_code_does_not_run_it(run: Path, tmp_path: Path) -> None:
+    text = (run / "config.yaml").read_text().replace("name: scaffold", "name: trap:Trap")
+    (run / "config.yaml").write_text(text + "\nextra: !!python/object/apply:os.mkdir [trapped]\n")
+    report = verify(Storage(str(run)))
+    assert any("config.yaml" in problem for problem in report.problems)
+    (run / "config.yaml").write_text(text)
+    assert verify(Storage(str(run))).problems == []
+
+
+def with_checksums(run: Path, name: str, data: bytes) -> None:
+    """Replaces the newest commit's table as somebody would who keeps to the format."""
+    store, manifest = CommitStore(Storage(str(run))), newest(run)
+    tables = {**manifest.tables, name: store.write_table(4, name, data)}
+    store.write_manifest(manifest.model_copy(update={"tables": tables}))
+
+
+def test_a_table_of_other_data(run: Path) -> None:
+    table = pq.read_table(run / "clients.parquet").replace_schema_metadata({PARTITION_KEY: b"0" * 64})
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    with_checksums(run, "clients", buffer.getvalue())
+    problems = verify(Storage(str(run))).problems
+    assert any("commits/clients-000004.parquet is of a run on other data" in problem for problem in problems)
+
+
+def test_a_table_with_other_columns(run: Path) -> None:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"round": [1]}), buffer)
+    with_checksums(run, "rounds", buffer.getvalue())
+    problems = verify(Storage(str(run))).problems
+    assert any("commits/rounds-000004.parquet has other columns" in problem for problem in problems)
+
+
+def test_states_that_are_not_in_their_file(run: Path) -> None:
+    store, manifest = CommitStore(Storage(str(run))), newest(run)
+    file = store.write_states(4, 0, {0: {"n": 1}})
+    store.write_manifest(manifest.model_copy(update={"states": {**manifest.states, 3: file, 11: file}}))
+    assert f"commits/{file.name} lacks the states of clients 3, 11" in verify(Storage(str(run))).problems
+
+
+def test_commits_of_two_runs(run: Path) -> None:
+    CommitStore(Storage(str(run))).write_manifest(newest(run).model_copy(update={"fingerprint": "other"}))
+    assert any("2 different runs" in problem for problem in verify(Storage(str(run))).problems)
+
+
+def test_a_newer_format(run: Path) -> None:
+    CommitStore(Storage(str(run))).write_manifest(newest(run).model_copy(update={"version": 3}))
+    assert any("has format version 3" in problem for problem in verify(Storage(str(run))).problems)
+
+
+def test_what_a_crash_leaves_behind_is_no_problem(run: Path) -> None:
+    (run / "commits" / "states-000005-0000-abcdef01.safetensors").write_bytes(b"half")
+    report = verify(Storage(str(run)))
+    assert report.problems == []
+    assert report.notes == ["1 files in commits/ belong to no commit; the next one removes them"]
+
+
+def test_a_driver_at_work_is_mentioned(run: Path) -> None:
+    with Lease(Storage(str(run)), 90):
+        assert any("was working on this run" in note for note in verify(Storage(str(run))).notes)
+
+
+def test_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is no run's folder"):
+        verify(Storage(str(tmp_path)))
+
+
+def test_a_run_that_has_only_begun(run: Path) -> None:
+    shutil.rmtree(run / "commits")
+    for table in ("rounds", "clients", "skipped"):
+        (run / f"{table}.parquet").unlink()
+    report = verify(Storage(str(run)))
+    assert (report.problems, report.notes) == ([], ["the run has no commit yet"])
+
+
+def test_manifests_are_documented_by_their_fields(run: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "commits.md").read_text()
+    content = json.loads((run / "commits" / "manifest-000004.json").read_text())
+    for field in (*content, *content["server"]):
+        assert f"`{field}`" in page
