@@ -63,9 +63,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     send = Federation.map
 
     def recording(
-        self: Federation, procedure: Any, cohort: Any, broadcast: Any, payloads: Any = None, counted: bool = True
+        self: Federation, procedure: Any, cohort: Any, broadcast: Any, payloads: Any = None, **options: Any
     ) -> dict[int, Any]:
-        replies = send(self, procedure, cohort, broadcast, payloads, counted)
+        replies = send(self, procedure, cohort, broadcast, payloads, **options)
         seen.append(Call(procedure.__name__, copy(payloads or {}), copy(replies)))
         return replies
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tests.toys import ListDataset, Toy
+from algorithms.base import Algorithm
+from rayfl.engine.settings import TrainConfig
+from tests.toys import ListDataset, Toy, softmax_regression
 
 CLASSES = 3
 
@@ -50,6 +52,36 @@ def two_domains(clients: int, train: int, seed: int) -> ListDataset:
         parts.append((x[:train], y[:train]))
         validation.append((x[train:], y[train:]))
     return ListDataset(parts, CLASSES, validation=validation)
+
+
+def related_clients(own: float, samples: int = 20, clients: int = 12, seed: int = 0) -> ListDataset:
+    """Clients with two classes whose linear rules are a common one plus ``own`` times one of their own.
+
+    Args:
+        own: how much clients differ, 0 for one rule.
+        samples: training samples of each; validation parts have 200.
+        clients: how many clients.
+        seed: of the data.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randn(10, generator=generator, dtype=torch.float64)
+    parts, validation = [], []
+    for _ in range(clients):
+        rule = common + own * torch.randn(10, generator=generator, dtype=torch.float64)
+        x = torch.randn(samples + 200, 10, generator=generator, dtype=torch.float64)
+        y = (x @ rule > 0).long()
+        parts.append((x[:samples], y[:samples]))
+        validation.append((x[samples:], y[samples:]))
+    return ListDataset(parts, 2, validation=validation)
+
+
+def accuracies(algorithm: Algorithm, clients: ListDataset, lr: float = 0.3, rounds: int = 60) -> dict[str, float]:
+    """Mean accuracy over clients of every row on the validation parts, after rounds of one epoch with all clients."""
+    train = TrainConfig(rounds=rounds, clients_per_round="all", local_epochs=1, batch_size=10, lr=lr)
+    toy = Toy(algorithm, clients, softmax_regression(10, 2), train)
+    toy.run()
+    scores = toy.scores(final=True, split="validation").values()
+    return {row: float(np.mean([rows[row].top1 for rows in scores])) for row in next(iter(scores))}
 
 
 def validation_loss(toy: Toy, row: str) -> float:
