@@ -58,14 +58,14 @@ def hosts_of(toy: Toy) -> list[ClientHost]:
 def replies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
     """Records (client, reply) of every procedure that uploads something."""
     seen: list[tuple[int, Any]] = []
-    take = ClientHost._take
+    checked = ClientHost._checked
 
-    def recording(self: ClientHost, job: Job, client: Client, outcome: Any, common: Tree, result: JobResult) -> None:
+    def recording(self: ClientHost, job: Job, client: Client, outcome: Any, common: Tree) -> JobResult:
         if job.kind != "evaluate" and job.counted:
             seen.append((client.id, outcome))
-        take(self, job, client, outcome, common, result)
+        return checked(self, job, client, outcome, common)
 
-    monkeypatch.setattr(ClientHost, "_take", recording)
+    monkeypatch.setattr(ClientHost, "_checked", recording)
     return seen
 
 
