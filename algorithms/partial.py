@@ -104,7 +104,7 @@ class PartialModel(Averaging):
             client: the client.
             model: the whole model, left as it is.
             names: what is trained. Without any parameter among them no training takes place.
-            epochs: default the configured local epochs.
+            epochs: default the configured local epochs; with 0 no training takes place and no momentum is kept.
             stream: suffix of the streams.
             lr: default the round's learning rate.
             objective: default :meth:`part_objective`; finds the whole model under ``model`` of what is frozen.
@@ -114,7 +114,7 @@ class PartialModel(Averaging):
             The named tensors.
         """
         network = client.task.network
-        if not set(names) & set(network.parameter_names):
+        if epochs == 0 or not set(names) & set(network.parameter_names):
             return part(model, names)
         # A training pass writes running statistics into the tensors it is given: they must be the client's own copy,
         # never the received ones, which all clients of an actor share. Where the body is frozen it is dropped.
