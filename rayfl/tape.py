@@ -2,6 +2,7 @@
 
 A penalty or a mixture of models reads every parameter. Autograd makes each of its gradients as a tensor of its own and
 adds them up, which for large models takes longer than the model itself. A :class:`Tape` notes tensors and factors.
+:mod:`rayfl.closed_form` adds small networks, whose gradients keep the bits of autograd.
 """
 
 from __future__ import annotations
@@ -37,11 +38,16 @@ class Tape:
 
     Args:
         moved: the tensors; leaves that require gradients.
+        exact: whether only what keeps the bits of autograd is noted: networks, no penalties and no mixtures.
+        room: called when it is first needed: memory for one gradient of each of the tensors, used anew in every step.
     """
 
-    def __init__(self, moved: Sequence[Tensor]) -> None:
+    def __init__(
+        self, moved: Sequence[Tensor], exact: bool = False, room: Callable[[], Sequence[Tensor]] | None = None
+    ) -> None:
+        self.exact, self._room = exact, room
         self._moved = list(moved)
-        self._places = {id(tensor): place for place, tensor in enumerate(self._moved)}
+        self._fixed = {id(tensor): place for place, tensor in enumerate(self._moved)}
         self._clear()
 
     def __enter__(self) -> None:
@@ -53,15 +59,25 @@ class Tape:
 
     def _clear(self) -> None:
         self._leaves: list[Tensor] = []
-        self._pulls: list[tuple[slice, Callable[[Gradients], None]]] = []
+        self._pulls: list[tuple[int, int, Callable[[Gradients], None]]] = []
+        self._places = dict(self._fixed)
         self._terms: list[Terms] = [[] for _ in self._moved]
+
+    def wants(self, tensor: Tensor) -> bool:
+        """Whether gradients with respect to the tensor are noted."""
+        return id(tensor) in self._places
+
+    def reads(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether each of the tensors is moved, comes from this tape or is constant, and not all are constant."""
+        wanted = [id(tensor) in self._places for tensor in tensors]
+        return any(wanted) and all(
+            here or not tensor.requires_grad for here, tensor in zip(wanted, tensors, strict=True)
+        )
 
     def covers(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
         """Whether corresponding tensors have one shape, none is empty or listed twice, each is moved or constant."""
-        moved = [id(tensor) in self._places for tensor in (*left, *right)]
         return (
-            any(moved)
-            and all(here or not tensor.requires_grad for here, tensor in zip(moved, (*left, *right), strict=True))
+            self.reads((*left, *right))
             and all(a.shape == b.shape for a, b in zip(left, right, strict=True))
             and all(tensor.numel() for tensor in left)
             and all(len({id(tensor) for tensor in side}) == len(side) for side in (left, right))
@@ -78,12 +94,22 @@ class Tape:
             ``values`` as leaves that require gradients.
         """
         found = [value.requires_grad_() for value in values]
-        self._pulls.append((slice(len(self._leaves), len(self._leaves) + len(found)), pull))
+        self._pulls.append((len(self._leaves), len(self._leaves) + len(found), pull))
+        for leaf in found:
+            self._places[id(leaf)] = len(self._terms)
+            self._terms.append([])
         self._leaves += found
         return found
 
+    def room_for(self, target: Tensor) -> Tensor | None:
+        """Where the first gradient of a tensor that is moved may be written; None: to fresh memory."""
+        place = self._fixed.get(id(target))
+        if self._room is None or place is None or self._terms[place]:
+            return None
+        return self._room()[place]
+
     def add(self, targets: Sequence[Tensor], factor: float, tensors: Gradients) -> None:
-        """Adds ``factor`` times a tensor to the gradient of each target that is moved; None stands for zeros."""
+        """Adds ``factor`` times a tensor to the gradient of each target that is noted; None stands for zeros."""
         for target, tensor in zip(targets, tensors, strict=True):
             place = self._places.get(id(target))
             if place is not None and tensor is not None and factor:
@@ -91,14 +117,18 @@ class Tape:
 
     def gradients(self, loss: Tensor) -> list[Terms]:
         """The gradients of ``loss``, computed within ``with tape:`` just before."""
-        found = torch.autograd.grad(loss, [*self._moved, *self._leaves], allow_unused=True)
-        direct, others = found[: len(self._moved)], found[len(self._moved) :]
-        self.add(self._moved, 1.0, direct)
-        for place, pull in self._pulls:
-            pull(others[place])
-        terms = self._terms
+        known, terms = len(self._moved), self._terms
+        if self._leaves and loss is self._leaves[-1]:
+            terms[-1].append((1.0, torch.ones_like(loss)))
+        else:
+            every = [*self._moved, *self._leaves]
+            self.add(every, 1.0, torch.autograd.grad(loss, every, allow_unused=True))
+        with torch.no_grad():
+            for start, stop, pull in reversed(self._pulls):
+                own = [(terms[known + i], self._leaves[i]) for i in range(start, stop)]
+                pull([total(found, like) if found else None for found, like in own])
         self._clear()
-        return terms
+        return terms[:known]
 
 
 def total(terms: Terms, like: Tensor) -> Tensor:
@@ -118,11 +148,19 @@ def recording() -> bool:
 
 
 def tape_for(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tape | None:
-    """The active tape, if it covers these tensors."""
+    """The active tape, if it notes functions of such pairs of tensors."""
     if not recording():
         return None
     tape: Tape = _thread.tape
-    return tape if tape.covers(left, right) else None
+    return tape if not tape.exact and tape.covers(left, right) else None
+
+
+def tape_of(tensors: Sequence[Tensor]) -> Tape | None:
+    """The active tape, if it reads these tensors."""
+    if not recording():
+        return None
+    tape: Tape = _thread.tape
+    return tape if tape.reads(tensors) else None
 
 
 @torch.no_grad()

@@ -11,7 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rayfl import closed_form
+from rayfl.closed_form import tensors_of
 from rayfl.models.base import Network
+from rayfl.tape import recording, tape_of
 
 Model = Mapping[str, Tensor]
 
@@ -145,6 +148,9 @@ class Classification:
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
         """Mean cross-entropy of ``model`` on ``batch``; a scalar."""
+        layers = self.network.chain(model) if batch.mask is None and recording() else None
+        if layers is not None and (tape := tape_of(tensors_of(layers))) is not None:
+            return closed_form.cross_entropy(tape, layers, batch.x, batch.y)
         return self.cross_entropy(self.logits(model, batch), batch)
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:

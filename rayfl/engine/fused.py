@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from operator import is_
 
 import torch
 from torch import Tensor
 
 from rayfl.engine.requests import ParameterGroup
 from rayfl.engine.sgd import SGD, clipped, step_in_place
-from rayfl.params import Layout
+from rayfl.params import Layout, leaves
 
 
 class FusedSGD:
@@ -32,15 +33,29 @@ class FusedSGD:
         self, sgd: SGD, layout: Layout, moved: Sequence[str], parameters: Tensor, velocity: Tensor | None
     ) -> None:
         self._max_norm = sgd.max_norm
+        self._layout, self._moved, self._parameters = layout, moved, parameters
         self._parts = [
             _Part(rule, members, layout, [moved[i] for i in members], parameters, velocity)
             for rule, members in sgd.members.items()
         ]
 
+    @cached_property
+    def room(self) -> list[Tensor]:
+        """Where the next step's gradients may be written, in the order of ``moved``: it then moves nothing else."""
+        flat = torch.zeros_like(self._parameters)
+        for part in self._parts:
+            part.settle(flat)
+        views = dict(leaves(self._layout.views(flat)))
+        return [views[path] for path in self._moved]
+
     def step(self, gradients: list[Tensor]) -> None:
         """One step; the gradients come in the order of ``moved`` and are left as they are."""
         if self._max_norm is not None:
             gradients = clipped(gradients, self._max_norm)
+        elif "room" in self.__dict__ and all(map(is_, gradients, self.room)):
+            for part in self._parts:
+                part.step_settled()
+            return
         for part in self._parts:
             part.step(gradients)
 
@@ -68,6 +83,9 @@ class _Part:
             return [own[path].view(shapes[path]) for _, path in whole] + [own[path] for _, path in ragged]
 
         self._rule = rule
+        self._flat = list(paths) == list(layout.paths)
+        self._settled: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+        self._layout, self._paths, self._buffers = layout, paths, (parameters, velocity)
         self._whole = [i for i, _ in whole]
         self._ragged = [i for i, _ in ragged]
         self._parameters = views(parameters)
@@ -78,12 +96,31 @@ class _Part:
             for copy, (_, path) in zip(self._copies, ragged, strict=True)
         ]
 
+    def settle(self, gradients: Tensor) -> None:
+        """Prepares for gradients that lie in a flat buffer as the parameters do, zeros in the padding."""
+        parameters, velocity = self._buffers
+        velocity = velocity if self._rule.momentum else None
+
+        def split(flat: Tensor) -> list[Tensor]:
+            padded = self._layout.padded(flat)
+            return [flat] if self._flat else [padded[path] for path in self._paths]
+
+        self._settled = split(parameters), split(gradients), [] if velocity is None else split(velocity)
+
+    def step_settled(self) -> None:
+        """One step along what lies in the buffer."""
+        fused_step(self._rule, *self._settled)
+        self._keep_bounds()
+
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One step on this part of all gradients."""
         if self._ragged:
             torch._foreach_copy_(self._places, [gradients[i] for i in self._ragged])
         ready = [gradients[i].contiguous() for i in self._whole] + self._copies
         fused_step(self._rule, self._parameters, ready, self._velocity)
+        self._keep_bounds()
+
+    def _keep_bounds(self) -> None:
         if self._rule.bounds is not None:
             for parameter in self._parameters:
                 parameter.clamp_(*self._rule.bounds)

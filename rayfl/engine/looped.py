@@ -44,10 +44,14 @@ def train(request: TrainRequest, task: Task, device: torch.device, kernel: Kerne
     sgd = SGD(request, paths)
     velocity = _initial_velocity(request, layout, flat) if sgd.has_momentum else None
     take = (_fast if kernel == "fast" else _reference)(sgd, layout, paths, moved, flat, velocity)
-    examples = request.examples
+    examples, bounds = request.examples, request.plan.bounds
+    variations = None if request.variations is None else request.variations.to(device)
     with _seeded(request.seed, task, device):
         for step, index in enumerate(request.plan.batches(device)):
-            batch = Batch(examples.x.index_select(0, index), examples.y.index_select(0, index))
+            x = examples.x.index_select(0, index)
+            if variations is not None:
+                x = variations.part(bounds[step], bounds[step + 1]).applied(x)
+            batch = Batch(x, examples.y.index_select(0, index))
             draw = None if request.draws is None else draw_of_step(request.draws, step)
             take(partial(request.objective, model, batch, task, request.frozen, draw))
     if request.velocity is not None and velocity is not None:
@@ -60,12 +64,14 @@ def _reference(
     sgd: SGD, layout: Layout, paths: Sequence[str], moved: Sequence[Tensor], flat: Tensor, velocity: Tensor | None
 ) -> Callable[[Callable[[], Tensor]], None]:
     """A step along the gradient of a loss, all of it from autograd."""
-    update = _update(sgd, layout, paths, flat, velocity)
+    step, room = _update(sgd, layout, paths, flat, velocity)
+    tape, values = Tape(moved, exact=True, room=room), _views(layout, flat, paths)
 
     def take(loss: Callable[[], Tensor]) -> None:
-        gradients = torch.autograd.grad(loss(), moved, allow_unused=True)
+        with tape:
+            value = loss()
         # zeros for what the objective does not read, as under vmap(grad)
-        update([torch.zeros_like(p) if g is None else g for p, g in zip(moved, gradients, strict=True)])
+        step([total(terms, like) for terms, like in zip(tape.gradients(value), values, strict=True)])
 
     return take
 
@@ -74,8 +80,8 @@ def _fast(
     sgd: SGD, layout: Layout, paths: Sequence[str], moved: Sequence[Tensor], flat: Tensor, velocity: Tensor | None
 ) -> Callable[[Callable[[], Tensor]], None]:
     """The same up to rounding, with the gradients of penalties and mixtures from a tape."""
-    tape = Tape(moved)
-    update = _update(sgd, layout, paths, flat, velocity)
+    step, room = _update(sgd, layout, paths, flat, velocity)
+    tape = Tape(moved, room=room)
     values, momentum = _views(layout, flat, paths), [] if velocity is None else _views(layout, velocity, paths)
     blocked = BlockedSGD(sgd, values, moved, momentum)
 
@@ -87,19 +93,23 @@ def _fast(
             blocked.step(gradients)
         else:
             with torch.no_grad():
-                update([total(terms, like) for terms, like in zip(gradients, values, strict=True)])
+                step([total(terms, like) for terms, like in zip(gradients, values, strict=True)])
 
     return take
 
 
 def _update(
     sgd: SGD, layout: Layout, paths: Sequence[str], flat: Tensor, velocity: Tensor | None
-) -> Callable[[list[Tensor]], None]:
-    """What a step does with the gradients of the tensors at ``paths``; the bits are the same in both cases."""
+) -> tuple[Callable[[list[Tensor]], None], Callable[[], Sequence[Tensor]] | None]:
+    """What a step does with the gradients of the tensors at ``paths``, and where it would best find them.
+
+    The bits are the same in both cases.
+    """
     if is_exact(layout.dtype, flat.device):
-        return FusedSGD(sgd, layout, paths, flat, velocity).step
+        fused = FusedSGD(sgd, layout, paths, flat, velocity)
+        return fused.step, lambda: fused.room
     momentum = [] if velocity is None else _views(layout, velocity, paths)
-    return partial(sgd.step, _views(layout, flat, paths), velocity=momentum)
+    return partial(sgd.step, _views(layout, flat, paths), velocity=momentum), None
 
 
 def _views(layout: Layout, flat: Tensor, paths: Sequence[str]) -> list[Tensor]:

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from rayfl.errors import ModelError
+from rayfl.models.normalization import NORMALIZATION_LAYERS
 
 
 class ClassificationModel(nn.Module):
@@ -32,6 +33,14 @@ class ClassificationModel(nn.Module):
     head_module: str = "head"
     classifier_modules: tuple[str, ...] = ("head",)
     feature_channels: int | None = None
+
+    def chain(self) -> tuple[str, ...]:
+        """The dotted names of the linear layers, in order, where the model is no more than these on flattened inputs,
+        with ReLU between them; else none.
+
+        A model that says so must define this method in its own class: a subclass may compute something else.
+        """
+        return ()
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
@@ -70,6 +79,7 @@ class Network:
         head_names: parameters of the head.
         body_names: all parameters but the head's.
         classifier_names: parameters of the classifier block.
+        norm_names: parameters and buffers of normalization layers.
         vectorizable: whether the model can be trained under ``torch.func.vmap`` over a stack of trees.
         why_not_vectorizable: the reason, empty for a vectorizable model.
         stochastic: whether a forward pass in training mode draws random numbers (active dropout).
@@ -93,6 +103,7 @@ class Network:
         others = {name: buffer for name, buffer in skeleton.named_buffers() if name not in buffers}
         self._others = [(tensors, key, others[name]) for tensors, key, name in _slots(skeleton, others)]
         self._device = torch.device("cpu")
+        self._drawn: tuple[int, dict[str, Tensor]] | None = None
         self._recurrent = tuple(module for module in skeleton.modules() if isinstance(module, nn.RNNBase))
         for module in self._recurrent:
             # Without references RNNBase sees no change of weights. Otherwise it would call flatten_parameters,
@@ -111,8 +122,13 @@ class Network:
         self.head_names = _under(self.parameter_names, (skeleton.head_module,))
         self.body_names = tuple(name for name in self.parameter_names if name not in self.head_names)
         self.classifier_names = _under(self.parameter_names, skeleton.classifier_modules)
+        norms = {name for name, module in skeleton.named_modules() if isinstance(module, NORMALIZATION_LAYERS)}
+        self.norm_names = tuple(name for name in self._tree_names if _owner(name) in norms)
         self.num_parameters = sum(parameter.numel() for parameter in parameters.values())
         self.feature_channels = skeleton.feature_channels
+        chain = skeleton.chain() if "chain" in type(skeleton).__dict__ else ()
+        self._chain = [(f"{name}.weight", f"{name}.bias") for name in chain]
+        self._biases = frozenset(bias for _, bias in self._chain if bias in parameters)
         self.stochastic = any(_draws(module) for module in skeleton.modules())
         self.why_not_vectorizable = next(filter(None, map(_obstacle, skeleton.modules())), "")
         self.vectorizable = not self.why_not_vectorizable
@@ -129,6 +145,12 @@ class Network:
         Args:
             seed: an integer below 2**64.
         """
+        # Most clients ask for one and the same initial model, some every time they are evaluated.
+        if self._drawn is None or self._drawn[0] != seed:
+            self._drawn = seed, self._draw(seed)
+        return {name: tensor.clone() for name, tensor in self._drawn[1].items()}
+
+    def _draw(self, seed: int) -> dict[str, Tensor]:
         with torch.random.fork_rng(devices=[]):
             # torch.manual_seed would also reseed the accelerators, which fork_rng(devices=[]) does not restore.
             torch.default_generator.manual_seed(seed)
@@ -180,6 +202,21 @@ class Network:
     def classify(self, tree: Mapping[str, Tensor], features: Tensor, *, training: bool = False) -> Tensor:
         """Logits of shape (b, C) of given features (b, f); ``tree``, ``training`` and errors as for :meth:`logits`."""
         return self._bind(tree, training).classify(features)
+
+    def chain(self, tree: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor | None]] | None:
+        """Weights and biases of the layers of a fully connected network; None for any other.
+
+        Raises:
+            ModelError: a name is missing from the tree or unknown to the model.
+        """
+        if not self._chain:
+            return None
+        if len(tree) != len(self._tree_names):
+            raise self._misfit(tree)
+        try:
+            return [(tree[weight], tree[bias] if bias in self._biases else None) for weight, bias in self._chain]
+        except KeyError:
+            raise self._misfit(tree) from None
 
     def _bind(self, tree: Mapping[str, Tensor], training: bool) -> ClassificationModel:
         if len(tree) != len(self._tree_names):

@@ -47,6 +47,9 @@ class MultilayerPerceptron(ClassificationModel):
         if len(hidden) > 1:
             self.classifier_modules = (f"hidden.{len(hidden) - 1}", "head")
 
+    def chain(self) -> tuple[str, ...]:
+        return (*(f"hidden.{i}" for i in range(len(self.hidden))), "head")
+
     def features(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         for layer in self.hidden:
