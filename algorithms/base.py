@@ -122,6 +122,7 @@ class Algorithm(BaseModel):
         client_keeps: what a client keeps from round to round, in the paper's symbols; ``-`` for nothing.
         server_keeps: what the server keeps.
         mixes_architectures: whether clients may have different architectures (``model.candidates``).
+        no_private_norm: values of ``train.private_norm`` that the method cannot have, and why.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -133,6 +134,7 @@ class Algorithm(BaseModel):
     client_keeps: ClassVar[str] = "-"
     server_keeps: ClassVar[str] = "w"
     mixes_architectures: ClassVar[bool] = False
+    no_private_norm: ClassVar[Mapping[str, str]] = {}
 
     def check(self, task: Task, context: RoundContext) -> None:
         """Refuses, before any actor starts, what the method cannot run with.
@@ -183,6 +185,15 @@ class Algorithm(BaseModel):
         """What of the server's tree an evaluation sends: to all clients, and by client (merged over the former)."""
         return server, {}
 
+    def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
+        """The models worth a row that the server has without any client; none for a method that has no such model.
+
+        Args:
+            server: what :meth:`served` gives to all clients.
+            task: what is learned.
+        """
+        return {"global": Predictor.of(server["model"])} if "model" in server else {}
+
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         """Every model of this client worth a row, before any local training (phase ``received``).
 
@@ -190,7 +201,7 @@ class Algorithm(BaseModel):
             client: the client.
             server: what :meth:`served` gives it.
         """
-        return {"global": Predictor.of(server["model"])}
+        return self.global_predictors(server, client.task)
 
 
 class Averaging(Algorithm):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from algorithms.base import Clients, setting
@@ -29,6 +29,9 @@ class Centralized(FineTuning):
 
     name: Literal["centralized"] = "centralized"
     citation: ClassVar[str] = "baseline"
+    no_private_norm: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("statistics", "all"), "one client trains on everybody's samples, and the others have no layers of their own"
+    )
 
     budget: Literal["epochs", "steps"] = setting(
         "epochs",

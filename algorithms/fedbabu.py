@@ -57,5 +57,13 @@ class FedBABU(PartialModel, FineTuning):
     async def train_model(self, client: Client, model: Tree) -> Tree:
         return {**model, **await self.train_part(client, model, self.body(client.task.network))}
 
+    def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
+        return {"global": Predictor.of(_whole(server))}
+
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
-        return await FineTuning.predictors(self, client, {"model": {**shared_part(server), **server.get("head", {})}})
+        return await FineTuning.predictors(self, client, {"model": _whole(server)})
+
+
+def _whole(server: Tree) -> Tree:
+    """Body and head."""
+    return {**shared_part(server), **server.get("head", {})}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -48,6 +48,9 @@ class FedDyn(Algorithm):
     citation: ClassVar[str] = "Acar et al., ICLR 2021"
     client_keeps: ClassVar[str] = "g_k"
     server_keeps: ClassVar[str] = "w, h"
+    no_private_norm: ClassVar[Mapping[str, str]] = {
+        "all": "the displacement of a parameter needs a server that has it; statistics is possible"
+    }
 
     alpha: float = setting(0.01, "alpha", "weight of the dynamic regularisation, above 0", ge=0)
     alpha_adaptive: bool = setting(
@@ -105,7 +108,7 @@ class FedDyn(Algorithm):
         loss: Tensor = task.loss(model, batch) + frozen["alpha"] * pull
         return loss
 
-    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+    def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
         model, displacement = server["model"], server["displacement"]
         mean = {**model, **subtract(_parameters(model, displacement), displacement)}
         return {"global": Predictor.of(model), "mean": Predictor.of(mean)}

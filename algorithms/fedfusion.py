@@ -105,7 +105,7 @@ class FedFusion(Averaging):
         logits = task.classify(model["model"], fused(own, received, model["fusion"], task))
         return task.cross_entropy(logits, batch)
 
-    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+    def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
         model = server["model"]
         return {"global": Predictor.of(model, model, server["fusion"], combine=_fused_prediction)}
 

@@ -186,11 +186,11 @@ class FedPAC(PartialModel):
             total.add(Weighted(heads[client], 1 if self.aggregation == "uniform" else samples))
         return total.mean()
 
+    def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
+        return {"global": Predictor.of({**server["head"], **shared_part(server)})} if self.combine_heads else {}
+
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
-        rows = await super().predictors(client, server)
-        if self.combine_heads:
-            rows["global"] = Predictor.of({**server["head"], **shared_part(server)})
-        return rows
+        return await super().predictors(client, server) | self.global_predictors(server, client.task)
 
 
 def _renewed(prototypes: Tree, sums: Tensor, counts: Tensor) -> Tree:

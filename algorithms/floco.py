@@ -179,12 +179,13 @@ class Floco(Averaging):
 
         return draw
 
+    def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
+        return {"global": Predictor.of(model_at(server, barycenter(self.vertices), task))}
+
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         own = self.point_of(client, server)
-        return {
-            "global": Predictor.of(model_at(server, barycenter(self.vertices), client.task)),
-            "personalized": Predictor.of(model_at(server, own, client.task)),
-        }
+        rows = self.global_predictors(server, client.task)
+        return rows | {"personalized": Predictor.of(model_at(server, own, client.task))}
 
     def point_of(self, client: Client, server: Tree) -> Tensor:
         """alpha_k, float64 of shape (d,); the barycentre before the assignment."""

@@ -28,6 +28,9 @@ class OwnModels(FineTuning):
 
     personalized: ClassVar[str] = "personalized"
     mixes_architectures: ClassVar[bool] = True
+    no_private_norm: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("statistics", "all"), "clients train models of others next to their own, whose layers would be the same ones"
+    )
 
     tuning_data: Literal["validation", "train", "both"] = setting(
         "validation", "D_i", "the client's samples on which models are compared"

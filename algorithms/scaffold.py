@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -57,6 +57,9 @@ class Scaffold(Algorithm):
     citation: ClassVar[str] = "Karimireddy et al., ICML 2020"
     client_keeps: ClassVar[str] = "c_k"
     server_keeps: ClassVar[str] = "w, c"
+    no_private_norm: ClassVar[Mapping[str, str]] = {
+        "all": "there is no mean control variate of a parameter that is never sent; statistics is possible"
+    }
 
     server_lr: float = setting(1.0, "eta_g", "step of the server towards the mean of the clients' models", gt=0)
     control_update: Literal["option2", "option1"] = setting(

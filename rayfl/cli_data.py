@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from rayfl import completion
 from rayfl.data.root import data_root
 from rayfl.errors import ConfigError, DataError
 
@@ -32,8 +33,12 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
     """
 
     def show(
-        config: Annotated[str, typer.Argument(help="A preset or a YAML file.")],
-        overrides: Annotated[list[str] | None, typer.Argument(help="Dotted overrides.")] = None,
+        config: Annotated[
+            str, typer.Argument(help="A preset or a YAML file.", autocompletion=completion.configurations)
+        ],
+        overrides: Annotated[
+            list[str] | None, typer.Argument(help="Dotted overrides.", autocompletion=completion.overrides)
+        ] = None,
         out: Annotated[Path, typer.Option(help="File to write: .png, .pdf or .svg.")] = Path("partition.png"),
     ) -> None:
         """Draw the partition of a configuration: classes by client, and sizes."""
@@ -115,6 +120,7 @@ def verify(
     if damaged:
         raise DataError(
             f"{damaged} of {len(paths)} files are not what they were; make them again with `rayfl data prepare --force`"
+            ", or import them again"
         )
 
 

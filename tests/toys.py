@@ -16,11 +16,13 @@ from actors.memory import Spill
 from actors.pool import InlinePool
 from actors.state import ClientStates
 from algorithms.base import Algorithm
+from rayfl.data.augment import Augmentation
 from rayfl.data.federated import Examples, FederatedDataset, InputSpec
 from rayfl.engine.client import RoundContext
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.models.base import ClassificationModel, Network
+from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
 from rayfl.tasks import Batch, Classification
@@ -218,6 +220,7 @@ class Toy:
         streams: the random streams, in place of those of ``seed``.
         spill: bounds the memory for states (of one host).
         data_memory: bytes of samples that stay loaded.
+        augmentation: of training images.
     """
 
     algorithm: Algorithm
@@ -230,6 +233,7 @@ class Toy:
     streams: RandomStreams | None = None
     spill: Spill | None = None
     data_memory: int | None = None
+    augmentation: Augmentation | None = None
     server: Tree = field(init=False)
     federation: Federation = field(init=False)
     round: int = field(init=False, default=0)
@@ -237,7 +241,8 @@ class Toy:
     def __post_init__(self) -> None:
         torch.set_num_threads(1)
         k = self.dataset.num_clients
-        self.context = RoundContext(0, self.train.rounds, k, self.train, self.streams or RandomStreams(self.seed))
+        streams = self.streams or RandomStreams(self.seed)
+        self.context = RoundContext(0, self.train.rounds, k, self.train, streams, augmentation=self.augmentation)
         hosts = [
             ClientHost(
                 self.algorithm,
@@ -251,7 +256,8 @@ class Toy:
             for i in range(self.hosts)
         ]
         self.federation = Federation(InlinePool(hosts), self.context, self.dataset.sizes())
-        self.server = self.algorithm.init(self.task, self.context)
+        norm = PrivateNorm(self.task.network, self.train.private_norm, streams)
+        self.server = norm.withheld(self.algorithm.init(self.task, self.context))
 
     def cohort(self, round: int) -> list[int]:
         """The clients sampled in a round, ascending."""

@@ -23,8 +23,22 @@ from rayfl.errors import ConfigError
 
 SETTINGS_FILE = "papers.yaml"
 REFERENCE_FILE = "reference.yaml"
+_TABLES = {SETTINGS_FILE, REFERENCE_FILE}
+"""Files among the presets that are none."""
+
 _NAMED = ("dataset", "partition", "model")
-_ORDER = ("dataset", "transform", "partition", "holdout", "noise", "model", "algorithm", "train", "evaluation")
+_ORDER = (
+    "dataset",
+    "transform",
+    "augment",
+    "partition",
+    "holdout",
+    "noise",
+    "model",
+    "algorithm",
+    "train",
+    "evaluation",
+)
 _ROW = "row"
 _WIDTH = 118
 
@@ -160,6 +174,13 @@ def paper_presets() -> Mapping[str, PaperPreset]:
     """All presets of papers by name."""
     text = (resources.files("rayfl") / "presets" / SETTINGS_FILE).read_text(encoding="utf-8")
     return expanded(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))  # noqa: S506 -- a safe loader, in C if built
+
+
+def preset_names() -> list[str]:
+    """The presets that come with rayfl: files, and those of the papers' tables."""
+    folder = resources.files("rayfl") / "presets"
+    files = {entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml")} - _TABLES
+    return sorted([*(file.removesuffix(".yaml") for file in files), *paper_presets()])
 
 
 def paper_preset(name: str) -> PaperPreset:

@@ -94,8 +94,12 @@ class FilePartition(BaseModel):
         if len(np.unique(samples)) < len(samples):
             raise DataError(f"{self.path} gives a sample to two clients or splits")
         clients, parts = table["client"].to_numpy(), np.array(table["split"].to_pylist(), dtype=object)
+        if ((clients < 0) != (parts == PUBLIC)).any() or clients.min() < -1 or clients.max() < 0:
+            raise DataError(
+                f"{self.path}: public samples have the client -1, all others one from 0 on; there must be one"
+            )
         result: list[Places] = []
-        for client in range(int(clients.max(initial=-1)) + 1):
+        for client in range(int(clients.max()) + 1):
             own = clients == client
             places = {split: np.sort(samples[own & (parts == split)]) for split in SPLITS}
             if not len(places["train"]):
@@ -107,8 +111,13 @@ class FilePartition(BaseModel):
         path = self.path.expanduser()
         try:
             table = pq.read_table(path)
-        except (OSError, pa.ArrowException) as error:
+            table.validate(full=True)
+            known = {*_PARTS, None}  # None has a message of its own
+            fits = table.schema.equals(ASSIGNMENT_SCHEMA) and set(table["split"].unique().to_pylist()) <= known
+        except (OSError, pa.ArrowException, ValueError) as error:
             raise DataError(f"partition.path: {path} cannot be read: {error}") from error
-        if not table.schema.equals(ASSIGNMENT_SCHEMA) or not set(table["split"].unique().to_pylist()) <= set(_PARTS):
+        if not fits:
             raise DataError(f"partition.path: {path} is not a partition.parquet of rayfl")
+        if not table.num_rows or any(column.null_count for column in table.columns):
+            raise DataError(f"partition.path: {path} has no samples, or samples without client, split or number")
         return table

@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from rayfl.data.transform import Preprocessing
 
 SPLITS = ("train", "validation", "test")
 Places = Mapping[str, np.ndarray]
@@ -52,10 +55,12 @@ class FederatedDataset(ABC):
     Attributes:
         spec: the shape and kind of the inputs.
         names: the clients' own names in the source (writer ids, roles), position = client id.
+        preprocess: what stored inputs go through; None for a data set that stores what models see.
     """
 
     spec: InputSpec
     names: tuple[str, ...]
+    preprocess: Preprocessing | None = None
 
     @property
     def num_clients(self) -> int:

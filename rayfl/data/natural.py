@@ -26,17 +26,19 @@ from rayfl.data.natural_file import (
     write_natural,
 )
 from rayfl.data.noise import LabelNoise
+from rayfl.data.partition import NaturalPartition
 from rayfl.data.public import draw_public
 from rayfl.data.root import data_root
 from rayfl.data.source import NaturalPath, Source
-from rayfl.data.transform import TransformConfig
-from rayfl.errors import DataError
+from rayfl.data.transform import Preprocessing, TransformConfig
+from rayfl.errors import ConfigError, DataError
 from rayfl.randomness import RandomStreams
 
 __all__ = ["METADATA_KEY", "VERSION", "LeafSource", "NaturalDataset", "NaturalHeader", "write_natural"]
 
 _CLEAN = LabelNoise()
 _AS_STORED = TransformConfig()
+_EVERYBODY = NaturalPartition()
 
 
 class LeafSource(Source):
@@ -57,13 +59,21 @@ class LeafSource(Source):
         """Where the file is."""
         return NaturalPath(self.resolved_path)
 
+    def official_test(self, streams: RandomStreams) -> NaturalPath:
+        """The file, if it has test rows of its own."""
+        if not open_natural(self.resolved_path).header.own_test:
+            raise ConfigError(
+                f"evaluation.official_test: {self.resolved_path} has no test part of its own; leave the option out"
+            )
+        return NaturalPath(self.resolved_path)
+
 
 class NaturalDataset(FederatedDataset):
     """Clients as the source made them; train and test stay apart as in the source.
 
-    Clients are the names with at least one train sample, sorted. Of a client's n train samples,
-    floor(validation * n) are drawn for validation, so a small client may have none; every split keeps the
-    file's order. The file stays open; open another data set in another process.
+    Clients are the names with at least one train sample, sorted, or those that ``partition`` draws of them. Of a
+    client's n train samples, floor(validation * n) are drawn for validation, so a small client may have none; every
+    split keeps the file's order. The file stays open; open another data set in another process.
 
     Args:
         path: a file of natural clients, Parquet or Arrow.
@@ -73,10 +83,11 @@ class NaturalDataset(FederatedDataset):
         public: number of unlabelled samples that belong to no client, drawn from the train parts.
         transform: what is done to images.
         test: fraction of the samples held out for testing, for a file without a test part of its own (null: 0.2).
+        partition: which of the clients; uses the stream ``clients``.
 
     Raises:
         DataError: no such file, a file of another format or a newer version, rows out of order, no client with a
-            train sample, or ``test`` for a file that has its own test part.
+            train sample, fewer clients than are asked for, or ``test`` for a file that has its own test part.
         ConfigError: the transform does not fit the inputs.
     """
 
@@ -89,6 +100,7 @@ class NaturalDataset(FederatedDataset):
         noise: LabelNoise = _CLEAN,
         transform: TransformConfig = _AS_STORED,
         test: float | None = None,
+        partition: NaturalPartition = _EVERYBODY,
     ) -> None:
         if not 0 <= validation < 1:
             raise DataError(f"{path}: the validation fraction is {validation}; it must be at least 0 and below 1")
@@ -106,10 +118,14 @@ class NaturalDataset(FederatedDataset):
         rows = {name: ranges for name, ranges in self._index().items() if "train" in ranges}
         if not rows:
             raise DataError(f"{path}: no client has a train sample; {remedy(path)}")
-        self.names = tuple(rows)
         self._rows = tuple(rows.values())
-        self._preprocess = transform.build(self._header.spec, self._moments)
-        self.spec = self._preprocess.spec
+        # moments are those of the file, whoever is drawn
+        self.preprocess: Preprocessing = transform.build(self._header.spec, self._moments)
+        self.spec = self.preprocess.spec
+        kept = partition.chosen(np.array([sum(map(len, ranges.values())) for ranges in self._rows]), streams)
+        names = tuple(rows)
+        self.names = tuple(names[position] for position in kept.tolist())
+        self._rows = tuple(rows[name] for name in self.names)
         self._taken: list[np.ndarray] = []
         if public:
             self._taken = draw_public(self.sizes()[:, 0], public, streams)
@@ -222,7 +238,7 @@ class NaturalDataset(FederatedDataset):
         return sum(parts[1:], start=parts[0])
 
     def _examples(self, x: np.ndarray, y: np.ndarray) -> Examples:
-        inputs = self._preprocess(x.reshape(len(y), *self._header.shape))
+        inputs = self.preprocess(x.reshape(len(y), *self._header.shape))
         return Examples(torch.from_numpy(inputs), torch.from_numpy(y.astype(np.int64)))
 
 

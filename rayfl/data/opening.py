@@ -46,11 +46,11 @@ def open_dataset(config: DataSections, streams: RandomStreams) -> FederatedDatas
     """
     opened = config.dataset.open(streams)
     if isinstance(opened, FederatedDataset):
-        _check_natural(config)
+        _natural(config)
         _check_untouched(config)
         return opened
     if isinstance(opened, NaturalPath):
-        _check_natural(config)
+        natural = _natural(config)
         if config.holdout.test is not None and open_natural(opened.path).header.own_test:
             raise ConfigError(
                 f"holdout.test: dataset {config.dataset.name!r} comes with its own test part; "
@@ -64,6 +64,7 @@ def open_dataset(config: DataSections, streams: RandomStreams) -> FederatedDatas
             config.noise,
             config.transform,
             config.holdout.test,
+            natural,
         )
     return _pooled(config, opened, streams)
 
@@ -84,24 +85,32 @@ def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> P
     if samples.clients is None:
         parts = config.partition.assign(y, streams)
     else:
-        _check_natural(config)
+        natural = _natural(config)
         owners, owner = np.unique(samples.clients, return_inverse=True)
-        names = [str(name) for name in owners]
-        parts = [np.flatnonzero(owner == client) for client in range(len(names))]
+        kept = natural.chosen(np.bincount(owner), streams)
+        names = [str(owners[client]) for client in kept]
+        parts = [np.flatnonzero(owner == client) for client in kept]
     return PooledDataset(x, y, spec, parts, config.holdout, streams, config.noise, None, preprocess, names)
 
 
-def _check_natural(config: DataSections) -> None:
+def _natural(config: DataSections) -> NaturalPartition:
     if not isinstance(config.partition, NaturalPartition):
         raise ConfigError(
             f"partition.name: {config.partition.name!r} cannot divide dataset {config.dataset.name!r}, "
             "whose samples already belong to clients; set partition=natural"
         )
+    return config.partition
 
 
 def _check_untouched(config: DataSections) -> None:
     """A data set that is an object of the user's own is used as it is."""
-    for section, default in (("holdout", HoldoutConfig()), ("noise", LabelNoise()), ("transform", TransformConfig())):
+    defaults = (
+        ("holdout", HoldoutConfig()),
+        ("noise", LabelNoise()),
+        ("transform", TransformConfig()),
+        ("partition", NaturalPartition()),
+    )
+    for section, default in defaults:
         if getattr(config, section) != default:
             raise ConfigError(
                 f"{section}: a FederatedDataset of your own is used as it is; leave out the section {section}"

@@ -16,9 +16,9 @@ from rayfl.data.columns import AUTO, Rows, Wanted, read_rows
 from rayfl.data.content import ContentHash
 from rayfl.data.files import locked
 from rayfl.data.moments import moments_of
-from rayfl.data.natural_file import NaturalHeader, write_natural
+from rayfl.data.natural_file import NaturalHeader, open_natural, write_natural
 from rayfl.data.pooled_file import Part, PooledFile, write_pooled
-from rayfl.data.preparing import PREPARED, Order, PreparableSource, is_prepared, no_checksum
+from rayfl.data.preparing import PREPARED, Order, PreparableSource, check_part, is_prepared, no_checksum
 from rayfl.data.records import SourceFile, read_record, write_record
 from rayfl.data.root import data_root
 from rayfl.data.source import NaturalPath, Samples
@@ -104,6 +104,15 @@ class ParquetSource(PreparableSource):
         if record is not None and record.options["clients"]:
             return NaturalPath(path)
         return PooledFile(path).samples("both")
+
+    def official_test(self, streams: RandomStreams) -> Samples | NaturalPath:
+        """The rows of the split ``test``: of clients that keep the division, or of nobody with ``part=train``."""
+        opened = self.open(streams)
+        if isinstance(opened, NaturalPath) and open_natural(opened.path).header.own_test:
+            return opened
+        check_part(self.part)
+        num_classes = opened.spec.num_classes if isinstance(opened, Samples) else self.num_classes
+        return self.model_copy(update={"part": "test", "num_classes": num_classes}).open(streams)
 
     def prepare(self, order: Order) -> Path:
         """Makes the copy."""

@@ -151,13 +151,48 @@ class IIDPartition(SizedPartition):
 
 
 class NaturalPartition(BaseModel):
-    """The clients that the source itself has (writers, roles)."""
+    """The clients that the source itself has (writers, roles): all, or some that are drawn."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["natural"] = Field(
         default="natural", description="Keep the clients of the source; only for sources that have their own."
     )
+    num_clients: int | None = Field(
+        default=None,
+        ge=1,
+        description="Exactly so many clients, drawn by the seed, all sets of so many being equally likely; null: all.",
+    )
+    min_samples: int = Field(
+        default=0, ge=0, description="Leave out clients with fewer samples (train and test together)."
+    )
+
+    def chosen(self, sizes: np.ndarray, streams: RandomStreams) -> np.ndarray:
+        """The clients that are kept.
+
+        Args:
+            sizes: samples of every client of the source, integers of shape (K,).
+            streams: the experiment's randomness; uses the stream ``clients``.
+
+        Returns:
+            Ascending positions in ``sizes``, int64.
+
+        Raises:
+            DataError: fewer clients than asked for, or none, have enough samples.
+        """
+        large = np.flatnonzero(sizes >= self.min_samples)
+        wanted = len(large) if self.num_clients is None else self.num_clients
+        if not len(large) or wanted > len(large):
+            having = f" with at least {self.min_samples} samples" if self.min_samples else ""
+            asked = "partition.min_samples" if self.num_clients is None else "partition.num_clients"
+            value = self.min_samples if self.num_clients is None else self.num_clients
+            raise DataError(
+                f"{asked} is {value}, but the data set has only {len(large)} of {len(sizes)} clients{having}; lower it"
+                + (" or partition.min_samples" if self.min_samples and self.num_clients is not None else "")
+            )
+        if wanted == len(large):
+            return large
+        return np.sort(streams.generator("clients").choice(large, size=wanted, replace=False))
 
     def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
         """Never succeeds: pooled samples have no clients of their own.

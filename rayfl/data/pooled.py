@@ -54,8 +54,8 @@ class PooledDataset(FederatedDataset):
         names: Sequence[str] | None = None,
     ) -> None:
         _check_arrays(x, y, spec)
-        self._preprocess = preprocess or Preprocessing(spec)
-        self.spec = self._preprocess.spec
+        self.preprocess: Preprocessing = preprocess or Preprocessing(spec)
+        self.spec = self.preprocess.spec
         self.names = tuple(str(client) for client in range(len(parts))) if names is None else tuple(names)
         self._x = x
         self._y = y
@@ -118,7 +118,7 @@ class PooledDataset(FederatedDataset):
             raise DataError(f"client {client}: {error}") from error
 
     def _examples(self, indices: np.ndarray, labels: np.ndarray) -> Examples:
-        return Examples(torch.from_numpy(self._preprocess(self._x[indices])), torch.from_numpy(labels[indices]))
+        return Examples(torch.from_numpy(self.preprocess(self._x[indices])), torch.from_numpy(labels[indices]))
 
 
 def _check_arrays(x: np.ndarray, y: np.ndarray, spec: InputSpec) -> None:

@@ -18,7 +18,7 @@ from rayfl.data.pooled_file import Part, PooledFile, write_pooled
 from rayfl.data.records import SourceFile, read_record, record_path, write_record
 from rayfl.data.root import data_root
 from rayfl.data.source import Samples, Source
-from rayfl.errors import DataError
+from rayfl.errors import ConfigError, DataError
 from rayfl.randomness import RandomStreams
 
 PREPARED = "prepared"
@@ -118,6 +118,11 @@ class ImageSource(PreparableSource):
         x, y = (np.concatenate(arrays) if len(parts) > 1 else arrays[0] for arrays in zip(*parts, strict=True))
         return Samples(x, y, self._spec)
 
+    def official_test(self, streams: RandomStreams) -> Samples:
+        """The part ``test``, if the clients have the part ``train``."""
+        check_part(self.part)
+        return self.model_copy(update={"part": "test"}).open(streams)
+
     def prepare(self, order: Order) -> Path:
         """Gets the source's files, unless they are there, and writes both parts into the prepared file."""
         path = self.prepared_path
@@ -166,6 +171,19 @@ class ImageSource(PreparableSource):
 
 def _parts(part: Part) -> tuple[str, ...]:
     return ("train", "test") if part == "both" else (part,)
+
+
+def check_part(part: Part) -> None:
+    """Refuses an official test part whose samples the clients have.
+
+    Raises:
+        ConfigError: the clients' samples are not those of the part ``train`` alone.
+    """
+    if part != "train":
+        raise ConfigError(
+            f"evaluation.official_test: dataset.part is {part}, so the clients have the test samples themselves; set "
+            "dataset.part=train"
+        )
 
 
 def is_prepared(path: Path, order: Order) -> bool:

@@ -78,6 +78,18 @@ def write_record(
     return record
 
 
+def drop_record(prepared: Path) -> None:
+    """Deletes the record of a file that is about to be replaced, so that it is never taken for that of the new one.
+
+    Raises:
+        DataError: it cannot be deleted.
+    """
+    try:
+        record_path(prepared).unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{record_path(prepared)} cannot be deleted: {error}; choose another destination") from error
+
+
 def read_record(prepared: Path) -> Record | None:
     """The record of a prepared file; None where there is none.
 
@@ -90,4 +102,6 @@ def read_record(prepared: Path) -> Record | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is damaged; make {prepared.name} again with `rayfl data prepare --force`") from error
+        raise DataError(
+            f"{path} is damaged; make {prepared.name} again with `rayfl data prepare --force`, or import it again"
+        ) from error

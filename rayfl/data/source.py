@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rayfl.data.federated import FederatedDataset, InputSpec
 from rayfl.data.moments import Moments
+from rayfl.errors import ConfigError
 from rayfl.randomness import RandomStreams
 
 
@@ -57,3 +58,17 @@ class Source(BaseModel, ABC):
         Raises:
             DataError: the samples are missing or damaged; says how to get them.
         """
+
+    def official_test(self, streams: RandomStreams) -> Samples | NaturalPath:
+        """The source's own test part: samples of which no client has any, or a file of clients with test rows.
+
+        Args:
+            streams: as for :meth:`open`.
+
+        Raises:
+            ConfigError: there is none (the default), or its samples are divided among the clients.
+            DataError: as for :meth:`open`.
+        """
+        raise ConfigError(
+            f"evaluation.official_test: dataset {self.name!r} has no official test part; leave the option out"
+        )

@@ -1,4 +1,7 @@
-"""What is done to images before a model sees them: the same for all parts, and without randomness."""
+"""What is done to images before a model sees them: the same for all parts, and without randomness.
+
+Random changes of training images are :mod:`rayfl.data.augment`.
+"""
 
 from __future__ import annotations
 
@@ -103,6 +106,12 @@ class Preprocessing:
             return self.stored
         shape = (self.stored.shape[0], self.size, self.size)
         return InputSpec(self.stored.kind, shape, self.stored.num_classes, self.stored.vocabulary)
+
+    @property
+    def black(self) -> np.ndarray:
+        """What the model sees of a pixel of value 0, by channel: float32 of shape (channels,)."""
+        black = np.zeros((1, *self.stored.shape), dtype=np.float32)
+        return Preprocessing(self.stored, None, self.mean, self.std)(black).reshape(len(black[0]), -1)[:, 0]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Inputs for the model, in fresh memory.

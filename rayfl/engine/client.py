@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfl.data.augment import Augmentation, Variations
 from rayfl.data.federated import Examples
 from rayfl.engine.batches import num_steps, plan_batches
 from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, ParameterGroup, TrainRequest
@@ -37,6 +38,7 @@ class RoundContext:
         train: the training section of the configuration.
         streams: all random streams.
         final: whether this is the evaluation after the last round.
+        augmentation: how training images are changed at random; None: not at all.
     """
 
     round: int
@@ -45,6 +47,7 @@ class RoundContext:
     train: TrainConfig
     streams: RandomStreams
     final: bool = False
+    augmentation: Augmentation | None = None
 
     @property
     def cohort_size(self) -> int:
@@ -158,6 +161,8 @@ class Client:
     ) -> Tree:
         """Local SGD from ``trainable`` on ``objective``; returns the trained tree.
 
+        Images are augmented as configured, here and nowhere else, with numbers from the stream ``augment``.
+
         Args:
             trainable: the tree to train, left as it is. A tensor that the objective does not read has a zero
                 gradient, so weight decay still moves it: what shall not move belongs into ``frozen``.
@@ -194,6 +199,10 @@ class Client:
             dtype = next(leaf.dtype for _, leaf in leaves(trainable))
             numbers = draw(streams.generator(f"mix{stream}", t, self.id), plan.steps)
             draws = map_leaves(lambda a: torch.as_tensor(a, dtype=dtype, device=self._device), numbers)
+        variations = None
+        if (augmentation := self.context.augmentation) is not None:
+            generator = streams.generator(f"augment{stream}", t, self.id)
+            variations = Variations.of_steps(augmentation, plan.bounds, repeats, generator)
         request = TrainRequest(
             client=self.id,
             examples=self._examples["train"],
@@ -210,6 +219,7 @@ class Client:
             max_grad_norm=train.max_grad_norm,
             velocity=velocity,
             task=task,
+            variations=variations,
         )
         if each_epoch is None or not plan.steps:
             trained: Tree = await Ask(request)

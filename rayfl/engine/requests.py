@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rayfl.data.augment import Variations
 from rayfl.data.federated import Examples
 from rayfl.engine.batches import BatchPlan
 from rayfl.params import Layout, Tree, leaves, map_leaves
@@ -56,6 +57,7 @@ class TrainRequest:
         velocity: None for empty momentum buffers that are dropped afterwards; or those at the start, by path, which
             the engine replaces by those at the end.
         task: what the objective is given; None stands for the engine's own task.
+        variations: how the samples of ``plan.order`` are changed, row by row; None: not at all.
     """
 
     client: int
@@ -73,6 +75,7 @@ class TrainRequest:
     max_grad_norm: float | None = None
     velocity: dict[str, Tensor] | None = None
     task: Task | None = None
+    variations: Variations | None = None
 
     def pieces(self, steps: int) -> list[TrainRequest]:
         """The request cut into consecutive ones of so many steps each (fewer in the last)."""
@@ -81,9 +84,15 @@ class TrainRequest:
                 self,
                 plan=self.plan.part(first, first + steps),
                 draws=None if self.draws is None else map_leaves(lambda d, f=first: d[f : f + steps], self.draws),
+                variations=self._variations(first, min(first + steps, self.plan.steps)),
             )
             for first in range(0, self.plan.steps, steps)
         ]
+
+    def _variations(self, first: int, last: int) -> Variations | None:
+        """Those of the samples of steps ``first`` to ``last`` (excluded)."""
+        bounds = self.plan.bounds
+        return None if self.variations is None else self.variations.part(bounds[first], bounds[last])
 
     def group(self) -> tuple[Any, ...]:
         """Requests with equal groups can be stacked and stepped together."""
@@ -101,6 +110,7 @@ class TrainRequest:
             self.groups,
             self.max_grad_norm,
             self.task,
+            None if self.variations is None else self.variations.augmentation,
         )
 
 

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rayfl.models.private_norm import PrivateNormPolicy
+
 
 class TrainConfig(BaseModel):
     """Rounds, cohort and local SGD; every method reads the same section."""
@@ -34,6 +36,11 @@ class TrainConfig(BaseModel):
     )
     persist_optimizer: bool = Field(
         False, description="keep each client's momentum buffers from one participation to the next"
+    )
+    private_norm: PrivateNormPolicy = Field(
+        "none",
+        description="what of the model's normalization layers stays with the client and is never sent: none; "
+        "statistics, their running statistics; all, also their scales and shifts (FedBN)",
     )
 
     def lr_in(self, round: int) -> float:

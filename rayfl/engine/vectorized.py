@@ -93,6 +93,11 @@ class _Feed:
         width = max((max(row, default=0) for row in widths), default=0)
         index = torch.zeros(max(steps), len(ranked), width, dtype=torch.int64)
         mask = torch.zeros(max(steps), len(ranked), width, dtype=self._float_type(ranked[0]))
+        first = ranked[0].variations
+        self._augmentation = None if first is None else first.augmentation
+        drawn = (
+            {} if first is None else {name: v.new_zeros(*index.shape, *v.shape[1:]) for name, v in first.drawn.items()}
+        )
         offset = 0
         for rank, request in enumerate(ranked):
             # padding repeats the client's first sample: finite values that the mask removes
@@ -100,11 +105,15 @@ class _Feed:
             for step, (start, stop) in enumerate(pairwise(request.plan.bounds)):
                 index[step, rank, : stop - start] = request.plan.order[start:stop] + offset
                 mask[step, rank, : stop - start] = 1
+                for name, values in drawn.items():
+                    assert request.variations is not None
+                    values[step, rank, : stop - start] = request.variations.drawn[name][start:stop]
             offset += len(request.examples)
         self._steps = steps
         self._index = index.to(device)
         full = all(size == width for row in widths for size in row)
         self.masks = None if full else mask.to(device)
+        self._drawn = {name: values.to(device) for name, values in drawn.items()}
 
     @staticmethod
     def _float_type(request: TrainRequest) -> torch.dtype:
@@ -118,7 +127,11 @@ class _Feed:
     def batch(self, step: int, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """x (active, b, *shape), y (active, b), mask (active, b) or None."""
         index = self._index[step, :active]
-        return self._x[index], self._y[index], None if self.masks is None else self.masks[step, :active]
+        x = self._x[index]
+        if self._augmentation is not None:
+            drawn = {name: values[step, :active].flatten(0, 1) for name, values in self._drawn.items()}
+            x = self._augmentation(x.flatten(0, 1), drawn).view(x.shape)
+        return x, self._y[index], None if self.masks is None else self.masks[step, :active]
 
 
 def _stack(trees: Sequence[Mapping[str, Any]], device: torch.device) -> Tree:

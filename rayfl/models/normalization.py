@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _NormBase
 
 Normalization: TypeAlias = Literal["batch", "batch_no_stats", "group", "frozen", "none"]
 NORMALIZATION = (
@@ -57,6 +58,10 @@ class FrozenStatisticsNorm(nn.Module):
         # written out, because PyTorch's own function cannot be differentiated by its statistics, as vmap(grad) does
         scale = self.weight * (self.running_var + self.eps).rsqrt()
         return x * scale[:, None, None] + (self.bias - self.running_mean * scale)[:, None, None]
+
+
+NORMALIZATION_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, FrozenStatisticsNorm)
+"""Classes of layers that bring activations to a common scale."""
 
 
 def normalize_by(module: nn.Module, norm: Normalization) -> int:

@@ -79,7 +79,7 @@ def test_all_problems_are_reported_at_once_with_path_allowed_values_and_nearest_
     assert "allowed: validation, test" in lines["evaluation.splits.0"]
     assert "did you mean 'hidden'?" in lines["model.hiden"]
     assert "auto" in lines["cluster.num_actors"]
-    assert "allowed: algorithm, cl" in lines["foo"]
+    assert "allowed: algorithm, augment, cl" in lines["foo"]
 
 
 def test_missing_sections_and_names() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ from rayfl.data.leaf.letters import ShakespeareCodec
 from rayfl.data.leaf.reading import json_files, read_users
 from rayfl.data.leaf.vectors import FemnistCodec, SyntheticCodec, as_floats
 from rayfl.data.leaf.words import DEFAULT_VOCABULARY, RedditCodec, Sent140Codec, TokenKind, VocabularyChoice
-from rayfl.data.leaf.writing import ImportReport, total, write_clients
+from rayfl.data.leaf.writing import ImportReport, Origin, total, write_clients
 from rayfl.errors import DataError
 
 Kind = Literal["femnist", "shakespeare", "sent140", "celeba", "synthetic", "reddit"]
@@ -53,7 +54,7 @@ def import_leaf(kind: Kind, source: Path, destination: Path, options: LeafOption
     Pixels of FEMNIST are stored as uint8 k where every pixel of the data set is k/255 within 1e-6, else as float32.
     Characters of Shakespeare are stored as their place in ``ALPHABET``. The other data sets are described by their
     codecs. All JSON is checked before anything is written, and the file appears under its name only when it is
-    complete; an existing one is replaced.
+    complete; an existing one is replaced. Its record (:mod:`rayfl.data.records`) lies beside it.
 
     Args:
         kind: the LEAF data set.
@@ -94,8 +95,17 @@ def import_leaf(kind: Kind, source: Path, destination: Path, options: LeafOption
     def stored(user: str, split: Split) -> Part:
         return codec.stored(clients[user][split], header)
 
-    write_clients(destination, header, sizes, stored, codec.metadata())
+    given = {key: value for key, value in asdict(options).items() if value is not None}
+    chosen = {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
+    read = Origin(source, _on_record(files.values(), options), {"kind": kind, **chosen})
+    write_clients(destination, header, sizes, stored, read, codec.metadata())
     return ImportReport(len(clients), samples, tuple(warnings), destination)
+
+
+def _on_record(parts: Iterable[Sequence[Path]], options: LeafOptions) -> tuple[Path, ...]:
+    """The JSON files, and what the options name besides, but for the single images of a folder."""
+    further = [path for path in (options.images, options.vocabulary_file) if path is not None and path.is_file()]
+    return (*(path for part in parts for path in part), *further)
 
 
 def _codec(kind: Kind, options: LeafOptions) -> Codec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from rayfl.data.leaf.nist import NistImages
 from rayfl.data.leaf.plays import read_text, speaking_roles
 from rayfl.data.leaf.sampling import Plan, Sampling, plan
 from rayfl.data.leaf.vectors import FEMNIST
-from rayfl.data.leaf.writing import ImportReport, total, write_clients
+from rayfl.data.leaf.writing import ImportReport, Origin, total, write_clients
 from rayfl.data.natural import NaturalHeader
 from rayfl.errors import DataError
 
@@ -47,7 +48,9 @@ def import_femnist_raw(
     warnings = []
     if images.ambiguous:
         warnings.append(f"{source}: {images.ambiguous} images are in several classes; the first counts")
-    return _write(destination, FEMNIST, plan(sizes, sampling), part, source, warnings)
+    options = {"kind": "femnist", **asdict(sampling), "repeat_first": repeat_first}
+    origin = Origin(source, tuple(sorted(source.glob("*.zip"))), options)
+    return _write(destination, FEMNIST, plan(sizes, sampling), part, origin, warnings)
 
 
 def import_shakespeare_raw(source: Path, destination: Path, sampling: Sampling = _ALL) -> ImportReport:
@@ -72,7 +75,8 @@ def import_shakespeare_raw(source: Path, destination: Path, sampling: Sampling =
             f"{source}: no role speaks more than {WINDOW} characters; give Project Gutenberg's Complete Works of "
             "Shakespeare in the edition of 1994"
         )
-    return _write(destination, SHAKESPEARE, plan(windows.sizes, sampling, WINDOW - 1), windows.part, source, [])
+    origin = Origin(source, (source,), {"kind": "shakespeare", **asdict(sampling)})
+    return _write(destination, SHAKESPEARE, plan(windows.sizes, sampling, WINDOW - 1), windows.part, origin, [])
 
 
 class Windows:
@@ -128,7 +132,7 @@ def _write(
     header: NaturalHeader,
     planned: tuple[Plan, list[str]],
     part: Callable[[np.ndarray], Part],
-    source: Path,
+    origin: Origin,
     warnings: list[str],
 ) -> ImportReport:
     chosen, said = planned
@@ -137,7 +141,7 @@ def _write(
     def stored(client: str, split: Split) -> Part:
         return part(chosen[client][split])
 
-    write_clients(destination, header, sizes, stored)
+    write_clients(destination, header, sizes, stored, origin)
     return ImportReport(
-        len(chosen), total(sizes), (*warnings, *(f"{source}: {sentence}" for sentence in said)), destination
+        len(chosen), total(sizes), (*warnings, *(f"{origin.source}: {sentence}" for sentence in said)), destination
     )

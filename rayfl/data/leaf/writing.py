@@ -5,17 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from rayfl.data.content import ContentHash
 from rayfl.data.leaf.codec import Part, Split
 from rayfl.data.natural import NaturalHeader, write_natural
+from rayfl.data.records import SourceFile, drop_record, write_record
 
 ROW_GROUP_TARGET = 1024
 
 Sizes = Mapping[str, Mapping[Split, int]]
 """By client and split, the number of samples; train before test."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What an import reads.
+
+    Attributes:
+        source: the file or folder that was given.
+        files: the files whose checksums are put on record.
+        options: what decided which samples were taken, and how.
+    """
+
+    source: Path
+    files: tuple[Path, ...]
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,9 +58,12 @@ def write_clients(
     header: NaturalHeader,
     sizes: Sizes,
     part: Callable[[str, Split], Part],
+    origin: Origin,
     metadata: Mapping[bytes, bytes] | None = None,
 ) -> None:
     """Write all clients in ascending order of their names; the file appears only when it is complete.
+
+    Then its record is written beside it (:mod:`rayfl.data.records`); that of a replaced file is gone before.
 
     Args:
         destination: the Parquet file; an existing one is replaced, a missing folder is made.
@@ -50,6 +71,7 @@ def write_clients(
         sizes: the clients and their numbers of samples.
         part: the samples of a client and split, of the types that ``header`` promises; called in the order of
             the file, so that only one row group is in memory.
+        origin: for the record, what the samples were read from.
         metadata: more metadata for the schema.
 
     Raises:
@@ -58,7 +80,11 @@ def write_clients(
     schema = header.arrow_schema()
     schema = schema.with_metadata({**schema.metadata, **(metadata or {})})
     ordered = {client: sizes[client] for client in sorted(sizes)}
-    write_natural(destination, schema, (_table(group, part, schema) for group in _row_groups(ordered)))
+    content = ContentHash()
+    drop_record(destination)
+    write_natural(destination, schema, (_table(group, part, schema, content) for group in _row_groups(ordered)))
+    files = tuple(map(SourceFile.of, origin.files))
+    write_record(destination, content.hexdigest(), str(origin.source), files, origin.options)
 
 
 def total(sizes: Sizes) -> dict[str, int]:
@@ -83,15 +109,18 @@ def _row_groups(sizes: Sizes) -> Iterator[Sizes]:
     yield group
 
 
-def _table(group: Sizes, part: Callable[[str, Split], Part], schema: pa.Schema) -> pa.Table:
+def _table(group: Sizes, part: Callable[[str, Split], Part], schema: pa.Schema, content: ContentHash) -> pa.Table:
     parts = [(client, split, part(client, split)) for client, splits in group.items() for split in splits]
     x_type = schema.field("x").type
     values = x_type.value_type.to_pandas_dtype()
     x = np.concatenate([samples.x for _, _, samples in parts]).astype(values, copy=False)
+    y = np.concatenate([samples.y for _, _, samples in parts]).astype(np.int16, copy=False)
+    owners = [(client, split) for client, split, samples in parts for _ in samples.y]
+    content.update(x, y, [name for owner in owners for name in owner])
     columns = [
-        pa.array([client for client, _, samples in parts for _ in samples.y], type=pa.string()),
-        pa.array([split for _, split, samples in parts for _ in samples.y], type=pa.string()),
+        pa.array([client for client, _ in owners], type=pa.string()),
+        pa.array([split for _, split in owners], type=pa.string()),
         pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), type=x_type),
-        pa.array(np.concatenate([samples.y for _, _, samples in parts]).astype(np.int16, copy=False)),
+        pa.array(y),
     ]
     return pa.Table.from_arrays(columns, schema=schema)

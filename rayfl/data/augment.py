@@ -1,0 +1,210 @@
+"""Random changes of training images: shifts, mirror images and rotations, each a choice of source pixels.
+
+Every change is a gather of pixels without interpolation, so an augmented image has the same bits wherever and in
+whatever batch it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from rayfl.data.federated import InputSpec
+from rayfl.errors import ConfigError
+
+
+class AugmentConfig(BaseModel):
+    """Random changes of what clients train on; validation and test parts stay as they are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    crop: int = Field(
+        default=0,
+        ge=0,
+        description="Pixels by which images are padded on all four sides before a window of the old size is cut out at "
+        "random; 0: none.",
+    )
+    padding: Literal["black", "reflect"] = Field(
+        default="black", description="What the padding of crop holds: black pixels, or the image mirrored at its edge."
+    )
+    flip: bool = Field(default=False, description="Mirror left and right with probability 1/2.")
+    rotate: float = Field(
+        default=0.0,
+        ge=0,
+        le=180,
+        description="Rotate by a random angle of at most so many degrees, to the nearest pixels; corners become black.",
+    )
+
+    @model_validator(mode="after")
+    def _nothing_in_vain(self) -> AugmentConfig:
+        if self.padding != "black" and not self.crop:
+            raise ValueError(f"padding={self.padding} is that of crop, which is 0; set crop, for instance to 4")
+        return self
+
+    @property
+    def active(self) -> bool:
+        """Whether any image changes."""
+        return self != AugmentConfig()
+
+    def build(self, spec: InputSpec, black: np.ndarray) -> Augmentation | None:
+        """The augmentation of inputs as the model sees them; None if nothing changes.
+
+        Args:
+            spec: the inputs.
+            black: value of a black pixel by channel, shape (channels,).
+
+        Raises:
+            ConfigError: the inputs are no images of channels, rows and columns, or too small to be mirrored.
+        """
+        if not self.active:
+            return None
+        if spec.kind != "image" or len(spec.shape) != 3:
+            what = "tokens" if spec.kind != "image" else f"vectors or arrays of the shape {spec.shape}"
+            raise ConfigError(
+                f"augment: only images (channels, rows, columns) can be augmented, but the inputs are {what}; leave "
+                "out the section augment"
+            )
+        if self.padding == "reflect" and self.crop >= min(spec.shape[1:]):
+            raise ConfigError(
+                f"augment.crop is {self.crop}, but images of {spec.shape[1]} x {spec.shape[2]} pixels can be mirrored "
+                f"by {min(spec.shape[1:]) - 1} at most"
+            )
+        return Augmentation(self, torch.as_tensor(black))
+
+
+@dataclass(frozen=True, eq=False)
+class Augmentation:
+    """Random changes of images of one kind.
+
+    Attributes:
+        config: which changes.
+        black: value of a black pixel by channel, shape (channels,).
+    """
+
+    config: AugmentConfig
+    black: Tensor
+
+    def draw(self, generator: np.random.Generator, count: int) -> dict[str, Tensor]:
+        """Random numbers of ``count`` images, by kind of change; rows are images.
+
+        Args:
+            generator: the stream ``augment`` of a client, round and pass.
+            count: how many images are seen.
+
+        Returns:
+            ``shift`` int64 of shape (count, 2), ``flip`` bool of shape (count,), ``turn`` float64 of shape (count, 2)
+            with cosine and sine, as far as the configuration has them.
+        """
+        drawn: dict[str, Tensor] = {}
+        if self.config.crop:
+            drawn["shift"] = torch.from_numpy(generator.integers(-self.config.crop, self.config.crop + 1, (count, 2)))
+        if self.config.flip:
+            drawn["flip"] = torch.from_numpy(generator.random(count) < 0.5)
+        if self.config.rotate:
+            angles = np.deg2rad(generator.uniform(-self.config.rotate, self.config.rotate, count))
+            drawn["turn"] = torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+        return drawn
+
+    def __call__(self, x: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
+        """Changed images, in fresh memory: rotated, then shifted, then mirrored.
+
+        Args:
+            x: images of shape (n, channels, rows, columns).
+            drawn: see :meth:`draw`, of n images, on the device of ``x``.
+        """
+        count, channels, height, width = x.shape
+        # where each pixel of the result comes from, from the last change back to the first
+        row = torch.arange(height, device=x.device)[None, :, None].expand(count, height, width)
+        column = torch.arange(width, device=x.device)[None, None, :].expand(count, height, width)
+        inside = None
+        if "flip" in drawn:
+            column = torch.where(drawn["flip"][:, None, None], width - 1 - column, column)
+        if "shift" in drawn:
+            shift = drawn["shift"][:, :, None, None]
+            row, column = row + shift[:, 0], column + shift[:, 1]
+            if self.config.padding == "reflect":
+                row, column = _mirrored(row, height), _mirrored(column, width)
+            else:
+                inside = _within(row, column, height, width)
+        if "turn" in drawn:
+            row, column = _turned(row, column, drawn["turn"], height, width)
+            hit = _within(row, column, height, width)
+            inside = hit if inside is None else inside & hit
+        place = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
+        place = place.view(count, 1, height * width).expand(count, channels, height * width)
+        found = x.reshape(count, channels, height * width).gather(2, place).view(x.shape)
+        if inside is None:
+            return found
+        return torch.where(inside[:, None], found, self.black.to(x)[:, None, None])
+
+
+@dataclass(frozen=True, eq=False)
+class Variations:
+    """How the images of one local update are changed.
+
+    Attributes:
+        augmentation: the kinds of changes.
+        drawn: the random numbers; rows are the images in the order in which the update sees them.
+    """
+
+    augmentation: Augmentation
+    drawn: Mapping[str, Tensor]
+
+    @classmethod
+    def of_steps(
+        cls, augmentation: Augmentation, bounds: Sequence[int], repeats: int, generator: np.random.Generator
+    ) -> Variations:
+        """Draws for all steps of an update.
+
+        Args:
+            augmentation: the kinds of changes.
+            bounds: step s sees the images ``bounds[s]`` to ``bounds[s + 1]`` (excluded).
+            repeats: how many consecutive steps see one and the same mini-batch, changed alike.
+            generator: the stream ``augment`` of the client, round and pass.
+        """
+        batches = [stop - start for start, stop in pairwise(bounds)][::repeats]
+        drawn = augmentation.draw(generator, sum(batches))
+        if repeats > 1:
+            ends = np.cumsum([0, *batches])
+            rows = [np.tile(np.arange(ends[i], ends[i + 1]), repeats) for i in range(len(batches))]
+            order = torch.from_numpy(np.concatenate([np.empty(0, dtype=np.int64), *rows]))
+            drawn = {name: values[order] for name, values in drawn.items()}
+        return cls(augmentation, drawn)
+
+    def part(self, start: int, stop: int) -> Variations:
+        """Those of the images ``start`` to ``stop`` (excluded)."""
+        return Variations(self.augmentation, {name: values[start:stop] for name, values in self.drawn.items()})
+
+    def to(self, device: torch.device) -> Variations:
+        """The same on a device."""
+        return Variations(self.augmentation, {name: values.to(device) for name, values in self.drawn.items()})
+
+    def applied(self, x: Tensor) -> Tensor:
+        """The images, one a row of the random numbers, changed."""
+        return self.augmentation(x, self.drawn)
+
+
+def _mirrored(place: Tensor, size: int) -> Tensor:
+    """Places outside of 0..size - 1, by less than size, mirrored at the first or last one."""
+    return (size - 1) - ((size - 1) - place.abs()).abs()
+
+
+def _within(row: Tensor, column: Tensor, height: int, width: int) -> Tensor:
+    return (row >= 0) & (row < height) & (column >= 0) & (column < width)
+
+
+def _turned(row: Tensor, column: Tensor, turn: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Places rotated about the middle of the image, to the nearest pixel."""
+    cosine, sine = turn[:, 0, None, None], turn[:, 1, None, None]
+    down, right = row - (height - 1) / 2, column - (width - 1) / 2
+    back_down = cosine * down - sine * right
+    back_right = sine * down + cosine * right
+    middle_down, middle_right = (height - 1) / 2, (width - 1) / 2
+    return (back_down + middle_down + 0.5).floor().long(), (back_right + middle_right + 0.5).floor().long()
