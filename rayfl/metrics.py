@@ -100,19 +100,20 @@ class Statistics:
     @property
     def ece(self) -> float:
         """Expected calibration error in [0, 1] (Guo et al., 2017, equation 3); nan without samples."""
-        _, confidences, hits = self._bins()
+        _, confidences, hits = self.bins()
         return self._mean(np.abs(hits - confidences).sum())
 
     @property
     def mce(self) -> float:
         """Maximum calibration error over non-empty bins, in [0, 1] (Guo et al., 2017, eq. 5); nan without samples."""
-        counts, confidences, hits = self._bins()
+        counts, confidences, hits = self.bins()
         filled = counts > 0
         if not filled.any():
             return float("nan")
         return float((np.abs(hits - confidences)[filled] / counts[filled]).max())
 
-    def _bins(self) -> np.ndarray:
+    def bins(self) -> np.ndarray:
+        """By bin of the confidence, shape (3, ``NUM_BINS``): samples, sum of their confidences, top-1 hits."""
         return self.vector[_NUM_SCALARS:].reshape(3, NUM_BINS)
 
     def _mean(self, total: float) -> float:

@@ -1,0 +1,223 @@
+"""Methods side by side: a line per method and model, mean and spread over seeds or clients, the best marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rayfl.errors import RunError
+from rayfl.report.grouping import Group, check_same_data, group_runs
+from rayfl.report.loading import Run
+from rayfl.report.rows import RowKey, compared_keys, final_rows, own_key, wall_seconds
+from rayfl.report.significance import PairTest, over_clients, over_seeds
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of the table.
+
+    Attributes:
+        column: of ``rounds.parquet``.
+        heading: for people.
+        scale: what values are multiplied by.
+        digits: shown behind the point.
+        sign: 1 if more is better, -1 if less is.
+    """
+
+    column: str
+    heading: str
+    scale: float
+    digits: int
+    sign: int
+
+
+METRICS = (
+    Metric("top1", "accuracy %", 100, 2, 1),
+    Metric("top1_worst5", "worst 5 %", 100, 2, 1),
+    Metric("ece", "ECE", 1, 3, -1),
+    Metric("loss", "loss", 1, 3, -1),
+)
+"""The columns of a comparison."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of the table.
+
+    Attributes:
+        mean: over seeds of a mean over clients, in units of the column.
+        spread: sample standard deviation over seeds; with one seed the population standard deviation over clients;
+            None where there is none.
+        best: whether no other line has a better mean.
+        text: as it is printed.
+    """
+
+    mean: float
+    spread: float | None
+    best: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method's model.
+
+    Attributes:
+        method: label of the group.
+        model: of the row; says what chose it among a sweep.
+        key: of the row.
+        own: whether it is the method's personalized model.
+        finished: whether the runs are.
+        seeds: how many runs have the row.
+        clients: K of the first.
+        rounds: rounds after which the first was evaluated.
+        cells: by column.
+        gigabytes: sent down and up, mean over runs.
+        seconds: wall time, mean over runs; None where times are missing.
+    """
+
+    method: str
+    model: str
+    key: RowKey
+    own: bool
+    finished: bool
+    seeds: int
+    clients: int
+    rounds: int
+    cells: dict[str, Cell]
+    gigabytes: float
+    seconds: float | None
+
+    @property
+    def over(self) -> str:
+        """What the spread is taken over."""
+        return f"{self.seeds} seeds" if self.seeds > 1 else f"{self.clients} clients"
+
+    @property
+    def eligible(self) -> bool:
+        """Whether it may be best: all rounds done, and not chosen on test data."""
+        return self.finished and not self.key.seen_test
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several runs, compared.
+
+    Attributes:
+        groups: runs by configuration, without those that were never evaluated.
+        lines: of the table.
+        clients: tests over clients, finished groups only.
+        seeds: tests over seeds, finished groups only.
+        notes: what a reader should know, a sentence each.
+    """
+
+    groups: Sequence[Group]
+    lines: Sequence[Line]
+    clients: Sequence[PairTest]
+    seeds: Sequence[PairTest]
+    notes: Sequence[str]
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """Compares runs.
+
+    Raises:
+        RunError: they were made on different data, two are the same experiment, or none was evaluated yet.
+    """
+    check_same_data(runs)
+    evaluated = [run for run in runs if final_rows(run)]
+    notes = [
+        f"{run.uri} is left out: its clients were never evaluated on test data ({run.rounds_completed} of "
+        f"{run.total_rounds} rounds are done)"
+        for run in runs
+        if not final_rows(run)
+    ]
+    if not evaluated:
+        raise RunError(f"there is nothing to compare yet: {'; '.join(notes)}")
+    notes += [
+        f"{run.uri} is unfinished, {run.rounds_completed} of {run.total_rounds} rounds are done: it is shown after its "
+        "last evaluation, but is in no test, joins no other seed, and is never the best"
+        for run in evaluated
+        if not run.finished
+    ]
+    notes += [f"{run.uri}: {note}" for run in runs for note in run.notes]
+    groups = group_runs(evaluated)
+    finished = [group for group in groups if group.finished]
+    clients, seeds = over_clients(finished), over_seeds(finished)
+    lines = _with_best([line for group in groups for line in _lines(group)])
+    notes += _partners(finished, clients)
+    return Comparison(groups, lines, clients, seeds, notes)
+
+
+def _partners(groups: Sequence[Group], tests: Sequence[PairTest]) -> list[str]:
+    paired = {label for test in tests for label in (test.first, test.second)}
+    lonely = [group.label for group in groups if group.label not in paired]
+    if len(groups) < 2 or not lonely:
+        return []
+    return [f"no test with {', '.join(lonely)}: no other method was run with the same seed on the same clients"]
+
+
+def _lines(group: Group) -> list[Line]:
+    keys = dict.fromkeys(key for run in group.runs for key in compared_keys(run))
+    return [_line(group, key) for key in keys]
+
+
+def _line(group: Group, key: RowKey) -> Line:
+    runs = [run for run in group.runs if key in final_rows(run)]
+    rows = [final_rows(run)[key] for run in runs]
+    seconds = [wall_seconds(run) for run in runs]
+    choices = dict.fromkeys(row["choice"] for row in rows if row["choice"])
+    model = key.label
+    if choices:
+        prefix = key.model.removesuffix("best")
+        values = ", ".join(choice.removeprefix(prefix) for choice in choices)
+        model = f"{prefix}{values} by {key.selected_on}{' *' if key.seen_test else ''}"
+    return Line(
+        method=group.label,
+        model=model,
+        key=key,
+        own=any(own_key(run) == key for run in runs),
+        finished=group.finished,
+        seeds=len(runs),
+        clients=int(rows[0]["clients"]),
+        rounds=int(rows[0]["round"]),
+        cells={metric.column: _cell(rows, metric) for metric in METRICS},
+        gigabytes=float(np.mean([row["bytes_down"] + row["bytes_up"] for row in rows])) / 1e9,
+        seconds=None if None in seconds else float(np.mean([value for value in seconds if value is not None])),
+    )
+
+
+def _cell(rows: Sequence[dict[str, float]], metric: Metric) -> Cell:
+    values = metric.scale * np.array([row[metric.column] for row in rows], dtype=float)
+    spread: float | None = None
+    if len(values) > 1:
+        spread = float(values.std(ddof=1))
+    elif f"{metric.column}_std" in rows[0]:
+        spread = metric.scale * float(rows[0][f"{metric.column}_std"])
+    mean = float(values.mean())
+    text = f"{mean:.{metric.digits}f}"
+    return Cell(mean, spread, False, text if spread is None else f"{text} +- {spread:.{metric.digits}f}")
+
+
+def _with_best(lines: Sequence[Line]) -> list[Line]:
+    """Marks the best of each column, if there is a choice between at least two methods."""
+    eligible = [line for line in lines if line.eligible]
+    if len({line.method for line in eligible}) < 2:
+        return list(lines)
+    best = {}
+    for metric in METRICS:
+        values = [metric.sign * line.cells[metric.column].mean for line in eligible]
+        finite = [value for value in values if np.isfinite(value)]
+        best[metric.column] = max(finite) if finite else None
+
+    def marked(line: Line) -> Line:
+        cells = {
+            metric.column: replace(cell, best=line.eligible and metric.sign * cell.mean == best[metric.column])
+            for metric in METRICS
+            for cell in [line.cells[metric.column]]
+        }
+        return replace(line, cells=cells)
+
+    return [marked(line) for line in lines]

@@ -1,0 +1,139 @@
+"""Figures of progress: a metric against rounds, bytes and wall time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from rayfl.report.drawing import DASHES, MARKERS, SERIES, Drawing, table_of
+from rayfl.report.grouping import Group
+from rayfl.report.loading import Run
+from rayfl.report.rows import Curve, curve, main_keys, own_key
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_METRICS = {"top1": ("accuracy", "accuracy %", 100.0), "loss": ("loss", "loss (nats)", 1.0)}
+_MOST_MARKED = 40
+"""Longer curves have no markers."""
+_AXES = "Left: by round; middle: by bytes sent, down and up, of all clients; right: by wall time, evaluation included."
+
+Lines = Sequence[tuple[str, Curve]]
+
+
+def progress_of_models(run: Run, cohort: str = "all", phase: str = "received") -> list[Drawing]:
+    """Accuracy and loss of a run's main models, a figure each; none where nothing was measured."""
+    everybody = cohort == "all"
+    who = "all clients" if everybody else "the round's cohort, right after its local training"
+    drawings = []
+    for metric, (noun, *_) in _METRICS.items():
+        found = [(key.label, curve(run, key, metric, cohort, phase)) for key in main_keys(run, cohort, phase)]
+        lines = [(label, one) for label, one in found if one is not None]
+        if lines:
+            name = noun if everybody else f"cohort-{noun}"
+            title = f"{noun.capitalize()} of {who}"
+            caption = f"Mean {noun} on test samples over {who}. {_AXES} {_at_the_end(lines, metric)}"
+            drawings.append(_drawing(name, title, caption, metric, lines, band=False))
+    return drawings
+
+
+def progress_of_groups(groups: Sequence[Group]) -> list[Drawing]:
+    """Accuracy and loss of the methods' personalized models, mean over seeds with a band of one standard deviation."""
+    drawings = []
+    for metric, (noun, *_) in _METRICS.items():
+        found = [(group.label, _mean_curve(group, metric)) for group in groups]
+        lines = [(label, one) for label, one in found if one is not None]
+        if lines:
+            caption = (
+                f"Mean {noun} on test samples over all clients, of each method's personalized model (never chosen on "
+                "test data). With several seeds: the mean over them, and a band of one sample standard deviation. "
+                f"{_AXES} {_at_the_end(lines, metric)}"
+            )
+            drawings.append(_drawing(noun, f"{noun.capitalize()} of the methods", caption, metric, lines, band=True))
+    return drawings
+
+
+def _mean_curve(group: Group, metric: str) -> Curve | None:
+    """Over the seeds, at the rounds that all have; the spread is over seeds, and nan with one."""
+    keys = [own_key(run) for run in group.runs]
+    found = [curve(run, key, metric) for run, key in zip(group.runs, keys, strict=True) if key is not None]
+    curves = [one for one in found if one is not None]
+    if not curves:
+        return None
+    rounds = curves[0].rounds
+    for one in curves[1:]:
+        rounds = np.intersect1d(rounds, one.rounds)
+    places = [np.searchsorted(one.rounds, rounds) for one in curves]
+    values = np.stack([one.values[at] for one, at in zip(curves, places, strict=True)])
+    sent = np.mean([one.bytes[at] for one, at in zip(curves, places, strict=True)], axis=0)
+    timed = [one.seconds[at] for one, at in zip(curves, places, strict=True) if one.seconds is not None]
+    seconds = np.mean(timed, axis=0) if len(timed) == len(curves) else None
+    spread = values.std(axis=0, ddof=1) if len(curves) > 1 else np.full(len(rounds), np.nan)
+    return Curve(rounds, values.mean(axis=0), spread, sent, seconds)
+
+
+def _drawing(name: str, title: str, caption: str, metric: str, lines: Lines, band: bool) -> Drawing:
+    from matplotlib.figure import Figure
+
+    _, label, scale = _METRICS[metric]
+    figure = Figure(figsize=(9.6, 3.1 + 0.17 * -(-len(lines) // 4)), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    most = max(float(one.bytes.max()) for _, one in lines)
+    factor, unit = next((f, u) for f, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes")) if most >= f or f == 1)
+    for number, (text, one) in enumerate(lines):
+        against = (one.rounds, one.bytes / factor, one.seconds)
+        for axes, x in zip(panels, against, strict=True):
+            if x is not None:
+                _line(axes, number, text, x, scale * one.values, scale * one.spread if band else None)
+    for axes, heading in zip(panels, ("rounds completed", f"{unit} sent", "wall time (s)"), strict=True):
+        axes.set_xlabel(heading)
+        axes.set_xlim(left=0)
+    panels[0].set_ylabel(label)
+    if metric == "top1":
+        panels[0].set_ylim(top=min(101.0, panels[0].get_ylim()[1]))
+    if not panels[2].lines:
+        panels[2].text(0.5, 0.5, "times of some\nrounds are missing", transform=panels[2].transAxes, ha="center")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(lines)))
+    return Drawing(name, title, caption, figure, _table(lines))
+
+
+def _line(axes: Axes, number: int, label: str, x: np.ndarray, y: np.ndarray, spread: np.ndarray | None) -> None:
+    colour = SERIES[number % len(SERIES)]
+    axes.plot(
+        x,
+        y,
+        color=colour,
+        linestyle=DASHES[number // len(SERIES) % len(DASHES)],
+        marker=MARKERS[number % len(MARKERS)] if len(x) <= _MOST_MARKED else "",
+        label=label.replace("$", r"\$"),
+    )
+    if spread is not None and np.isfinite(spread).any():
+        axes.fill_between(x, y - spread, y + spread, color=colour, alpha=0.18, linewidth=0)
+
+
+def _table(lines: Lines) -> pa.Table:
+    lengths = [len(one.rounds) for _, one in lines]
+    seconds = [np.full(len(one.rounds), np.nan) if one.seconds is None else one.seconds for _, one in lines]
+    return table_of(
+        {
+            "line": np.repeat([label for label, _ in lines], lengths),
+            "round": np.concatenate([one.rounds for _, one in lines]),
+            "mean": np.concatenate([one.values for _, one in lines]),
+            "std": np.concatenate([one.spread for _, one in lines]),
+            "bytes": np.concatenate([one.bytes for _, one in lines]),
+            "seconds": np.concatenate(seconds),
+        }
+    )
+
+
+def _at_the_end(lines: Lines, metric: str) -> str:
+    """The last values in words: what the figure says to those who do not see it."""
+    _, _, scale = _METRICS[metric]
+    unit = " %" if metric == "top1" else ""
+    digits = 1 if metric == "top1" else 3
+    parts = [f"{label} {scale * one.values[-1]:.{digits}f}{unit} after round {one.rounds[-1]}" for label, one in lines]
+    return f"At the end: {', '.join(parts)}."

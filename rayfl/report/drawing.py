@@ -1,0 +1,155 @@
+"""One style for all figures, the files they are saved as, and pictures in a page that follow its colours."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyarrow import csv
+
+from rayfl.data.files import new_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK, PAPER, GRID, FAINT = "#1c1d1f", "#fefefe", "#dcdde0", "#8a8d93"
+SERIES = ("#0b62a8", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0e7490", "#57534e")
+"""Told apart in colour vision deficiencies as far as eight can be; lines differ in their dashes, too."""
+DASHES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+FORMATS = ("png", "svg", "pdf")
+_PARTITION = ("#2f6db5", "#8fb8de", "#e08a3c")
+_VARIABLES = {
+    INK: "ink",
+    PAPER: "paper",
+    GRID: "grid",
+    FAINT: "faint",
+    **{colour: f"series-{number}" for number, colour in enumerate(SERIES)},
+    **{colour: f"split-{number}" for number, colour in enumerate(_PARTITION)},
+    "#000000": "ink",
+    "#ffffff": "paper",
+    "#ebebeb": "grid",
+    "#cccccc": "grid",
+}
+"""Names of the page's colours by those that are drawn with."""
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "rayfl",
+    "figure.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 9,
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 3.5,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+}
+_NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+"""Equal figures give equal files."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """A figure of a report.
+
+    Attributes:
+        name: of its files, without ending.
+        title: its heading.
+        caption: what is to be seen, how it was computed, and for people who do not see it what it shows.
+        figure: the figure.
+        data: what it shows, as a table.
+    """
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+    data: pa.Table
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Figures made in this block have the style of reports."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def save(drawing: Drawing, folder: Path) -> None:
+    """Writes ``<name>.png``, ``.svg``, ``.pdf`` and the data as ``<name>.csv``.
+
+    Raises:
+        DataError: a file cannot be written.
+    """
+    for ending in FORMATS:
+        with new_file(folder / f"{drawing.name}.{ending}") as file, styled():
+            _laid_out(drawing.figure).savefig(file, format=ending, dpi=150, metadata=_NO_DATE[ending])
+    save_table(drawing.data, folder / f"{drawing.name}.csv")
+
+
+def save_table(table: pa.Table, destination: Path) -> None:
+    """Writes a table as CSV.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    with new_file(destination) as file:
+        csv.write_csv(table, file)
+
+
+def inline_svg(drawing: Drawing) -> str:
+    """The figure as an SVG element for a page that defines the colours ``--ink``, ``--paper``, ``--series-0`` ...
+
+    Its ids are unique among figures of different names, and it refers to nothing outside.
+    """
+    buffer = io.StringIO()
+    with styled():
+        _laid_out(drawing.figure).savefig(buffer, format="svg", metadata=_NO_DATE["svg"])
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{drawing.name}-", text)
+    text = re.sub(r"#[0-9a-f]{6}\b", lambda found: _colour(found.group()), text)
+    width = re.search(r'width="([\d.]+)pt"', text)
+    text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
+    size = f' style="max-width: {1.333 * float(width[1]):.0f}px"' if width else ""
+    return text.replace("<svg ", f'<svg{size} role="img" aria-labelledby="{drawing.name}-title" ', 1)
+
+
+def table_of(columns: Mapping[str, object]) -> pa.Table:
+    """A table from columns of equal length."""
+    return pa.table({name: pa.array(list(values)) for name, values in columns.items()})  # type: ignore[call-overload]
+
+
+def _laid_out(figure: Figure) -> Figure:
+    """The figure, its parts put in place once and not again for every file: that takes most of the time."""
+    if figure.get_layout_engine() is not None:
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
+    return figure
+
+
+def _colour(drawn: str) -> str:
+    name = _VARIABLES.get(drawn)
+    return drawn if name is None else f"var(--{name})"

@@ -1,0 +1,158 @@
+"""Runs that differ in nothing but the seed belong together; runs on different data cannot be compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import Any
+
+from rayfl.errors import RunError
+from rayfl.report.loading import Run
+from rayfl.report.redaction import redacted
+
+_FREE = {"name", "storage_path", "seed", "cluster", "clients", "storage", "tracking", "max_failures"}
+"""Sections that change no result, and the seed."""
+_DATA = ("dataset", "partition", "holdout")
+_PLACES = {"root", "path", "manifest"}
+"""Fields of a data set that say where it lies."""
+
+_LONGEST = 40
+"""Longer lists of differing options are no label."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs of one configuration, by seed.
+
+    Attributes:
+        label: the method, and where several groups share it what tells them apart.
+        runs: by ascending seed.
+    """
+
+    label: str
+    runs: Sequence[Run]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds of its runs are done."""
+        return all(run.finished for run in self.runs)
+
+    @property
+    def by_seed(self) -> dict[int, Run]:
+        """Its runs by seed."""
+        return {run.seed: run for run in self.runs}
+
+
+def check_same_data(runs: Sequence[Run]) -> None:
+    """Makes sure that runs may be compared.
+
+    Their clients must own the same samples. With different seeds they need not, as a seed also draws the partition, but
+    then the partitions must have been asked for alike.
+
+    Raises:
+        RunError: naming two runs on different data.
+    """
+    for one, other in combinations(runs, 2):
+        if one.partition_hash and one.partition_hash == other.partition_hash:
+            continue
+        changes = differences(_data(one), _data(other))
+        if not changes and (one.seed != other.seed or not (one.partition_hash and other.partition_hash)):
+            continue
+        how = "; ".join(f"{path}: {left} and {right}" for path, (left, right) in changes.items())
+        raise RunError(
+            f"{one.uri} and {other.uri} were made on different data "
+            f"({how or 'the same configuration and seed, but another partition.parquet'}): numbers on different "
+            "clients cannot be compared; report on them one by one"
+        )
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """The groups, in the order of their first runs. Unfinished runs are groups of their own.
+
+    Raises:
+        RunError: two runs have the same configuration and seed.
+    """
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        key = json.dumps([_identity(run), None if run.finished else run.uri], sort_keys=True, default=str)
+        found.setdefault(key, []).append(run)
+    groups = [sorted(members, key=lambda run: run.seed) for members in found.values()]
+    for members in groups:
+        for one, other in pairwise(members):
+            if one.seed == other.seed:
+                raise RunError(
+                    f"{one.uri} and {other.uri} are the same experiment (configuration and seed {one.seed}): it would "
+                    "count twice; leave one out"
+                )
+    return [Group(label, members) for label, members in zip(_labels(groups), groups, strict=True)]
+
+
+def config_table(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """By dotted path, what the configurations of several groups have where they are not all equal; "" where lacking."""
+    flat = [_flat(redacted(_identity(group.runs[0]))) for group in groups]
+    paths = dict.fromkeys(path for one in flat for path in one)
+    rows = {path: [one.get(path, "") for one in flat] for path in paths}
+    return {path: values for path, values in rows.items() if len(set(values)) > 1}
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """By dotted path, the values in which two configurations differ."""
+    left, right = _flat(redacted(one)), _flat(redacted(other))
+    paths = dict.fromkeys([*left, *right])
+    return {
+        path: (left.get(path, "nothing"), right.get(path, "nothing"))
+        for path in paths
+        if left.get(path) != right.get(path)
+    }
+
+
+def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """The methods' names, with the differing values where a method comes more than once."""
+    labels = []
+    for members in groups:
+        run = members[0]
+        same = [other[0] for other in groups if other[0].method == run.method]
+        labels.append(run.method + (f" ({_apart(run, same)})" if len(same) > 1 else ""))
+    return [
+        label if labels.count(label) == 1 else f"{label} [{members[0].name}]"
+        for label, members in zip(labels, groups, strict=True)
+    ]
+
+
+def _apart(run: Run, others: Sequence[Run]) -> str:
+    flat = [_flat(redacted(_identity(other))) for other in others]
+    own = _flat(redacted(_identity(run)))
+    paths = dict.fromkeys(path for one in flat for path in one)
+    parts = [
+        f"{path.rpartition('.')[2]}={own.get(path, 'none')}"
+        for path in paths
+        if len({one.get(path) for one in flat}) > 1
+    ]
+    if not run.finished:
+        parts.append("unfinished")
+    text = ", ".join(parts)
+    return text if parts and len(text) <= _LONGEST else run.name
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in run.config.items() if key not in _FREE}
+
+
+def _data(run: Run) -> dict[str, Any]:
+    sections = {key: run.config.get(key) for key in _DATA}
+    dataset = sections["dataset"]
+    if isinstance(dataset, Mapping):
+        sections["dataset"] = {key: value for key, value in dataset.items() if key not in _PLACES}
+    return sections
+
+
+def _flat(value: Any, path: str = "") -> dict[str, str]:
+    if isinstance(value, Mapping) and value:
+        return {
+            inner: text
+            for key, part in value.items()
+            for inner, text in _flat(part, f"{path}.{key}" if path else str(key)).items()
+        }
+    return {path: "null" if value is None else str(value)}

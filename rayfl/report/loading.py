@@ -1,0 +1,234 @@
+"""Reads what a run has left in its folder.
+
+No code that the run's configuration names is imported: the folder may be somebody else's.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from rayfl.commits import CommitStore
+from rayfl.data.assignment import ASSIGNMENT_SCHEMA, assignment_hash
+from rayfl.errors import DamageError, RayflError, RunError
+from rayfl.report.redaction import redact
+from rayfl.storage import Storage
+from rayfl.tables import TABLES, from_parquet
+from rayfl.tracking.environment import read_environment
+from rayfl.tracking.timings import read_timings
+
+_MANIFEST = re.compile(r"manifest-(\d+)\.json")
+_OFTEN_OWN = ("personalized", "finetuned")
+"""What methods mostly call the row of their personalized model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run as its folder has it.
+
+    Attributes:
+        uri: the folder, without credentials.
+        name: its last part.
+        config: the resolved configuration.
+        personalized: name of the row that is the method's personalized model.
+        sweep: prefix of the rows among which one is chosen, or None.
+        rounds: summaries, schema ``rayfl.tables.ROUNDS_SCHEMA``.
+        clients: rows of clients, schema ``rayfl.tables.CLIENTS_SCHEMA``.
+        skipped: clients that were left out, schema ``rayfl.tables.SKIPPED_SCHEMA``.
+        calibration: bins, schema ``rayfl.calibration.CALIBRATION_SCHEMA``; empty in runs from before there were any.
+        timings: seconds by phase, a mapping a round.
+        partition: who owns which sample, schema ``rayfl.data.assignment.ASSIGNMENT_SCHEMA``; None where it is missing.
+        partition_hash: SHA-256 of that; empty where it is missing.
+        environment: with what it was made, an entry for each start; empty where that is not known.
+        rounds_completed: rounds done.
+        notes: what a reader should know, a sentence each.
+    """
+
+    uri: str
+    name: str
+    config: Mapping[str, Any]
+    personalized: str
+    sweep: str | None
+    rounds: pa.Table
+    clients: pa.Table
+    skipped: pa.Table
+    calibration: pa.Table
+    timings: Sequence[Mapping[str, float]]
+    partition: pa.Table | None
+    partition_hash: str
+    environment: Sequence[Mapping[str, Any]]
+    rounds_completed: int
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return str(self.config["algorithm"]["name"])
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        return str(self.config["dataset"]["name"])
+
+    @property
+    def seed(self) -> int:
+        """Seed of every random stream."""
+        return int(self.config["seed"])
+
+    @property
+    def total_rounds(self) -> int:
+        """Rounds that the configuration asks for."""
+        return int(self.config["train"]["rounds"])
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done."""
+        return self.rounds_completed >= self.total_rounds
+
+
+def load_runs(uris: Sequence[str], methods: Mapping[str, Any]) -> list[Run]:
+    """Reads several runs; see :func:`load_run`.
+
+    Raises:
+        RunError: listing everything that cannot be read, or a folder that is given twice.
+    """
+    runs: list[Run] = []
+    problems: list[str] = []
+    for uri in uris:
+        try:
+            run = load_run(uri, methods)
+        except RayflError as error:
+            problems.append(str(error))
+            continue
+        if run.uri in {other.uri for other in runs}:
+            problems.append(f"{run.uri} is given twice")
+        runs.append(run)
+    if problems:
+        raise RunError("; ".join(problems))
+    return runs
+
+
+def load_run(uri: str, methods: Mapping[str, Any]) -> Run:
+    """Reads a run.
+
+    Args:
+        uri: its folder, a path or a URI.
+        methods: the classes of all methods by name; they know the rows of their personalized models.
+
+    Raises:
+        RunError: there is no run, or it is of an unknown format.
+        DamageError: a file of it cannot be read, naming it.
+    """
+    storage = Storage(uri.rstrip("/") or "/")
+    shown = redact(str(storage.local_path or uri).rstrip("/"))
+    config = _config(storage, shown)
+    tables = {name: _table(storage, shown, name) for name in TABLES}
+    if tables["rounds"].num_rows and not tables["clients"].num_rows:
+        raise DamageError(f"{shown} has rounds.parquet, but clients.parquet is missing: {_LOOK}")
+    notes: list[str] = []
+    personalized, sweep = _own_row(config, tables["rounds"], methods, notes)
+    partition = _partition(storage, shown)
+    if partition is None:
+        notes.append("partition.parquet is missing: which samples the clients own is not known")
+    return Run(
+        uri=shown,
+        name=re.split(r"[/\\]", shown.partition("?")[0].rstrip("/"))[-1],
+        config=config,
+        personalized=personalized,
+        sweep=sweep,
+        **tables,
+        timings=_timings(storage, shown),
+        partition=partition,
+        partition_hash="" if partition is None else assignment_hash(partition),
+        environment=read_environment(storage),
+        rounds_completed=_rounds_completed(storage, tables["rounds"]),
+        notes=notes,
+    )
+
+
+_LOOK = "`rayfl verify` says what else is wrong; the command that started the run writes its tables anew"
+
+
+def _config(storage: Storage, shown: str) -> Mapping[str, Any]:
+    try:
+        content = yaml.safe_load(storage.read("config.yaml"))
+    except FileNotFoundError:
+        raise RunError(
+            f"{shown} is no run's folder: it has no config.yaml; give the folder that `rayfl run` names at its end"
+        ) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise DamageError(f"config.yaml in {shown} is damaged: {error}") from None
+    try:
+        content["algorithm"]["name"], content["dataset"]["name"]
+        int(content["seed"]), int(content["train"]["rounds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamageError(f"config.yaml in {shown} is no resolved configuration of a run ({error!r})") from None
+    return dict(content)
+
+
+def _table(storage: Storage, shown: str, name: str) -> pa.Table:
+    schema = TABLES[name]
+    try:
+        table = from_parquet(storage.read(f"{name}.parquet"))
+    except FileNotFoundError:
+        return schema.empty_table()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DamageError(f"{name}.parquet in {shown} is damaged ({error}): {_LOOK}") from None
+    if not set(schema) <= set(table.schema):
+        raise DamageError(f"{name}.parquet in {shown} has other columns than a table of {name}: {_LOOK}")
+    return table
+
+
+def _partition(storage: Storage, shown: str) -> pa.Table | None:
+    try:
+        table = pq.read_table(io.BytesIO(storage.read("partition.parquet")))
+    except FileNotFoundError:
+        return None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DamageError(f"partition.parquet in {shown} is damaged ({error}): {_LOOK}") from None
+    if not table.schema.equals(ASSIGNMENT_SCHEMA):
+        raise DamageError(f"partition.parquet in {shown} has other columns than a partition: {_LOOK}")
+    return table
+
+
+def _timings(storage: Storage, shown: str) -> list[dict[str, float]]:
+    try:
+        lines = [{phase: float(value) for phase, value in line.items()} for line in read_timings(storage)]
+        return sorted(lines, key=lambda line: line["round"])
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DamageError(f"timings.jsonl in {shown} is damaged ({error}): delete it to do without times") from None
+
+
+def _rounds_completed(storage: Storage, rounds: pa.Table) -> int:
+    numbers = [_MANIFEST.fullmatch(name) for name in CommitStore(storage).manifests()]
+    evaluated = max(rounds["round"].to_pylist(), default=0)
+    return max([evaluated, *(int(found[1]) for found in numbers if found)])
+
+
+def _own_row(
+    config: Mapping[str, Any], rounds: pa.Table, methods: Mapping[str, Any], notes: list[str]
+) -> tuple[str, str | None]:
+    """The name of the personalized model's row, and the prefix of a sweep."""
+    method = methods.get(str(config["algorithm"]["name"]))
+    if method is not None:
+        return str(method.personalized), method.sweep
+    chosen = [row for row in rounds.select(["model", "selected_on"]).to_pylist() if row["selected_on"]]
+    if chosen:
+        sweep = str(chosen[0]["model"]).removesuffix("=best")
+        return sweep, sweep
+    models = list(dict.fromkeys(rounds["model"].to_pylist()))
+    own = next((name for name in (*_OFTEN_OWN, *models) if name in models and name != "global"), "global")
+    if len(models) > 1:
+        notes.append(
+            f"{config['algorithm']['name']} is a method of one's own: which row is its personalized model is not on "
+            f"record, {own} is taken"
+        )
+    return own, None

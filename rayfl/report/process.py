@@ -1,0 +1,139 @@
+"""Figures of how a run went: who owns what, who took part, and where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayfl.data.federated import SPLITS, FederatedDataset
+from rayfl.data.picture import draw_partition, label_matrix
+from rayfl.errors import RayflError
+from rayfl.experiment import Parts
+from rayfl.report.drawing import FAINT, SERIES, Drawing, table_of
+from rayfl.report.loading import Run
+from rayfl.report.redaction import redact
+from rayfl.report.rows import attendance, split_sizes
+
+OpenParts = Callable[[Mapping[str, Any]], Parts]
+"""Makes data set and partition of a configuration; raises RayflError where it cannot or should not."""
+
+_WIDTH = 9.6
+_PHASES = ("clients", "server", "evaluation", "commit")
+_MOST_DOTS = 1500
+
+
+def partition_picture(run: Run, open_parts: OpenParts) -> Drawing | None:
+    """Samples by client and class; without the data set, by client alone; None where nothing is known.
+
+    What stands in the way of the classes is said in the caption.
+    """
+    if run.partition is None:
+        return None
+    try:
+        parts = open_parts(run.config)
+        if parts.partition_hash == run.partition_hash:
+            return _classes(parts.dataset)
+        reason = "the configuration now gives another partition, so the data set's files have changed since the run"
+    except RayflError as error:
+        reason = redact(str(error))
+    return _sizes(run.partition, reason)
+
+
+def _classes(dataset: FederatedDataset) -> Drawing:
+    counts = label_matrix(dataset)
+    client, label = np.nonzero(counts)
+    names = np.array(dataset.names, dtype=object)
+    data = table_of({"client": client, "name": names[client], "class": label, "samples": counts[client, label]})
+    held = (counts > 0).sum(1)
+    caption = (
+        f"Samples of the {len(counts)} clients by class, over all splits; above, the clients' sizes by split, beside, "
+        f"the sizes of the classes. A client has {_span(held)} of the {counts.shape[1]} classes and "
+        f"{_span(counts.sum(1))} samples."
+    )
+    return Drawing("partition", "Partition", caption, draw_partition(dataset, ""), data)
+
+
+def _sizes(partition: pa.Table, reason: str) -> Drawing:
+    from matplotlib.figure import Figure
+
+    by_split = split_sizes(partition)
+    total = np.sum(list(by_split.values()), axis=0)
+    figure = Figure(figsize=(_WIDTH, 2.8), layout="constrained")
+    axes = figure.subplots()
+    order, base = np.argsort(-total, kind="stable"), np.zeros(len(total))
+    for number, split in enumerate(SPLITS):
+        sizes = by_split[split][order]
+        axes.stairs(
+            base + sizes, np.arange(len(total) + 1), baseline=base, fill=True, color=SERIES[number], label=split
+        )
+        base = base + sizes
+    axes.set(xlabel="clients, largest first", ylabel="samples", xlim=(0, len(total)))
+    axes.legend()
+    caption = f"Samples of the {len(total)} clients by split, {_span(total)} each. Classes are not shown: {reason}."
+    data = table_of({"client": np.arange(len(total)), **{split: by_split[split] for split in SPLITS}})
+    return Drawing("partition", "Partition", caption, figure, data)
+
+
+def phases(run: Run) -> Drawing | None:
+    """Seconds of every round by phase; None for runs without times."""
+    from matplotlib.figure import Figure
+
+    if not run.timings:
+        return None
+    rounds = np.array([int(line["round"]) for line in run.timings])
+    seconds = {phase: np.array([line.get(phase, 0.0) for line in run.timings]) for phase in _PHASES}
+    figure = Figure(figsize=(_WIDTH, 2.8), layout="constrained")
+    axes = figure.subplots()
+    base = np.zeros(len(rounds))
+    for number, (phase, values) in enumerate(seconds.items()):
+        axes.bar(rounds, values, width=0.9, bottom=base, color=SERIES[number], label=phase, linewidth=0)
+        base = base + values
+    axes.set(xlabel="round", ylabel="seconds", xlim=(rounds.min() - 0.6, rounds.max() + 0.6))
+    figure.legend(loc="outside right upper")
+    words = ", ".join(f"{phase} {values.sum():.1f} s" for phase, values in seconds.items())
+    caption = (
+        "Wall time of the rounds: waiting for clients, the rest of the method's round, evaluation, and waiting for the "
+        f"commit of an earlier round. In all: {words}."
+    )
+    return Drawing("phases", "Time per phase", caption, figure, table_of({"round": rounds, **seconds}))
+
+
+def cohorts(run: Run) -> Drawing | None:
+    """Which client took part in which round; None where cohorts were not scored."""
+    from matplotlib.figure import Figure
+
+    present = attendance(run)
+    if not present.num_rows:
+        return None
+    rounds, clients = present["round"].to_numpy(), present["client"].to_numpy()
+    scored = len(np.unique(rounds))
+    count = int(max(clients.max(), run.clients["client"].to_numpy().max())) + 1
+    times = np.bincount(clients, minlength=count)
+    sizes = np.bincount(rounds)[np.unique(rounds)]
+    figure = Figure(figsize=(_WIDTH, 3.0), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[3, 1])
+    if len(rounds) <= _MOST_DOTS:
+        left.scatter(rounds, clients, s=10, marker="s", color=SERIES[0], linewidth=0)
+        left.set(xlabel="round", ylabel="client", ylim=(-0.6, count - 0.4))
+        left.locator_params(integer=True)
+    else:
+        left.stairs(np.sort(times)[::-1], np.arange(count + 1), fill=True, color=SERIES[0])
+        left.set(xlabel="clients, most often first", ylabel="rounds", xlim=(0, count))
+    right.hist(times, np.arange(times.max() + 2) - 0.5, color=FAINT, rwidth=0.9)
+    right.set(xlabel="rounds with the client", ylabel="clients")
+    right.locator_params(integer=True)
+    never = int((times == 0).sum())
+    caption = (
+        f"The cohorts of {scored} rounds, of {_span(sizes)} clients: who took part when, and how "
+        f"often. A client took part {_span(times)} times; {never} of {count} clients never did."
+    )
+    return Drawing("cohorts", "Cohorts", caption, figure, table_of({"round": rounds, "client": clients}))
+
+
+def _span(values: np.ndarray) -> str:
+    """The smallest and the largest in words."""
+    low, high = int(values.min()), int(values.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -1,0 +1,190 @@
+"""Finds things in a run's tables: the rows that matter, the values of clients, curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayfl.data.federated import SPLITS
+from rayfl.report.loading import Run
+from rayfl.tracking.summary import last_evaluation
+
+
+class RowKey(NamedTuple):
+    """Which model a row of ``rounds.parquet`` is about, and what chose it among a sweep (mostly nothing)."""
+
+    model: str
+    selected_on: str = ""
+
+    @property
+    def seen_test(self) -> bool:
+        """Whether the choice has seen the test data."""
+        return "test" in self.selected_on
+
+    @property
+    def label(self) -> str:
+        """What it is called in legends."""
+        if not self.selected_on:
+            return {"lambda=0.0": "lambda=0.0 (global)", "lambda=1.0": "lambda=1.0 (local)"}.get(self.model, self.model)
+        star = " *" if self.seen_test else ""
+        return f"{self.model.removesuffix('=best')} by {self.selected_on}{star}"
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A metric of one row over a run, one point an evaluation.
+
+    Attributes:
+        rounds: completed rounds, int of shape (T,).
+        values: mean over clients, shape (T,).
+        spread: population standard deviation over clients, shape (T,).
+        bytes: sent so far, down and up, shape (T,).
+        seconds: wall time of the rounds so far, shape (T,); None where some rounds have no times.
+    """
+
+    rounds: np.ndarray
+    values: np.ndarray
+    spread: np.ndarray
+    bytes: np.ndarray
+    seconds: np.ndarray | None
+
+
+def key_of(row: Mapping[str, Any]) -> RowKey:
+    """The key of a row of ``rounds.parquet``."""
+    return RowKey(str(row["model"]), str(row["selected_on"]))
+
+
+def final_rows(run: Run) -> dict[RowKey, dict[str, Any]]:
+    """The test rows of all clients after the last evaluation, in the order they were recorded; may be empty."""
+    return {key_of(row): row for row in last_evaluation(run.rounds)}
+
+
+def own_key(run: Run) -> RowKey | None:
+    """The row that is the method's personalized model, never chosen on test data; None without such a row."""
+    rows = final_rows(run)
+    wanted = RowKey(f"{run.sweep}=best", "validation") if run.sweep is not None else RowKey(run.personalized)
+    if wanted in rows:
+        return wanted
+    return next((key for key in (RowKey("global"), *rows) if key in rows and not key.selected_on), None)
+
+
+def main_keys(run: Run, cohort: str = "all", phase: str = "received") -> list[RowKey]:
+    """The rows worth a curve: of a sweep its choice by validation and its local end; the personalized model last."""
+    field = pc.field
+    measured = run.rounds.filter(
+        (field("split") == "test") & (field("cohort") == cohort) & (field("phase") == phase)
+    ).select(["model", "selected_on"])
+    keys = dict.fromkeys(key_of(row) for row in measured.to_pylist())
+    if run.sweep is not None:
+        wanted = {RowKey(f"{run.sweep}=best", "validation"), RowKey(f"{run.sweep}=1.0")}
+        keys = dict.fromkeys(key for key in keys if key in wanted or not key.model.startswith(f"{run.sweep}="))
+    own = own_key(run)
+    return [key for key in keys if key != own] + ([own] if own in keys else [])
+
+
+def compared_keys(run: Run) -> list[RowKey]:
+    """The rows of a table of methods: everything but the single members of a sweep."""
+    sweep = None if run.sweep is None else f"{run.sweep}="
+    return [key for key in final_rows(run) if key.selected_on or sweep is None or not key.model.startswith(sweep)]
+
+
+def curve(run: Run, key: RowKey, metric: str, cohort: str = "all", phase: str = "received") -> Curve | None:
+    """A metric of a test row over the run; None where it was never measured."""
+    field = pc.field
+    chosen = run.rounds.filter(
+        (field("split") == "test")
+        & (field("cohort") == cohort)
+        & (field("phase") == phase)
+        & (field("model") == key.model)
+        & (field("selected_on") == key.selected_on)
+    ).sort_by("round")
+    if not chosen.num_rows:
+        return None
+    rounds = chosen["round"].to_numpy()
+    return Curve(
+        rounds,
+        _floats(chosen[metric]),
+        _floats(chosen[f"{metric}_std"]),
+        _floats(chosen["bytes_down"]) + _floats(chosen["bytes_up"]),
+        _seconds_until(run, rounds),
+    )
+
+
+def wall_seconds(run: Run) -> float | None:
+    """Wall time of all completed rounds; None where some of them have no times."""
+    seconds = _seconds_until(run, np.array([run.rounds_completed]))
+    return None if seconds is None else float(seconds[0])
+
+
+def client_rows(run: Run, key: RowKey) -> pa.Table | None:
+    """The test rows of all clients for the last evaluation of a model, by client.
+
+    None where each client has a model of its own choice, which has no rows of its own.
+    """
+    row = final_rows(run)[key]
+    model = row["choice"] if key.selected_on else key.model
+    if not model:
+        return None
+    field = pc.field
+    return run.clients.filter(
+        (field("round") == row["round"])
+        & (field("split") == "test")
+        & (field("cohort") == "all")
+        & (field("phase") == "received")
+        & (field("model") == model)
+    ).sort_by("client")
+
+
+def bins(run: Run, key: RowKey) -> pa.Table:
+    """The calibration bins of a test row of the last evaluation, ascending; empty where there are none."""
+    row = final_rows(run)[key]
+    field = pc.field
+    return run.calibration.filter(
+        (field("round") == row["round"])
+        & (field("split") == "test")
+        & (field("cohort") == "all")
+        & (field("phase") == "received")
+        & (field("model") == key.model)
+        & (field("selected_on") == key.selected_on)
+    ).sort_by("bin")
+
+
+def attendance(run: Run) -> pa.Table:
+    """Which client was in the cohort of which round: round, client, bytes_down, bytes_up.
+
+    Known of the rounds whose cohort was scored (``evaluation.cohort_every``).
+    """
+    chosen = run.clients.filter((pc.field("cohort") == "selected") & (pc.field("phase") == "trained"))
+    grouped = chosen.group_by(["round", "client"]).aggregate([("bytes_down", "max"), ("bytes_up", "max")])
+    names = {"bytes_down_max": "bytes_down", "bytes_up_max": "bytes_up"}
+    return grouped.rename_columns([names.get(name, name) for name in grouped.column_names]).sort_by(
+        [("round", "ascending"), ("client", "ascending")]
+    )
+
+
+def split_sizes(partition: pa.Table) -> dict[str, np.ndarray]:
+    """Samples of every client by split, int64 of shape (K,)."""
+    count = (pc.max(partition["client"]).as_py() or 0) + 1
+    owned = {
+        split: partition.filter((pc.field("split") == split) & (pc.field("client") >= 0))["client"].to_numpy()
+        for split in SPLITS
+    }
+    return {split: np.bincount(clients, minlength=count) for split, clients in owned.items()}
+
+
+def _seconds_until(run: Run, rounds: np.ndarray) -> np.ndarray | None:
+    by_round = {int(line["round"]): sum(v for k, v in line.items() if k != "round") for line in run.timings}
+    needed = range(1, int(rounds.max(initial=0)) + 1)
+    if not needed or any(number not in by_round for number in needed):
+        return None
+    until: np.ndarray = np.cumsum([by_round[number] for number in needed])[rounds - 1]
+    return until
+
+
+def _floats(column: pa.ChunkedArray) -> np.ndarray:
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=float)

@@ -1,0 +1,220 @@
+"""The report on several runs: methods side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Group as Stack
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from rayfl.report.blocks import Block, Cell, Code, Column, Mark, Page, Paragraph, Section, Table, figures, number
+from rayfl.report.comparison import METRICS, Comparison, Line
+from rayfl.report.curves import progress_of_groups
+from rayfl.report.figures import client_distribution_of_groups, reliability_of_groups
+from rayfl.report.grouping import config_table
+from rayfl.report.loading import Run
+from rayfl.report.significance import LEVEL, PairTest
+from rayfl.report.single import SEEN_TEST, commands
+
+_UNFINISHED = "† unfinished: after its last evaluation so far; never the best"
+_ON_TERMINALS = [metric for metric in METRICS if metric.column != "loss"]
+_WITHOUT_SPREAD = 1
+"""What has room in 80 columns; of the worst 5 % only the mean."""
+_BEST = (
+    "Bold: the best of a column among finished runs and rows that were not chosen on test data. A best mean alone says "
+    "nothing about chance: see the tests."
+)
+
+
+def page_of_runs(runs: Sequence[Run], comparison: Comparison) -> Page:
+    """The page."""
+    groups = comparison.groups
+    sections = [
+        Section("comparison", "Comparison", [comparison_table(comparison)]),
+        Section("significance", "Significance", _significance(comparison)),
+        Section("progress", "Progress", figures(progress_of_groups(groups))),
+        Section("clients", "Clients", figures([client_distribution_of_groups(groups)])),
+        Section("calibration", "Calibration", figures([reliability_of_groups(groups)])),
+        Section("configurations", "Configurations", _configurations(comparison)),
+        Section("runs", "Runs", _runs(runs)),
+    ]
+    title = (
+        f"{len(groups)} configurations on {runs[0].dataset}"
+        if len(groups) > 1
+        else f"{groups[0].label} on {runs[0].dataset}"
+    )
+    subtitle = f"{len(runs)} runs: {', '.join(group.label for group in groups)}"
+    return Page(title, subtitle, [section for section in sections if section.blocks], comparison.notes)
+
+
+def caption(comparison: Comparison) -> str:
+    """What was compared, honestly."""
+    lines = comparison.lines
+    rounds = sorted({line.rounds for line in lines})
+    after = f"after round {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]} rounds"
+    seeds = "with several seeds the mean +- sample standard deviation over seeds of the means over clients"
+    return (
+        f"Test data of all clients {after}, the last evaluation: mean +- population standard deviation over clients; "
+        f"{seeds}. Each line says which. (own): the method's personalized model. "
+        "Worst 5 %: mean of the 5 % of clients with the lowest accuracy."
+    )
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """All lines as a table of a page."""
+    headings = ("model", "+- over", *(metric.heading for metric in METRICS), "GB sent", "wall time (s)")
+    columns = [Column("method", numeric=False)]
+    columns += [Column(text, numeric=text not in ("model", "+- over")) for text in headings]
+    return Table(
+        "comparison-table",
+        f"{caption(comparison)} {_BEST}",
+        columns,
+        [_cells(line) for line in comparison.lines],
+        _footnotes(comparison),
+        data="figures/comparison.csv",
+    )
+
+
+def terminal_table(comparison: Comparison) -> RenderableType:
+    """The table and the tests against the best method, for a terminal."""
+    table = RichTable(title="Methods side by side", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("method", overflow="fold", min_width=8)
+    table.add_column("model", overflow="fold", min_width=10)
+    table.add_column("+- over", no_wrap=True)
+    for metric in _ON_TERMINALS:
+        table.add_column(metric.heading, justify="right", no_wrap=True)
+    for line in comparison.lines:
+        texts = [escape(cell.text) for cell in _cells(line)[:3]]
+        values = [line.cells[metric.column] for metric in _ON_TERMINALS]
+        shown = [cell.text.partition(" ")[0] if n == _WITHOUT_SPREAD else cell.text for n, cell in enumerate(values)]
+        table.add_row(
+            *texts,
+            *(f"[bold]{text}[/bold]^" if cell.best else text for text, cell in zip(shown, values, strict=True)),
+        )
+    marked = ["^ best of the column among finished runs and rows not chosen on test data"]
+    notes = [caption(comparison), *(marked if any(c.best for n in comparison.lines for c in n.cells.values()) else [])]
+    parts: list[RenderableType] = [table, Text("\n".join([*notes, *_footnotes(comparison)]))]
+    for tests, what in ((comparison.clients, "clients"), (comparison.seeds, "seeds")):
+        if tests:
+            parts += [Text(), _terminal_tests(tests, what)]
+    return Stack(*parts)
+
+
+def _terminal_tests(tests: Sequence[PairTest], what: str) -> RichTable:
+    table = RichTable(title=f"Paired over {what}: {_TEST}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in _TEST_HEADINGS:
+        name = heading in _TEST_HEADINGS[:2]
+        table.add_column(heading, justify="left" if name else "right", overflow="fold", min_width=8 if name else None)
+    for test in tests:
+        table.add_row(*(escape(cell.text) for cell in _test_cells(test)), style="bold" if test.significant else None)
+    return table
+
+
+def _cells(line: Line) -> list[Cell]:
+    dagger = "" if line.finished else " †"
+    return [
+        Cell(f"{line.method}{dagger}"),
+        Cell(f"{line.model} (own)" if line.own else line.model),
+        Cell(line.over, line.seeds),
+        *(
+            Cell(cell.text, cell.mean if np.isfinite(cell.mean) else float("inf"), "best" if cell.best else "")
+            for cell in (line.cells[metric.column] for metric in METRICS)
+        ),
+        number(line.gigabytes, 3),
+        number(float("nan") if line.seconds is None else line.seconds, 1),
+    ]
+
+
+def _footnotes(comparison: Comparison) -> list[str]:
+    lines = comparison.lines
+    return [
+        *([SEEN_TEST] if any(line.key.seen_test for line in lines) else []),
+        *([_UNFINISHED] if any(not line.finished for line in lines) else []),
+    ]
+
+
+_TEST = f"Wilcoxon's signed-rank test, two-sided; p adjusted by Holm; bold: adjusted p < {LEVEL}"
+_TEST_HEADINGS = ("method A", "method B", "A - B, points", "A better", "B better", "pairs", "p", "adjusted p")
+
+
+def _test_cells(test: PairTest) -> list[Cell]:
+    mark: Mark = "own" if test.significant else ""
+    return [
+        Cell(test.first),
+        Cell(test.second),
+        Cell(f"{100 * test.difference:+.2f}", 100 * test.difference),
+        number(test.wins, 0),
+        number(test.losses, 0),
+        number(test.pairs, 0),
+        Cell(_p(test.p), test.p),
+        Cell(_p(test.adjusted), test.adjusted, mark),
+    ]
+
+
+def _p(value: float) -> str:
+    return f"{value:.2g}" if value >= 1e-4 else f"{value:.0e}"
+
+
+def _significance(comparison: Comparison) -> list[Block]:
+    blocks: list[Block] = []
+    columns = [Column(text, numeric=text not in _TEST_HEADINGS[:2]) for text in _TEST_HEADINGS]
+    what = "Accuracies of the methods' personalized models, which are never chosen on test data. "
+    if comparison.clients:
+        text = (
+            f"{what}A pair: two methods on the same client for the same seed. {_TEST}. Clients on which both are equal "
+            "are left out of the test. The clients of a run share a model, so they are not independent: this says "
+            "whether methods differ on these clients for these seeds, not whether they would for others."
+        )
+        blocks.append(Table("clients-test", text, columns, [_test_cells(test) for test in comparison.clients]))
+    if comparison.seeds:
+        fewest = min(test.pairs for test in comparison.seeds)
+        text = (
+            f"{what}A pair: the means over clients of two methods for the same seed. {_TEST}. With n seeds no p "
+            f"can be below 2 / 2^n, before correction: here {_p(2.0 ** (1 - fewest))} for {fewest}."
+        )
+        blocks.append(Table("seeds-test", text, columns, [_test_cells(test) for test in comparison.seeds]))
+    if not blocks:
+        blocks.append(Paragraph("No tests: they need two finished methods with a seed and its clients in common."))
+    return blocks
+
+
+def _configurations(comparison: Comparison) -> list[Block]:
+    rows = config_table(comparison.groups)
+    if not rows:
+        return []
+    columns = [Column("option", numeric=False), *(Column(group.label, numeric=False) for group in comparison.groups)]
+    cells = [[Cell(path), *(Cell(value or "-") for value in values)] for path, values in rows.items()]
+    text = "Options in which the configurations differ; - where a method has no such option. The seed is none of them."
+    return [Table("configuration-table", text, columns, cells, sortable=False)]
+
+
+def _runs(runs: Sequence[Run]) -> list[Block]:
+    headings = ("run", "method", "seed", "rounds", "partition", "rayfl", "torch", "folder")
+    rows = []
+    for run in runs:
+        found = run.environment[-1].get("versions") if run.environment else None
+        versions = found if isinstance(found, dict) else {}
+        rows.append(
+            [
+                Cell(run.name),
+                Cell(run.method),
+                number(run.seed, 0),
+                Cell(f"{run.rounds_completed} of {run.total_rounds}", run.rounds_completed),
+                Cell(run.partition_hash[:12] or "-"),
+                Cell(str(versions.get("rayfl", "-"))),
+                Cell(str(versions.get("torch", "-"))),
+                Cell(run.uri),
+            ]
+        )
+    columns = [Column(text, numeric=text in ("seed", "rounds")) for text in headings]
+    text = "The runs. Equal beginnings of a partition's hash: the same samples on the same clients."
+    return [
+        Table("runs-table", text, columns, rows),
+        Paragraph("`rayfl report` with a single run has its whole configuration. To check and repeat these:"),
+        Code("Commands", "\n\n".join(commands(run) for run in runs)),
+    ]

@@ -1,0 +1,152 @@
+"""Paired tests between methods: are their differences on the same clients, or for the same seeds, more than chance?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from scipy.stats import wilcoxon
+
+from rayfl.report.grouping import Group
+from rayfl.report.loading import Run
+from rayfl.report.rows import RowKey, client_rows, final_rows, own_key
+
+LEVEL = 0.05
+"""Adjusted p-values below it are called significant."""
+_DIGITS = 12
+"""Equal differences of accuracies are equal to so many digits, though not to the last bit."""
+
+
+@dataclass(frozen=True)
+class PairTest:
+    """Two methods compared on one kind of pairs.
+
+    Attributes:
+        first: label of a group.
+        second: label of another.
+        pairs: number of pairs.
+        wins: pairs in which the first is better.
+        losses: pairs in which the second is better; the other pairs are ties.
+        difference: mean difference of the accuracies, first minus second.
+        p: two-sided p-value of Wilcoxon's signed-rank test, ties left out.
+        adjusted: the same after Holm's correction for all tests on this kind of pairs.
+    """
+
+    first: str
+    second: str
+    pairs: int
+    wins: int
+    losses: int
+    difference: float
+    p: float
+    adjusted: float
+
+    @property
+    def significant(self) -> bool:
+        """Whether the adjusted p-value is below :data:`LEVEL`."""
+        return self.adjusted < LEVEL
+
+
+def signed_rank(differences: np.ndarray) -> float:
+    """Two-sided p-value of Wilcoxon's signed-rank test (Wilcoxon, 1945): are differences symmetric about 0?
+
+    Zeros are left out. Exact for up to 50 pairs without equal differences, by scipy's choice otherwise.
+
+    Args:
+        differences: one per pair, shape (n,).
+
+    Returns:
+        1 where all differences are zero.
+    """
+    rounded = np.round(np.asarray(differences, dtype=float), _DIGITS)
+    return float(wilcoxon(rounded[rounded != 0]).pvalue) if rounded.any() else 1.0
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction (Holm, 1979): the family-wise error of all tests together is kept.
+
+    Args:
+        p_values: of all tests of a family.
+
+    Returns:
+        Adjusted p-values in the same order, at most 1.
+    """
+    order = np.argsort(p_values, kind="stable")
+    factors = len(p_values) - np.arange(len(p_values))
+    stepped = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_values, dtype=float)[order] * factors))
+    result = np.empty(len(p_values))
+    result[order] = stepped
+    return result.tolist()
+
+
+def over_clients(groups: Sequence[Group]) -> list[PairTest]:
+    """Tests of all pairs of groups; a pair of numbers is the accuracy of two methods on one client of one seed.
+
+    Only seeds that both have, with the same partition, and clients that both have evaluated. The numbers are those of
+    the method's personalized model, which is never chosen on test data.
+    """
+    values = {group.label: {run.seed: _by_client(run) for run in group.runs} for group in groups}
+    tests = []
+    for one, other in combinations(groups, 2):
+        differences = [
+            values[one.label][seed][client] - values[other.label][seed][client]
+            for seed in _shared_seeds(one, other)
+            for client in sorted(values[one.label][seed].keys() & values[other.label][seed].keys())
+        ]
+        tests.append((one.label, other.label, np.array(differences)))
+    return _tested(tests)
+
+
+def over_seeds(groups: Sequence[Group]) -> list[PairTest]:
+    """Tests of all pairs of groups with at least two seeds in common; a pair is two means over clients."""
+    values = {group.label: {run.seed: _mean(run) for run in group.runs} for group in groups}
+    tests = []
+    for one, other in combinations(groups, 2):
+        seeds = _shared_seeds(one, other)
+        if len(seeds) >= 2:
+            differences = [values[one.label][seed] - values[other.label][seed] for seed in seeds]
+            tests.append((one.label, other.label, np.array(differences)))
+    return _tested(tests)
+
+
+def _tested(tests: Sequence[tuple[str, str, np.ndarray]]) -> list[PairTest]:
+    known = [(one, other, d[np.isfinite(d)]) for one, other, d in tests]
+    known = [(one, other, d) for one, other, d in known if len(d)]
+    p_values = [signed_rank(d) for _, _, d in known]
+    return [
+        PairTest(
+            one,
+            other,
+            len(d),
+            int((np.round(d, _DIGITS) > 0).sum()),
+            int((np.round(d, _DIGITS) < 0).sum()),
+            float(d.mean()),
+            p,
+            adjusted,
+        )
+        for (one, other, d), p, adjusted in zip(known, p_values, holm(p_values), strict=True)
+    ]
+
+
+def _shared_seeds(one: Group, other: Group) -> list[int]:
+    left, right = one.by_seed, other.by_seed
+    return [
+        seed
+        for seed in sorted(left.keys() & right.keys())
+        if left[seed].partition_hash and left[seed].partition_hash == right[seed].partition_hash
+    ]
+
+
+def _by_client(run: Run) -> Mapping[int, float]:
+    key = own_key(run)
+    rows = None if key is None else client_rows(run, key)
+    if rows is None:
+        return {}
+    return dict(zip(rows["client"].to_pylist(), rows["top1"].to_pylist(), strict=True))
+
+
+def _mean(run: Run) -> float:
+    key: RowKey | None = own_key(run)
+    return float("nan") if key is None else float(final_rows(run)[key]["top1"])

@@ -1,0 +1,172 @@
+"""Groups, means over seeds, the best, and what may not be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from algorithms.registry import METHODS
+from rayfl.errors import RunError
+from rayfl.report.comparison import compare
+from rayfl.report.grouping import config_table, group_runs
+from rayfl.report.loading import Run, load_run, load_runs
+from rayfl.report.rows import RowKey, final_rows, own_key
+
+Copied = Callable[..., Path]
+NAMES = ("fedavg-0", "fedavg-1", "superfed-mm-0", "superfed-mm-1")
+
+
+@pytest.fixture
+def runs(finished: Path) -> list[Run]:
+    return load_runs([str(finished / name) for name in NAMES], METHODS)
+
+
+def configured(run: Path, **sections: object) -> Run:
+    content = yaml.safe_load((run / "config.yaml").read_text())
+    for name, value in sections.items():
+        content[name] = content[name] | value if isinstance(value, dict) else value
+    (run / "config.yaml").write_text(yaml.safe_dump(content))
+    return load_run(str(run), METHODS)
+
+
+def with_accuracies(run: Path, values: list[float]) -> Run:
+    """The run, had its clients these accuracies with the global model in the end."""
+    for name in ("clients", "rounds"):
+        table = pq.read_table(run / f"{name}.parquet")
+        rows = table.to_pylist()
+        wanted = [r for r in rows if (r["round"], r["split"], r["cohort"], r["model"]) == (4, "test", "all", "global")]
+        assert len(wanted) == (len(values) if name == "clients" else 1)
+        for row, value in zip(wanted, values if name == "clients" else [float(np.mean(values))], strict=True):
+            row["top1"] = value
+        changed = pa.Table.from_pylist(rows, schema=table.schema)
+        pq.write_table(changed, run / f"{name}.parquet")
+    return load_run(str(run), METHODS)
+
+
+def test_seeds_are_grouped_and_averaged(runs: list[Run]) -> None:
+    comparison = compare(runs)
+    assert [(group.label, [run.seed for run in group.runs]) for group in comparison.groups] == [
+        ("fedavg", [0, 1]),
+        ("superfed", [0, 1]),
+    ]
+    line = next(line for line in comparison.lines if (line.method, line.key) == ("fedavg", RowKey("global")))
+    values = [100 * final_rows(run)[RowKey("global")]["top1"] for run in runs[:2]]
+    assert line.cells["top1"].mean == pytest.approx(sum(values) / 2)
+    assert line.cells["top1"].spread == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert line.over == "2 seeds"
+    assert line.own and line.eligible
+
+
+def test_with_one_seed_the_spread_is_over_clients(runs: list[Run]) -> None:
+    line = compare([runs[0], runs[2]]).lines[0]
+    row = final_rows(runs[0])[line.key]
+    assert (line.over, line.cells["top1"].spread) == ("5 clients", pytest.approx(100 * row["top1_std"]))
+    assert line.cells["top1_worst5"].spread is None
+
+
+def test_what_was_chosen_on_test_data_is_marked_and_never_best(runs: list[Run]) -> None:
+    lines = compare(runs).lines
+    chosen = [line for line in lines if line.key.seen_test]
+    assert {line.key.selected_on for line in chosen} == {"test", "test per client"}
+    assert all(line.model.endswith(" *") for line in chosen)
+    assert not any(cell.best for line in chosen for cell in line.cells.values())
+    others = [line for line in lines if not line.key.seen_test]
+    for column, sign in (("top1", 1), ("ece", -1)):
+        best = [line for line in lines if line.cells[column].best]
+        top = max(sign * line.cells[column].mean for line in others)
+        assert best
+        assert all(sign * line.cells[column].mean == top for line in best)
+
+
+def test_a_single_method_has_no_best(runs: list[Run]) -> None:
+    assert not any(cell.best for line in compare(runs[:2]).lines for cell in line.cells.values())
+
+
+def test_tests_by_hand(copied: Copied) -> None:
+    one = [with_accuracies(copied(f"fedavg-{s}", f"a{s}"), [0.5, 0.6, 0.7, 0.8, 0.9]) for s in (0, 1)]
+    # Worse by 0.01 ... 0.05 for seed 0, better by 0.06 and equal four times for seed 1.
+    values = [[0.49, 0.58, 0.67, 0.76, 0.85], [0.56, 0.6, 0.7, 0.8, 0.9]]
+    for seed in (0, 1):
+        copied(f"fedavg-{seed}", f"b{seed}")
+    folder = Path(one[0].uri).parent
+    for seed in (0, 1):
+        with_accuracies(folder / f"b{seed}", values[seed])
+    other = [configured(folder / f"b{seed}", algorithm={"finetune_epochs": 2}) for seed in (0, 1)]
+    comparison = compare([*one, *other])
+    (test,) = comparison.clients
+    assert (test.first, test.second) == ("fedavg (finetune_epochs=1)", "fedavg (finetune_epochs=2)")
+    assert (test.pairs, test.wins, test.losses) == (10, 5, 1)
+    assert test.difference == pytest.approx((0.15 - 0.06) / 10)
+    # Six pairs differ, ranks 1..6; the rank sum of the negative one is 6: 14 of 64 sets of ranks have at most that.
+    assert test.p == pytest.approx(2 * 14 / 64)
+    assert test.adjusted == test.p
+    (seeds,) = comparison.seeds
+    assert (seeds.pairs, seeds.wins, seeds.losses, seeds.p) == (2, 1, 1, pytest.approx(1.0))
+
+
+def test_what_changes_no_result_makes_no_group(copied: Copied) -> None:
+    one = load_run(str(copied("fedavg-0")), METHODS)
+    other = configured(copied("fedavg-1"), name="b", storage_path="/b", max_failures=7, tracking={"tensorboard": True})
+    (group,) = group_runs([other, one])
+    assert [run.seed for run in group.runs] == [0, 1]
+    assert config_table([group]) == {}
+
+
+def test_options_that_differ_are_named(copied: Copied) -> None:
+    one = load_run(str(copied("fedavg-0")), METHODS)
+    other = configured(copied("fedavg-0", "other"), train={"lr": 0.5})
+    groups = group_runs([one, other])
+    assert [group.label for group in groups] == ["fedavg (lr=0.1)", "fedavg (lr=0.5)"]
+    assert config_table(groups) == {"train.lr": ["0.1", "0.5"]}
+
+
+def test_the_same_experiment_twice_is_refused(copied: Copied) -> None:
+    runs = load_runs([str(copied("fedavg-0")), str(copied("fedavg-0", "again"))], METHODS)
+    with pytest.raises(RunError, match="the same experiment"):
+        compare(runs)
+
+
+def test_other_data_are_refused(copied: Copied, runs: list[Run]) -> None:
+    partition = pq.read_table(Path(runs[0].uri) / "partition.parquet")
+    changed = copied("superfed-mm-0")
+    pq.write_table(partition.slice(1), changed / "partition.parquet")
+    with pytest.raises(RunError, match=r"made on different data.*but another partition"):
+        compare([runs[0], load_run(str(changed), METHODS)])
+    other = configured(copied("superfed-mm-1"), partition={"classes_per_client": 3})
+    with pytest.raises(RunError, match=r"partition\.classes_per_client: 2 and 3"):
+        compare([runs[0], other])
+
+
+def test_without_a_common_seed_there_is_no_test_and_a_note(runs: list[Run]) -> None:
+    comparison = compare([runs[0], runs[3]])
+    assert (comparison.clients, comparison.seeds) == ([], [])
+    assert any("no test with fedavg, superfed" in note for note in comparison.notes)
+
+
+def test_unfinished_runs_are_shown_apart_and_never_best(copied: Copied, runs: list[Run]) -> None:
+    unfinished = configured(copied("fedavg-1"), train={"rounds": 9})
+    comparison = compare([runs[0], runs[2], unfinished])
+    assert len(comparison.groups) == 3
+    lines = [line for line in comparison.lines if not line.finished]
+    assert lines
+    assert not any(cell.best for line in lines for cell in line.cells.values())
+    assert {test.second for test in comparison.clients} == {"superfed"}
+    assert any("is unfinished, 4 of 9 rounds" in note for note in comparison.notes)
+
+
+def test_runs_without_evaluation_are_left_out(copied: Copied, runs: list[Run]) -> None:
+    begun = copied("fedavg-1")
+    for name in ("rounds", "clients", "calibration"):
+        (begun / f"{name}.parquet").unlink()
+    loaded = load_run(str(begun), METHODS)
+    assert own_key(loaded) is None
+    comparison = compare([runs[0], runs[2], loaded])
+    assert any("is left out: its clients were never evaluated" in note for note in comparison.notes)
+    with pytest.raises(RunError, match="nothing to compare yet"):
+        compare([loaded])

@@ -1,0 +1,137 @@
+"""Runs are read as their folders have them; what cannot be read is named."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from algorithms.registry import METHODS
+from rayfl.errors import DamageError, RunError
+from rayfl.report.loading import load_run, load_runs
+from rayfl.report.rows import RowKey, final_rows, own_key, wall_seconds
+
+Copied = Callable[..., Path]
+
+
+def change(run: Path, **values: object) -> None:
+    content = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(content | values))
+
+
+def test_a_finished_run(finished: Path) -> None:
+    run = load_run(f"{finished}/superfed-mm-0/", METHODS)
+    assert (run.name, run.method, run.dataset, run.seed) == ("superfed-mm-0", "superfed", "digits", 0)
+    assert (run.rounds_completed, run.total_rounds, run.finished, run.notes) == (4, 4, True, [])
+    assert own_key(run) == RowKey("lambda=best", "validation")
+    assert len(run.partition_hash) == 64
+    assert run.environment[0]["versions"]["rayfl"]
+    assert wall_seconds(run) == pytest.approx(sum(sum(line.values()) - line["round"] for line in run.timings))
+    assert own_key(load_run(str(finished / "fedavg-0"), METHODS)) == RowKey("global")
+
+
+@pytest.mark.parametrize("name", ["rounds", "clients", "skipped", "calibration", "partition"])
+@pytest.mark.parametrize("content", [b"", b"text" * 9])
+def test_damaged_tables_are_named(copied: Copied, name: str, content: bytes) -> None:
+    run = copied("fedavg-0")
+    (run / f"{name}.parquet").write_bytes(content)
+    with pytest.raises(DamageError, match=rf"{name}\.parquet in {re.escape(str(run))} is damaged"):
+        load_run(str(run), METHODS)
+
+
+@pytest.mark.parametrize("name", ["rounds", "partition"])
+def test_tables_with_other_columns_are_named(copied: Copied, name: str) -> None:
+    run = copied("fedavg-0")
+    table = pq.read_table(run / f"{name}.parquet")
+    pq.write_table(table.drop_columns([table.column_names[-1]]), run / f"{name}.parquet")
+    with pytest.raises(DamageError, match=f"{name}.parquet in .* has other columns"):
+        load_run(str(run), METHODS)
+
+
+@pytest.mark.parametrize("content", ["", "- a", "a: [", "seed: 1", "\x00", "seed: x\nalgorithm: {name: a}"])
+def test_a_damaged_configuration_is_named(copied: Copied, content: str) -> None:
+    run = copied("fedavg-0")
+    (run / "config.yaml").write_text(content)
+    with pytest.raises(DamageError, match=r"config\.yaml in"):
+        load_run(str(run), METHODS)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": "b"}', '{"clients": 1}'])
+def test_damaged_times_are_named(copied: Copied, content: str) -> None:
+    run = copied("fedavg-0")
+    (run / "timings.jsonl").write_text(content)
+    with pytest.raises(DamageError, match=r"timings\.jsonl in"):
+        load_run(str(run), METHODS)
+
+
+def test_a_table_that_is_missing_beside_its_summary_is_damage(copied: Copied) -> None:
+    run = copied("fedavg-0")
+    (run / "clients.parquet").unlink()
+    with pytest.raises(DamageError, match=r"clients\.parquet is missing"):
+        load_run(str(run), METHODS)
+
+
+def test_a_damaged_environment_is_not_known_and_ends_nothing(copied: Copied) -> None:
+    run = copied("fedavg-0")
+    for content in ("{", '{"versions": {}}', '["text", 1]'):
+        (run / "environment.json").write_text(content)
+        assert load_run(str(run), METHODS).environment == []
+
+
+def test_all_problems_at_once(copied: Copied, tmp_path: Path) -> None:
+    whole, damaged = copied("fedavg-0"), copied("fedavg-1")
+    (damaged / "rounds.parquet").write_bytes(b"x")
+    with pytest.raises(RunError) as raised:
+        load_runs([str(whole), str(damaged), str(tmp_path / "none"), f"{whole}/"], METHODS)
+    for part in ("rounds.parquet in", "none is no run's folder", "fedavg-0 is given twice"):
+        assert part in str(raised.value)
+
+
+def test_runs_of_before_there_were_bins_and_environments(copied: Copied) -> None:
+    run = copied("fedavg-0")
+    for name in ("calibration.parquet", "environment.json", "skipped.parquet", "timings.jsonl", "partition.parquet"):
+        (run / name).unlink(missing_ok=True)
+    loaded = load_run(str(run), METHODS)
+    assert (loaded.calibration.num_rows, loaded.environment, loaded.skipped.num_rows) == (0, [], 0)
+    assert wall_seconds(loaded) is None
+    assert loaded.partition_hash == ""
+    assert any("partition.parquet is missing" in note for note in loaded.notes)
+
+
+def test_an_unfinished_run(copied: Copied) -> None:
+    run = copied("fedavg-0")
+    content = yaml.safe_load((run / "config.yaml").read_text())
+    change(run, train=content["train"] | {"rounds": 9})
+    loaded = load_run(str(run), METHODS)
+    assert not loaded.finished
+    assert next(iter(final_rows(loaded).values()))["round"] == 4
+
+
+def test_a_method_of_ones_own_is_not_imported(copied: Copied) -> None:
+    run = copied("fedavg-0")
+    change(run, algorithm={"name": "trap:Trap"})
+    loaded = load_run(str(run), METHODS)
+    assert own_key(loaded) == RowKey("finetuned")
+    assert any("method of one's own" in note for note in loaded.notes)
+    swept = copied("superfed-mm-0")
+    change(swept, algorithm={"name": "trap:Trap"})
+    assert own_key(load_run(str(swept), METHODS)) == RowKey("lambda=best", "validation")
+
+
+def test_credentials_in_the_folders_address_are_not_kept(copied: Copied) -> None:
+    run = copied("fedavg-0")
+    assert load_run(f"file://{run}", METHODS).uri == str(run)
+
+
+def test_the_environment_says_nothing_of_places_and_people(finished: Path) -> None:
+    (entry,) = json.loads((finished / "fedavg-0" / "environment.json").read_text())
+    assert set(entry) == {"rounds_completed", "started", "versions", "machine", "devices"}
+    assert set(entry["machine"]) == {"system", "processor", "cpus", "memory", "gpus"}
+    text = json.dumps(entry)
+    assert str(Path.home()) not in text
+    assert str(finished) not in text

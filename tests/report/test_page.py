@@ -1,0 +1,285 @@
+"""The page is whole in itself, says what the tables say, and is not moved by hostile names."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from algorithms.registry import METHODS
+from rayfl.cli import app, main
+from rayfl.report.drawing import save, styled
+from rayfl.report.loading import load_run
+from rayfl.report.process import phases
+from rayfl.report.rows import RowKey, final_rows, own_key
+from tests.report.documents import Document, rendered
+
+Copied = Callable[..., Path]
+HOSTILE = "x<img src=y onerror=alert(1)>&\"'$_{"
+
+
+def command(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def single(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("single")
+    assert f"report: {out}" in command("report", str(finished / "superfed-mm-0"), "--out", str(out)).replace("\n", "")
+    return out
+
+
+@pytest.fixture(scope="module")
+def several(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("several")
+    command("report", *(str(run) for run in sorted(finished.iterdir())), "--out", str(out))
+    return out
+
+
+def document(folder: Path) -> Document:
+    return Document((folder / "report.html").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(params=["single", "several"])
+def report(request: pytest.FixtureRequest) -> Path:
+    return Path(request.getfixturevalue(request.param))
+
+
+def test_nothing_is_loaded_from_elsewhere(report: Path) -> None:
+    text = (report / "report.html").read_text(encoding="utf-8")
+    addresses = set(re.findall(r"[a-z]+://[^\s\"'<>)]+", text))
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    page = document(report)
+    assert "@import" not in text and page.count("link") == page.count("img") == page.count("iframe") == 0
+    for reference in page.references:
+        assert reference.startswith(("#", "figures/", "data:image/png"))
+        if reference.startswith("#"):
+            assert reference[1:] in page.ids
+        elif reference.startswith("figures/"):
+            assert (report / reference).stat().st_size
+    urls = re.findall(r"url\(([^)]*)\)", text)
+    assert all(url.strip("'\"")[1:] in page.ids for url in urls)
+
+
+def test_only_the_own_script_may_run(report: Path) -> None:
+    text = (report / "report.html").read_text(encoding="utf-8")
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert len(scripts) == text.count("<script") == 1
+    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
+    policy = next(str(a["content"]) for tag, a in document(report).tags if a.get("http-equiv"))
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+
+
+def test_the_page_is_well_formed_and_can_be_used_without_eyes_and_mouse(report: Path) -> None:
+    page = document(report)
+    assert page.wrongly_closed == [] and page.open == []
+    assert len(page.ids) == len(set(page.ids))
+    assert page.count("h1") == page.count("main") == page.count("nav") == 1
+    assert next(a for tag, a in page.tags if tag == "html")["lang"] == "en"
+    pictures = [a for tag, a in page.tags if tag == "svg"]
+    assert pictures
+    assert all(a["role"] == "img" and a["aria-labelledby"] in page.ids for a in pictures)
+    assert page.count("figcaption") == page.count("figure") == len(pictures)
+    assert page.count("caption") == page.count("table")
+    regions = [a for tag, a in page.tags if a.get("role") == "region"]
+    assert all(a["tabindex"] == "0" and a["aria-labelledby"] in page.ids for a in regions)
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_figures_follow_the_pages_colours_and_their_files_come_with_their_data(report: Path) -> None:
+    text = (report / "report.html").read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in text and "@media print" in text
+    for picture in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        assert "var(--ink)" in picture and "var(--paper)" in picture
+        assert "<metadata" not in picture
+        assert set(re.findall(r"var\((--[\w-]+)\)", picture)) <= set(re.findall(r"(--[\w-]+):", text))
+        assert not re.findall(r"(?:fill|stroke): #[0-9a-f]{6}", picture)
+    names = {path.stem for path in (report / "figures").glob("*.svg")}
+    assert {"accuracy", "loss", "clients-accuracy", "reliability"} <= names
+    for name in names:
+        assert (report / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (report / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        assert csv.read_csv(report / "figures" / f"{name}.csv").num_rows
+
+
+def test_the_summary_is_that_of_the_run(single: Path, finished: Path) -> None:
+    run = load_run(str(finished / "superfed-mm-0"), METHODS)
+    rows = document(single).tables["summary-table"][1:]
+    assert len(rows) == len(final_rows(run))
+    for cells, row in zip(rows, final_rows(run).values(), strict=True):
+        assert cells[1] == f"{100 * row['top1']:.2f} +- {100 * row['top1_std']:.2f}"
+        assert cells[2] == f"{100 * row['top1_worst5']:.2f}"
+        assert cells[0].endswith("*") == ("test" in row["selected_on"])
+    assert "* chosen on test data" in document(single).text
+
+
+def test_every_client_is_there(single: Path, finished: Path) -> None:
+    run = load_run(str(finished / "superfed-mm-0"), METHODS)
+    rows = document(single).tables["clients-table"][1:]
+    key = own_key(run)
+    assert key is not None
+    choice = final_rows(run)[key]["choice"]
+    values = {
+        row["client"]: row["top1"]
+        for row in run.clients.to_pylist()
+        if (row["round"], row["split"], row["cohort"], row["model"]) == (4, "test", "all", choice)
+    }
+    assert {int(cells[0]): cells[2] for cells in rows} == {c: f"{100 * v:.2f}" for c, v in values.items()}
+    table = csv.read_csv(single / "figures" / "clients.csv")
+    assert dict(zip(table["client"].to_pylist(), table["accuracy"].to_pylist(), strict=True)) == pytest.approx(values)
+    rounds = [row for row in run.clients.to_pylist() if row["cohort"] == "selected"]
+    assert sum(table["rounds"].to_pylist()) == len({(row["round"], row["client"]) for row in rounds}) == 12
+    assert len(document(single).tables["worst-table"]) == 2
+
+
+def test_the_bins_are_those_of_the_pooled_errors(single: Path, finished: Path) -> None:
+    run = load_run(str(finished / "superfed-mm-0"), METHODS)
+    table = csv.read_csv(single / "figures" / "reliability.csv").to_pylist()
+    row = final_rows(run)[RowKey("global")]
+    bins = [entry for entry in table if entry["model"] == "global"]
+    gaps = [abs(entry["accuracy"] - entry["confidence"]) for entry in bins]
+    n = [entry["n"] for entry in bins]
+    assert sum(n) == row["n"]
+    assert sum(g * c for g, c in zip(gaps, n, strict=True)) / sum(n) == pytest.approx(row["pooled_ece"])
+    assert max(gaps) == pytest.approx(row["pooled_mce"])
+    assert f"global: ECE {row['pooled_ece']:.3f}, MCE {row['pooled_mce']:.3f}" in document(single).text
+
+
+def test_configuration_environment_and_commands_are_there(single: Path, finished: Path) -> None:
+    text = document(single).text
+    run = load_run(str(finished / "superfed-mm-0"), METHODS)
+    for part in (run.partition_hash, "classes_per_client: 2", run.environment[0]["versions"]["torch"], "rayfl verify"):
+        assert part in text
+    assert "Samples of the 5 clients by class" in text
+
+
+def test_methods_are_side_by_side(several: Path) -> None:
+    page = document(several)
+    rows = page.tables["comparison-table"]
+    assert rows[0][:4] == ["method", "model", "+- over", "accuracy %"]
+    assert {row[0] for row in rows[1:]} == {"fedavg", "superfed"}
+    assert {row[2] for row in rows[1:]} == {"2 seeds"}
+    assert any("(best)" in cell for row in rows[1:] for cell in row)
+    assert not any("(best)" in cell for row in rows[1:] if row[1].endswith("*") for cell in row)
+    assert page.tables["clients-test"][1][:2] == ["fedavg", "superfed"]
+    assert page.tables["seeds-test"][1][5] == "2"
+    assert len(page.tables["runs-table"]) == 5
+    assert "not independent" in page.text
+    saved = csv.read_csv(several / "figures" / "comparison.csv")
+    assert saved.num_rows == len(rows) - 1
+
+
+def test_hostile_names_are_shown_as_they_are(copied: Copied) -> None:
+    run = copied("superfed-mm-0", HOSTILE)
+    for name in ("clients", "rounds", "calibration", "skipped"):
+        table = pq.read_table(run / f"{name}.parquet")
+        if name == "skipped":
+            entry = {"round": 1, "client": 0, "name": HOSTILE, "procedure": HOSTILE, "reason": f"s3://k:s@b {HOSTILE}"}
+            table = pa.Table.from_pylist([entry], schema=table.schema)
+        elif name == "clients":
+            place = table.column_names.index("name")
+            table = table.set_column(place, "name", pa.array([HOSTILE] * table.num_rows))
+        else:
+            place = table.column_names.index("model")
+            renamed = [HOSTILE if model == "global" else model for model in table["model"].to_pylist()]
+            table = table.set_column(place, "model", pa.array(renamed))
+        pq.write_table(table, run / f"{name}.parquet")
+    content = yaml.safe_load((run / "config.yaml").read_text())
+    content["algorithm"] = {"name": f"{HOSTILE}</script><script>alert(2)</script>", "password": "hunter2"}
+    content["storage_path"] = "s3://AKIA:hunter3@bucket/runs?secret_key=hunter4&region=eu"
+    (run / "config.yaml").write_text(yaml.safe_dump(content))
+    text = rendered(run)
+    page = Document(text)
+    assert page.count("img") == 0 and page.count("script") == 1
+    assert not [a for _, a in page.tags if any(name.startswith("on") for name in a)]
+    assert page.wrongly_closed == []
+    assert HOSTILE in page.text
+    assert page.tables["skipped-table"][1][3] == f"s3://***@b {HOSTILE}"
+    assert "hunter" not in text and "AKIA" not in text
+
+
+def test_equal_runs_give_equal_pages_and_files(single: Path, finished: Path, tmp_path: Path) -> None:
+    assert rendered(finished / "superfed-mm-0") == (single / "report.html").read_text(encoding="utf-8")
+    with styled():
+        drawing = phases(load_run(str(finished / "superfed-mm-0"), METHODS))
+    assert drawing is not None
+    save(drawing, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {f"phases.{ending}" for ending in ("png", "svg", "pdf", "csv")}
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (single / "figures" / path.name).read_bytes()
+
+
+def test_a_run_that_has_only_begun_and_one_without_its_data(copied: Copied) -> None:
+    run = copied("fedavg-0")
+    for name in ("rounds", "clients", "skipped", "calibration"):
+        (run / f"{name}.parquet").unlink()
+    content = yaml.safe_load((run / "config.yaml").read_text())
+    content["train"]["rounds"] = 9
+    content["dataset"] = {"name": "custom", "function": "trap:open"}
+    (run / "config.yaml").write_text(yaml.safe_dump(content))
+    text = command("report", str(run))
+    assert "note: The run is unfinished: 4 of 9 rounds are done." in text.replace("\n", " ")
+    page = document(run / "report")
+    assert "there are no results to show" in page.text
+    assert "does not run code that a run's configuration names (trap:open)" in page.text
+    assert "summary-table" not in page.tables
+
+
+def test_bins_that_were_never_recorded_are_said_to_be_missing(copied: Copied) -> None:
+    run = copied("fedavg-0")
+    (run / "calibration.parquet").unlink()
+    (run / "environment.json").unlink()
+    text = Document(rendered(run)).text
+    assert "The run has no calibration.parquet" in text
+    assert "did not record its environment" in text
+
+
+def test_compare_prints_the_table(finished: Path) -> None:
+    text = command("compare", *(str(finished / f"{method}-0") for method in ("fedavg", "superfed-mm")))
+    for part in ("Methods side by side", "5 clients", "^ best of the column", "* chosen on test data", "Paired over"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "nowhere"], "is no run's folder"),
+        (["compare", "fedavg-0"], "at least two runs"),
+        (["compare", "fedavg-0", "fedavg-0"], "given twice"),
+        (["report", "fedavg-0", "nowhere", "--out", "out"], "is no run's folder"),
+        (["report", "fedavg-0", "--out", "file"], "is a file"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_message_before_anything_is_written(
+    arguments: list[str],
+    message: str,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").touch()
+    places = {"fedavg-0": finished / "fedavg-0", "out": tmp_path / "out", "file": tmp_path / "file"}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rayfl", *(str(places.get(argument, argument)) for argument in arguments)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    text = capsys.readouterr().err
+    assert message in text and "Traceback" not in text
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
