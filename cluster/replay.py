@@ -1,0 +1,259 @@
+"""Does one client's update of a finished round again, in this process, and compares it with what was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from torch import Tensor
+
+from actors.building import build_host
+from actors.federation import Federation
+from actors.pool import InlinePool
+from algorithms.base import Procedure
+from cluster.run import inline_device, limited_threads
+from rayfl.aggregation import Weighted
+from rayfl.commits import Manifest
+from rayfl.engine.client import RoundContext
+from rayfl.errors import ConfigError, RayflError, RunError
+from rayfl.inspection.folder import RunFolder
+from rayfl.inspection.rows import where
+from rayfl.params import Tree, leaves
+from rayfl.tables import METRICS
+
+
+@dataclass
+class Replay:
+    """What came of it.
+
+    Attributes:
+        client: the client.
+        round: completed rounds, the replayed one included.
+        whole: whether all of the round's clients did it again, or this client alone.
+        compared: what was compared, with the number of values.
+        differences: where the bits differ, and by how much at most.
+        note: what is worth knowing.
+    """
+
+    client: int
+    round: int
+    whole: bool = False
+    compared: dict[str, int] = field(default_factory=dict)
+    differences: dict[str, float] = field(default_factory=dict)
+    note: str = ""
+
+    def compare(self, what: str, found: Mapping[str, Any], recorded: Mapping[str, Any]) -> None:
+        """Compares two trees to the bit."""
+        mine, theirs = dict(leaves(found)), dict(leaves(recorded))
+        self.compared[what] = len(theirs)
+        for path in sorted({*mine, *theirs}):
+            distance = _distance(mine.get(path), theirs.get(path))
+            if distance is not None:
+                self.differences[f"{what}/{path}"] = distance
+
+
+def replay(run: RunFolder, round: int, client: int, whole: bool = False) -> Replay:
+    """Does a client's part of a round again, from the commit before.
+
+    The client's committed state, its rows of the round in ``clients.parquet`` and, if the whole round is done, the
+    server's tree are compared. A client does its part alone where that is enough: where the round has one call in
+    which it takes part. Otherwise all of the round's clients do theirs, and the server too.
+
+    Args:
+        run: the run; nothing is written to its folder.
+        round: completed rounds, the one to replay included: 1 is the first.
+        client: the client's number.
+        whole: do the whole round in any case.
+
+    Raises:
+        ConfigError: no such round or client, or it took no part.
+        RunError: a commit that is needed is not kept, or nothing is there to compare with.
+    """
+    config = run.config
+    if not 1 <= round <= config.train.rounds:
+        raise ConfigError(f"--round: {run.storage.uri} has rounds 1 to {config.train.rounds}, not {round}")
+    cohort = _took_part(run, round)
+    if client not in cohort:
+        raise ConfigError(
+            f"--client: client {client} took no part in round {round}; those who did: {', '.join(map(str, cohort))}"
+        )
+    before = run.manifest(round - 1) if round > 1 else None
+    after = run.manifest(round)
+    rows = where(run.clients, round=round, client=client, cohort="selected", phase="trained").to_pylist()
+    if not rows and client not in after.states and not whole:
+        raise RunError(
+            f"{run.storage.uri}: client {client} has no state after round {round}, and no row of it "
+            "(evaluation.cohort_every): nothing can be compared but the server's tree, with --whole-round"
+        )
+    splits = config.evaluation.splits if rows else ()
+    with limited_threads(config.cluster.threads_per_actor):
+        done = None if whole else _alone(_Stage(run, before, round, cohort, splits), client)
+        done = done or _together(_Stage(run, before, round, cohort, splits))
+    result = Replay(client, round, done.server is not None, note=_note(done.vectorized))
+    if client in after.states:
+        committed = run.store.read_states(after.states[client])[client]
+        result.compare("state", done.states.get(client, {}), committed)
+    if rows:
+        recorded = {f"{row['split']}/{row['model']}": {m: row[m] for m in ("n", *METRICS)} for row in rows}
+        scores = {
+            f"{split}/{model}": {m: getattr(statistics, m) for m in ("n", *METRICS)}
+            for split, found in done.scores.get(client, {}).items()
+            for model, statistics in found.items()
+            if statistics.n
+        }
+        result.compare("rows", scores, recorded)
+    if done.server is not None:
+        result.compare("server", done.server, run.store.read_server(after))
+    return result
+
+
+class _Stage:
+    """Server and clients as they were before a round."""
+
+    def __init__(
+        self, run: RunFolder, before: Manifest | None, round: int, cohort: Sequence[int], splits: Sequence[str]
+    ) -> None:
+        config, parts = run.config, run.parts
+        self.algorithm = config.algorithm
+        self.cohort = cohort
+        self.host = build_host(config, 0, inline_device(config.cluster.device))
+        self.federation = Federation(InlinePool([self.host]), parts.context, parts.check())
+        self.federation.adopt(before.states if before is not None else {})
+        self.server = (
+            self.algorithm.init(parts.task, parts.context) if before is None else run.store.read_server(before)
+        )
+        self.federation.begin_round(round - 1, splits, cohort)
+
+    def done(self, server: Tree | None) -> _Done:
+        """What the round has left."""
+        held = self.federation.held_states()
+        return _Done(held, self.federation.trained_scores, self.host.engine.vectorized, server)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A round that has been played: states, scores of published models, and the server's tree if it is complete."""
+
+    states: Mapping[int, Tree]
+    scores: Mapping[int, Any]
+    vectorized: bool
+    server: Tree | None
+
+
+def _together(stage: _Stage) -> _Done:
+    """The whole round."""
+    changed = stage.federation.play(stage.algorithm, stage.server, stage.cohort)
+    return stage.done({**stage.server, **changed})
+
+
+def _alone(stage: _Stage, client: int) -> _Done | None:
+    """One client's part of the round; None where that needs the others."""
+    clients = _Alone(stage.federation, client)
+    try:
+        stage.algorithm.round(stage.server, stage.cohort, clients)
+    except _NotEnoughError:
+        return None
+    except RayflError:
+        raise
+    except Exception:
+        # What a method makes of one reply in place of many may fail anyhow. An error that is not due to this comes
+        # back when everybody has replied.
+        if clients.asked:
+            return None
+        raise
+    return stage.done(None) if clients.asked else None
+
+
+class _NotEnoughError(Exception):
+    """The round needs what other clients do."""
+
+
+class _Alone:
+    """The clients of a round of which one does its part (see ``algorithms.base.Clients``)."""
+
+    def __init__(self, federation: Federation, client: int) -> None:
+        self._federation = federation
+        self._client = client
+        self.asked = False
+
+    @property
+    def context(self) -> RoundContext:
+        return self._federation.context
+
+    @property
+    def pooled(self) -> int:
+        return self._federation.pooled
+
+    def num_samples(self, clients: Sequence[int]) -> np.ndarray:
+        return self._federation.num_samples(clients)
+
+    def mean(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+        also: Weighted | None = None,
+        required: bool | None = None,
+    ) -> Tree:
+        return self._federation.mean(procedure, self._only(cohort), broadcast, payloads, also, required)
+
+    def means(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+        required: bool | None = None,
+    ) -> dict[str, Tree]:
+        return self._federation.means(procedure, self._only(cohort), broadcast, payloads, required)
+
+    def map(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+        counted: bool = True,
+        required: bool | None = None,
+    ) -> dict[int, Any]:
+        return self._federation.map(procedure, self._only(cohort), broadcast, payloads, counted, required)
+
+    def _only(self, cohort: Sequence[int]) -> list[int]:
+        if self.asked or self._client not in cohort:
+            raise _NotEnoughError
+        self.asked = True
+        return [self._client]
+
+
+def _took_part(run: RunFolder, round: int) -> list[int]:
+    """The sampled clients without those that were left out."""
+    if run.parts.schedule is not None:
+        raise RunError("rounds on simulated devices cannot be replayed: who was asked depends on the virtual clock")
+    rows = run.skipped.filter(pc.not_equal(run.skipped["procedure"], "predictors"))
+    left_out = set(where(rows, round=round)["client"].to_pylist())
+    return [client for client in run.parts.cohort(round - 1) if client not in left_out]
+
+
+def _note(vectorized: bool) -> str:
+    if vectorized:
+        return "vectorised clients have the same bits only if the same ones are stacked together, others up to rounding"
+    return "on other hardware, or with other library versions than the run's, the last bits may differ"
+
+
+def _distance(found: Any, recorded: Any) -> float | None:
+    """None for equal bits; else the largest difference (inf where there is nothing to compare)."""
+    if isinstance(found, Tensor) and isinstance(recorded, Tensor):
+        if found.shape != recorded.shape or found.dtype != recorded.dtype:
+            return float("inf")
+        a, b = found.detach().cpu().contiguous().numpy(), recorded.contiguous().numpy()
+        if a.tobytes() == b.tobytes():
+            return None
+        return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+    if isinstance(found, int | float) and isinstance(recorded, int | float):
+        same = found == recorded or (found != found and recorded != recorded)
+        return None if same else abs(float(found) - float(recorded))
+    return float("inf")

@@ -1,0 +1,120 @@
+"""Which architectures clients have come to, and what choosing them gains."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayfl.errors import ConfigError
+from rayfl.inspection.folder import RunFolder
+from rayfl.inspection.rows import last_round, personalized_model, where
+from rayfl.models.zoo import Candidates
+from rayfl.plots.series import Series, series_of
+from rayfl.plots.style import colour, legend_below, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Table]:
+    """Left: clients by architecture in the newest commit. Right: accuracy of all clients after the last round.
+
+    Runs with ``algorithm.initial_architecture=0`` (1, ...) and ``algorithm.model_tuning=false`` are the fixed
+    architectures of the paper's table 5. Whiskers are standard deviations over clients.
+
+    Args:
+        runs: with ``model.candidates``, the same in all.
+        split: ``validation`` or ``test``.
+
+    Raises:
+        RayflError: for runs with one architecture, or with other candidates.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    _check(runs)
+    series = series_of(runs)
+    names = _names(runs[0])
+    rows = [row for one in series for row in _rows(one, names, split)]
+    figure = new_figure(8.2, 3.6)
+    counts, accuracies = figure.subplots(1, 2, width_ratios=[1.4, 1])
+    width = 0.8 / len(series)
+    places = np.arange(len(names))
+    for position, one in enumerate(series):
+        mine = [row for row in rows if row["series"] == one.label]
+        values = [row["clients"] for row in mine]
+        at = places + (position - (len(series) - 1) / 2) * width
+        bars = counts.bar(at, values, width, color=colour(position), label=one.label)
+        counts.bar_label(bars, [f"{value:g}" for value in values], fontsize=8, padding=2)
+        mean, spread = 100 * mine[0]["all_top1"], 100 * mine[0]["all_top1_std_over_clients"]
+        accuracies.bar(position, mean, 0.7, color=colour(position))
+        up = min(spread, 100 - mean)
+        accuracies.errorbar(position, mean, [[spread], [up]], fmt="none", ecolor="0.3", elinewidth=0.8, capsize=3)
+        accuracies.annotate(f"{mean:.1f}", (position, 2), ha="center", va="bottom", fontsize=9, color="white")
+    counts.set_xticks(places, [name.replace(" ", "\n", 1).replace("; ", "\n") for name in names])
+    counts.yaxis.set_major_locator(MaxNLocator(integer=True))
+    counts.set_ylabel("clients")
+    counts.margins(y=0.12)
+    accuracies.set_xticks([])
+    accuracies.set_xlim(-1, len(series))
+    accuracies.set(ylabel="accuracy (%)", ylim=(0, 102), title="of all clients")
+    for axes in (counts, accuracies):
+        axes.grid(axis="x", visible=False)
+    legend_below(figure, counts)
+    return figure, pa.Table.from_pylist(rows)
+
+
+def _check(runs: Sequence[RunFolder]) -> None:
+    for run in runs:
+        if not isinstance(run.config.model, Candidates):
+            raise ConfigError(
+                f"{run.storage.uri} has one architecture for all clients: architectures is of runs with "
+                "model.candidates (algorithm=fedme)"
+            )
+        if run.config.model != runs[0].config.model:
+            raise ConfigError(f"{run.storage.uri} has other model.candidates than {runs[0].storage.uri}")
+
+
+def _names(run: RunFolder) -> list[str]:
+    """The candidates: their model, and the fields in which those differ."""
+    contents = [candidate.model_dump(mode="json") for candidate in run.config.model.candidates]  # type: ignore[union-attr]
+    fields = dict.fromkeys(field for content in contents for field in content if field != "name")
+    varied = [f for f in fields if len({str(content.get(f)) for content in contents}) > 1]
+    return [
+        " ".join([content["name"], "; ".join(f"{f}={content[f]}" for f in varied if f in content)]).strip()
+        for content in contents
+    ]
+
+
+def _rows(series: Series, names: Sequence[str], split: str) -> list[dict[str, Any]]:
+    counts: Counter[int] = Counter()
+    accuracies: dict[int, list[float]] = {}
+    everybody = []
+    for run in series.runs:
+        manifest = run.manifest()
+        found = run.store.read_server(manifest).get("architectures", {})
+        table = where(run.clients, cohort="all", phase="received", split=split)
+        last = last_round(table)
+        rows = where(table, round=last, model=personalized_model(run, last)).to_pylist()
+        top1 = {row["client"]: row["top1"] for row in rows}
+        for client, number in found.items():
+            counts[int(number)] += 1
+            if int(client) in top1:
+                accuracies.setdefault(int(number), []).append(top1[int(client)])
+        everybody += list(top1.values())
+    return [
+        {
+            "series": series.label,
+            "number": number,
+            "architecture": name,
+            "clients": counts[number] / len(series.runs),
+            "top1": float(np.mean(accuracies[number])) if number in accuracies else None,
+            "all_top1": float(np.mean(everybody)),
+            "all_top1_std_over_clients": float(np.std(everybody)),
+            "seeds": len(series.runs),
+        }
+        for number, name in enumerate(names)
+    ]

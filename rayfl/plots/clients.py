@@ -1,0 +1,59 @@
+"""The clients' accuracies, from the worst to the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayfl.inspection.folder import RunFolder
+from rayfl.inspection.listing import client_rows
+from rayfl.inspection.rows import PERSONALIZED
+from rayfl.plots.series import series_of
+from rayfl.plots.style import colour, legend_below, marker, measure, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_FEW = 50
+
+
+def draw(
+    runs: Sequence[RunFolder], metric: str = "top1", model: str = PERSONALIZED, split: str = "test"
+) -> tuple[Figure, pa.Table]:
+    """A metric of every client after the last evaluation, sorted, against the share of clients below.
+
+    The worst twentieth, whose mean the tables have as ``top1_worst5``, is shaded. All seeds' clients are pooled.
+
+    Args:
+        runs: any.
+        metric: one of ``rayfl.tables.METRICS``.
+        model: a row of the tables, or ``personalized``.
+        split: ``validation`` or ``test``.
+
+    Raises:
+        RayflError: for another metric, and when a run has no such rows.
+    """
+    shown = measure(metric)
+    figure = new_figure(4.6, 3.5)
+    axes = figure.subplots()
+    rows: list[dict[str, Any]] = []
+    for position, series in enumerate(series_of(runs)):
+        found: list[dict[str, Any]] = []
+        for run in series.runs:
+            listed, name, round = client_rows(run, model, split, None)
+            key: dict[str, Any] = {"series": series.label, "seed": run.config.seed, "model": name, "round": round}
+            found += [key | {column: row[column] for column in ("client", "name", "n", metric)} for row in listed]
+        found.sort(key=lambda row: row[metric])
+        rows += found
+        share = (np.arange(len(found)) + 0.5) / len(found)
+        values = shown.factor * np.array([row[metric] for row in found])
+        mark = marker(position) if len(found) <= _FEW else None
+        axes.plot(100 * share, values, color=colour(position), marker=mark, markersize=3, label=series.label)
+    worst = (0, 5) if metric.startswith("top") else (95, 100)
+    axes.axvspan(*worst, color="0.93", zorder=0)
+    axes.set(xlabel="clients (%), sorted", ylabel=shown.label, xlim=(0, 100))
+    legend_below(figure, axes)
+    return figure, pa.Table.from_pylist(rows)

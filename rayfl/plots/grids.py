@@ -1,0 +1,50 @@
+"""What figures that evaluate models share: which samples, and losses at many points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from rayfl.data.federated import Examples
+from rayfl.engine.evaluation import evaluate
+from rayfl.errors import ConfigError
+from rayfl.inspection.committed import CommittedModels
+from rayfl.tasks import Model, Predictor, Task
+
+SAMPLES = 2000
+"""How many samples a figure uses unless told otherwise."""
+
+
+def losses(
+    models: CommittedModels, task: Task, model_at: Callable[[np.ndarray], Model], points: np.ndarray, examples: Examples
+) -> np.ndarray:
+    """The mean cross-entropy, in nats, of a model at each of many points, by the evaluation of the run.
+
+    Args:
+        models: say how many samples a forward pass has.
+        task: of the models.
+        model_at: the model at a point, made when it is needed.
+        points: shape (p, ...).
+        examples: samples.
+
+    Returns:
+        Shape (p,).
+    """
+    size = models.run.config.evaluation.batch_size
+    found = [evaluate({"": Predictor.of(model_at(point))}, examples, task, size)[""].loss for point in points]
+    return np.array(found)
+
+
+def check_counts(points: int, fewest: int, samples: int) -> None:
+    """Raises ConfigError for too few points or samples."""
+    if points < fewest:
+        raise ConfigError(f"--points: {points} is too few for a surface, take {fewest} or more")
+    if samples < 1:
+        raise ConfigError(f"--samples: at least one is needed, not {samples}")
+
+
+def check_number(clients: Iterable[int], wanted: int, why: str) -> None:
+    """Raises ConfigError unless so many different clients are named."""
+    if len(set(clients)) != wanted:
+        raise ConfigError(f"--clients: name {wanted} different clients, {why}")

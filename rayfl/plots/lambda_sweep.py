@@ -1,0 +1,118 @@
+"""A metric against lambda, from the federated model (0) to the local one (1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayfl.errors import ConfigError, RunError
+from rayfl.inspection.folder import RunFolder
+from rayfl.inspection.rows import last_round, model_rows, received, where
+from rayfl.plots.series import Series, need_methods, series_of
+from rayfl.plots.style import colour, legend_below, marker, measure, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(runs: Sequence[RunFolder], metric: str = "top1", split: str = "test") -> tuple[Figure, pa.Table]:
+    """Mean over clients after the last round; the band is one standard deviation over clients to both sides.
+
+    Means and standard deviations are averaged over seeds. Runs of APFL with fixed alpha are the points of one more
+    line, at their alpha: its mixture of federated and local model.
+
+    Args:
+        runs: of SuperFed-like methods, which sweep, and of APFL.
+        metric: one of ``rayfl.tables.METRICS``.
+        split: ``validation`` or ``test``.
+
+    Raises:
+        RayflError: for runs of other methods, and when the sweep was not evaluated.
+    """
+    shown = measure(metric)
+    _check(runs)
+    rows = [row for series in series_of(runs) for row in _rows(series, metric, split)]
+    figure = new_figure(4.6, 3.6)
+    axes = figure.subplots()
+    for position, label in enumerate(dict.fromkeys(row["series"] for row in rows)):
+        mine = sorted((row for row in rows if row["series"] == label), key=lambda row: row["lambda"])
+        xs, mean, spread = (
+            np.array([row[column] for row in mine]) for column in ("lambda", metric, f"{metric}_std_over_clients")
+        )
+        low, high = shown.factor * (mean - spread), shown.factor * (mean + spread)
+        # No client is above 100 % or below 0.
+        low = np.maximum(low, 0)
+        high = high if metric == "loss" else np.minimum(high, shown.factor)
+        axes.plot(xs, shown.factor * mean, color=colour(position), marker=marker(position), label=label)
+        axes.fill_between(xs, low, high, color=colour(position), alpha=0.15, linewidth=0)
+    axes.set(xlabel=r"$\lambda$ (0: federated model, 1: local model)", ylabel=shown.label, xlim=(-0.02, 1.02))
+    legend_below(figure, axes)
+    return figure, pa.Table.from_pylist(rows)
+
+
+def _check(runs: Sequence[RunFolder]) -> None:
+    for run in runs:
+        algorithm = run.config.algorithm
+        if algorithm.name == "apfl" and algorithm.adaptive:
+            raise ConfigError(f"{run.storage.uri}: with algorithm.adaptive=true every client has an alpha of its own")
+        if algorithm.sweep is None:
+            need_methods([run], ["superfed", "apfl"], "the figure lambda")
+
+
+def _rows(series: Series, metric: str, split: str) -> list[dict[str, Any]]:
+    algorithm = series.config.algorithm
+    if algorithm.name == "apfl":
+        return [
+            _row(
+                "apfl",
+                series,
+                metric,
+                algorithm.alpha,
+                [_last(run, algorithm.personalized, split) for run in series.runs],
+            )
+        ]
+    prefix = f"{algorithm.sweep}="
+    table = received(series.runs[0], split)
+    names = [
+        name
+        for name in (
+            where(table, selected_on="", round=last_round(table))["model"].to_pylist() if table.num_rows else []
+        )
+        if name.startswith(prefix)
+    ]
+    if not names:
+        raise RunError(
+            f"{series.runs[0].storage.uri} has no rows {prefix}... in the split {split}: the second phase has not "
+            "begun (algorithm.start), or the run is not at its end"
+        )
+    return [
+        _row(
+            series.label,
+            series,
+            metric,
+            float(name.removeprefix(prefix)),
+            [_last(run, name, split) for run in series.runs],
+        )
+        for name in names
+    ]
+
+
+def _last(run: RunFolder, model: str, split: str) -> dict[str, Any]:
+    rows = model_rows(run, model, split)
+    row: dict[str, Any] = where(rows, round=last_round(rows)).to_pylist()[0]
+    return row
+
+
+def _row(label: str, series: Series, metric: str, value: float, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "series": label,
+        "lambda": value,
+        "round": found[0]["round"],
+        metric: float(np.mean([row[metric] for row in found])),
+        f"{metric}_std_over_clients": float(np.mean([row[f"{metric}_std"] for row in found])),
+        "clients": found[0]["clients"],
+        "seeds": len(series.runs),
+    }

@@ -1,0 +1,78 @@
+"""How far the clients' updates of the last layer lie apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayfl.errors import RunError
+from rayfl.inspection.folder import RunFolder
+from rayfl.inspection.rows import where
+from rayfl.plots.phases import mark_phases
+from rayfl.plots.series import over_seeds, series_of
+from rayfl.plots.style import colour, legend_below, marker, new_figure, whole_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_FEW = 20
+
+
+def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
+    """Total variance of the cohort's updates (Grinwald et al., NeurIPS 2024, eqs. 12 and 13) by round.
+
+    Args:
+        runs: any whose method has such updates; a band is the standard deviation over seeds.
+
+    Raises:
+        RunError: for a run without them, saying why.
+    """
+    rows: list[dict[str, Any]] = []
+    for series in series_of(runs):
+        for round, (value, std) in over_seeds([_variance(run) for run in series.runs]).items():
+            rows.append(
+                {
+                    "series": series.label,
+                    "round": round,
+                    "update_variance": value,
+                    "std_over_seeds": std,
+                    "seeds": len(series.runs),
+                }
+            )
+    figure = new_figure(4.8, 3.4)
+    axes = figure.subplots()
+    for position, label in enumerate(dict.fromkeys(row["series"] for row in rows)):
+        mine = [row for row in rows if row["series"] == label]
+        xs, mean, spread = (np.array([row[c] for row in mine]) for c in ("round", "update_variance", "std_over_seeds"))
+        mark = marker(position) if len(xs) <= _FEW else None
+        axes.plot(xs, mean, color=colour(position), marker=mark, label=label)
+        if mine[0]["seeds"] > 1:
+            low = np.maximum(mean - spread, mean / 100)
+            axes.fill_between(xs, low, mean + spread, color=colour(position), alpha=0.2, linewidth=0)
+    if min(row["update_variance"] for row in rows) > 0:
+        axes.set_yscale("log")
+    mark_phases(axes, runs)
+    whole_numbers(axes)
+    axes.set(xlabel="round", ylabel="total variance of updates")
+    legend_below(figure, axes)
+    return figure, pa.Table.from_pylist(rows)
+
+
+def _variance(run: RunFolder) -> dict[int, float]:
+    table = where(run.rounds, cohort="selected", phase="trained")
+    if not table.num_rows:
+        raise RunError(
+            f"{run.storage.uri} has no rows of its cohorts: run it with evaluation.cohort_every=1 (it is "
+            f"{run.config.evaluation.cohort_every})"
+        )
+    pairs = zip(table["round"].to_pylist(), table["update_variance"].to_pylist(), strict=True)
+    found = {round: value for round, value in pairs if value is not None}
+    if not found:
+        raise RunError(
+            f"{run.storage.uri}: {run.config.algorithm.name} has no updates of a last layer that the server averages, "
+            "so its runs have no update_variance"
+        )
+    return found
