@@ -1,0 +1,167 @@
+"""Who of the clients takes part in a round, and how long it takes on the virtual clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rayfl.randomness import RandomStreams
+from rayfl.system.config import Waiting
+from rayfl.system.devices import Device
+
+PROCEDURE = "system"
+"""What ``skipped.parquet`` calls the cause of clients that a simulated system has left out."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The virtual time, and what a client sends and receives in a round.
+
+    All are whole numbers, so that a run that was interrupted continues to the same bits.
+
+    Attributes:
+        now_us: microseconds since the start.
+        down: bytes to a client in a round, the most that one had in the last round.
+        up: bytes from it.
+    """
+
+    now_us: int = 0
+    down: int = 0
+    up: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return self.now_us / 1e6
+
+    def after(self, duration_us: int, messages: Sequence[tuple[int, int]]) -> Clock:
+        """The clock after a round.
+
+        Args:
+            duration_us: of the round.
+            messages: bytes down and up of each client that took part; none: as before.
+        """
+        down = max((down for down, _ in messages), default=self.down)
+        return Clock(self.now_us + duration_us, down, max((up for _, up in messages), default=self.up))
+
+
+@dataclass(frozen=True)
+class Turnout:
+    """What becomes of a round's clients.
+
+    Attributes:
+        cohort: those that take part, ascending.
+        duration_us: how long the server waits, in microseconds.
+        left_out: why the others that were asked do not, by client.
+    """
+
+    cohort: tuple[int, ...]
+    duration_us: int = 0
+    left_out: Mapping[int, str] = field(default_factory=dict)
+
+
+class Schedule:
+    """Plans rounds before they are trained, so that nobody trains in vain.
+
+    A client's time is its device's, for the samples that it trains on and for messages as long as the longest of the
+    round before (in round 0: the server's whole tree, both ways). Those that are available when the round begins are
+    sampled; of those that are done in time, the first ``cohort_size`` take part. The round ends when they are done;
+    if too few are, at the deadline, or without one when the slowest that was asked would have been done.
+
+    Args:
+        config: over-sampling, deadline, drop-outs.
+        devices: by client.
+        samples: that a client trains on in a round, by client.
+        cohort_size: clients wanted per round.
+        streams: of the experiment.
+    """
+
+    def __init__(
+        self,
+        config: Waiting,
+        devices: Sequence[Device],
+        samples: Sequence[int],
+        cohort_size: int,
+        streams: RandomStreams,
+    ) -> None:
+        self._config = config
+        self._devices = devices
+        self._passes = [config.forward_passes * count for count in samples]
+        self._size = cohort_size
+        self._streams = streams
+
+    def plan(self, round: int, clock: Clock) -> Turnout:
+        """What happens in a round, a function of (seed, round, clock).
+
+        Args:
+            round: 0-indexed.
+            clock: when the round begins.
+        """
+        available = [client for client in range(len(self._devices)) if self._available(client, round, clock.now_us)]
+        if not available:
+            return Turnout((), self._idle_us(clock.now_us))
+        asked = min(math.ceil(self._size * self._config.over_sampling - 1e-9), len(available))
+        chosen = self._streams.generator("sampling", round).choice(len(available), size=asked, replace=False)
+        times = {available[place]: self._time_us(available[place], clock) for place in sorted(chosen)}
+        lost = {client: why for client, time in times.items() if (why := self._loss(client, round, clock.now_us, time))}
+        in_time = sorted((time, client) for client, time in times.items() if client not in lost)
+        counted = in_time[: self._size]
+        late = {client: f"not among the first {self._size}" for _, client in in_time[self._size :]}
+        enough = len(counted) == min(self._size, asked)
+        return Turnout(
+            tuple(sorted(client for _, client in counted)),
+            counted[-1][0] if enough else self._patience_us(times),
+            dict(sorted({**lost, **late}.items())),
+        )
+
+    def _time_us(self, client: int, clock: Clock) -> int:
+        return self._devices[client].duration_us(self._passes[client], clock.down, clock.up)
+
+    def _available(self, client: int, round: int, now_us: int) -> bool:
+        device = self._devices[client]
+        if device.hours is not None and device.hours.ends_us(now_us) is None:
+            return False
+        if device.availability == 1:
+            return True
+        return bool(self._streams.generator("system.available", round, client).random() < device.availability)
+
+    def _loss(self, client: int, round: int, now_us: int, time_us: int) -> str:
+        """Why a client that was asked does not answer in time; empty if it does."""
+        dropout, deadline_s = self._config.dropout, self._config.deadline_s
+        if dropout and self._streams.generator("system.dropout", round, client).random() < dropout:
+            return "dropped out"
+        hours = self._devices[client].hours
+        ends = hours.ends_us(now_us) if hours is not None else None
+        if ends is not None and ends < now_us + time_us:
+            return "unavailable before it was done"
+        if deadline_s is not None and time_us > deadline_s * 1e6:
+            return "later than the deadline"
+        return ""
+
+    def _patience_us(self, times: Mapping[int, int]) -> int:
+        deadline_s = self._config.deadline_s
+        return max(times.values()) if deadline_s is None else round(deadline_s * 1e6)
+
+    def _idle_us(self, now_us: int) -> int:
+        """How long the server waits when nobody is available: for the next device, at most until the deadline."""
+        begins = [device.hours.begins_us(now_us) - now_us for device in self._devices if device.hours is not None]
+        deadline_s = self._config.deadline_s
+        if deadline_s is not None:
+            begins.append(round(deadline_s * 1e6))
+        return min(begins, default=0)
+
+
+def samples_per_round(sizes: np.ndarray, epochs: int, batch_size: int | None, min_steps: int) -> list[int]:
+    """Samples that each client trains on in a round.
+
+    Args:
+        sizes: training samples by client (K,).
+        epochs: passes over them.
+        batch_size: of a step; None: all of them.
+        min_steps: least number of steps.
+    """
+    counts = [int(n) for n in sizes]
+    return [max(epochs * n, min_steps * min(batch_size or n, n)) for n in counts]

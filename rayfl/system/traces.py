@@ -1,0 +1,132 @@
+"""Traces of real devices, in the columns of FedScale's files (Lai et al., ICML 2022).
+
+FedScale's own files are Python objects, which run code when they are opened; rayfl reads the same content as Parquet,
+JSON or CSV. JSON may be FedScale's own form, a mapping from ids to records, or a list of records.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+
+from rayfl.errors import DataError
+
+
+@dataclass(frozen=True)
+class Hours:
+    """When a device is available, in seconds; begins again after ``period``.
+
+    Attributes:
+        active: when it becomes available, ascending.
+        inactive: when it ends, one for each.
+        period: length of the trace.
+    """
+
+    active: tuple[float, ...]
+    inactive: tuple[float, ...]
+    period: float
+
+    def ends_us(self, now_us: int) -> int | None:
+        """Until when a device that is available now stays so, in microseconds; None if it is not available."""
+        start, now = self._split(now_us)
+        place = bisect_right(self.active, now) - 1
+        if place < 0 or now >= self.inactive[place]:
+            return None
+        end = self.inactive[place]
+        if end == self.period and self.active[0] == 0:
+            end += self.inactive[0]
+        return start + round(end * 1e6)
+
+    def begins_us(self, now_us: int) -> int:
+        """When a device that is not available now becomes so, in microseconds."""
+        start, now = self._split(now_us)
+        later = [begin for begin in self.active if begin > now]
+        return start + round((later[0] if later else self.period + self.active[0]) * 1e6)
+
+    def _split(self, now_us: int) -> tuple[int, float]:
+        """The beginning of the present repetition in microseconds, and the seconds since."""
+        period = round(self.period * 1e6)
+        return now_us - now_us % period, now_us % period / 1e6
+
+
+def read_devices(path: str) -> list[tuple[float, float]]:
+    """Milliseconds per sample and kilobit per second of each device in a file.
+
+    Raises:
+        DataError: naming the file, the row and what is wrong.
+    """
+    devices = []
+    for row, record in enumerate(_records(path, ("computation", "communication"))):
+        computation, communication = (_number(path, row, record, name) for name in ("computation", "communication"))
+        if computation < 0 or communication <= 0:
+            raise DataError(f"{path}, device {row}: computation must not be negative, communication must be above 0")
+        devices.append((computation, communication))
+    return devices
+
+
+def read_hours(path: str) -> list[Hours]:
+    """When each device of a file is available.
+
+    Raises:
+        DataError: naming the file, the row and what is wrong.
+    """
+    found = []
+    for row, record in enumerate(_records(path, ("active", "inactive", "finish_time"))):
+        active, inactive = (_seconds(path, row, record, name) for name in ("active", "inactive"))
+        period = _number(path, row, record, "finish_time")
+        times = [time for pair in zip(active, inactive, strict=False) for time in pair]
+        if not active or len(active) != len(inactive):
+            raise DataError(f"{path}, device {row}: active and inactive must be lists of the same length, at least 1")
+        rising = all(before < after for before, after in itertools.pairwise(times))
+        if not rising or times[0] < 0 or times[-1] > period:
+            raise DataError(
+                f"{path}, device {row}: active and inactive must alternate in time, between 0 and finish_time"
+            )
+        found.append(Hours(tuple(active), tuple(inactive), period))
+    return found
+
+
+def _records(path: str, columns: Sequence[str]) -> list[Mapping[str, Any]]:
+    file = Path(path).expanduser()
+    try:
+        if file.suffix == ".parquet":
+            records = pq.read_table(file).to_pylist()
+        elif file.suffix == ".csv":
+            records = pc.read_csv(file).to_pylist()
+        elif file.suffix == ".json":
+            content = json.loads(file.read_text(encoding="utf-8"))
+            records = list(content.values()) if isinstance(content, dict) else content
+        else:
+            raise DataError(f"{path}: a trace is a .parquet, .csv or .json file; docs/system.md converts FedScale's")
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if not isinstance(records, list) or not records or not all(isinstance(record, dict) for record in records):
+        raise DataError(f"{path} must have at least one record, each with the columns {', '.join(columns)}")
+    missing = [name for name in columns if name not in records[0]]
+    if missing:
+        raise DataError(f"{path} has no column {missing[0]}; it needs {', '.join(columns)}")
+    return records
+
+
+def _number(path: str, row: int, record: Mapping[str, Any], name: str) -> float:
+    value = record.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise DataError(f"{path}, device {row}: {name} must be a number, not {value!r}")
+    return float(value)
+
+
+def _seconds(path: str, row: int, record: Mapping[str, Any], name: str) -> list[float]:
+    values = record.get(name)
+    if not isinstance(values, list):
+        raise DataError(f"{path}, device {row}: {name} must be a list of seconds, not {values!r}")
+    return [_number(path, row, {name: value}, name) for value in values]

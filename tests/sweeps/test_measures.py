@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rayfl.sweeps.measures import Measure, evaluations
+
+MIXED = SimpleNamespace(sweep="lambda", personalized="lambda=0.5")
+PLAIN = SimpleNamespace(sweep=None, personalized="finetuned")
+
+
+def row(model: str, split: str, top1: float, selected_on: str = "", round: int = 4, **other: Any) -> dict[str, Any]:
+    key = {"round": round, "cohort": "all", "phase": "received", "model": model, "split": split}
+    return {
+        **key,
+        "selected_on": selected_on,
+        "top1": top1,
+        "loss": 1 - top1,
+        "top5": 1.0,
+        "ece": 0.1,
+        "mce": 0.2,
+    } | other
+
+
+SWEPT = [
+    row("global", "validation", 0.3),
+    row("lambda=0.0", "validation", 0.3),
+    row("lambda=0.5", "validation", 0.8),
+    row("lambda=1.0", "validation", 0.7),
+    row("lambda=1.0", "test", 0.9),
+    row("lambda=best", "test", 0.6, "validation"),
+    row("lambda=best", "test", 0.95, "validation per client"),
+    row("lambda=best", "test", 0.9, "test"),
+    row("lambda=0.5", "validation", 0.99, cohort="selected"),
+]
+
+
+def test_the_member_of_a_sweep_is_the_judges() -> None:
+    assert Measure().value(SWEPT, MIXED) == 0.8
+    assert Measure().row(SWEPT, MIXED, "test")["top1"] == 0.6  # type: ignore[index]
+    on_test = Measure(judge="test")
+    assert on_test.value(SWEPT, MIXED) == 0.9
+    assert Measure("loss").value(SWEPT, MIXED) == pytest.approx(0.2)
+    assert Measure(model="global").value(SWEPT, MIXED) == 0.3
+
+
+def test_a_model_that_is_not_there_has_no_value() -> None:
+    rows = [row("finetuned", "test", 0.5)]
+    assert Measure().value(rows, PLAIN) is None
+    assert Measure(judge="test").value(rows, PLAIN) == 0.5
+    assert Measure(model="global", judge="test").value(rows, PLAIN) is None
+    assert Measure().value([], MIXED) is None
+
+
+def test_the_summary_is_of_the_last_evaluation() -> None:
+    rows = [row("finetuned", "validation", 0.9, round=2), row("finetuned", "validation", 0.4)]
+    summary = Measure().summary(pa.Table.from_pylist(rows), PLAIN)
+    assert summary["validation_top1"] == 0.4
+    assert summary["test_top1"] is None
+    assert sorted(evaluations(rows)) == [2, 4]
+
+
+def test_less_loss_is_better() -> None:
+    assert (Measure("top1").mode, Measure("top5").mode) == ("max", "max")
+    assert {Measure(metric).mode for metric in ("loss", "ece", "mce")} == {"min"}  # type: ignore[arg-type]

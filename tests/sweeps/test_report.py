@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from rayfl.sweeps.measures import Measure
+from rayfl.sweeps.report import groups_table, printed, trials_table
+
+VARIED = ("algorithm", "seed")
+
+
+def trial(algorithm: str, seed: int, validation: float, test: float, status: str = "finished") -> dict[str, Any]:
+    return {
+        "trial": f"{algorithm}-{seed}",
+        "status": status,
+        "reason": "it broke" if status == "failed" else "",
+        "rounds": 4,
+        "point": {"algorithm": algorithm, "seed": seed},
+        "validation_top1": validation,
+        "test_top1": test,
+    }
+
+
+ROWS = [
+    trial("fedavg", 0, 0.5, 0.9),
+    trial("fedavg", 1, 0.7, 0.9),
+    trial("floco", 0, 0.8, 0.6),
+    trial("floco", 1, 0.9, 0.5),
+    trial("ditto", 0, 0.99, 0.99),
+    trial("ditto", 1, 0.99, 0.99, "failed"),
+]
+
+
+def groups(judge: Any = "validation") -> dict[str, dict[str, Any]]:
+    table = groups_table(trials_table(ROWS, VARIED), VARIED, Measure(judge=judge))
+    return {row["algorithm"]: row for row in table.to_pylist()}
+
+
+def test_mean_and_std_are_over_the_seeds_of_finished_experiments() -> None:
+    found = groups()
+    assert found["fedavg"]["validation_top1"] == pytest.approx(0.6)
+    assert found["fedavg"]["validation_top1_std"] == pytest.approx(0.1 * 2**0.5)
+    assert (found["ditto"]["experiments"], found["ditto"]["finished"]) == (2, 1)
+    assert found["ditto"]["validation_top1_std"] is None
+    assert found["fedavg"]["test_loss"] is None
+
+
+def test_the_judge_chooses_among_whole_groups() -> None:
+    assert {name: row["selected_on"] for name, row in groups().items()} == {
+        "fedavg": "",
+        "floco": "validation",
+        "ditto": "",
+    }
+    assert groups("test")["fedavg"]["selected_on"] == "test"
+
+
+def test_one_group_is_no_choice() -> None:
+    rows = ROWS[:2]
+    assert groups_table(trials_table(rows, VARIED), VARIED, Measure()).column("selected_on").to_pylist() == [""]
+    alone = groups_table(trials_table(rows, ("seed",)), ("seed",), Measure())
+    assert alone.num_rows == 1
+
+
+def test_values_keep_their_types() -> None:
+    rows = [
+        {**trial("a", n, 0.5, 0.5), "point": {"lr": rate, "mixed": mixed, "hidden": [n]}}
+        for n, (rate, mixed) in enumerate([(0.1, "all"), (1, 5)])
+    ]
+    table = trials_table(rows, ("lr", "mixed", "hidden"))
+    assert table.schema.field("lr").type == pa.float64()
+    assert table.column("mixed").to_pylist() == ['"all"', "5"]
+    assert table.column("hidden").to_pylist() == ["[0]", "[1]"]
+
+
+@pytest.mark.parametrize(
+    ("judge", "caption"), [("validation", "> best by validation data"), ("test", "* chosen on test data: not a fair")]
+)
+def test_what_is_printed_says_what_chose(judge: Any, caption: str) -> None:
+    console = Console(width=120, record=True, file=None)
+    with console.capture() as captured:
+        measure = Measure(judge=judge)
+        console.print(printed(groups_table(trials_table(ROWS, VARIED), VARIED, measure), VARIED, measure))
+    text = captured.get()
+    assert caption in text
+    assert "60.00 +- 14.14 %" in text
+    assert "1 of 2" in text
