@@ -1,0 +1,149 @@
+"""The results of the race as Markdown tables and a picture."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from work import WORKS
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+BEGIN, END = "<!-- race: begin -->", "<!-- race: end -->"
+TITLES = {
+    "rayfl": "rayfl",
+    "rayfl-commits": "rayfl, commits every round",
+    "bare": "bare PyTorch, 2 processes",
+    "pfl": "pfl-research, 2 processes",
+    "flower": "Flower",
+    "fluke": "fluke, 1 process",
+}
+COLOURS = {
+    "rayfl": "#0072B2",
+    "rayfl-commits": "#56B4E9",
+    "bare": "#999999",
+    "pfl": "#E69F00",
+    "flower": "#009E73",
+    "fluke": "#CC79A7",
+}
+Results = Sequence[Mapping[str, Any]]
+
+
+def write_report(found: Results, versions: Mapping[str, str], page: Path) -> None:
+    """Replaces what lies between the marks of ``page`` and draws ``images/race.png`` beside it."""
+    text = page.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    if not rest or END not in text:
+        raise SystemExit(f"{page} lacks the lines {BEGIN} and {END}")
+    table = seconds(found)
+    parts = [_conditions(found, versions), _times(table), _starts(found), _memory(found), _checks(found)]
+    page.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + after)
+    (page.parent / "images").mkdir(exist_ok=True)
+    draw(table, page.parent / "images" / "race.png")
+
+
+def seconds(found: Results) -> dict[str, dict[str, float]]:
+    """By work and contender: the median over turns of each process's median, in seconds a round (or evaluation)."""
+    table: dict[str, dict[str, float]] = {}
+    for work in WORKS:
+        for contender in TITLES:
+            own = [_time(row) for row in found if (row["work"], row["contender"]) == (work, contender)]
+            if own:
+                table.setdefault(work, {})[contender] = float(np.median(own))
+    return table
+
+
+def _time(row: Mapping[str, Any]) -> float:
+    return float(np.median(row["evaluation"] if WORKS[row["work"]].evaluate else row["rounds"]))
+
+
+def _conditions(found: Results, versions: Mapping[str, str]) -> str:
+    turns = max(row["turn"] for row in found) + 1
+    lines = [
+        f"{datetime.date.today()}, {_processor()}, {os.cpu_count()} cores, Linux {platform.release()}, "
+        f"Python {platform.python_version()}; {turns} turns.",
+        "",
+        ", ".join(f"{TITLES[contender].split(',')[0]} {version}" for contender, version in versions.items()) + ".",
+    ]
+    return "\n".join(lines)
+
+
+def _processor() -> str:
+    rows = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((row.partition(":")[2].strip() for row in rows if row.startswith("model name")), platform.machine())
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _times(table: Mapping[str, Mapping[str, float]]) -> str:
+    rows = []
+    for work, times in table.items():
+        cells = [f"{times[c]:.3f} ({times[c] / times['rayfl']:.2f})" if c in times else "-" for c in TITLES]
+        rows.append([f"**{work}** {WORKS[work].title}", *cells])
+    return "Seconds a round, and in brackets how many times rayfl's:\n\n" + _markdown(["work", *TITLES.values()], rows)
+
+
+def _starts(found: Results) -> str:
+    rows = [_cells(found, work, "start", "{:.1f}") for work in WORKS if any(row["work"] == work for row in found)]
+    return "**W6**: seconds from the start of the process to the end of the first round:\n\n" + _markdown(
+        ["work", *TITLES.values()], rows
+    )
+
+
+def _memory(found: Results) -> str:
+    rows = [_cells(found, work, "peak_mib", "{:.0f}") for work in WORKS if any(row["work"] == work for row in found)]
+    return "Peak memory of all processes together, in MiB (PSS):\n\n" + _markdown(["work", *TITLES.values()], rows)
+
+
+def _cells(found: Results, work: str, key: str, form: str) -> list[str]:
+    cells = [work]
+    for contender in TITLES:
+        own = [row[key] for row in found if (row["work"], row["contender"]) == (work, contender)]
+        cells.append(form.format(np.median(own)) if own else "-")
+    return cells
+
+
+def _checks(found: Results) -> str:
+    rows = []
+    for work in dict.fromkeys(row["work"] for row in found):
+        cells = [work]
+        for contender in TITLES:
+            own = [row for row in found if (row["work"], row["contender"]) == (work, contender)]
+            pair = (
+                (np.median([row["loss"] for row in own]), np.median([row["accuracy"] for row in own])) if own else None
+            )
+            cells.append("-" if pair is None else f"{pair[0]:.3f}, {100 * pair[1]:.1f} %")
+        rows.append(cells)
+    return "What they learned, test loss and accuracy at the end:\n\n" + _markdown(["work", *TITLES.values()], rows)
+
+
+def draw(table: Mapping[str, Mapping[str, float]], path: Path) -> None:
+    """Bars of times relative to rayfl's, on a logarithmic axis."""
+    figure, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
+    width = 0.8 / len(TITLES)
+    for place, contender in enumerate(TITLES):
+        at = [i + (place - (len(TITLES) - 1) / 2) * width for i, w in enumerate(table) if contender in table[w]]
+        ratios = [table[w][contender] / table[w]["rayfl"] for w in table if contender in table[w]]
+        bars = axis.bar(at, ratios, width * 0.92, color=COLOURS[contender], label=TITLES[contender], bottom=0)
+        if contender != "rayfl":
+            axis.bar_label(bars, [f"{ratio:.1f}" for ratio in ratios], fontsize=7, padding=1)
+    axis.set_yscale("log")
+    axis.set_ylim(0.5)
+    axis.axhline(1, color=COLOURS["rayfl"], linewidth=0.8)
+    axis.set_xticks(range(len(table)), list(table))
+    axis.set_ylabel("time of a round, rayfl = 1")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8, ncols=len(TITLES), loc="outside upper center", frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
