@@ -42,12 +42,18 @@ def build_host(config: ExperimentConfig, host: int, device: str, neighbours: int
         ),
         batch_size=config.evaluation.batch_size,
         data_memory=_bytes(config, "data_memory", neighbours),
+        official=lambda: parts.official_test,
     )
 
 
 def _bytes(config: ExperimentConfig, field: str, neighbours: int) -> int:
     wanted = getattr(config.cluster, field)
-    return int(machine_memory() * _AUTOMATIC_SHARE[field] / neighbours) if wanted == "auto" else int(wanted)
+    return automatic_memory(field, neighbours) if wanted == "auto" else int(wanted)
+
+
+def automatic_memory(field: str, neighbours: int) -> int:
+    """Bytes that ``auto`` stands for in ``state_memory`` or ``data_memory`` on this machine."""
+    return int(machine_memory() * _AUTOMATIC_SHARE[field] / neighbours)
 
 
 def pin_threads(threads: int) -> None:

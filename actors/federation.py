@@ -18,7 +18,9 @@ from algorithms.base import Algorithm, Procedure
 from rayfl.aggregation import ExactSum, Weighted
 from rayfl.commits import StoredFile
 from rayfl.config.schema import ClientsConfig
+from rayfl.data.official import OFFICIAL_PIECE
 from rayfl.engine.client import RoundContext
+from rayfl.metrics import Statistics
 from rayfl.params import Tree, from_numpy, num_bytes
 
 _EVALUATED_AT_A_TIME = 64
@@ -83,7 +85,7 @@ class Federation:
         cohort: Sequence[int] | None = None,
         absent: Mapping[int, Failure] | None = None,
     ) -> None:
-        """Sets the round.
+        """Sets the round; hosts that have joined since the last one take part in it.
 
         Args:
             round: t, 0-indexed.
@@ -95,6 +97,7 @@ class Federation:
         self._trained_splits = tuple(trained_splits)
         self._attendance = Attendance(round, cohort, absent or {})
         self._hosts.waited_s = 0.0
+        self._hosts.grow()
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
@@ -230,6 +233,28 @@ class Federation:
             if report is not None:
                 report(len(scores) + len(self.unscored), len(costs))
         return dict(sorted(scores.items()))
+
+    def evaluate_official(self, server: Tree, samples: int) -> dict[str, Statistics]:
+        """Scores the server's own models on the official test part, in pieces spread over all hosts.
+
+        Args:
+            server: what all clients see of the server.
+            samples: size of the official test part.
+
+        Returns:
+            By model.
+        """
+        first = self._context.num_clients + 1
+        costs = {first + i: float(OFFICIAL_PIECE) for i in range(-(-samples // OFFICIAL_PIECE))}
+        job = self._job("global_predictors", "official")
+        pieces: Scores = {}
+        for result in self._hosts.dispatch(job, costs, server, {}):
+            pieces.update(result.scores)
+        total: dict[str, Statistics] = {}
+        for piece in sorted(pieces):
+            for model, statistics in pieces[piece]["official"].items():
+                total[model] = total.get(model, Statistics.empty()) + statistics
+        return total
 
     def _call(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +11,18 @@ import torch
 from actors.failures import Failure, MethodError, reason_of
 from actors.job import Job, JobResult
 from actors.memory import LeastRecentlyUsed
-from actors.state import Change, ClientStates, signature
+from actors.state import Change, ClientStates, changed_in_place, signature
 from algorithms.base import Algorithm
 from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite
 from rayfl.commits import StoredFile
 from rayfl.data.federated import SPLITS, Examples, FederatedDataset
+from rayfl.data.official import OFFICIAL_PIECE, OfficialTest
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.trampoline import run_procedures
 from rayfl.errors import ClientError, RayflError
+from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, from_numpy, map_leaves, num_bytes, to_numpy
 from rayfl.tasks import Predictor
 
@@ -36,6 +38,7 @@ class ClientHost:
         states: the states of the hosted clients.
         batch_size: evaluation batch size.
         data_memory: bytes of clients' samples that stay loaded; None for no limit.
+        official: opens the official test part, for experiments that score the server's model on it.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class ClientHost:
         states: ClientStates,
         batch_size: int,
         data_memory: int | None = None,
+        official: Callable[[], OfficialTest] | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.engine = engine
@@ -57,6 +61,8 @@ class ClientHost:
         self._examples: dict[int, Mapping[str, Examples]] = {}
         self._recent = LeastRecentlyUsed[int](data_memory, self._unload)
         self._public: torch.Tensor | None = None
+        self._official = official
+        self._norm = PrivateNorm(engine.task.network, context.train.private_norm, context.streams)
 
     def run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
         """Runs a job.
@@ -75,6 +81,9 @@ class ClientHost:
         self.states.restore(job.committed)
         common = from_numpy(broadcast, self.engine.device)
         result = JobResult()
+        if job.kind == "official":
+            self._score_official(job, common, result)
+            return result
         width = self.engine.width
         for start in range(0, len(job.clients), width):
             self._run_together(job, job.clients[start : start + width], common, result)
@@ -103,11 +112,18 @@ class ClientHost:
         coroutines: dict[int, Coroutine[Any, Any, Any]] = {}
         for id, client in clients.items():
             given = {**common, **from_numpy(job.payloads.get(id, {}), self.engine.device)}
+            if self._norm.names:
+                given = self._norm.joined(given, client.state, self.engine.device)
             coroutines[id] = procedure(client, given) if job.kind == "evaluate" else procedure(client, **given)
         outcomes = run_procedures(coroutines, self.engine)
+        outcomes = {id: self._kept_back(job, clients[id], outcome) for id, outcome in outcomes.items()}
         failed: dict[int, Exception] = {}
         for id, client in clients.items():
             changed = job.kind != "evaluate" and signature(client.state) != before[id]
+            spoilt = changed_in_place(before[id])
+            if spoilt is not None:
+                # The kept state, which a commit may be writing just now, has the same tensors.
+                raise _blame(MethodError(f"writes to its state's {spoilt!r} in place: assign a new tensor"), id, job)
             try:
                 # Everything that can go wrong with this client alone does so before anything of it is kept.
                 own = self._checked(job, client, outcomes[id], common)
@@ -123,6 +139,17 @@ class ClientHost:
             except Exception as error:
                 raise _blame(error, id, job) from error
         return failed
+
+    def _kept_back(self, job: Job, client: Client, outcome: Any) -> Any:
+        """What a procedure returned, without what must stay with the client, which goes into its state."""
+        if not self._norm.names or job.kind == "evaluate" or not isinstance(outcome, Weighted | Mapping):
+            return outcome
+        try:
+            if isinstance(outcome, Weighted):
+                return replace(outcome, tree=self._norm.kept_back(outcome.tree, client.state))
+            return self._norm.kept_back(outcome, client.state)
+        except ValueError as error:
+            return MethodError(f"{job.procedure} {error}")
 
     def _checked(self, job: Job, client: Client, outcome: Any, common: Tree) -> JobResult:
         """One client's outcome as the result of a job, if it is fit to be one."""
@@ -164,6 +191,17 @@ class ClientHost:
         result.scores[client.id] = {
             split: evaluate(predictors, examples[split], self.engine.task, self._batch_size) for split in splits
         }
+
+    def _score_official(self, job: Job, server: Tree, result: JobResult) -> None:
+        """Scores the server's own models on pieces of the official test part, which stand in the place of clients."""
+        assert self._official is not None
+        official, task, device = self._official(), self.engine.task, self.engine.device
+        predictors = self.algorithm.global_predictors(server, task)
+        for piece in job.clients:
+            start = (piece - self._context.num_clients - 1) * OFFICIAL_PIECE
+            part = official.load(start, start + OFFICIAL_PIECE)
+            examples = Examples(part.x.to(device), part.y.to(device))
+            result.scores[piece] = {"official": evaluate(predictors, examples, task, self._batch_size)}
 
     def _client(self, id: int, job: Job) -> Client:
         device = self.engine.device

@@ -126,7 +126,8 @@ class Hosts:
         May run on another thread than the rest: it changes nothing here.
         """
         newest: dict[int, tuple[Change, StoredFile]] = {}
-        for _, written in self._pool.collect(handles):
+        # An actor that hangs now may have nothing else to answer: at the end of the run, nobody else would notice.
+        for _, written in self._pool.collect(handles, self._deadline_s):
             if written is None:
                 continue
             file, changes = written
@@ -144,6 +145,10 @@ class Hosts:
         for _ in self._pool.collect(forgetting, self._deadline_s):
             pass
         return replaced
+
+    def grow(self) -> None:
+        """Takes hosts into use that have joined; clients are spread over them as well from the next call on."""
+        self._pool.grow()
 
     def held_states(self) -> dict[int, Tree]:
         """All client states in the hosts' memories, by client."""

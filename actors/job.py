@@ -22,10 +22,11 @@ class Job:
 
     Attributes:
         procedure: name of the algorithm's method to run.
-        kind: ``mean`` reduces on the host, ``map`` returns every result, ``evaluate`` scores predictors.
+        kind: ``mean`` reduces on the host, ``map`` returns every result, ``evaluate`` scores predictors, ``official``
+            scores the server's models on the official test part.
         round: t, 0-indexed.
         final: whether this is the evaluation after the last round.
-        clients: whose procedures to run.
+        clients: whose procedures to run; for ``official`` the pieces, counted from K + 1.
         payloads: keyword arguments by client, as NumPy trees.
         splits: splits on which to score predictors (published ones for ``mean`` and ``map``).
         committed: where to find states that no host holds in memory.

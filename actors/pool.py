@@ -48,7 +48,14 @@ class HostPool(Protocol):
         ...
 
     def revive(self) -> list[int]:
-        """Replaces dead hosts by new, empty ones; returns which."""
+        """Replaces dead hosts by new, empty ones, as many as there is room for; returns which.
+
+        Hosts are numbered anew: living ones come first.
+        """
+        ...
+
+    def grow(self) -> list[int]:
+        """Takes more hosts into use where the cluster has grown; never waits for them; returns which are new."""
         ...
 
     def close(self) -> None:
@@ -81,6 +88,9 @@ class InlinePool:
             yield host, handle.value
 
     def revive(self) -> list[int]:
+        return []
+
+    def grow(self) -> list[int]:
         return []
 
     def close(self) -> None:

@@ -141,11 +141,23 @@ def signature(state: Mapping[str, Any]) -> Signature:
     )
 
 
+def changed_in_place(before: Signature) -> str | None:
+    """The path of a tensor that was written to after its signature was taken; None if there is none."""
+    return next(
+        (path for path, leaf, *version in before if isinstance(leaf, _Same) and version != [leaf.version]), None
+    )
+
+
 class _Same:
     """Equal for one tensor only; holds it, since the ``id`` of a tensor that is gone may be given to the next."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
+
+    @property
+    def version(self) -> int:
+        """How often the tensor has been written to by now."""
+        return self._tensor._version
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and other._tensor is self._tensor

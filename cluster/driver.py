@@ -13,8 +13,10 @@ from cluster.recorder import Progress, Recorder
 from cluster.skipped import SkippedClients
 from rayfl.errors import RunError
 from rayfl.experiment import Parts
+from rayfl.params import num_bytes
 from rayfl.stopwatch import Stopwatch
-from rayfl.tables import ResultTables, Scores
+from rayfl.system.schedule import PROCEDURE, Clock, Turnout
+from rayfl.tables import SIMULATED_ROUNDS_SCHEMA, ResultTables, Scores
 from rayfl.tracking.callback import Callback
 
 
@@ -88,7 +90,8 @@ class Driver:
     def _round(self) -> None:
         watch = Stopwatch()
         round = self.progress.rounds_completed
-        cohort = self._parts.cohort(round)
+        turnout = self._turnout(round)
+        cohort = list(turnout.cohort)
         evaluation = self._config.evaluation
         scored = evaluation.cohort_every and (round + 1) % evaluation.cohort_every == 0
         self._federation.begin_round(round, evaluation.splits if scored else (), cohort, self._absent.get(round))
@@ -96,7 +99,7 @@ class Driver:
         changed = self._federation.play(self._algorithm, self.progress.server, cohort)
         cohort = self._federation.present(cohort)
         watch.lap("server", less={"clients": self._federation.waited_s})
-        progress = self._advance(changed)
+        progress = self._advance(changed, turnout)
         self._skipped.note(progress.rounds_completed, self._federation.absent, progress.tables)
         if scored:
             self._record("selected", "trained", self._federation.trained_scores, progress)
@@ -107,13 +110,15 @@ class Driver:
         final = progress.rounds_completed == self._config.train.rounds
         if final or progress.rounds_completed % evaluation.every == 0:
             self._record("all", "received", self._evaluate(progress, final), progress)
+            if self._config.evaluation.official_test:
+                self._record_official(progress)
         self._skipped.note(progress.rounds_completed, self._unscored, progress.tables)
         watch.lap("evaluation")
         self.progress = progress
         if final or progress.rounds_completed % self._config.storage.commit_every == 0:
             self._begin_commit(progress)
         for callback in self._callbacks:
-            callback.on_phases(progress.rounds_completed, watch.laps)
+            callback.on_phases(progress.rounds_completed, {**watch.laps, **self._simulated(turnout)})
             callback.on_round(progress.rounds_completed, cohort, watch.total)
 
     def _evaluate(self, progress: Progress, final: bool, clients: Sequence[int] | None = None) -> Scores:
@@ -123,20 +128,45 @@ class Driver:
         self._unscored |= self._federation.unscored
         return scores
 
+    def _record_official(self, progress: Progress) -> None:
+        common, _ = self._algorithm.served(progress.server, self._parts.context)
+        scores = self._federation.evaluate_official(common, len(self._parts.official_test))
+        totals = (progress.bytes_down, progress.bytes_up)
+        rows = progress.tables.add_official(progress.rounds_completed, scores, totals)
+        for callback in self._callbacks:
+            callback.on_evaluation(rows)
+
     def _report(self, done: int, total: int) -> None:
         for callback in self._callbacks:
             callback.on_evaluation_progress(done, total)
 
-    def _advance(self, changed: dict[str, object]) -> Progress:
+    def _turnout(self, round: int) -> Turnout:
+        """Who of the clients takes part in a round."""
+        schedule = self._parts.schedule
+        if schedule is None:
+            return Turnout(tuple(self._parts.cohort(round)))
+        return schedule.plan(round, self.progress.clock)
+
+    def _simulated(self, turnout: Turnout) -> dict[str, float]:
+        return {} if self._parts.schedule is None else {"simulated": turnout.duration_us / 1e6}
+
+    def _advance(self, changed: dict[str, object], turnout: Turnout) -> Progress:
         """The progress after a round, apart from the one before it, which a crash may still return to."""
         before, traffic = self.progress, self._federation.traffic
-        return Progress(
+        progress = Progress(
             before.rounds_completed + 1,
             {**before.server, **changed},
             before.tables.copy(),
             before.bytes_down + traffic.down,
             before.bytes_up + traffic.up,
         )
+        if self._parts.schedule is not None:
+            messages = [traffic.by_client[client] for client in turnout.cohort if client in traffic.by_client]
+            progress.clock = before.clock.after(turnout.duration_us, messages)
+            progress.tables.simulated_s = progress.clock.seconds
+            left_out = {client: (PROCEDURE, reason) for client, reason in turnout.left_out.items()}
+            progress.tables.add_skipped(progress.rounds_completed, left_out)
+        return progress
 
     def _record(self, cohort: str, phase: str, scores: Scores, progress: Progress) -> None:
         totals = (progress.bytes_down, progress.bytes_up)
@@ -151,6 +181,7 @@ class Driver:
             self._federation.update_variance() if selected else None,
         )
         for callback in self._callbacks:
+            callback.on_scores(progress.rounds_completed, cohort, phase, scores)
             callback.on_evaluation(rows)
 
     def _begin_commit(self, progress: Progress) -> None:
@@ -197,10 +228,16 @@ class Driver:
         self._federation.rewind()
 
     def _restored(self, thoroughly: bool = False) -> Progress:
-        tables = ResultTables(self._parts.dataset.names, self._algorithm.sweep, self._parts.partition_hash)
+        rounds = None if self._parts.schedule is None else SIMULATED_ROUNDS_SCHEMA.empty_table()
+        tables = ResultTables(
+            self._parts.dataset.names, self._algorithm.sweep, self._parts.partition_hash, rounds=rounds
+        )
         progress = self._recorder.restore(tables, thoroughly)
         self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})
         if progress is None:
-            progress = Progress(0, self._algorithm.init(self._parts.task, self._parts.context), tables)
+            server = self._parts.initial_server()
+            progress = Progress(0, server, tables)
+            if self._parts.schedule is not None:
+                progress.clock = Clock(0, num_bytes(server), num_bytes(server))
         self._commit_begun = progress.rounds_completed
         return progress

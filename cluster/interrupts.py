@@ -25,13 +25,15 @@ class StopRequest:
 
     Args:
         grace_s: how long after SIGTERM the round under way may take to end, in seconds.
+        end: after what the run stops, as the user is told.
 
     Attributes:
         patient: whether there is a round to wait for; without one, already the first signal stops at once.
     """
 
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, end: str = "this round") -> None:
         self.patient = False
+        self._end = end
         self._grace_s = grace_s
         self._signal: int | None = None
         self._timer: threading.Timer | None = None
@@ -52,13 +54,13 @@ class StopRequest:
         if hurried:
             raise self.error()
         if number == signal.SIGTERM:
-            _say(f"SIGTERM: stops after this round, or in {self._grace_s:g} s")
+            _say(f"SIGTERM: stops after {self._end}, or in {self._grace_s:g} s")
             # The second signal, to ourselves: an alarm of the system would be taken from whoever else uses it.
             self._timer = threading.Timer(self._grace_s, os.kill, (os.getpid(), signal.SIGTERM))
             self._timer.daemon = True
             self._timer.start()
         else:
-            _say("stops after this round; Ctrl-C again stops at once")
+            _say(f"stops after {self._end}; Ctrl-C again stops at once")
 
     def settle(self) -> None:
         """The round has ended: what is left to write may take its time, unless somebody asks again."""
@@ -72,7 +74,7 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def stop_requests(grace_s: float) -> Iterator[StopRequest]:
+def stop_requests(grace_s: float, end: str = "this round") -> Iterator[StopRequest]:
     """Catches SIGINT and SIGTERM while a run goes on; previous handlers come back at the end.
 
     Enter it after ``ray.init``, which sets handlers of its own. Outside the main thread, where Python allows no
@@ -80,8 +82,9 @@ def stop_requests(grace_s: float) -> Iterator[StopRequest]:
 
     Args:
         grace_s: see :class:`StopRequest`.
+        end: see :class:`StopRequest`.
     """
-    request = StopRequest(grace_s)
+    request = StopRequest(grace_s, end)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from actors.federation import Federation
@@ -13,7 +13,8 @@ from rayfl.errors import DamageError, RunError
 from rayfl.lease import Lease
 from rayfl.params import Tree
 from rayfl.storage import Storage
-from rayfl.tables import ResultTables, from_parquet, to_parquet
+from rayfl.system.schedule import Clock
+from rayfl.tables import PARTITION_KEY, ResultTables, from_parquet, to_parquet
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Progress:
         tables: the results so far.
         bytes_down: bytes sent to clients so far.
         bytes_up: bytes received from clients so far.
+        clock: the virtual time of a simulated system.
     """
 
     rounds_completed: int
@@ -33,6 +35,7 @@ class Progress:
     tables: ResultTables
     bytes_down: int = 0
     bytes_up: int = 0
+    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass
@@ -165,12 +168,19 @@ class Recorder:
             raise DamageError(f"the commit of round {self.manifest.rounds_completed} has no table of {lacking.pop()}")
         contents = {name: self._store.read(file) for name, file in self.manifest.tables.items()}
         found = {name: from_parquet(data) for name, data in contents.items()}
+        written, here = (table.schema.metadata.get(PARTITION_KEY) for table in (found["rounds"], tables.rounds))
+        if written != here:
+            raise RunError(
+                f"the results in {self.storage.uri} are of other data than the configuration gives now: the data set's "
+                "files or the partition's file have changed. Restore them, or choose another name"
+            )
         self._written = {name: (found[name].num_rows, file) for name, file in self.manifest.tables.items()}
         progress = Progress(
             self.manifest.rounds_completed,
             self._store.read_server(self.manifest),
-            tables.with_rows(found["clients"], found["rounds"], found.get("skipped")),
+            tables.with_rows(found["clients"], found["rounds"], found.get("skipped"), found.get("calibration")),
             **{name: self.manifest.counters.get(name, 0) for name in ("bytes_down", "bytes_up")},
+            clock=Clock(**{name: self.manifest.counters.get(f"clock_{name}", 0) for name in asdict(Clock())}),
         )
         self._store.drop_after(self.manifest.rounds_completed)
         self._publish(contents)
@@ -182,4 +192,5 @@ class Recorder:
 
 
 def _counters(progress: Progress) -> dict[str, int]:
-    return {"bytes_down": progress.bytes_down, "bytes_up": progress.bytes_up}
+    clock = {f"clock_{name}": value for name, value in asdict(progress.clock).items() if value}
+    return {"bytes_down": progress.bytes_down, "bytes_up": progress.bytes_up, **clock}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from actors.client_actor import ActorOptions
+from actors.placement import PARTS, ActorOptions, Node, room, share_of_gpu
 from rayfl.config.schema import ClusterConfig
 from rayfl.errors import ConfigError, ResourceError
 
@@ -21,6 +21,7 @@ def wait_for_room(
     resources: Callable[[], Mapping[str, float]],
     num_clients: int,
     sleep: Callable[[float], None] = time.sleep,
+    nodes: Callable[[], Sequence[Node]] | None = None,
 ) -> ActorOptions:
     """The plan of :func:`plan_actors`, as soon as the cluster is large enough for it.
 
@@ -29,6 +30,7 @@ def wait_for_room(
         resources: asks what the whole cluster has now.
         num_clients: K.
         sleep: how to let time pass.
+        nodes: asks what each of its nodes has; None: it counts as one machine.
 
     Raises:
         ConfigError: when options contradict each other.
@@ -37,7 +39,7 @@ def wait_for_room(
     waited = 0.0
     while True:
         try:
-            return plan_actors(config, resources(), num_clients)
+            return plan_actors(config, resources(), num_clients, None if nodes is None else nodes())
         except ResourceError as error:
             if waited >= config.resources_timeout_s:
                 after = f" (waited {waited:g} s: cluster.resources_timeout_s)" if waited else ""
@@ -48,13 +50,16 @@ def wait_for_room(
         waited += _ASK_EVERY_S
 
 
-def plan_actors(config: ClusterConfig, resources: Mapping[str, float], num_clients: int) -> ActorOptions:
+def plan_actors(
+    config: ClusterConfig, resources: Mapping[str, float], num_clients: int, nodes: Sequence[Node] | None = None
+) -> ActorOptions:
     """Divides a cluster among actors.
 
     Args:
         config: the cluster section.
         resources: what the whole cluster has (``CPU``, ``GPU``), as Ray reports it.
         num_clients: K.
+        nodes: what each of its nodes has: an actor is never spread over two; None: the cluster counts as one machine.
 
     Raises:
         ConfigError: when options contradict each other.
@@ -64,7 +69,8 @@ def plan_actors(config: ClusterConfig, resources: Mapping[str, float], num_clien
     if config.device == "cuda" and not gpus:
         raise ResourceError("cluster.device is cuda, but the cluster has no GPU; set cluster.device=auto or cpu")
     device = "cuda" if gpus and config.device != "cpu" else "cpu"
-    gpu_share = 1 / config.actors_per_gpu if device == "cuda" else 0.0
+    per_gpu = config.actors_per_gpu if device == "cuda" else 0
+    gpu_share = share_of_gpu(per_gpu) if per_gpu else 0.0
     pinned = config.clients_per_actor == 1
     if pinned and config.num_actors not in ("auto", num_clients):
         raise ConfigError(
@@ -72,9 +78,8 @@ def plan_actors(config: ClusterConfig, resources: Mapping[str, float], num_clien
             f"({num_clients}); drop one of the two"
         )
     cpu_share = _cpu_share(config, cpus, num_clients if pinned else 0)
-    slots = math.floor(cpus / cpu_share + 1e-9) if cpu_share else num_clients
-    if device == "cuda":
-        slots = min(slots, math.floor(gpus) * config.actors_per_gpu)
+    most = math.inf if cpu_share or per_gpu else num_clients
+    slots = room(nodes or [Node("", cpus, gpus)], cpu_share, per_gpu, most)
     automatic = num_clients if pinned else min(slots, num_clients)
     wanted = automatic if config.num_actors == "auto" else config.num_actors
     if wanted < 1 or wanted > slots:
@@ -83,7 +88,8 @@ def plan_actors(config: ClusterConfig, resources: Mapping[str, float], num_clien
             f"{cpus:g} CPUs and {gpus:g} GPUs, room for {slots}; lower cluster.num_actors or "
             "cluster.cpus_per_actor, or raise cluster.actors_per_gpu"
         )
-    return ActorOptions(wanted, cpu_share, gpu_share, device, config.startup_timeout_s)
+    at_least, at_most = (wanted if pinned else 1), (num_clients if config.num_actors == "auto" else wanted)
+    return ActorOptions(wanted, cpu_share, gpu_share, device, config.startup_timeout_s, per_gpu, at_least, at_most)
 
 
 def _cpu_share(config: ClusterConfig, cpus: float, pinned_actors: int) -> float:
@@ -91,5 +97,5 @@ def _cpu_share(config: ClusterConfig, cpus: float, pinned_actors: int) -> float:
         return config.cpus_per_actor
     if pinned_actors <= cpus:
         return 1.0
-    # Ray counts in ten-thousandths: round down, so that the last actor fits too.
-    return max(math.floor(cpus / pinned_actors * 10_000) / 10_000, 0.0001)
+    # Rounded down, so that the last actor fits too.
+    return max(math.floor(cpus / pinned_actors * PARTS) / PARTS, 1 / PARTS)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 import torch
@@ -17,9 +20,11 @@ import yaml
 from threadpoolctl import threadpool_limits
 
 from actors.building import build_host
-from actors.client_actor import RayPool, host_name
+from actors.client_actor import host_name
 from actors.federation import Federation
+from actors.placement import whole_nodes
 from actors.pool import HostPool, InlinePool
+from actors.ray_pool import RayPool
 from algorithms.registry import Experiment
 from cluster.driver import Driver
 from cluster.gauges import Gauges
@@ -31,16 +36,23 @@ from cluster.shared_storage import check_shared_storage
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.assignment import assignment_hash, to_parquet
-from rayfl.errors import ResourceError, RunError
+from rayfl.errors import DamageError, ResourceError, RunError
 from rayfl.experiment import Parts
 from rayfl.lease import Lease
 from rayfl.result import Result
-from rayfl.tables import ResultTables
+from rayfl.system.devices import devices_table
+from rayfl.tables import ResultTables, from_parquet
+from rayfl.tables import to_parquet as table_to_parquet
 from rayfl.tracking.callback import Callback, RunInfo
+from rayfl.tracking.environment import Environment
+from rayfl.tracking.mlflow import Mlflow
 from rayfl.tracking.tensorboard import TensorBoard
 from rayfl.tracking.timings import Timings
+from rayfl.tracking.tune_files import TuneFiles
+from rayfl.tracking.wandb import Wandb
 
 _log = logging.getLogger("rayfl")
+_DEVICES = "devices.parquet"
 
 
 def run(
@@ -80,6 +92,8 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
     recorder = Recorder(parts.storage, config.fingerprint(), config.storage.keep_commits, lease)
     try:
         progress = recorder.restore(ResultTables(parts.dataset.names, config.algorithm.sweep, parts.partition_hash))
+        if not parts.storage.exists("partition.parquet"):
+            parts.storage.write("partition.parquet", to_parquet(parts.assignment))
         if progress is None or progress.rounds_completed < config.train.rounds:
             progress = _continue(parts, sizes, recorder, callbacks)
     finally:
@@ -109,15 +123,36 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
             return driver.run()
         finally:
             driver.settle()
-            for listener in listeners:
-                listener.on_end(driver.progress.rounds_completed)
+            _end(listeners, driver.progress.rounds_completed)
+
+
+def _end(listeners: Sequence[Callback], rounds_completed: int) -> None:
+    """Tells all listeners, whatever becomes of one; what has ended the run is more important than their errors."""
+    ended_by, errors = sys.exception(), list[Exception]()
+    for listener in listeners:
+        try:
+            listener.on_end(rounds_completed)
+        except Exception as error:
+            errors.append(error)
+    if errors and ended_by is None:
+        raise errors[0]
+    for problem in errors:
+        _log.warning("besides: %s", problem)
 
 
 def _tracking(parts: Parts, recorder: Recorder) -> list[Callback]:
     folder, config = parts.storage.local_path, parts.config
-    listeners: list[Callback] = [Timings(parts.storage)]
+    listeners: list[Callback] = [
+        Timings(parts.storage),
+        Environment(parts.storage),
+        TuneFiles(parts.storage),
+    ]
     if config.tracking.tensorboard and folder is not None:
         listeners.append(TensorBoard(folder))
+    if config.tracking.wandb.enabled:
+        listeners.append(Wandb(config.tracking.wandb, folder))
+    if config.tracking.mlflow.enabled:
+        listeners.append(Mlflow(config.tracking.mlflow, parts.storage))
     if config.cluster.backend == "ray":
         listeners.append(Gauges(config.run_name, lambda: recorder.manifest.state_bytes if recorder.manifest else 0))
     return listeners
@@ -129,20 +164,21 @@ def _pool(parts: Parts) -> Iterator[tuple[HostPool, StopRequest]]:
     config = parts.config
     cluster = config.cluster
     if cluster.backend == "inline":
-        with _threads(cluster.threads_per_actor), stop_requests(cluster.stop_grace_s) as stop:
-            yield InlinePool([build_host(config, 0, _inline_device(cluster.device))]), stop
+        with limited_threads(cluster.threads_per_actor), stop_requests(cluster.stop_grace_s) as stop:
+            yield InlinePool([build_host(config, 0, inline_device(cluster.device))]), stop
         return
     with ray_session(cluster.address), stop_requests(cluster.stop_grace_s) as stop:
-        options = wait_for_room(cluster, ray.cluster_resources, parts.dataset.num_clients)
-        check_shared_storage(parts.storage, cluster.startup_timeout_s)
-        pool = RayPool(config.model_dump(mode="json"), options, config.run_name)
+        options = wait_for_room(cluster, ray.cluster_resources, parts.dataset.num_clients, nodes=whole_nodes)
+        admit = partial(check_shared_storage, parts.storage, cluster.startup_timeout_s)
+        admit()
+        pool = RayPool(config.model_dump(mode="json"), options, config.run_name, admit)
         try:
             yield pool, stop
         finally:
             pool.close()
 
 
-def _inline_device(wanted: str) -> str:
+def inline_device(wanted: str) -> str:
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
         raise ResourceError("cluster.device is cuda, but this process sees no GPU; set cluster.device=auto or cpu")
@@ -150,7 +186,7 @@ def _inline_device(wanted: str) -> str:
 
 
 @contextmanager
-def _threads(threads: int) -> Iterator[None]:
+def limited_threads(threads: int) -> Iterator[None]:
     """The same number of threads as an actor has, for the same bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -166,6 +202,8 @@ def _claim_folder(parts: Parts) -> None:
     storage, config = parts.storage, parts.config
     if not storage.exists("config.yaml"):
         storage.write("partition.parquet", to_parquet(parts.assignment))
+        if parts.devices:
+            storage.write(_DEVICES, table_to_parquet(devices_table(parts.devices)))
         storage.write("config.yaml", to_yaml(config).encode())
         return
     try:
@@ -178,11 +216,24 @@ def _claim_folder(parts: Parts) -> None:
             f"{storage.uri} holds another run: {'; '.join(changes)}. Choose another name, or restore these values"
         )
     if storage.exists("partition.parquet"):
-        written = assignment_hash(pq.read_table(io.BytesIO(storage.read("partition.parquet"))))
+        try:
+            written = assignment_hash(pq.read_table(io.BytesIO(storage.read("partition.parquet"))))
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            raise DamageError(
+                f"{storage.uri}/partition.parquet is damaged ({error}): restore it, or delete it, and the same command "
+                "writes it anew"
+            ) from error
         if written != parts.partition_hash:
             raise RunError(
                 f"{storage.uri}/partition.parquet says that the run began with other data than the configuration gives "
                 "now: the data set's files or the partition's file have changed. Restore them, or choose another name"
+            )
+
+    if parts.devices and storage.exists(_DEVICES):
+        if not from_parquet(storage.read(_DEVICES)).equals(devices_table(parts.devices)):
+            raise RunError(
+                f"{storage.uri}/{_DEVICES} says that the run began with other devices than system gives now: the "
+                "trace's files have changed. Restore them, or choose another name"
             )
 
 
@@ -199,6 +250,18 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
     return [] if old == new else [f"{path} was {old!r}, now {new!r}"]
 
 
+class _LogFile(logging.FileHandler):
+    """A log that a full disk only makes incomplete: the error is that of a commit, said once."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Says nothing."""
+
+    def close(self) -> None:
+        """Closes the file, though what it still had to write may be lost."""
+        with suppress(OSError):
+            super().close()
+
+
 @contextmanager
 def _log_file(parts: Parts) -> Iterator[None]:
     """Copies rayfl's log lines to ``rayfl.log`` in the run's folder, where that is on a disk."""
@@ -207,7 +270,7 @@ def _log_file(parts: Parts) -> Iterator[None]:
         yield
         return
     try:
-        handler = logging.FileHandler(folder / "rayfl.log", encoding="utf-8")
+        handler = _LogFile(folder / "rayfl.log", encoding="utf-8")
     except OSError as error:
         raise ResourceError(f"cannot write {folder / 'rayfl.log'}: {error.strerror}") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -217,6 +280,9 @@ def _log_file(parts: Parts) -> Iterator[None]:
     _log.addHandler(handler)
     try:
         yield
+    except Exception:
+        _log.info("the run ended with an error", exc_info=True)
+        raise
     finally:
         _log.removeHandler(handler)
         _log.setLevel(level)

@@ -15,6 +15,8 @@ from rayfl.config.paper_presets import paper_presets
 from rayfl.data.partitions import Partition
 from rayfl.data.sources import DatasetConfig
 from rayfl.models.zoo import ModelConfig
+from rayfl.reference import reference_tables
+from rayfl.reproduction.tables import obstacle
 
 
 def catalog(methods: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
@@ -32,6 +34,11 @@ def catalog(methods: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
         "partitions": _union(Partition),
         "models": _union(ModelConfig),
         "presets": [_preset_entry(name) for name in preset_names()],
+        "tables": [
+            (table.name, paper_presets()[table.preset_names[0]].paper.short, table.table, table.caption)
+            for table in reference_tables()
+            if not obstacle(table)
+        ],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rayfl import cli_cluster, cli_data, cli_jobs, cli_leaf, cli_verify
+from rayfl import (
+    cli_cluster,
+    cli_data,
+    cli_inspect,
+    cli_jobs,
+    cli_leaf,
+    cli_plot,
+    cli_report,
+    cli_reproduce,
+    cli_sweep,
+    cli_verify,
+    completion,
+)
 from rayfl.errors import ConfigError, RayflError
 
 app = typer.Typer(
@@ -24,14 +37,21 @@ data_app = typer.Typer(help="Import and describe data sets.", no_args_is_help=Tr
 app.add_typer(data_app, name="data")
 cli_leaf.register(data_app)
 cli_verify.register(app)
+cli_plot.register(app)
+cli_report.register(app)
 
 _out = Console(soft_wrap=False)
 _err = Console(stderr=True)
+_LONGEST_MESSAGE = 500
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Dotted overrides, for instance algorithm=floco train.rounds=10.")
+    list[str] | None,
+    typer.Argument(
+        help="Dotted overrides, for instance algorithm=floco train.rounds=10.", autocompletion=completion.overrides
+    ),
 ]
+Config = Annotated[str, typer.Argument(help="A preset or a YAML file.", autocompletion=completion.configurations)]
 
 
 @app.callback()
@@ -47,7 +67,11 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the trace
 @app.command()
 def run(
     config: Annotated[
-        str | None, typer.Argument(help="A preset or a YAML file; the preset quickstart if left out.")
+        str | None,
+        typer.Argument(
+            help="A preset or a YAML file; the preset quickstart if left out.",
+            autocompletion=completion.configurations,
+        ),
     ] = None,
     overrides: Overrides = None,
 ) -> None:
@@ -81,7 +105,7 @@ def run(
 @app.command("list")
 def list_(
     what: Annotated[
-        Literal["algorithms", "datasets", "partitions", "models", "presets"] | None,
+        Literal["algorithms", "datasets", "partitions", "models", "presets", "tables"] | None,
         typer.Argument(help="Which list; all if left out."),
     ] = None,
 ) -> None:
@@ -100,7 +124,13 @@ def list_(
 
 @app.command()
 def show(
-    target: Annotated[str, typer.Argument(help="A method (also a module:Class of your own), a preset or a YAML file.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A method (also a module:Class of your own), a preset or a YAML file.",
+            autocompletion=completion.targets,
+        ),
+    ],
     overrides: Overrides = None,
 ) -> None:
     """Show a method with its hyper-parameters, or a configuration with all its values resolved."""
@@ -123,7 +153,7 @@ def show(
 
 
 @data_app.command("stats")
-def stats(config: Annotated[str, typer.Argument(help="A preset or a YAML file.")], overrides: Overrides = None) -> None:
+def stats(config: Config, overrides: Overrides = None) -> None:
     """Describe the clients of a configuration: how many, how large, which labels."""
     from rayfl.data.stats import dataset_stats
     from rayfl.experiment import Parts
@@ -147,15 +177,31 @@ def _load(config: str | None, overrides: list[str] | None) -> Any:
 
 cli_data.register(data_app, _load)
 cli_jobs.register(app, _load)
+cli_inspect.register(app, _load)
 cli_cluster.register(app)
+cli_sweep.register(app)
+cli_reproduce.register(app)
 
 
 def main() -> None:
-    """Entry point: an error that the user can mend ends with one message and exit status 2."""
+    """Entry point: an error ends with one message, and no traceback without ``--debug``.
+
+    Exit status 2: the user can mend it. 1: a defect, in rayfl or in code that the configuration names.
+    """
     try:
         app(standalone_mode=True)
-    except RayflError as error:
+    except Exception as error:
         if os.environ.get("RAYFL_DEBUG"):
             raise
-        _err.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True, style="red")
-        sys.exit(2)
+        known = isinstance(error, RayflError)
+        text = str(error) if known else _unexpected(error)
+        _err.print(f"error: {text}", markup=False, highlight=False, soft_wrap=True, style="red")
+        sys.exit(2 if known else 1)
+
+
+def _unexpected(error: Exception) -> str:
+    """An error that nobody foresaw, in one line."""
+    said = " ".join(str(error).split())
+    shorter = said if len(said) <= _LONGEST_MESSAGE else f"{said[:_LONGEST_MESSAGE]}..."
+    command = shlex.join(["rayfl", "--debug", *sys.argv[1:]])
+    return f"{type(error).__name__}: {shorter or 'no message'}; this should not happen. `{command}` shows where it did"

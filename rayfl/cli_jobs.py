@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rayfl import completion
 from rayfl.errors import ConfigError, ResourceError
 
 if TYPE_CHECKING:
@@ -38,8 +39,12 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
     """
 
     def submit(
-        config: Annotated[str, typer.Argument(help="A preset or a YAML file.")],
-        overrides: Annotated[list[str] | None, typer.Argument(help="Dotted overrides.")] = None,
+        config: Annotated[
+            str, typer.Argument(help="A preset or a YAML file.", autocompletion=completion.configurations)
+        ],
+        overrides: Annotated[
+            list[str] | None, typer.Argument(help="Dotted overrides.", autocompletion=completion.overrides)
+        ] = None,
         address: Address = _LOCAL,
         wait: Annotated[bool, typer.Option("--wait", help="Follow the run; exit with its status.")] = False,
         working_dir: Annotated[Path | None, typer.Option(help="Folder of your own code that the run needs.")] = None,

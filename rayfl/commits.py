@@ -2,9 +2,9 @@
 
 ``commits/`` holds, by number of completed rounds r:
 
-* ``server-<r>.safetensors``: the server's tree;
+* ``server-<r>-<unique>.safetensors``: the server's tree;
 * ``states-<r>-<host>-<unique>.safetensors``: the states that changed since the commit before, one file a host;
-* ``rounds-<r>.parquet``, ``clients-<r>.parquet``, ``skipped-<r>.parquet``: the tables up to round r, when they grew;
+* ``rounds-<r>-<unique>.parquet``, ``clients-...``, ...: the tables up to round r, when they grew;
 * ``manifest-<r>.json``: which of these files make up the run after r rounds, with their SHA-256, and its own;
 * ``newest.json``: the r of the newest manifest, so that it cannot go missing unnoticed.
 
@@ -89,6 +89,10 @@ class Manifest(BaseModel):
 class CommitStore:
     """Writes and reads commits of one run.
 
+    Names of files are new each time: a write that a crash elsewhere has made useless, or a driver that has lost the
+    run and does not know it yet, may still be writing a round that is done again, and must not touch the files of
+    the second try.
+
     Args:
         storage: the run's folder.
     """
@@ -98,21 +102,17 @@ class CommitStore:
 
     def write_server(self, rounds_completed: int, tree: Tree) -> StoredFile:
         """Stores the server's tree."""
-        return self._write(f"server-{rounds_completed:06d}.safetensors", treefile.dumps(tree))
+        return self._write(f"server-{rounds_completed:06d}-{_unique()}.safetensors", treefile.dumps(tree))
 
     def write_states(self, rounds_completed: int, host: int, states: Mapping[int, Tree]) -> StoredFile:
-        """Stores the states one host changed.
-
-        The name is new each time: a write that a crash elsewhere has made useless may still be under way when the
-        round is done again, and must not touch the files of the second try.
-        """
+        """Stores the states one host changed."""
         tree = {str(client): dict(state) for client, state in sorted(states.items())}
-        name = f"states-{rounds_completed:06d}-{host:04d}-{uuid.uuid4().hex[:8]}.safetensors"
+        name = f"states-{rounds_completed:06d}-{host:04d}-{_unique()}.safetensors"
         return self._write(name, treefile.dumps(tree))
 
     def write_table(self, rounds_completed: int, name: str, data: bytes) -> StoredFile:
         """Stores a table."""
-        return self._write(f"{name}-{rounds_completed:06d}.parquet", data)
+        return self._write(f"{name}-{rounds_completed:06d}-{_unique()}.parquet", data)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Makes a commit: from here on the run continues after it."""
@@ -165,7 +165,7 @@ class CommitStore:
     def drop_after(self, rounds_completed: int) -> None:
         """Gives up the commits newer than this one: the rounds are done again."""
         for name in self.manifests():
-            if name > manifest_name(rounds_completed):
+            if _order(name) > _order(manifest_name(rounds_completed)):
                 self._storage.delete(f"{FOLDER}/{name}")
         if self._newest() not in (None, rounds_completed):
             self._note_newest(rounds_completed)
@@ -235,7 +235,8 @@ class CommitStore:
 
     def manifests(self) -> list[str]:
         """The names of all manifests, the newest last."""
-        return [name for name in self._storage.names(FOLDER) if name.startswith("manifest-") and name.endswith(".json")]
+        names = self._storage.names(FOLDER)
+        return sorted((n for n in names if n.startswith("manifest-") and n.endswith(".json")), key=_order)
 
     def read_manifest(self, name: str) -> Manifest:
         """A manifest, verified.
@@ -296,6 +297,15 @@ class CommitStore:
 def manifest_name(rounds_completed: int) -> str:
     """The manifest's file."""
     return f"manifest-{rounds_completed:06d}.json"
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Sorts manifests by their rounds, also those with more than six digits."""
+    return len(name), name
+
+
+def _unique() -> str:
+    return uuid.uuid4().hex[:8]
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -11,12 +11,19 @@ import pyarrow as pa
 
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.assignment import assignment, assignment_hash
+from rayfl.data.augment import Augmentation
 from rayfl.data.federated import FederatedDataset
+from rayfl.data.official import OfficialTest, open_official_test
 from rayfl.data.opening import open_dataset
 from rayfl.engine.client import RoundContext
 from rayfl.errors import ConfigError
+from rayfl.models.private_norm import PrivateNorm, private_names
+from rayfl.params import Tree, leaves
 from rayfl.randomness import RandomStreams
 from rayfl.storage import Storage
+from rayfl.system.config import NoSystem
+from rayfl.system.devices import Device, make_devices
+from rayfl.system.schedule import Schedule, samples_per_round
 from rayfl.tasks import Classification
 
 
@@ -67,7 +74,35 @@ class Parts:
     def context(self) -> RoundContext:
         """The context of round 0."""
         train = self.config.train
-        return RoundContext(0, train.rounds, self.dataset.num_clients, train, self.streams)
+        return RoundContext(
+            0, train.rounds, self.dataset.num_clients, train, self.streams, augmentation=self.augmentation
+        )
+
+    @cached_property
+    def augmentation(self) -> Augmentation | None:
+        """How training images are changed at random.
+
+        Raises:
+            ConfigError: when the inputs are no images.
+        """
+        spec, preprocess = self.dataset.spec, self.dataset.preprocess
+        black = np.zeros(spec.shape[0], dtype=np.float32) if preprocess is None else preprocess.black
+        return self.config.augment.build(spec, black)
+
+    @cached_property
+    def official_test(self) -> OfficialTest:
+        """The official test part of the data set.
+
+        Raises:
+            ConfigError: when the source has none, or the clients have its samples.
+            DataError: when it cannot be read or does not fit the clients' samples.
+        """
+        return open_official_test(self.config.dataset, self.dataset, self.streams)
+
+    def initial_server(self) -> Tree:
+        """The server's tree before round 0, without what stays with the clients."""
+        norm = PrivateNorm(self.task.network, self.config.train.private_norm, self.streams)
+        return norm.withheld(self.config.algorithm.init(self.task, self.context))
 
     @property
     def storage(self) -> Storage:
@@ -80,6 +115,28 @@ class Parts:
         generator = self.streams.generator("sampling", round)
         clients, size = self.dataset.num_clients, self.context.cohort_size
         return sorted(int(c) for c in generator.choice(clients, size=size, replace=False))
+
+    @cached_property
+    def devices(self) -> list[Device]:
+        """The clients' simulated devices; empty without a simulated system.
+
+        Raises:
+            ConfigError: when the section ``system`` does not fit the clients.
+            DataError: when a trace cannot be read.
+        """
+        system = self.config.system
+        return [] if isinstance(system, NoSystem) else make_devices(system, self.dataset.num_clients, self.streams)
+
+    @cached_property
+    def schedule(self) -> Schedule | None:
+        """Who takes part in which round on simulated devices; None where all that are sampled do."""
+        system, train = self.config.system, self.config.train
+        if isinstance(system, NoSystem):
+            return None
+        samples = samples_per_round(
+            self.dataset.sizes()[:, 0], train.local_epochs, train.batch_size, train.min_local_steps
+        )
+        return Schedule(system, self.devices, samples, self.context.cohort_size, self.streams)
 
     def check(self) -> np.ndarray:
         """Finds what can be found before any actor starts; returns samples by client and split (K, 3).
@@ -96,6 +153,46 @@ class Parts:
                 f"model.candidates: all clients of {algorithm.name} share one architecture; give a single model"
             )
         algorithm.check(self.task, self.context)
+        if self.config.train.private_norm != "none":
+            self._check_private_norm()
+        if self.config.evaluation.official_test:
+            self._check_official_test()
+        self._check_system(available)
         sizes = self.dataset.sizes()
         algorithm.check_data(self.task, sizes, self.config.holdout.public)
         return sizes
+
+    def _check_system(self, num_clients: int) -> None:
+        """Makes the devices, and so finds what is wrong with lists and traces."""
+        system = self.config.system
+        if isinstance(system, NoSystem) or not self.devices:
+            return
+        if system.over_sampling > 1 and self.context.cohort_size == num_clients:
+            raise ConfigError("system.over_sampling: train.clients_per_round asks all clients already; leave it out")
+
+    def _check_private_norm(self) -> None:
+        algorithm, policy, network = self.config.algorithm, self.config.train.private_norm, self.task.network
+        names = private_names(network, policy)
+        if policy in algorithm.no_private_norm:
+            why = algorithm.no_private_norm[policy]
+        elif len(self.task.candidates) > 1:
+            why = "clients have different architectures"
+        elif not names:
+            what = "running statistics" if policy == "statistics" else "tensors"
+            why = f"this model has no normalization layer with {what} (model.norm, docs/models.md)"
+        elif not any(path.rpartition("/")[2] in names for path, _ in leaves(algorithm.init(self.task, self.context))):
+            why = "nothing of a normalization layer is sent anyway"
+        elif self.config.evaluation.official_test:
+            why = "the server's model lacks what evaluation.official_test needs; set one of the two"
+        else:
+            return
+        raise ConfigError(f"train.private_norm is {policy}, which {algorithm.name} cannot have here: {why}")
+
+    def _check_official_test(self) -> None:
+        algorithm = self.config.algorithm
+        server, _ = algorithm.served(self.initial_server(), self.context)
+        if not algorithm.global_predictors(server, self.task):
+            raise ConfigError(
+                f"evaluation.official_test: {algorithm.name} has no model of the server's own; leave the option out"
+            )
+        self.official_test  # noqa: B018 -- opened now, to find out what is wrong with it

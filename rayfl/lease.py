@@ -12,6 +12,7 @@ import secrets
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -106,31 +107,45 @@ class Lease:
         Raises:
             RunError: when another driver holds it, naming that one.
         """
+        try:
+            self._take()
+            self._renewer.start()
+        except BaseException:
+            # Interrupted right after it got it, a process that lives on (a notebook) would be refused by itself.
+            with suppress(RunError):
+                self._give_back()
+            raise
+        return self
+
+    def _take(self) -> None:
         for _ in range(_TRIES):
             if self._storage.create(FILE, self._content()):
-                break
+                return
             holder = read_lease(self._storage)
             if holder is not None:
                 self._refuse_if_alive(holder)
                 if self._take_over(holder):
                     _log.info("took the run over from %s, which is gone", holder)
-                    break
+                    return
             time.sleep(_BETWEEN_TRIES_S)
-        else:
-            raise RunError(f"{self._storage.uri}: other drivers try to take this run at the same time; start only one")
-        self._renewer.start()
-        return self
+        raise RunError(f"{self._storage.uri}: other drivers try to take this run at the same time; start only one")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        self._renewer.join()
         try:
-            if self._holds():
-                self._storage.delete(FILE)
-        except RunError as problem:
-            _log.warning("the lease could not be given back, and runs out by itself: %s", problem)
+            self._renewer.join()
+        finally:
+            # Also after one more Ctrl-C while the storage hangs.
+            try:
+                self._give_back()
+            except RunError as problem:
+                _log.warning("the lease could not be given back, and runs out by itself: %s", problem)
+
+    def _give_back(self) -> None:
+        if self._holds():
+            self._storage.delete(FILE)
 
     def check(self) -> None:
         """Makes sure that the lease is still held.
@@ -157,7 +172,7 @@ class Lease:
         lives = holder.lives()
         if lives is False:
             return
-        age = self._age()
+        age = self._age(FILE)
         if lives or age < self._timeout_s:
             fix = (
                 "wait for it, or end that process"
@@ -170,12 +185,12 @@ class Lease:
                 f"{fix}. Two runs at a time need two names"
             )
 
-    def _age(self) -> float:
-        """Seconds since the last renewal, by the storage's clock: the machines' own may differ."""
+    def _age(self, name: str) -> float:
+        """Seconds since a file was written, by the storage's clock: the machines' own may differ."""
         probe = f".lease-{self._mine.token}"
         self._storage.write(probe, b"")
         try:
-            return self._storage.modified(probe) - self._storage.modified(FILE)
+            return self._storage.modified(probe) - self._storage.modified(name)
         except FileNotFoundError:
             return 0.0  # just given back, or just taken: the next try will see
         finally:
@@ -189,8 +204,11 @@ class Lease:
         claim = f".lease-after-{holder.token}"
         if not self._storage.create(claim, self._content()):
             claimant = read_lease(self._storage, claim)
-            if claimant is not None and claimant.lives() is False:
-                self._storage.delete(claim)
+            if claimant is not None:
+                lives = claimant.lives()
+                # Who replaces a lease is done in a moment: one that cannot be seen and is silent for long has crashed.
+                if lives is False or (lives is None and self._age(claim) >= self._timeout_s):
+                    self._storage.delete(claim)
             return False
         try:
             # Somebody may have been here and gone since the dead lease was read.

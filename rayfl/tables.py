@@ -1,4 +1,4 @@
-"""The results of a run as Arrow tables: a row per client, a row per summary over clients, a row per skipped client."""
+"""The results of a run as Arrow tables: rows of clients, summaries, skipped clients and bins."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayfl.calibration import CALIBRATION_SCHEMA, bin_rows
 from rayfl.metrics import Statistics, summarize
 
 PARTITION_KEY = b"rayfl.partition"
@@ -62,6 +63,10 @@ ROUNDS_SCHEMA = pa.schema(
 )
 """One row per round, split, cohort, phase and model: mean and population standard deviation over clients.
 
+Rows with ``cohort`` ``server`` and ``split`` ``official`` (``evaluation.official_test``) are about the server's own
+model and the data set's official test part: ``clients`` is 0, the metrics are those of all its samples together, in
+both columns, and what is about the spread over clients is null.
+
 ``top1_worst5`` is the mean of the lowest 5 % of the clients' accuracies, ``top1_jain`` their fairness index,
 ``pooled_*`` are the metrics of all samples together. A row whose model was chosen among a sweep says on what
 (``selected_on``) and which (``choice``); ``test`` in ``selected_on`` marks a choice that has seen the test data.
@@ -69,6 +74,9 @@ Bytes are totals since the start. ``update_variance`` is the total variance of t
 linear layer, sum of ||D_k - mean D||^2 (Grinwald et al., NeurIPS 2024, eqs. 12 and 13); null for methods without
 such updates, and in rows of all clients.
 """
+
+SIMULATED_ROUNDS_SCHEMA = ROUNDS_SCHEMA.append(pa.field("simulated_s", pa.float64()))
+"""The same with a simulated system: ``simulated_s`` is the virtual time at the end of the round, in seconds."""
 
 SKIPPED_SCHEMA = pa.schema(
     [
@@ -83,10 +91,25 @@ SKIPPED_SCHEMA = pa.schema(
 
 ``procedure`` is the client's procedure that failed: one of the round's training, in which case the client had no part
 in this round, as if it had not been sampled; or ``predictors``, in which case this round's evaluation is without it.
+``system`` is a simulated system: the client was asked, but did not answer in time.
 """
 
-TABLES = {"clients": CLIENTS_SCHEMA, "rounds": ROUNDS_SCHEMA, "skipped": SKIPPED_SCHEMA}
+TABLES = {
+    "clients": CLIENTS_SCHEMA,
+    "rounds": ROUNDS_SCHEMA,
+    "skipped": SKIPPED_SCHEMA,
+    "calibration": CALIBRATION_SCHEMA,
+}
 """All tables, by the name of their files."""
+
+
+def known_schema(name: str, schema: pa.Schema) -> bool:
+    """Whether a table of this name may have these columns."""
+    allowed = [TABLES[name], *([SIMULATED_ROUNDS_SCHEMA] if name == "rounds" else [])]
+    return any(schema.equals(one) for one in allowed)
+
+
+_MOST_CHUNKS = 64
 
 Scores = Mapping[int, Mapping[str, Mapping[str, Statistics]]]
 
@@ -101,6 +124,10 @@ class ResultTables:
         clients: rows so far.
         rounds: rows so far.
         skipped: rows so far.
+        calibration: rows so far.
+
+    Attributes:
+        simulated_s: the virtual time of new rows of ``rounds``, where they have it.
     """
 
     def __init__(
@@ -111,22 +138,33 @@ class ResultTables:
         clients: pa.Table | None = None,
         rounds: pa.Table | None = None,
         skipped: pa.Table | None = None,
+        calibration: pa.Table | None = None,
     ) -> None:
         self._names = names
         self._sweep = sweep
         self._partition = partition
         metadata = {PARTITION_KEY: partition.encode()}
-        self.clients = (CLIENTS_SCHEMA.empty_table() if clients is None else clients).replace_schema_metadata(metadata)
-        self.rounds = (ROUNDS_SCHEMA.empty_table() if rounds is None else rounds).replace_schema_metadata(metadata)
-        self.skipped = (SKIPPED_SCHEMA.empty_table() if skipped is None else skipped).replace_schema_metadata(metadata)
+        given = {"clients": clients, "rounds": rounds, "skipped": skipped, "calibration": calibration}
+        tables = {name: TABLES[name].empty_table() if table is None else table for name, table in given.items()}
+        tables = {name: table.replace_schema_metadata(metadata) for name, table in tables.items()}
+        self.clients, self.rounds = tables["clients"], tables["rounds"]
+        self.skipped, self.calibration = tables["skipped"], tables["calibration"]
+        self.simulated_s: float | None = None
 
     def by_name(self) -> dict[str, pa.Table]:
         """All tables, by name."""
-        return {"clients": self.clients, "rounds": self.rounds, "skipped": self.skipped}
+        return {
+            "clients": self.clients,
+            "rounds": self.rounds,
+            "skipped": self.skipped,
+            "calibration": self.calibration,
+        }
 
-    def with_rows(self, clients: pa.Table, rounds: pa.Table, skipped: pa.Table | None) -> ResultTables:
-        """The same collector with other rows; ``skipped`` is None in runs from before there was this table."""
-        return ResultTables(self._names, self._sweep, self._partition, clients, rounds, skipped)
+    def with_rows(
+        self, clients: pa.Table, rounds: pa.Table, skipped: pa.Table | None, calibration: pa.Table | None = None
+    ) -> ResultTables:
+        """The same collector with other rows; the last two are None in runs from before there were these tables."""
+        return ResultTables(self._names, self._sweep, self._partition, clients, rounds, skipped, calibration)
 
     def copy(self) -> ResultTables:
         """A collector with the same rows, to which others can be added."""
@@ -195,8 +233,47 @@ class ResultTables:
             {**key, "bytes_down": down, "bytes_up": up, "update_variance": update_variance, **summary}
             for summary in self._summaries(_by_split(scores))
         ]
-        self.rounds = _append(self.rounds, summaries, ROUNDS_SCHEMA)
+        pooled = [summary.pop("pooled") for summary in summaries]
+        self._append_rounds(summaries)
+        if cohort == "all":
+            bins = [row for pair in zip(summaries, pooled, strict=True) for row in bin_rows(*pair)]
+            self.calibration = _append(self.calibration, bins, CALIBRATION_SCHEMA)
         return summaries
+
+    def add_official(
+        self, round: int, scores: Mapping[str, Statistics], traffic: tuple[int, int]
+    ) -> list[dict[str, Any]]:
+        """Adds the rows of the server's own models on the official test part; returns them.
+
+        Args:
+            round: completed rounds.
+            scores: statistics by model.
+            traffic: bytes sent down and up since the start.
+        """
+        key = {"round": round, "split": "official", "cohort": "server", "phase": "received"}
+        rows = [
+            {
+                **dict.fromkeys(ROUNDS_SCHEMA.names),
+                **key,
+                "model": model,
+                "selected_on": "",
+                "choice": "",
+                "clients": 0,
+                "n": statistics.n,
+                **{metric: getattr(statistics, metric) for metric in METRICS},
+                **{f"pooled_{metric}": getattr(statistics, metric) for metric in METRICS},
+                **dict(zip(("bytes_down", "bytes_up"), traffic, strict=True)),
+            }
+            for model, statistics in scores.items()
+        ]
+        self._append_rounds(rows)
+        return rows
+
+    def _append_rounds(self, rows: list[dict[str, Any]]) -> None:
+        if "simulated_s" in self.rounds.schema.names:
+            for row in rows:
+                row["simulated_s"] = self.simulated_s
+        self.rounds = _append(self.rounds, rows, self.rounds.schema)
 
     def _summaries(self, by_split: Mapping[str, Mapping[str, dict[int, Statistics]]]) -> list[dict[str, Any]]:
         rows = [
@@ -243,7 +320,9 @@ def from_parquet(data: bytes) -> pa.Table:
 
 def _append(table: pa.Table, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
     grown = pa.Table.from_pylist(rows, schema=schema).replace_schema_metadata(table.schema.metadata)
-    return pa.concat_tables([table, grown])
+    longer = pa.concat_tables([table, grown])
+    # Every chunk costs a kilobyte a column, whatever is in it, and time with every commit.
+    return longer if longer.column(0).num_chunks <= _MOST_CHUNKS else longer.combine_chunks()
 
 
 def _by_split(scores: Scores) -> dict[str, dict[str, dict[int, Statistics]]]:
@@ -259,7 +338,7 @@ def _by_split(scores: Scores) -> dict[str, dict[str, dict[int, Statistics]]]:
 
 def _summary(statistics: list[Statistics]) -> dict[str, Any]:
     pooled = sum(statistics, Statistics.empty())
-    row: dict[str, Any] = {"clients": len(statistics), "n": pooled.n}
+    row: dict[str, Any] = {"clients": len(statistics), "n": pooled.n, "pooled": pooled}
     for metric in METRICS:
         summary = summarize(np.array([getattr(s, metric) for s in statistics]))
         row |= {metric: summary.mean, f"{metric}_std": summary.std, f"pooled_{metric}": getattr(pooled, metric)}

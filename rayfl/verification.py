@@ -21,7 +21,7 @@ from rayfl.errors import RayflError, RunError
 from rayfl.lease import FILE as LEASE
 from rayfl.lease import read_lease
 from rayfl.storage import Storage
-from rayfl.tables import PARTITION_KEY, TABLES, from_parquet
+from rayfl.tables import PARTITION_KEY, TABLES, from_parquet, known_schema
 
 
 @dataclass
@@ -59,7 +59,11 @@ def verify(storage: Storage) -> Report:
     partition = _partition(storage, report)
     manifests = _commits(storage, partition, report)
     _published(storage, manifests, partition, report)
-    holder = read_lease(storage)
+    try:
+        holder = read_lease(storage)
+    except RunError as error:
+        report.problems.append(str(error))
+        return report
     if holder is not None:
         report.notes.append(f"{LEASE}: {holder} is or was working on this run; what changes meanwhile may look damaged")
     return report
@@ -147,10 +151,10 @@ def _table(place: str, name: str, data: bytes, partition: str | None) -> list[st
     """What is wrong with a table of results."""
     try:
         table = from_parquet(data)
+        foreign = name in TABLES and not known_schema(name, table.schema)
     except (pa.ArrowException, OSError, ValueError) as error:
         return [f"{place} is damaged: {error}"]
-    schema = TABLES.get(name)
-    if schema is not None and not table.schema.equals(schema):
+    if foreign:
         return [f"{place} has other columns than a table of {name}"]
     written = (table.schema.metadata or {}).get(PARTITION_KEY, b"").decode(errors="replace")
     if partition is not None and written != partition:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Literal
@@ -19,13 +21,14 @@ class Faulty(Scaffold):
 
     Attributes:
         failing: pairs (round, client) that fail, rounds 0-indexed.
-        how: raise an error, return or keep non-finite values, end the process, or hang.
+        how: raise an error, return or keep non-finite values, hang, ask for more memory than there is, or end the
+            process as the system does when memory runs out.
         marker: a file; a failure takes place only if it does not exist yet, and creates it.
     """
 
     name: str = "faulty"
     failing: tuple[tuple[int, int], ...] = ()
-    how: Literal["raise", "diverge", "spoil", "hang"] = "raise"
+    how: Literal["raise", "diverge", "spoil", "hang", "exhaust", "die"] = "raise"
     marker: str | None = None
 
     async def local_update(self, client: Client, model: Tree, control: Tree) -> Weighted:
@@ -35,6 +38,10 @@ class Faulty(Scaffold):
                 raise RuntimeError(f"made up at {object()}")
             if self.how == "hang":
                 time.sleep(600)
+            if self.how == "exhaust":
+                torch.zeros(1 << 50)
+            if self.how == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
             if self.how == "spoil":
                 client.state["control"] = {name: leaf / 0 for name, leaf in client.state["control"].items()}
                 return result

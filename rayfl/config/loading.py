@@ -12,22 +12,14 @@ import yaml
 from pydantic import ValidationError
 
 from rayfl.config.messages import explain, nearest
-from rayfl.config.paper_presets import REFERENCE_FILE, SETTINGS_FILE, paper_presets
+from rayfl.config.paper_presets import paper_presets
+from rayfl.config.paper_presets import preset_names as preset_names
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
 
-_NAMED_SECTIONS = ("algorithm", "dataset", "partition", "model")
+_NAMED_SECTIONS = ("algorithm", "dataset", "partition", "model", "system")
 DEFAULT_PRESET = "quickstart"
 STANDARD_INPUT = "-"
-_TABLES = {SETTINGS_FILE, REFERENCE_FILE}
-"""Files among the presets that are none."""
-
-
-def preset_names() -> list[str]:
-    """The presets that come with rayfl: files, and those of the papers' tables."""
-    folder = resources.files("rayfl") / "presets"
-    files = {entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml")} - _TABLES
-    return sorted([*(file.removesuffix(".yaml") for file in files), *paper_presets()])
 
 
 def preset_text(name: str) -> str:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field_validator, model_validator
 
 from rayfl.config.objects import import_object, names_an_object
+from rayfl.data.augment import AugmentConfig
 from rayfl.data.holdout import HoldoutConfig
 from rayfl.data.noise import LabelNoise
 from rayfl.data.partition import NaturalPartition
@@ -22,6 +23,7 @@ from rayfl.engine.engine import EngineConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.zoo import ModelConfig
+from rayfl.system.config import NoSystem, System
 
 
 class _Section(BaseModel):
@@ -44,6 +46,11 @@ class EvaluationConfig(_Section):
         ("validation", "test"), min_length=1, description="the splits that are scored"
     )
     batch_size: int = Field(512, ge=1, description="samples per forward pass")
+    official_test: bool = Field(
+        False,
+        description="when all clients are evaluated, also score the server's model on the data set's official test "
+        "part, as one set that belongs to no client (rows with the cohort server and the split official)",
+    )
 
 
 class ClusterConfig(_Section):
@@ -140,10 +147,31 @@ class StorageConfig(_Section):
     )
 
 
+class WandbConfig(_Section):
+    """Weights & Biases, a service that keeps curves of runs."""
+
+    enabled: bool = Field(False, description="send summaries there; needs the package wandb and its own login")
+    project: str = Field("rayfl", min_length=1, description="the project that the run is put into")
+    entity: str | None = Field(None, description="user or team; null: the account's default")
+    mode: Literal["online", "offline"] = Field("online", description="offline: only files in the run's folder")
+
+
+class MlflowConfig(_Section):
+    """MLflow, a server or a folder that keeps parameters and curves of runs."""
+
+    enabled: bool = Field(False, description="send parameters and summaries there; needs the package mlflow")
+    tracking_uri: str | None = Field(
+        None, description="server or folder; null: MLFLOW_TRACKING_URI, else mlflow's own default"
+    )
+    experiment: str = Field("rayfl", min_length=1, description="the experiment that the run is put into")
+
+
 class TrackingConfig(_Section):
     """Where progress goes besides the tables."""
 
-    tensorboard: bool = Field(True, description="write TensorBoard scalars (local storage only)")
+    tensorboard: bool = Field(True, description="write TensorBoard's files (local storage only)")
+    wandb: WandbConfig = Field(default=WandbConfig(), description="Weights & Biases")
+    mlflow: MlflowConfig = Field(default=MlflowConfig(), description="MLflow")
 
 
 class ExperimentConfig(_Section):
@@ -162,6 +190,9 @@ class ExperimentConfig(_Section):
     transform: TransformConfig = Field(
         default=TransformConfig(), description="what is done to images: resizing, normalization"
     )
+    augment: AugmentConfig = Field(
+        default=AugmentConfig(), description="random changes of training images: crops, mirror images, rotations"
+    )
     partition: Partition = Field(
         default_factory=NaturalPartition, description="how samples are divided among clients; natural: by the source"
     )
@@ -173,8 +204,11 @@ class ExperimentConfig(_Section):
     engine: EngineConfig = Field(default=EngineConfig(), description="how local updates are executed")
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="which processes run the clients")
     clients: ClientsConfig = Field(default=ClientsConfig(), description="what becomes of clients that fail")
+    system: System = Field(
+        default=NoSystem(), description="simulated devices: speeds, availability, drop-outs and a virtual clock; none"
+    )
     storage: StorageConfig = Field(default=StorageConfig(), description="commits")
-    tracking: TrackingConfig = Field(default=TrackingConfig(), description="TensorBoard")
+    tracking: TrackingConfig = Field(default=TrackingConfig(), description="TensorBoard, Weights & Biases, MLflow")
     max_failures: int = Field(
         3, ge=-1, description="how many times the run rewinds to its last commit after a crash of actors; -1: endlessly"
     )
@@ -226,6 +260,8 @@ class ExperimentConfig(_Section):
         content = self.model_dump(
             mode="json", exclude={"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
         )
+        if isinstance(self.system, NoSystem):
+            del content["system"]  # runs from before there was the section continue
         fast = self.engine.kernel == "fast"
         content["engine"] = f"{self.engine.mode}, {self.engine.kernel}" if fast else self.engine.mode
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfl.config.schema import ExperimentConfig
+from rayfl.tables import Scores
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Callback:
         """How long a round's phases took.
 
         ``clients``: waiting for the clients' procedures; ``server``: the rest of the method's round; ``commit``:
-        waiting for the commit of an earlier round; ``evaluation``: scoring models.
+        waiting for the commit of an earlier round; ``evaluation``: scoring models; ``simulated``: no part of the
+        others, but the round on the virtual clock of a simulated system, where there is one.
         """
 
     def on_evaluation_progress(self, clients_done: int, clients: int) -> None:
@@ -49,6 +51,9 @@ class Callback:
 
     def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """New summary rows, as in ``rounds.parquet``."""
+
+    def on_scores(self, rounds_completed: int, cohort: str, phase: str, scores: Scores) -> None:
+        """The clients' scores behind the summary rows that follow: statistics by client, split and model."""
 
     def on_commit(self, rounds_completed: int) -> None:
         """A commit is on storage."""

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live line on a terminal, plain lines elsewhere."""
+"""What a person sees while a run goes on: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.live import Live
 
 from rayfl.tracking.callback import Callback, RunInfo
+from rayfl.tracking.live import LiveView
 
 _log = logging.getLogger("rayfl")
 _PLAIN_EVERY_S = 10.0
@@ -20,13 +21,13 @@ class ConsoleProgress(Callback):
     """Progress of a run on a console.
 
     Args:
-        console: where to; a bar is drawn only if it is a terminal.
+        console: where to; the live view is drawn only if it is a terminal.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
+        self._live: Live | None = None
+        self._view = LiveView(0, 0, ())
         self._rounds = 0
         self._accuracy = ""
         self._personalized = ""
@@ -43,17 +44,9 @@ class ConsoleProgress(Callback):
             f"{run.num_clients} clients {where if run.hosts else 'in this process'}"
         )
         if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("round"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("{task.fields[note]}"),
-                TimeRemainingColumn(),
-                console=self._console,
-                transient=True,
-            )
-            self._task = self._bar.add_task("", total=self._rounds, completed=run.rounds_completed, note="")
-            self._bar.start()
+            self._view = LiveView(self._rounds, run.rounds_completed, run.hosts)
+            self._live = Live(self._view, console=self._console, transient=True, refresh_per_second=4)
+            self._live.start()
 
     def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:
         test = [row for row in rows if row["cohort"] == "all" and row["split"] == "test"]
@@ -61,38 +54,38 @@ class ConsoleProgress(Callback):
             return
         parts = [f"global {row['top1']:.1%}" for row in test if row["model"] == "global"]
         # Never the best on test data: only the method's own personalized model, or a choice by validation.
-        parts += [
-            f"{row['choice'] or row['model']} {row['top1']:.1%}"
-            for row in test
-            if row["selected_on"] == "validation" or row["model"] == self._personalized != "global"
+        own = [
+            row for row in test if row["selected_on"] == "validation" or row["model"] == self._personalized != "global"
         ]
+        parts += [f"{row['choice'] or row['model']} {row['top1']:.1%}" for row in own]
         self._accuracy = "test accuracy: " + ", ".join(parts)
+        self._view.accuracy = self._accuracy
+        curve = own or [row for row in test if row["model"] == "global"]
+        if curve:
+            self._view.evaluated(int(rows[0]["round"]), float(curve[0]["top1"]))
         _log.info("round %d: %s", rows[0]["round"], self._accuracy)
 
     def on_evaluation_progress(self, clients_done: int, clients: int) -> None:
-        note = f"evaluating {clients_done}/{clients}  {self._accuracy}"
-        if self._bar is not None:
-            self._bar.update(self._task, note=note)
-        elif time.monotonic() - self._last_line >= _PLAIN_EVERY_S:
+        self._view.state = f"evaluating {clients_done}/{clients}"
+        if self._live is None and time.monotonic() - self._last_line >= _PLAIN_EVERY_S:
             self._last_line = time.monotonic()
-            self._say(note)
+            self._say(f"{self._view.state}  {self._accuracy}")
 
     def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
-        note = f"{len(cohort) / seconds:.1f} clients/s  {self._accuracy}"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=rounds_completed, note=note)
-        elif rounds_completed == self._rounds or time.monotonic() - self._last_line >= _PLAIN_EVERY_S:
+        self._view.round_done(rounds_completed, cohort, seconds)
+        due = rounds_completed == self._rounds or time.monotonic() - self._last_line >= _PLAIN_EVERY_S
+        if self._live is None and due:
             self._last_line = time.monotonic()
-            self._say(f"round {rounds_completed}/{self._rounds}  {note}")
+            speed = f"{len(cohort) / seconds:.1f} clients/s"
+            self._say(f"round {rounds_completed}/{self._rounds}  {speed}  {self._accuracy}")
 
     def on_failure(self, reason: str, rounds_completed: int) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=rounds_completed)
+        self._view.rewound(rounds_completed)
         self._say(f"{reason}; continues from the commit of round {rounds_completed}")
 
     def on_end(self, rounds_completed: int) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._live is not None:
+            self._live.stop()
 
     def _say(self, text: str) -> None:
         _log.info("%s", text)

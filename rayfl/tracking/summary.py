@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -18,8 +19,13 @@ _ROUNDS_SHOWN = 5
 
 def final_rows(result: Result) -> list[dict[str, Any]]:
     """The test rows of all clients after the last evaluation, in the order they were recorded."""
+    return last_evaluation(result.rounds)
+
+
+def last_evaluation(rounds: pa.Table) -> list[dict[str, Any]]:
+    """The test rows of all clients after the last evaluation that a table of summaries has."""
     field = pc.field
-    rows = result.rounds.filter(
+    rows = rounds.filter(
         (field("cohort") == "all") & (field("split") == "test") & (field("phase") == "received")
     ).to_pylist()
     last = max((row["round"] for row in rows), default=0)
@@ -44,7 +50,7 @@ def summary_table(result: Result) -> Table:
     for row in rows:
         style = "bold" if row is personalized else None
         table.add_row(
-            _label(row),
+            row_label(row),
             _spread(row, "top1", 100, 2),
             f"{100 * row['top1_worst5']:.2f}",
             _spread(row, "ece", 1, 3),
@@ -60,8 +66,9 @@ def skipped_table(result: Result) -> Table:
     )
     found.sort(key=lambda row: (-len(row["round_list"]), row["client"], row["procedure"], row["reason"]))
     clients = pc.count_distinct(result.skipped["client"]).as_py()
+    failed = "" if "system" in result.skipped["procedure"].to_pylist() else "failed and "
     table = Table(
-        title=f"{clients} of the clients failed and were left out of rounds (skipped.parquet)",
+        title=f"{clients} of the clients {failed}were left out of rounds (skipped.parquet)",
         caption=f"and {len(found) - _SKIPPED_SHOWN} more" if len(found) > _SKIPPED_SHOWN else None,
         title_justify="left",
         box=SIMPLE_HEAD,
@@ -87,7 +94,8 @@ def _personalized(rows: list[dict[str, Any]], result: Result) -> dict[str, Any] 
     return found[0] if found else None
 
 
-def _label(row: Mapping[str, Any]) -> str:
+def row_label(row: Mapping[str, Any]) -> str:
+    """What a row is called in tables for people: a choice among a sweep says on what it was made."""
     if not row["selected_on"]:
         names = {"lambda=0.0": "lambda=0.0 (global)", "lambda=1.0": "lambda=1.0 (local)"}
         return names.get(row["model"], str(row["model"]))

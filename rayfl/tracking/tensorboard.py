@@ -1,4 +1,4 @@
-"""TensorBoard scalars: one curve per split, model and metric."""
+"""TensorBoard: curves by split, model and metric, histograms over clients, hyper-parameters, and the lambda curve."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from rayfl.config.schema import ExperimentConfig
+from rayfl.tables import Scores
 from rayfl.tracking.callback import Callback, RunInfo
+from rayfl.tracking.scalars import hyper_parameters, scalars
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch.utils.tensorboard import SummaryWriter
 
-_SCALARS = ("top1", "top1_std", "top1_worst5", "top1_jain", "loss", "ece", "mce")
+_FINAL = ("top1", "loss", "ece")
 
 
 class TensorBoard(Callback):
@@ -24,20 +30,35 @@ class TensorBoard(Callback):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: SummaryWriter | None = None
+        self._config: ExperimentConfig | None = None
+        self._newest: Sequence[Mapping[str, Any]] = ()
 
     def on_start(self, run: RunInfo) -> None:
         from torch.utils.tensorboard import SummaryWriter  # half a second that only runs pay
 
+        self._config = run.config
         # What an interrupted run wrote after its last commit is hidden, not shown twice.
         self._writer = SummaryWriter(str(self._folder), purge_step=run.rounds_completed + 1)
 
     def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:
         assert self._writer is not None
-        for row in rows:
-            selected = f" ({row['selected_on']})" if row["selected_on"] else ""
-            place = f"{row['split']}, {row['cohort']} clients, {row['phase']}/{row['model']}{selected}"
-            for metric in _SCALARS:
-                self._writer.add_scalar(f"{metric}/{place}", row[metric], row["round"])
+        for name, value in scalars(rows).items():
+            self._writer.add_scalar(name, value, rows[0]["round"])
+        if any(row["cohort"] == "all" for row in rows):
+            self._newest = rows
+
+    def on_scores(self, rounds_completed: int, cohort: str, phase: str, scores: Scores) -> None:
+        assert self._writer is not None
+        if cohort != "all":
+            return
+        values: dict[str, list[float]] = {}
+        for splits in scores.values():
+            for split, models in splits.items():
+                for model, statistics in models.items():
+                    if statistics.n:
+                        values.setdefault(f"{split}/{model}", []).append(statistics.top1)
+        for name, accuracies in values.items():
+            self._writer.add_histogram(f"top1 over clients, {name}", np.array(accuracies), rounds_completed)
 
     def on_phases(self, rounds_completed: int, seconds: Mapping[str, float]) -> None:
         assert self._writer is not None
@@ -54,5 +75,33 @@ class TensorBoard(Callback):
         self._writer.add_text("failures", reason, rounds_completed)
 
     def on_end(self, rounds_completed: int) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._writer is None:
+            return
+        if self._config is not None and rounds_completed == self._config.train.rounds and self._newest:
+            self._finish(self._writer, self._config, rounds_completed)
+        self._writer.close()
+
+    def _finish(self, writer: SummaryWriter, config: ExperimentConfig, rounds: int) -> None:
+        test = [row for row in self._newest if row["split"] == "test"]
+        final = {name: value for name, value in scalars(test).items() if name.partition("/")[0] in _FINAL}
+        writer.add_hparams(
+            hyper_parameters(config), {f"final {name}": value for name, value in final.items()}, None, "."
+        )
+        sweep = config.algorithm.sweep
+        line = [row for row in test if row["model"].startswith(f"{sweep}=") and not row["selected_on"]]
+        if len(line) > 1:
+            writer.add_figure(f"accuracy along {sweep}", _sweep_figure(sweep, line), rounds)
+
+
+def _sweep_figure(sweep: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Accuracy against the swept value: mean over clients, with a band of one standard deviation."""
+    from matplotlib.figure import Figure
+
+    points = sorted((float(row["model"].partition("=")[2]), row["top1"], row["top1_std"]) for row in rows)
+    place, mean, std = (np.array(column) for column in zip(*points, strict=True))
+    figure = Figure(figsize=(5, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(place, mean, marker="o")
+    axes.fill_between(place, mean - std, mean + std, alpha=0.2)
+    axes.set(xlabel=sweep, ylabel="top-1 accuracy, test", title="mean and standard deviation over clients")
+    return figure

@@ -6,12 +6,15 @@ Times differ from run to run, so they are kept apart from the tables, which do n
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 
 from rayfl.storage import Storage
 from rayfl.tracking.callback import Callback, RunInfo
 
 FILE = "timings.jsonl"
+
+_log = logging.getLogger("rayfl")
 
 
 class Timings(Callback):
@@ -28,9 +31,10 @@ class Timings(Callback):
         self._lines: dict[int, str] = {}
 
     def on_start(self, run: RunInfo) -> None:
-        if self._storage.exists(FILE):
-            for line in self._storage.read(FILE).decode().splitlines():
-                self._lines[int(json.loads(line)["round"])] = line
+        try:
+            self._lines = {int(line["round"]): json.dumps(line) for line in read_timings(self._storage)}
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            _log.warning("%s in %s is damaged and begun anew: %s", FILE, self._storage.uri, error)
 
     def on_phases(self, rounds_completed: int, seconds: Mapping[str, float]) -> None:
         rounded = {phase: round(value, 6) for phase, value in seconds.items()}

@@ -1,0 +1,198 @@
+"""Ours beside the paper's: which number of a run compares with a printed one, and how far it is from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from scipy.stats import kendalltau
+
+from rayfl.config.paper_presets import method_row
+from rayfl.reference import Cell, Protocol, ReferenceTable, Status
+from rayfl.reproduction.scaling import scaled_window
+from rayfl.reproduction.tables import PlannedRun, Reproduction
+
+_SCALES = {"percent": 100.0}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The number of one run.
+
+    Attributes:
+        value: in the table's unit.
+        std: over clients, in that unit; None where the results have none.
+        selected_on: what the row was chosen on: nothing, validation or test data.
+        choice: which one was chosen, such as ``lambda=0.5``.
+    """
+
+    value: float
+    std: float | None
+    selected_on: str
+    choice: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A cell of a table, ours and the paper's, in the table's unit.
+
+    Attributes:
+        table: name of the table.
+        setting: the preset.
+        method: the row.
+        seeds: how many runs there are of it.
+        ours: their mean; None where no run has the number yet.
+        ours_std: over clients (mean over seeds) or over seeds, as ``std_over`` says.
+        std_over: ``clients`` or ``runs``; empty where there is no standard deviation.
+        paper: the printed mean; None in figures.
+        paper_std: the printed standard deviation.
+        status: whether the cell is a target, one with caution, or none.
+        selected_on: what the row was chosen on.
+        choice: which one was chosen, of the first seed.
+        remarks: what is to be known of the printed number.
+    """
+
+    table: str
+    setting: str
+    method: str
+    seeds: int
+    ours: float | None
+    ours_std: float | None
+    std_over: str
+    paper: float | None
+    paper_std: float | None
+    status: Status
+    selected_on: str
+    choice: str
+    remarks: tuple[str, ...]
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return None if self.ours is None or self.paper is None else self.ours - self.paper
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the difference is at most the paper's standard deviation; None where one of them is missing."""
+        return None if self.difference is None or self.paper_std is None else abs(self.difference) <= self.paper_std
+
+    @property
+    def seen_test(self) -> bool:
+        """Whether the row was chosen on test data."""
+        return "test" in self.selected_on
+
+
+def compare(planned: Reproduction, results: Mapping[PlannedRun, pa.Table]) -> list[Comparison]:
+    """Every cell of the tables, in their order.
+
+    Args:
+        planned: what was to be run.
+        results: the summaries (``rayfl.tables.ROUNDS_SCHEMA``) of the runs that are finished.
+    """
+    found = []
+    for table in planned.tables:
+        for setting in table.preset_names:
+            runs: dict[str, list[PlannedRun]] = {}
+            for run in planned.runs:
+                if run.setting == setting and (not table.settings or run.method in table.settings[setting]):
+                    runs.setdefault(run.method, []).append(run)
+            for method, mine in runs.items():
+                values = [measured(table, run, results[run]) for run in mine if run in results]
+                found.append(_compared(table, setting, method, [value for value in values if value is not None]))
+    return found
+
+
+def measured(table: ReferenceTable, run: PlannedRun, rounds: pa.Table) -> Measured | None:
+    """The number of a run that compares with a table's; None where it was not recorded.
+
+    Where the paper means several rounds, so do we over the rounds at the same shares of the run; if none of these was
+    evaluated, the last one before them.
+    """
+    protocol = table.protocol
+    assert protocol is not None
+    rows = _rows(rounds, protocol, run)
+    if not rows:
+        return None
+    last = max(row["round"] for row in rows)
+    first = last
+    if protocol.rounds != "last":
+        first, last = scaled_window(protocol.rounds, run.paper_rounds, run.config.train.rounds)
+        if not any(first <= row["round"] <= last for row in rows):
+            first = last = max(
+                (row["round"] for row in rows if row["round"] < first), default=min(r["round"] for r in rows)
+            )
+    chosen = [row for row in rows if first <= row["round"] <= last]
+    scale = _SCALES.get(table.unit, 1.0)
+    column = protocol.column(table.metric)
+    spreads = [row.get(f"{column}_std") for row in chosen]
+    known = [spread for spread in spreads if spread is not None]
+    value = fmean(_number(row[column]) for row in chosen) * scale
+    newest = chosen[-1]
+    std = fmean(known) * scale if len(known) == len(chosen) else None
+    return Measured(value, std, str(newest["selected_on"]), str(newest["choice"]))
+
+
+def rank_agreement(rows: Sequence[Comparison]) -> float | None:
+    """Kendall's tau-b between our order of a setting's methods and the paper's, without cells that are no targets.
+
+    1: the same order; None: fewer than three methods, or all are equal.
+    """
+    pairs = [(row.ours, row.paper) for row in rows if row.status != "no_target" and row.difference is not None]
+    if len(pairs) < 3:
+        return None
+    tau = float(kendalltau(*zip(*pairs, strict=True)).statistic)
+    return None if np.isnan(tau) else tau
+
+
+def _rows(rounds: pa.Table, protocol: Protocol, run: PlannedRun) -> list[dict[str, Any]]:
+    """The row that compares, of every round that has one, in their order."""
+    algorithm, field = run.config.algorithm, pc.field
+    place = (field("split") == "test") & (field("cohort") == protocol.cohort) & (field("phase") == protocol.phase)
+    rows = rounds.filter(place).to_pylist()
+    named = method_row(run.setting, run.method)
+    if protocol.row == "global" or algorithm.sweep is None or named is not None:
+        name = "global" if protocol.row == "global" else named or algorithm.personalized
+        return [row for row in rows if row["model"] == name and not row["selected_on"]]
+    best = [row for row in rows if row["model"] == f"{algorithm.sweep}=best"]
+    for judge in (protocol.selected_on, "validation", "test"):
+        found = [row for row in best if judge and row["selected_on"] == judge]
+        if found:
+            return found
+    return []
+
+
+def _number(value: Any) -> float:
+    """A metric, or the number in a choice such as ``lambda=0.5``."""
+    return float(value.rpartition("=")[2]) if isinstance(value, str) else float(value)
+
+
+def _compared(table: ReferenceTable, setting: str, method: str, values: Sequence[Measured]) -> Comparison:
+    cell: Cell | None = table.settings[setting][method] if table.settings else None
+    std, over = _spread(values, table.std_over)
+    return Comparison(
+        table=table.name,
+        setting=setting,
+        method=method,
+        seeds=len(values),
+        ours=fmean(value.value for value in values) if values else None,
+        ours_std=std,
+        std_over=over,
+        paper=None if cell is None else cell.mean,
+        paper_std=None if cell is None else cell.std,
+        status=table.status(setting, method) if cell is not None else "no_target",
+        selected_on=values[0].selected_on if values else "",
+        choice=values[0].choice if values else "",
+        remarks=tuple(remark.reason for remark in table.remarks_on(setting, method)),
+    )
+
+
+def _spread(values: Sequence[Measured], over: str | None) -> tuple[float | None, str]:
+    if over == "clients":
+        known = [value.std for value in values if value.std is not None]
+        return (fmean(known), "clients") if known else (None, "")
+    return (stdev(value.value for value in values), "runs") if len(values) > 1 else (None, "")

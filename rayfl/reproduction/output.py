@@ -1,0 +1,132 @@
+"""A reproduced table as Markdown, as Arrow table and for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+import pyarrow as pa
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from rayfl.reference import ReferenceTable
+from rayfl.reproduction.comparison import Comparison, rank_agreement
+from rayfl.reproduction.tables import Reproduction
+
+COMPARISON_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("table", "setting", "method", "metric", "unit")),
+        ("rounds", pa.int32()),
+        ("paper_rounds", pa.int32()),
+        ("seeds", pa.int32()),
+        *((name, pa.float64()) for name in ("ours", "ours_std", "paper", "paper_std", "difference")),
+        ("std_over", pa.string()),
+        ("within", pa.bool_()),
+        *((name, pa.string()) for name in ("status", "selected_on", "choice")),
+        ("remarks", pa.list_(pa.string())),
+    ]
+)
+"""One row per cell; see ``rayfl.reproduction.comparison.Comparison``. ``rounds`` is T of the run."""
+
+_HEADINGS = ("method", "ours", "paper", "difference", "within 1 std", "target")
+_TARGETS = {"target": "yes", "caution": "with caution", "no_target": "no"}
+
+
+def as_arrow(planned: Reproduction, rows: Sequence[Comparison]) -> pa.Table:
+    """The cells as a table, schema :data:`COMPARISON_SCHEMA`."""
+    tables = {table.name: table for table in planned.tables}
+    rounds = {(run.setting, run.method): (run.config.train.rounds, run.paper_rounds) for run in planned.runs}
+    content = []
+    for row in rows:
+        ours, paper = rounds[row.setting, row.method]
+        about = {"metric": tables[row.table].metric, "unit": tables[row.table].unit}
+        derived = {"difference": row.difference, "within": row.within, "rounds": ours, "paper_rounds": paper}
+        content.append({**asdict(row), **about, **derived})
+    return pa.Table.from_pylist(content, schema=COMPARISON_SCHEMA)
+
+
+def as_markdown(planned: Reproduction, rows: Sequence[Comparison]) -> str:
+    """The tables with notes, one section per table and setting."""
+    lines = [f"# {planned.name}, {planned.scale} scale", ""]
+    for table, setting, mine in _groups(planned, rows):
+        lines += [f"## {_title(table)}: `{setting}`", "", table.caption, "", _head(), "|---" * len(_HEADINGS) + "|"]
+        lines += [f"| {' | '.join(_cells(row, table))} |" for row in mine]
+        lines += ["", *(line for note in _notes(planned, table, setting, mine) for line in (note, ""))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def as_text(planned: Reproduction, rows: Sequence[Comparison]) -> list[Table | str]:
+    """The same for a terminal, to be printed one after the other."""
+    shown: list[Table | str] = []
+    for table, setting, mine in _groups(planned, rows):
+        printed = Table(title=f"{_title(table)}: {setting}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        for heading in _HEADINGS:
+            printed.add_column(heading, justify="left" if heading in ("method", "target") else "right", no_wrap=True)
+        for row in mine:
+            printed.add_row(*_cells(row, table))
+        shown += [printed, *_notes(planned, table, setting, mine)]
+    return shown
+
+
+def _groups(
+    planned: Reproduction, rows: Sequence[Comparison]
+) -> Iterator[tuple[ReferenceTable, str, list[Comparison]]]:
+    for table in planned.tables:
+        for setting in table.preset_names:
+            mine = [row for row in rows if (row.table, row.setting) == (table.name, setting)]
+            if mine:
+                yield table, setting, mine
+
+
+def _title(table: ReferenceTable) -> str:
+    return f"{table.name} ({table.table}), {table.metric}, {table.unit}"
+
+
+def _head() -> str:
+    return f"| {' | '.join(_HEADINGS)} |"
+
+
+def _cells(row: Comparison, table: ReferenceTable) -> tuple[str, ...]:
+    digits = {"percent": 2, "share": 3}.get(table.unit, 3)
+    star = " *" if row.seen_test else ""
+    difference = "" if row.difference is None else f"{row.difference:+.{digits}f}"
+    within = {None: "", True: "yes", False: "no"}[row.within]
+    target = _TARGETS[row.status] if row.paper is not None else ""
+    ours = _spread(row.ours, row.ours_std, digits) or "not run"
+    return (f"{row.method}{star}", ours, _spread(row.paper, row.paper_std, digits), difference, within, target)
+
+
+def _spread(value: float | None, std: float | None, digits: int) -> str:
+    if value is None:
+        return ""
+    return f"{value:.{digits}f}" + (f" +- {std:.{digits}f}" if std is not None else "")
+
+
+def _notes(planned: Reproduction, table: ReferenceTable, setting: str, rows: Sequence[Comparison]) -> list[str]:
+    runs = [run for run in planned.runs if run.setting == setting]
+    ours = sorted({run.config.train.rounds for run in runs})
+    paper = sorted({run.paper_rounds for run in runs})
+    seeds = sorted({run.seed for run in runs})
+    notes = [f"Rounds: ours {_listed(ours)}, the paper's {_listed(paper)}; seeds: {_listed(seeds)}."]
+    over = {row.std_over for row in rows} - {""}
+    if over:
+        notes.append(f"Our standard deviation is over {' and '.join(sorted(over))}.")
+    if any(row.seen_test for row in rows):
+        chosen = ", ".join(f"{row.method} {row.choice}" for row in rows if row.seen_test)
+        notes.append(f"* chosen on test data ({chosen}), as in the paper: not a fair estimate.")
+    agreement = rank_agreement(rows)
+    if agreement is not None:
+        notes.append(f"Order of the methods, Kendall's tau with the paper's (targets only): {agreement:.2f}.")
+    if table.finding:
+        notes.append(f"The paper prints no numbers; it finds: {table.finding}")
+    assert table.protocol is not None
+    notes.append(f"How the paper differs: {table.protocol.differs}")
+    by_remark: dict[str, list[str]] = {}
+    for row in rows:
+        for remark in row.remarks:
+            by_remark.setdefault(remark, []).append(row.method)
+    return notes + [f"{', '.join(methods)}: {remark}" for remark, methods in by_remark.items()]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

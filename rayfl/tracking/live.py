@@ -1,0 +1,92 @@
+"""What a terminal shows while a run goes on: round, cohort, accuracy over time, speed, time left, actors."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SHOWN_CLIENTS = 12
+_SHOWN_POINTS = 40
+_SPEED_ROUNDS = 10
+
+
+class LiveView:
+    """The picture of a run; redrawn by ``rich.live.Live``.
+
+    Args:
+        rounds: T.
+        completed: rounds done when the run starts.
+        hosts: a description of each actor.
+    """
+
+    def __init__(self, rounds: int, completed: int, hosts: Sequence[Mapping[str, Any]]) -> None:
+        self.rounds = rounds
+        self.completed = completed
+        self.accuracy = ""
+        self.state = "starting"
+        self._devices = Counter(str(host["device"]) for host in hosts)
+        self._failures = 0
+        self._curve: list[tuple[int, float]] = []
+        self._cohort: Sequence[int] = ()
+        self._newest: deque[tuple[int, float]] = deque(maxlen=_SPEED_ROUNDS)
+
+    def round_done(self, completed: int, cohort: Sequence[int], seconds: float) -> None:
+        """A round has ended."""
+        self.completed, self._cohort, self.state = completed, cohort, "training"
+        self._newest.append((len(cohort), seconds))
+
+    def evaluated(self, round: int, accuracy: float) -> None:
+        """All clients were scored; accuracy is a share."""
+        self._curve = [point for point in self._curve if point[0] < round] + [(round, accuracy)]
+
+    def rewound(self, completed: int) -> None:
+        """An actor died; the run continues from an earlier round."""
+        self.completed, self.state = completed, "an actor was replaced"
+        self._failures += 1
+        self._curve = [point for point in self._curve if point[0] <= completed]
+
+    @property
+    def clients_per_second(self) -> float:
+        """Over the last rounds; 0 before the first."""
+        seconds = sum(spent for _, spent in self._newest)
+        return sum(clients for clients, _ in self._newest) / seconds if seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the speed of the last rounds; None before the first."""
+        if not self._newest:
+            return None
+        return (self.rounds - self.completed) * sum(spent for _, spent in self._newest) / len(self._newest)
+
+    def __rich__(self) -> Group:
+        left = "-" if self.seconds_left is None else time.strftime("%H:%M:%S", time.gmtime(self.seconds_left))
+        actors = ", ".join(f"{count} on {device}" for device, count in sorted(self._devices.items()))
+        replaced = f", replaced {self._failures} times" if self._failures else ""
+        clients = ", ".join(map(str, self._cohort[:_SHOWN_CLIENTS]))
+        more = f" and {len(self._cohort) - _SHOWN_CLIENTS} more" if len(self._cohort) > _SHOWN_CLIENTS else ""
+        table = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=self.rounds, completed=self.completed, width=40)
+        table.add_row("round", Group(Text(f"{self.completed}/{self.rounds}"), bar))
+        table.add_row("cohort", Text(f"{clients}{more}" or "-"))
+        table.add_row("accuracy", Text(f"{sparkline([value for _, value in self._curve])}  {self.accuracy}".strip()))
+        table.add_row("speed", Text(f"{self.clients_per_second:.1f} clients/s, {left} left"))
+        table.add_row("actors", Text(f"{actors or 'none: in this process'}{replaced}; {self.state}"))
+        return Group(table)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """The newest values as a row of bars, the lowest of them lowest."""
+    shown = list(values)[-_SHOWN_POINTS:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    width = high - low or 1.0
+    return "".join(_BARS[min(len(_BARS) - 1, int((value - low) / width * len(_BARS)))] for value in shown)

@@ -1,0 +1,58 @@
+"""Names and values of a run's numbers, for trackers that keep one curve per name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rayfl.config.schema import ExperimentConfig
+from rayfl.errors import ResourceError
+
+METRICS = ("top1", "top1_std", "top1_worst5", "top1_jain", "loss", "ece", "mce")
+
+
+def place(row: Mapping[str, Any]) -> str:
+    """Where a summary row belongs: split, clients, phase and model."""
+    selected = f" ({row['selected_on']})" if row["selected_on"] else ""
+    whose = f"{row['cohort']} clients" if row["clients"] else row["cohort"]
+    return f"{row['split']}, {whose}, {row['phase']}/{row['model']}{selected}"
+
+
+def scalars(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The numbers of some summary rows by name, such as ``top1/test, all clients, received/global``."""
+    return {
+        f"{metric}/{place(row)}": float(row[metric]) for row in rows for metric in METRICS if row[metric] is not None
+    }
+
+
+def hyper_parameters(config: ExperimentConfig) -> dict[str, Any]:
+    """What identifies a run, flat, by dotted path; lists as text."""
+    content = config.model_dump(
+        mode="json", include={"seed", "dataset", "partition", "holdout", "model", "algorithm", "train"}
+    )
+    return {
+        path: value if isinstance(value, bool | int | float | str) else str(value) for path, value in _flat(content, "")
+    }
+
+
+def imported(package: str, option: str) -> Any:
+    """A package that only some users have.
+
+    Raises:
+        ResourceError: when it is not installed, naming the option that asks for it.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise ResourceError(
+            f"{option} is true, but the package {package} is not installed: pip install {package}, or set it to false"
+        ) from None
+
+
+def _flat(content: Mapping[str, Any], path: str) -> Iterable[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
