@@ -2,14 +2,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint install clean
+.PHONY: demo test test-all lint install docs chaos clean
 
 install: $(VENV)/installed
 
 # The stamp is older than pyproject.toml or the pins after either changed.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@
 
 demo: install
@@ -33,5 +33,12 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+docs: install
+	$(BIN)/mkdocs build --strict
+
+# Kills, full disks and damaged files by the hundred, each followed by a continued run: docs/reliability.md.
+chaos: install
+	$(BIN)/python scripts/chaos.py --trials 200 --seed 0
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -115,7 +115,8 @@ def test_the_printed_configurations_are_those_of_the_presets() -> None:
             row[name].mean for name in ("rounds", "local_epochs", "batch_size", "lr")
         )
         partition = load_config(Experiment, setting, []).partition
-        assert getattr(partition, "num_clients", row["clients"].mean) == row["clients"].mean
+        # the roles of Shakespeare are all that the file has
+        assert partition.num_clients in (None, row["clients"].mean)
     for setting, row in TABLES["fedphp-table1"].settings.items():
         partition = load_config(Experiment, setting, []).partition
         if partition.name == "classes":

@@ -24,7 +24,9 @@ class EngineConfig(BaseModel):
     mode: Literal["auto", "looped", "vectorized"] = Field(
         "auto", description="client by client, or many clients stacked; auto: vectorized on CUDA, looped on CPU"
     )
-    width: int = Field(32, ge=1, description="clients stacked at a time when vectorized")
+    width: int = Field(
+        32, ge=1, description="clients stacked at a time when vectorized; halved if a GPU's memory is too small"
+    )
     kernel: Literal["reference", "fast"] = Field(
         "reference",
         description="fast: gradients of penalties and of mixed models in closed form, on CPUs and client by client; "
@@ -48,7 +50,7 @@ class Engine:
 
     Attributes:
         vectorized: whether clients are stacked.
-        width: clients whose procedures run together.
+        width: clients whose procedures run together; halved whenever a GPU's memory does not suffice for so many.
         note: why a wish of the configuration could not be met; empty otherwise.
     """
 
@@ -93,6 +95,21 @@ class Engine:
             for start in range(0, len(members), self.width)
         ]
 
+    def _train_stacked(self, requests: Sequence[TrainRequest], task: Task) -> list[Any]:
+        """As many clients at a time as the GPU's memory has room for: half as many whenever it had not."""
+        try:
+            return list(vectorized.train(requests, task, self.device))
+        except torch.cuda.OutOfMemoryError:
+            if len(requests) == 1:
+                raise
+        # Not in the handler: until it is left, the error keeps the tensors of the failed attempt.
+        torch.cuda.empty_cache()
+        half = (len(requests) + 1) // 2
+        if half < self.width:
+            _log.warning("the GPU's memory is too small for %d clients at a time: %d from now on", self.width, half)
+            self.width = half
+        return [*self._train_stacked(requests[:half], task), *self._train_stacked(requests[half:], task)]
+
     def _run(self, group: list[Request]) -> list[Any]:
         try:
             first = group[0]
@@ -105,7 +122,7 @@ class Engine:
             if len(trains) < len(group):
                 raise TypeError(f"a procedure may await what a client offers, not a {type(first).__name__}")
             if self.vectorized and any(request.plan.steps for request in trains):
-                return list(vectorized.train(trains, task, self.device))
+                return self._train_stacked(trains, task)
             return [looped.train(request, task, self.device, self._kernel) for request in trains]
         except Exception as error:
             return [error] * len(group)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from actors.placement import Node
 from cluster.resources import plan_actors, wait_for_room
 from rayfl.config.schema import ClusterConfig
 from rayfl.errors import ConfigError, ResourceError
@@ -46,6 +47,25 @@ def test_what_does_not_fit_is_refused_with_numbers() -> None:
         plan({"clients_per_actor": 1, "actors_per_gpu": 4}, CPU=64, GPU=2)
     with pytest.raises(ConfigError, match="drop one of the two"):
         plan({"clients_per_actor": 1, "num_actors": 2}, CPU=8)
+
+
+def test_nodes_are_filled_one_by_one() -> None:
+    config = ClusterConfig.model_validate({"cpus_per_actor": 2, "actors_per_gpu": 6})
+    nodes = [Node("a", 3, 0), Node("b", 3, 0)]
+    assert plan_actors(config, {"CPU": 6}, 20, nodes).count == 2
+    mixed = [Node("a", 32, 0), Node("b", 4, 2)]
+    options = plan_actors(config, {"CPU": 36, "GPU": 2}, 20, mixed)
+    assert (options.count, options.num_gpus, options.per_gpu) == (2, 0.1666, 6)
+
+
+def test_how_far_a_run_may_shrink_and_grow() -> None:
+    def bounds(**config: object) -> tuple[int, int]:
+        options = plan_actors(ClusterConfig.model_validate(config), {"CPU": 8}, 20)
+        return options.at_least, options.at_most
+
+    assert bounds() == (1, 20)
+    assert bounds(num_actors=3) == (1, 3)
+    assert bounds(clients_per_actor=1) == (20, 20)
 
 
 def grow(*sizes: float) -> tuple[list[float], Callable[[], dict[str, float]]]:

@@ -37,6 +37,7 @@ from tests.toys import DoubleNetwork, Toy, TwoLayers, assert_close, assert_equal
 torch.set_num_threads(1)
 
 SIZES = (17, 3, 64, 200, 10, 10, 41)
+SMALL = tuple(enumerate((17, 3, 24, 9, 10, 12)))
 VECTOR = InputSpec("image", (6,), 4)
 IMAGE = InputSpec("image", (1, 6, 6), 4)
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -344,3 +345,40 @@ def test_a_diverging_client_does_not_touch_the_others() -> None:
     assert not torch.isfinite(replies[1]["head.weight"]).any()
     for k in (0, 2):
         assert_close(replies[k], looped.train(requests[k], Classification(network), CPU), 1e-5)
+
+
+@pytest.mark.parametrize("fitting", [1, 2, 3, 6])
+def test_half_as_many_clients_at_a_time_where_the_memory_of_the_gpu_is_too_small(
+    fitting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = network_of(lambda: TwoLayers(6, 9, 4), torch.float64)
+    requests = [request(examples(n, VECTOR, k, torch.float64), network.initialize(k), client=k) for k, n in SMALL]
+    expected = run(network, requests)
+    tried: list[int] = []
+    train = vectorized.train
+
+    def small_gpu(some: Sequence[TrainRequest], *rest: Any) -> list[Tree]:
+        tried.append(len(some))
+        if len(some) > fitting:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return train(some, *rest)
+
+    monkeypatch.setattr(vectorized, "train", small_gpu)
+    limited = engine(network, width=32)
+    replies = limited.execute(requests)
+    assert_close(dict(enumerate(replies)), dict(enumerate(expected)), 1e-10)
+    assert limited.width == (32 if fitting == 6 else fitting)
+    tried.clear()
+    limited.execute(requests)
+    assert max(tried) <= fitting  # it has learned
+
+
+def test_one_client_that_is_too_large_for_the_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*arguments: Any) -> list[Tree]:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(vectorized, "train", no_room)
+    network = network_of(lambda: TwoLayers(6, 9, 4), torch.float64)
+    requests = [request(examples(n, VECTOR, k, torch.float64), network.initialize(k), client=k) for k, n in SMALL]
+    replies = engine(network).execute(requests)
+    assert [type(reply) for reply in replies] == [torch.cuda.OutOfMemoryError] * len(SMALL)

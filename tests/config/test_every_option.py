@@ -1,0 +1,370 @@
+"""No option is ignored: each changes what identifies a run or has an effect that a test shows, and is read by the code.
+
+For every field of every section, of every data set, partition, model and method:
+
+* some other value is valid and changes the configuration as it is resolved and hashed, or the field is one of those
+  that are no part of what identifies a run;
+* product code reads it, apart from its declaration;
+* a test sets it; for those that are no part of what identifies a run, :data:`EFFECTS` names the test.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import torch
+from pydantic import BaseModel, ValidationError
+
+import cluster.run
+import rayfl
+from actors.host import ClientHost
+from algorithms.registry import Experiment
+from rayfl.config.loading import load_config
+from rayfl.errors import ResourceError
+from rayfl.params import leaves
+from tests.cluster.experiments import outcome, small_experiment
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = [path for folder in ("rayfl", "actors", "algorithms", "cluster") for path in (ROOT / folder).rglob("*.py")]
+TESTS = list((ROOT / "tests").rglob("*.py"))
+
+EFFECTS = {
+    "name": "tests/test_cli.py::test_run_prints_the_table_and_where_everything_is_and_runs_again_at_once",
+    "storage_path": "tests/test_cli.py::test_run_prints_the_table_and_where_everything_is_and_runs_again_at_once",
+    "max_failures": "tests/cluster/test_recovery.py::"
+    "test_too_many_failures_end_the_run_and_the_same_command_continues_it",
+    "engine.width": "tests/engine/test_vectorized.py",
+    "clients.on_error": "tests/cluster/test_client_policy.py::"
+    "test_retries_give_the_bits_of_a_run_without_the_failure_and_end",
+    "clients.retries": "tests/cluster/test_client_policy.py::"
+    "test_retries_give_the_bits_of_a_run_without_the_failure_and_end",
+    "clients.after_retries": "tests/cluster/test_client_policy.py::"
+    "test_retries_give_the_bits_of_a_run_without_the_failure_and_end",
+    "clients.deadline_s": "tests/cluster/test_client_policy.py::test_an_actor_that_hangs_counts_as_dead",
+    "storage.commit_every": "tests/cluster/test_client_policy.py::"
+    "test_a_client_that_fails_after_it_has_contributed_takes_no_part_either",
+    "storage.keep_commits": "tests/config/test_every_option.py::test_keep_commits_and_commit_every",
+    "storage.lease_timeout_s": "tests/cluster/test_two_drivers.py::"
+    "test_a_driver_on_another_machine_has_until_its_lease_expires",
+    "tracking.tensorboard": "tests/config/test_every_option.py::test_tensorboard",
+    "tracking.wandb.enabled": "tests/tracking/test_trackers.py::test_wandb_gets_the_summaries_of_every_evaluation",
+    "tracking.wandb.project": "tests/tracking/test_trackers.py::test_wandb_gets_the_summaries_of_every_evaluation",
+    "tracking.wandb.entity": "tests/tracking/test_trackers.py::test_wandb_gets_the_summaries_of_every_evaluation",
+    "tracking.wandb.mode": "tests/tracking/test_trackers.py::test_wandb_gets_the_summaries_of_every_evaluation",
+    "tracking.mlflow.enabled": "tests/tracking/test_trackers.py::test_mlflow_gets_parameters_once_and_summaries",
+    "tracking.mlflow.tracking_uri": "tests/tracking/test_trackers.py::test_mlflow_gets_parameters_once_and_summaries",
+    "tracking.mlflow.experiment": "tests/tracking/test_trackers.py::test_mlflow_gets_parameters_once_and_summaries",
+    "cluster.backend": "tests/cluster/test_same_bits.py",
+    "cluster.address": "tests/cluster/test_session.py",
+    "cluster.num_actors": "tests/cluster/test_resources.py",
+    "cluster.clients_per_actor": "tests/cluster/test_resources.py",
+    "cluster.cpus_per_actor": "tests/cluster/test_resources.py",
+    "cluster.actors_per_gpu": "tests/cluster/test_resources.py",
+    "cluster.threads_per_actor": "tests/config/test_every_option.py::test_threads_per_actor",
+    "cluster.device": "tests/config/test_every_option.py::test_device",
+    "cluster.state_memory": "tests/config/test_every_option.py::test_state_memory_and_spill_dir",
+    "cluster.spill_dir": "tests/config/test_every_option.py::test_state_memory_and_spill_dir",
+    "cluster.data_memory": "tests/config/test_every_option.py::test_data_memory",
+    "cluster.startup_timeout_s": "tests/cluster/test_reliability.py::test_actors_that_do_not_start_in_time",
+    "cluster.resources_timeout_s": "tests/cluster/test_resources.py",
+    "cluster.stop_grace_s": "tests/config/test_every_option.py::test_stop_grace",
+}
+"""Options that are no part of what identifies a run, each with the test, or the file of tests, of its effect."""
+
+TOGETHER = {"SyntheticSource.iid": {"alpha": 0, "beta": 0}}
+"""What else must be given for an option to be valid."""
+
+
+def models(annotation: Any) -> list[type[BaseModel]]:
+    """The models that an annotation names."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in models(argument)]
+
+
+def sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    """All sections with their paths, every choice of a section apart."""
+    found: set[tuple[str, type[BaseModel]]] = set()
+
+    def below(path: str, model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+        if (path, model) in found or path.count(".") > 3:
+            return
+        found.add((path, model))
+        yield path, model
+        for field, info in model.model_fields.items():
+            for inner in models(info.annotation):
+                if field != "candidates":  # models again
+                    yield from below(f"{path}.{field}" if path else field, inner)
+
+    yield from below("", Experiment)
+
+
+SECTIONS = list(sections())
+FIELDS = [
+    pytest.param(path, model, field, id=f"{path or 'experiment'}-{model.__name__}-{field}")
+    for path, model in SECTIONS
+    for field, info in model.model_fields.items()
+    if not models(info.annotation) and not (field == "name" and path)
+]
+"""All options: section, class and field."""
+
+
+def dotted(path: str, field: str) -> str:
+    return f"{path}.{field}" if path else field
+
+
+def identifies(path: str, field: str) -> bool:
+    """Whether the option is part of what identifies a run, as ``ExperimentConfig.fingerprint`` has it."""
+    top = dotted(path, field).partition(".")[0]
+    return top not in {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"} and (
+        dotted(path, field) != "engine.width"
+    )
+
+
+@cache
+def trees(product: bool) -> list[tuple[Path, ast.Module]]:
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in (PRODUCT if product else TESTS)]
+
+
+@cache
+def reads() -> dict[str, set[Path]]:
+    """The names that product code reads as attributes (or by a constant ``getattr``), and where."""
+    found: dict[str, set[Path]] = {}
+    for path, tree in trees(product=True):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                found.setdefault(node.attr, set()).add(path)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_bytes":
+                # actors/building.py reads two options of the cluster by their names
+                for argument in node.args:
+                    if isinstance(argument, ast.Constant):
+                        found.setdefault(str(argument.value), set()).add(path)
+    return found
+
+
+@cache
+def set_by_tests() -> set[str]:
+    """The names that tests give values to: keywords, keys of dictionaries (but of :data:`EFFECTS`), overrides."""
+    found: set[str] = set()
+    for _, tree in trees(product=False):
+        for statement in tree.body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "EFFECTS":
+                continue
+            for node in ast.walk(statement):
+                if isinstance(node, ast.keyword) and node.arg is not None:
+                    found.add(node.arg)
+                elif isinstance(node, ast.Dict):
+                    keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+                    found |= {str(key).rpartition(".")[2] for key in keys}
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found |= set(re.findall(r"(\w+)(?:=|: )", node.value))
+    return found
+
+
+def values(annotation: Any, default: Any) -> Iterator[Any]:
+    """Other values that a field might take."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        yield from arguments
+    elif annotation is bool:
+        yield not default
+    elif annotation is int:
+        yield from (1, 2, 3, 5, 7, 11, 13, 16, 19, 100)
+    elif annotation is float:
+        yield from (0.5, 0.25, 0.1, 1.5, 2.0, 90.0)
+    elif annotation is str:
+        yield from ("other", "module:name", "module:another", "0" * 64)
+    elif annotation is Path:
+        yield from (Path("other.parquet"), Path("another.parquet"))
+    elif annotation is type(None):
+        yield None
+    elif origin in (tuple, list):
+        items = [list(values(argument, None)) for argument in arguments if argument is not Ellipsis]
+        for first in itertools.islice(itertools.product(*items), 40):
+            yield from (first, first * 2, first * 3)
+    elif arguments:  # a union, or one with constraints
+        for argument in arguments:
+            yield from values(argument, default)
+    elif hasattr(annotation, "__mro__"):
+        for base in (int, float, str):
+            if issubclass(annotation, base):
+                yield from values(base, default)
+
+
+def required(model: type[BaseModel]) -> Iterator[dict[str, Any]]:
+    """Values for the fields without a default."""
+    names = [name for name, info in model.model_fields.items() if info.is_required()]
+    choices = [list(itertools.islice(values(model.model_fields[name].annotation, None), 12)) for name in names]
+    for chosen in itertools.islice(itertools.product(*choices), 400):
+        yield dict(zip(names, chosen, strict=True))
+
+
+def resolved(model: type[BaseModel], content: dict[str, Any]) -> str | None:
+    """The section as it is hashed; None if it is refused."""
+    try:
+        return model.model_validate(content).model_dump_json()
+    except ValidationError:
+        return None
+
+
+def differ(model: type[BaseModel], field: str) -> bool:
+    """Whether two values are valid, if need be with another option of the section, and not the same."""
+    info = model.model_fields[field]
+    if get_origin(info.annotation) is Literal and len(get_args(info.annotation)) == 1:
+        return True  # says what the method does: everything else is refused
+    others = [
+        {name: value}
+        for name, other in model.model_fields.items()
+        if name != field and not models(other.annotation)
+        for value in itertools.islice(values(other.annotation, other.default), 6)
+    ]
+    for base in required(model):
+        base = {name: value for name, value in base.items() if name != field}
+        for extra in [{}, TOGETHER.get(f"{model.__name__}.{field}", {}), *others]:
+            tried = [{}, *({field: value} for value in values(info.annotation, info.default))]
+            if len({resolved(model, {**base, **extra, **one}) for one in tried} - {None}) > 1:
+                return True
+    return False
+
+
+@pytest.mark.parametrize(("path", "model", "field"), FIELDS)
+def test_every_option_is_read_and_tried(path: str, model: type[BaseModel], field: str) -> None:
+    place = dotted(path, field)
+    assert field in reads(), f"{place}: no product code reads .{field}"
+    assert field in set_by_tests(), f"{place}: no test sets {field}"
+    if not identifies(path, field):
+        assert place in EFFECTS, f"{place} is no part of what identifies a run: name the test of its effect in EFFECTS"
+
+
+@pytest.mark.parametrize(
+    ("path", "model"), [pytest.param(p, m, id=f"{p or 'experiment'}-{m.__name__}") for p, m in SECTIONS if p]
+)
+def test_every_option_can_be_chosen_and_makes_a_difference(path: str, model: type[BaseModel]) -> None:
+    same = [
+        field
+        for field, info in model.model_fields.items()
+        if not models(info.annotation) and field != "name" and not differ(model, field)
+    ]
+    assert not same, f"{path}: no other value of {', '.join(same)} is valid, or the configuration stays the same"
+
+
+def test_what_identifies_a_run_is_all_but_what_is_known_to_change_no_result() -> None:
+    base = load_config(Experiment, "quickstart", [])
+    for override in ("seed=1", "train.lr=0.02", "holdout.test=0.35", "evaluation.every=3", "noise.ratio=0.1"):
+        changes = [override, "noise.kind=pair"] if override.startswith("noise") else [override]
+        assert load_config(Experiment, "quickstart", changes).fingerprint() != base.fingerprint(), override
+    excluded = {top for top in Experiment.model_fields if not identifies("", top)}
+    assert excluded == {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
+
+
+@pytest.mark.parametrize("option", sorted(EFFECTS))
+def test_the_tests_that_show_an_effect_exist_and_set_the_option(option: str) -> None:
+    file, _, name = EFFECTS[option].partition("::")
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert option.rpartition(".")[2] in text, f"{file} does not mention {option}"
+    assert not name or re.search(rf"^def {name}\(", text, re.MULTILINE), f"{file} has no test {name}"
+    assert option in {dotted(path, field) for path, model in SECTIONS for field in model.model_fields}
+
+
+class After(rayfl.Callback):
+    """Calls something after every round."""
+
+    def __init__(self, look: Callable[[], Any]) -> None:
+        self._look = look
+        self.seen: list[Any] = []
+
+    def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
+        self.seen.append(self._look())
+
+
+def run(folder: Path, method: str = "scaffold", look: Callable[[], Any] = bool, **changes: Any) -> list[Any]:
+    """Runs a small experiment in this process; returns what was seen after every round."""
+    listener = After(look)
+    where = changes.pop("cluster", {})
+    config = small_experiment(folder, "run", method, **({"backend": "inline"} | where)) | changes
+    rayfl.run(config, callbacks=[listener])
+    return listener.seen
+
+
+@pytest.mark.parametrize(("every", "keep", "left"), [(1, 1, [4]), (1, 3, [2, 3, 4]), (2, 2, [2, 4]), (3, 2, [3, 4])])
+def test_keep_commits_and_commit_every(every: int, keep: int, left: list[int], tmp_path: Path) -> None:
+    run(tmp_path, storage={"commit_every": every, "keep_commits": keep})
+    found = sorted(path.name for path in (tmp_path / "run" / "commits").glob("manifest-*"))
+    assert found == [f"manifest-{rounds:06d}.json" for rounds in left]
+
+
+@pytest.mark.parametrize("tensorboard", [True, False])
+def test_tensorboard(tensorboard: bool, tmp_path: Path) -> None:
+    run(tmp_path, tracking={"tensorboard": tensorboard})
+    assert bool(list((tmp_path / "run").glob("events.out.tfevents.*"))) == tensorboard
+
+
+@pytest.mark.parametrize("threads_per_actor", [1, 2])
+def test_threads_per_actor(threads_per_actor: int, tmp_path: Path) -> None:
+    seen = run(tmp_path, look=torch.get_num_threads, cluster={"threads_per_actor": threads_per_actor})
+    assert seen == [threads_per_actor] * 4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_device(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=r"cluster\.device is cuda, but this process sees no GPU"):
+        run(tmp_path, cluster={"device": "cuda"})
+    assert len(run(tmp_path, cluster={"device": "cpu"})) == 4
+
+
+@pytest.mark.parametrize("state_memory", ["auto", 1])
+def test_state_memory_and_spill_dir(state_memory: Any, tmp_path: Path) -> None:
+    place = tmp_path / "spilled"
+    place.mkdir()
+
+    def spilled() -> int:
+        return len(list(place.rglob("*.safetensors")))
+
+    seen = run(tmp_path, look=spilled, cluster={"state_memory": state_memory, "spill_dir": str(place)})
+    assert (max(seen) > 0) == (state_memory == 1)
+
+
+def test_data_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unloaded: list[int] = []
+    unload = ClientHost._unload
+
+    def counting(self: ClientHost, client: int) -> None:
+        unloaded.append(client)
+        unload(self, client)
+
+    monkeypatch.setattr(ClientHost, "_unload", counting)
+    run(tmp_path / "auto")
+    assert not unloaded
+    run(tmp_path / "little", cluster={"data_memory": 1})
+    assert len(unloaded) > 4
+
+
+def test_stop_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = cluster.run.stop_requests
+    given: list[float] = []
+
+    def noting(grace_s: float) -> Any:
+        given.append(grace_s)
+        return requests(grace_s)
+
+    monkeypatch.setattr(cluster.run, "stop_requests", noting)
+    run(tmp_path, cluster={"stop_grace_s": 7})
+    assert given == [7]
+
+
+@pytest.mark.parametrize("option", [{"exchange": "derangement"}, {"cluster_outputs": "logits"}])
+def test_options_of_fedme(option: dict[str, Any], tmp_path: Path) -> None:
+    servers = []
+    for name, more in (("default", {}), ("other", option)):
+        method = {"name": "fedme", "cluster_rounds": [1], "finetune_epochs": 1, **more}
+        run(tmp_path / name, "fedme", algorithm=method)
+        servers.append(dict(leaves(outcome(tmp_path / name / "run").server)))
+    one, other = servers
+    assert any(not torch.equal(one[path], other[path]) for path in one if isinstance(one[path], torch.Tensor))
