@@ -29,6 +29,7 @@ from tests.docs_blocks import PAGES, ROOT, Block, Command, blocks, commands, par
 from tests.docs_world import TINY, furnish, model_of
 
 EXCUSED = {
+    "rayfl reproduce *": "takes long; tests/reproduction has a tiny table",
     "rayfl sweep *": "starts Ray; tests/cluster has sweeps",
     "rayfl submit *": "needs a cluster; tests/cluster has one",
     "rayfl status": "needs a cluster",

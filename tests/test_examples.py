@@ -33,6 +33,7 @@ def test_they_are_short() -> None:
     assert all(len(script.read_text().splitlines()) < 60 for script in scripts)
 
 
+@pytest.mark.slow
 def test_compare_three_methods(tmp_path: Path) -> None:
     pytest.importorskip("pandas", reason="the example makes a DataFrame: pip install pandas (in the extra docs)")
     lines = ran("compare_three_methods.py", tmp_path).splitlines()
@@ -42,6 +43,7 @@ def test_compare_three_methods(tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").stat().st_size > 10_000 and (tmp_path / "curves.csv").is_file()
 
 
+@pytest.mark.slow
 def test_own_data_and_model(tmp_path: Path) -> None:
     rows = dict(line.split(":", 1) for line in ran("own_data_and_model.py", tmp_path).splitlines())
     scores = {name.strip(): float(text.split()[0]) for name, text in rows.items()}

@@ -97,6 +97,7 @@ class Outcome:
     rounds: pa.Table
     clients: pa.Table
     skipped: pa.Table
+    calibration: pa.Table
 
 
 def outcome(folder: Path) -> Outcome:
@@ -111,6 +112,7 @@ def outcome(folder: Path) -> Outcome:
         pq.read_table(folder / "rounds.parquet"),
         pq.read_table(folder / "clients.parquet"),
         pq.read_table(folder / "skipped.parquet"),
+        pq.read_table(folder / "calibration.parquet"),
     )
 
 
@@ -121,3 +123,4 @@ def assert_same(left: Outcome, right: Outcome) -> None:
     assert left.rounds.equals(right.rounds)
     assert left.clients.equals(right.clients)
     assert left.skipped.equals(right.skipped)
+    assert left.calibration.equals(right.calibration)

@@ -24,6 +24,7 @@ from rayfl.storage import Storage
 from tests.cluster.experiments import small_experiment
 
 pytest.importorskip("aiohttp", reason="jobs need ray[default]")
+pytestmark = pytest.mark.slow
 
 BINARIES = Path(sys.executable).parent
 

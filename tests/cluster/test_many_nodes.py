@@ -109,6 +109,7 @@ def undisturbed(folder: Path, method: str, long: bool = False) -> None:
     rayfl.run(long_rounds(config) if long else config)
 
 
+@pytest.mark.slow
 def test_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
     undisturbed(tmp_path, "superfed-mm")
     nodes = [add(cluster, num_cpus=1), add(cluster, num_cpus=2)]

@@ -67,6 +67,7 @@ def test_experiments_of_a_sweep_are_those_of_single_runs_and_are_run_once(local_
     assert larger.groups.num_rows == 1
 
 
+@pytest.mark.slow
 def test_an_experiment_that_fails_leaves_the_others_and_is_run_again(local_ray: None, tmp_path: Path) -> None:
     taken = plan(tmp_path, "seed=0:2").trials[0].storage
     taken.write("config.yaml", to_yaml(plan(tmp_path, "seed=7").trials[0].config).encode())
