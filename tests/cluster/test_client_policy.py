@@ -179,7 +179,7 @@ def faulty_experiment(tmp_path: Path, name: str, how: str, **cluster: Any) -> di
 
 
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("how", ["raise", "diverge"])
+@pytest.mark.parametrize("how", [pytest.param("raise", marks=pytest.mark.slow), "diverge"])
 def test_any_number_of_actors_skips_the_same(how: str, tmp_path: Path) -> None:
     rayfl.run(faulty_experiment(tmp_path, "inline", how, backend="inline"))
     inline = outcome(tmp_path / "inline")

@@ -41,7 +41,10 @@ def experiment(folder: Path, name: str, options: dict[str, Any], **cluster: Any)
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize(
     ("options", "actors"),
-    [({"evaluation": {"official_test": True}}, (1, 3)), ({"train": {"private_norm": "all"}}, (3,))],
+    [
+        pytest.param({"evaluation": {"official_test": True}}, (1, 3), marks=pytest.mark.slow),
+        ({"train": {"private_norm": "all"}}, (3,)),
+    ],
     ids=["official-test", "private-norm"],
 )
 def test_any_number_of_actors_gives_the_same_bits(

@@ -55,8 +55,15 @@ def long_rounds(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("method", ["superfed-mm", "fedphp"])
-@pytest.mark.parametrize("delay_s", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("delay_s", "method"),
+    [
+        (0.0, "fedphp"),
+        (0.05, "superfed-mm"),
+        pytest.param(0.0, "superfed-mm", marks=pytest.mark.slow),
+        pytest.param(0.05, "fedphp", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_actor(method: str, delay_s: float, tmp_path: Path) -> None:
     rayfl.run(long_rounds(small_experiment(tmp_path, "calm", method, backend="inline")))
     killer = ActorKiller(after_round=2, delay_s=delay_s)
@@ -76,7 +83,10 @@ def test_too_many_failures_end_the_run_and_the_same_command_continues_it(tmp_pat
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "killed"))
 
 
-@pytest.mark.parametrize("method", ["superfed-mm", "floco", "fedphp"])
+@pytest.mark.parametrize(
+    "method",
+    ["superfed-mm", pytest.param("floco", marks=pytest.mark.slow), pytest.param("fedphp", marks=pytest.mark.slow)],
+)
 def test_killed_driver(method: str, tmp_path: Path) -> None:
     rayfl.run(small_experiment(tmp_path, "calm", method, backend="inline"))
     config = tmp_path / "config.yaml"
