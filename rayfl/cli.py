@@ -95,6 +95,7 @@ def run(
         f"run folder:   {folder}\n"
         f"tables:       rounds.parquet, clients.parquet (pandas.read_parquet and friends)\n"
         f"continue:     the same command goes on where a run stopped; config.yaml in the folder is its exact input\n"
+        f"report:       rayfl report {folder}\n"
         f"TensorBoard:  tensorboard --logdir {root}",
         markup=False,
         highlight=False,
