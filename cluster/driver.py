@@ -16,7 +16,8 @@ from rayfl.experiment import Parts
 from rayfl.params import num_bytes
 from rayfl.stopwatch import Stopwatch
 from rayfl.system.schedule import PROCEDURE, Clock, Turnout
-from rayfl.tables import SIMULATED_ROUNDS_SCHEMA, ResultTables, Scores
+from rayfl.table_schemas import SIMULATED_ROUNDS_SCHEMA
+from rayfl.tables import ResultTables, Scores
 from rayfl.tracking.callback import Callback
 
 

@@ -14,7 +14,8 @@ from rayfl.lease import Lease
 from rayfl.params import Tree
 from rayfl.storage import Storage
 from rayfl.system.schedule import Clock
-from rayfl.tables import PARTITION_KEY, ResultTables, from_parquet, to_parquet
+from rayfl.table_schemas import PARTITION_KEY
+from rayfl.tables import ResultTables, from_parquet, to_parquet
 
 
 @dataclass

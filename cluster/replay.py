@@ -22,7 +22,7 @@ from rayfl.errors import ConfigError, RayflError, RunError
 from rayfl.inspection.folder import RunFolder
 from rayfl.inspection.rows import where
 from rayfl.params import Tree, leaves
-from rayfl.tables import METRICS
+from rayfl.table_schemas import METRICS
 
 
 @dataclass

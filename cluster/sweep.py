@@ -13,23 +13,19 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import ray
-import yaml
 
 from cluster.interrupts import StopRequest, stop_requests
 from cluster.session import ray_session
 from cluster.shared_storage import check_shared_storage
+from cluster.sweep_folder import committed, read_stopped, write_record, write_stopped, write_tables
 from cluster.sweep_progress import SweepProgress
 from cluster.sweep_resources import TrialPlan, plan_trial
 from cluster.sweep_trial import FAILURE, OBJECTIVE, ROUND, history, run_trial
-from rayfl.commits import CommitStore
-from rayfl.errors import ConfigError, ResourceError, RunError
+from rayfl.errors import ConfigError, ResourceError
 from rayfl.experiment import Parts
 from rayfl.sweeps.measures import Measure
-from rayfl.sweeps.report import FINISHED, groups_table, trials_table
 from rayfl.sweeps.trials import Sweep, Trial
-from rayfl.tables import ROUNDS_SCHEMA, from_parquet, to_parquet
 
-STOPPED_FILE = "stopped.yaml"
 _TUNE_FOLDER = "tune"
 _TUNE_SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # rayfl writes tables and TensorBoard files of its own
@@ -91,9 +87,9 @@ def run_sweep(sweep: Sweep, options: SweepOptions, say: Callable[[str], None]) -
     """
     tune = _tune()
     _check(sweep, options)
-    sweep.folder.write("sweep.yaml", _record(sweep))
-    stopped = _stopped(sweep) if options.scheduler else {}
-    left = [t for t in sweep.trials if t.name not in stopped and _found(t).rounds < t.config.train.rounds]
+    write_record(sweep)
+    stopped = read_stopped(sweep) if options.scheduler else {}
+    left = [t for t in sweep.trials if t.name not in stopped and committed(t).rounds < t.config.train.rounds]
     failures: dict[str, str] = {}
     stopped_by = None
     if left:
@@ -101,7 +97,8 @@ def run_sweep(sweep: Sweep, options: SweepOptions, say: Callable[[str], None]) -
         # A scheduler compares with all that have been there, so the others report again what they had reported.
         running = list(sweep.trials) if options.scheduler else left
         stopped_by = _run(tune, sweep, running, left, options, say, failures, stopped)
-    return _collected(sweep, options, failures, stopped, stopped_by)
+    trials, groups = write_tables(sweep, options.measure, failures, stopped)
+    return SweepResult(sweep.folder.uri, trials, groups, stopped_by)
 
 
 def _run(
@@ -130,7 +127,7 @@ def _run(
         def judged(trial: Trial, rounds: int) -> None:
             if not stop.requested and trial in left:
                 stopped[trial.name] = rounds
-                sweep.folder.write(STOPPED_FILE, yaml.safe_dump(stopped).encode())
+                write_stopped(sweep, stopped)
 
         progress = SweepProgress(sweep, left, say, failures, judged if options.scheduler else None)
         tuner = tune.Tuner(
@@ -153,7 +150,7 @@ def _run(
 def _trainable(running: Sequence[Trial], left: Sequence[Trial], measure: Measure, plan: TrialPlan) -> Any:
     """What Ray Tune runs: an experiment by its number."""
     contents = [_content(trial, plan) if trial in left else None for trial in running]
-    before = [_reports(trial, measure) for trial in running]
+    before = [history(committed(trial).table.to_pylist(), measure, trial.config.algorithm) for trial in running]
     neighbours = plan.neighbours
 
     def trainable(chosen: Mapping[str, Any]) -> None:
@@ -237,70 +234,6 @@ def _check(sweep: Sweep, options: SweepOptions) -> None:
     rounds = min(trial.config.train.rounds for trial in sweep.trials)
     if options.scheduler and options.grace_rounds >= rounds:
         raise ConfigError(f"--grace-rounds is {options.grace_rounds}, but experiments end after {rounds} rounds")
-
-
-def _record(sweep: Sweep) -> bytes:
-    points = {trial.name: trial.point for trial in sweep.trials}
-    return yaml.safe_dump({"varied": list(sweep.varied), "experiments": points}, sort_keys=False).encode()
-
-
-def _stopped(sweep: Sweep) -> dict[str, int]:
-    """Rounds of the experiments that a scheduler has stopped, by name."""
-    if not sweep.folder.exists(STOPPED_FILE):
-        return {}
-    try:
-        return {str(name): int(rounds) for name, rounds in yaml.safe_load(sweep.folder.read(STOPPED_FILE)).items()}
-    except (yaml.YAMLError, AttributeError, ValueError, TypeError) as error:
-        raise RunError(f"{sweep.folder.uri}/{STOPPED_FILE} is damaged ({error}); delete it to go on") from error
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What an experiment has committed: rounds, the table of summaries, and what is wrong with its folder."""
-
-    rounds: int = 0
-    table: pa.Table = field(default_factory=ROUNDS_SCHEMA.empty_table)
-    problem: str = ""
-
-
-def _found(trial: Trial) -> _Found:
-    store = CommitStore(trial.storage)
-    try:
-        manifest = store.latest()
-        if manifest is None:
-            return _Found()
-        return _Found(manifest.rounds_completed, from_parquet(store.read(manifest.tables["rounds"])))
-    except RunError as error:
-        return _Found(problem=str(error))
-
-
-def _reports(trial: Trial, measure: Measure) -> list[dict[str, Any]]:
-    return history(_found(trial).table.to_pylist(), measure, trial.config.algorithm)
-
-
-def _collected(
-    sweep: Sweep,
-    options: SweepOptions,
-    failures: Mapping[str, str],
-    stopped: Mapping[str, int],
-    stopped_by: BaseException | None,
-) -> SweepResult:
-    """The tables of the whole sweep, from what is on storage."""
-    rows = []
-    for trial in sweep.trials:
-        found = _found(trial)
-        reason = failures.get(trial.name, "") or found.problem
-        status = FINISHED if found.rounds == trial.config.train.rounds else "unfinished"
-        if status != FINISHED:
-            status = "failed" if reason else "stopped" if trial.name in stopped else status
-        values = options.measure.summary(found.table, trial.config.algorithm)
-        row = {"trial": trial.name, "status": status, "reason": reason, "rounds": found.rounds, "point": trial.point}
-        rows.append({**row, **values})
-    trials = trials_table(rows, sweep.varied)
-    groups = groups_table(trials, sweep.varied, options.measure)
-    sweep.folder.write("trials.parquet", to_parquet(trials))
-    sweep.folder.write("groups.parquet", to_parquet(groups))
-    return SweepResult(sweep.folder.uri, trials, groups, stopped_by)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import sys
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rayfl import (
@@ -24,6 +23,7 @@ from rayfl import (
     cli_sweep,
     cli_verify,
     completion,
+    terminal,
 )
 from rayfl.errors import ConfigError, RayflError
 
@@ -40,10 +40,7 @@ cli_verify.register(app)
 cli_plot.register(app)
 cli_report.register(app)
 
-_out = Console(soft_wrap=False)
-_err = Console(stderr=True)
 _LONGEST_MESSAGE = 500
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 Overrides = Annotated[
     list[str] | None,
@@ -83,15 +80,15 @@ def run(
 
     settings = _load(config, overrides)
     try:
-        result = run_config(settings, callbacks=[ConsoleProgress(_out)])
+        result = run_config(settings, callbacks=[ConsoleProgress(terminal.out())])
     except (KeyboardInterrupt, Terminated) as stop:
-        _err.print("interrupted; the same command continues from the last commit", markup=False)
-        raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else _INTERRUPTED) from None
-    _out.print(summary_table(result))
+        terminal.err().print("interrupted; the same command continues from the last commit", markup=False)
+        raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else terminal.INTERRUPTED) from None
+    terminal.out().print(summary_table(result))
     if result.skipped.num_rows:
-        _out.print(skipped_table(result))
+        terminal.out().print(skipped_table(result))
     folder, root = result.path, settings.storage_path
-    _out.print(
+    terminal.out().print(
         f"run folder:   {folder}\n"
         f"tables:       rounds.parquet, clients.parquet (pandas.read_parquet and friends)\n"
         f"continue:     the same command goes on where a run stopped; config.yaml in the folder is its exact input\n"
@@ -120,7 +117,7 @@ def list_(
             table.add_column(no_wrap=True)  # a name is there to be copied
             for entry in entries:
                 table.add_row(*entry)
-            _out.print(table)
+            terminal.out().print(table)
 
 
 @app.command()
@@ -144,13 +141,13 @@ def show(
     if method is not None:
         if overrides:
             raise ConfigError(f"overrides do not apply to the method {target!r}; give a preset or a file")
-        _out.print(describe_method(method), markup=False, highlight=False)
+        terminal.out().print(describe_method(method), markup=False, highlight=False)
         table = Table("field", "symbol", "default", "range", "meaning")
         for row in hyper_parameters(method):
             table.add_row(*row)
-        _out.print(table)
+        terminal.out().print(table)
         return
-    _out.print(to_yaml(_load(target, overrides)), markup=False, highlight=False, soft_wrap=True, end="")
+    terminal.out().print(to_yaml(_load(target, overrides)), markup=False, highlight=False, soft_wrap=True, end="")
 
 
 @data_app.command("stats")
@@ -162,7 +159,7 @@ def stats(config: Config, overrides: Overrides = None) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2))
     for label, value in dataset_stats(Parts(_load(config, overrides)).dataset).rows():
         table.add_row(label, value)
-    _out.print(table)
+    terminal.out().print(table)
 
 
 def _load(config: str | None, overrides: list[str] | None) -> Any:
@@ -196,7 +193,7 @@ def main() -> None:
             raise
         known = isinstance(error, RayflError)
         text = str(error) if known else _unexpected(error)
-        _err.print(f"error: {text}", markup=False, highlight=False, soft_wrap=True, style="red")
+        terminal.err().print(f"error: {text}", markup=False, highlight=False, soft_wrap=True, style="red")
         sys.exit(2 if known else 1)
 
 

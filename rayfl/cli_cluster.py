@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-_out = Console(soft_wrap=False)
+from rayfl import terminal
+
 _WRONG = 1
 _STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
@@ -104,6 +104,6 @@ def doctor(
         # As plain text: brackets in a path are no markup.
         verdict = Text(finding.verdict, style=_STYLES[finding.verdict])
         table.add_row(Text(finding.what), verdict, Text(finding.found), Text(finding.fix))
-    _out.print(table)
+    terminal.out().print(table)
     if any(finding.verdict == "wrong" for finding in findings):
         raise typer.Exit(_WRONG)

@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from rayfl import completion
+from rayfl import completion, terminal
 from rayfl.data.root import data_root
 from rayfl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from rayfl.data.download import Progress as Report
 
-_out = Console(soft_wrap=False)
-_err = Console(stderr=True)
 
 _Root = Annotated[Path | None, typer.Option(help="Data root; default RAYFL_DATA or ~/.cache/rayfl.")]
 
@@ -126,21 +123,14 @@ def verify(
 
 def _source(name: str, options: list[str], root: Path | None) -> Any:
     """The section ``dataset`` that name and options make."""
-    import yaml
     from pydantic import BaseModel, ValidationError, create_model
 
     from rayfl.config.messages import explain
+    from rayfl.config.overrides import parse_override
     from rayfl.data.sources import DatasetConfig
 
     section: dict[str, Any] = {"name": name}
-    for option in options:
-        key, equals, value = option.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"option {option!r} must look like split=balanced")
-        try:
-            section[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"option {option!r}: the value is not valid YAML: {error}") from None
+    section |= dict(parse_override(option, "split=balanced", "option") for option in options)
     if root is not None:
         section["root"] = root.expanduser().absolute()
     schema: type[BaseModel] = create_model("Preparation", dataset=(DatasetConfig, ...))
@@ -159,7 +149,7 @@ def _progress() -> Iterator[Report]:
         TextColumn("{task.percentage:>3.0f} %"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=_err, transient=True, disable=not _err.is_terminal) as bars:
+    with Progress(*columns, console=terminal.err(), transient=True, disable=not terminal.err().is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
         def report(what: str, done: int, total: int | None) -> None:
@@ -171,4 +161,4 @@ def _progress() -> Iterator[Report]:
 
 
 def _say(text: str) -> None:
-    _out.print(text, markup=False, highlight=False, soft_wrap=True)
+    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

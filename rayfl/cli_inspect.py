@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rayfl import terminal
 from rayfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from rayfl.inspection.folder import RunFolder
 
-_out = Console(soft_wrap=False)
 _DIFFERENCES_SHOWN = 20
 
 Run = Annotated[str, typer.Argument(help="A run's folder: a path or a URI (file, s3, gs).")]
@@ -51,7 +50,7 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
             table.add_row(escape(path), *(escape(text) for text in texts))
         if found:
-            _out.print(table)
+            terminal.out().print(table)
         same = left.fingerprint() == right.fingerprint()
         _say(f"{len(found)} differences; {'the same' if same else 'other'} results are to be expected")
         raise typer.Exit(1 if found else 0)
@@ -92,7 +91,7 @@ def clients(
         table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
     for row in found:
         table.add_row(*(escape(_shown(row[column])) for column in COLUMNS))
-    _out.print(table)
+    terminal.out().print(table)
     _say(f"{len(found)} of {len(rows)} clients")
 
 
@@ -160,4 +159,4 @@ def _shown(value: Any) -> str:
 
 
 def _say(text: str) -> None:
-    _out.print(text, markup=False, highlight=False, soft_wrap=True)
+    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -10,18 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from rayfl import completion
+from rayfl import completion, terminal
 from rayfl.errors import ConfigError, ResourceError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
 
-_out = Console(soft_wrap=False)
-_err = Console(stderr=True)
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 Address = Annotated[
     str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The cluster's dashboard, such as http://host:8265.")
@@ -81,7 +77,7 @@ def status(
     table = Table("job", "run", "method", "data", "status", "minutes", "exit status")
     for job in found:
         table.add_row(*_row(job))
-    _out.print(table)
+    terminal.out().print(table)
     if run is not None and found[0].status.is_terminal():
         raise typer.Exit(jobs.exit_status(found[0]))
 
@@ -127,7 +123,7 @@ def _follow(jobs: Any, client: Any, job: str) -> int:
         code: int = jobs.follow(client, job, _write)
     except KeyboardInterrupt:
         _say(f"job {job} goes on; rayfl stop {job} ends it")
-        return _INTERRUPTED
+        return terminal.INTERRUPTED
     return code
 
 
@@ -153,4 +149,4 @@ def _row(job: JobDetails) -> tuple[str, ...]:
 
 
 def _say(text: str) -> None:
-    _out.print(text, markup=False, highlight=False, soft_wrap=True)
+    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

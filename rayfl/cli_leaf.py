@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from rayfl import terminal
 from rayfl.data.root import data_root
 
 if TYPE_CHECKING:
     from rayfl.data.leaf import ImportReport
 
-_out = Console(soft_wrap=False)
-_err = Console(stderr=True)
 
 _Out = Annotated[Path | None, typer.Option(help="Parquet file to write; default <data set>.parquet in RAYFL_DATA.")]
 _Fraction = Annotated[
@@ -114,8 +112,8 @@ def import_shakespeare_raw(
 
 def _say(report: ImportReport) -> None:
     for warning in report.warnings:
-        _err.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+        terminal.err().print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     samples = ", ".join(f"{n:,} {split}" for split, n in report.samples.items())
-    _out.print(
+    terminal.out().print(
         f"{report.clients:,} clients, {samples} samples -> {report.destination}", highlight=False, soft_wrap=True
     )

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from rayfl import terminal
 from rayfl.errors import ConfigError
 from rayfl.plots.kinds import KINDS
-
-_out = Console(soft_wrap=False)
 
 _HELP = "Draw a figure of runs, and write its numbers beside it as CSV.\n\nKinds:\n\n" + "\n\n".join(
     f"{name}: {kind.description}{f' ({kind.source})' if kind.source else ''}" for name, kind in KINDS.items()
@@ -56,7 +54,9 @@ def plot(
     check_options(kind, list(options))
     destination = Path(f"{kind}.png") if out is None else out
     numbers = write_plot(kind, [open_run(run, Experiment) for run in runs], destination, **options)
-    _out.print(f"{kind} of {len(runs)} runs -> {destination}, {numbers}", markup=False, highlight=False, soft_wrap=True)
+    terminal.out().print(
+        f"{kind} of {len(runs)} runs -> {destination}, {numbers}", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _numbers(text: str) -> list[int]:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from rayfl import terminal
 from rayfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from rayfl.experiment import Parts
 
-_out = Console(soft_wrap=False)
 _CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 Runs = Annotated[list[str], typer.Argument(help="Folders of runs: paths or URIs (file, s3, gs).", show_default=False)]
@@ -68,7 +67,7 @@ def compare(runs: Runs) -> None:
     if len(runs) < 2:
         raise ConfigError("rayfl compare needs at least two runs; `rayfl report` describes a single one")
     comparison = compared(load_runs(runs, METHODS))
-    _out.print(terminal_table(comparison))
+    terminal.out().print(terminal_table(comparison))
     for note in comparison.notes:
         _say(f"note: {note}")
 
@@ -114,4 +113,4 @@ def _code(value: Any) -> str | None:
 
 
 def _say(text: str) -> None:
-    _out.print(text, markup=False, highlight=False, soft_wrap=True)
+    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -6,12 +6,8 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-_out = Console(soft_wrap=False)
-_err = Console(stderr=True)
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-_FAILED = 1
+from rayfl import terminal
 
 
 class Size(StrEnum):
@@ -60,19 +56,19 @@ def reproduce(
     chosen = [name.strip() for name in methods.split(",")] if methods is not None else None
     planned = plan_reproduction(Experiment, table, folder, size, rounds, chosen, _seeds(seeds), _given(overrides or []))
     try:
-        result = run_all(planned, folder, _say, lambda: [ConsoleProgress(_out)])
+        result = run_all(planned, folder, _say, lambda: [ConsoleProgress(terminal.out())])
     except (KeyboardInterrupt, Terminated) as stop:
-        _err.print("interrupted; the same command continues from the last commit", markup=False)
-        raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else _INTERRUPTED) from None
+        terminal.err().print("interrupted; the same command continues from the last commit", markup=False)
+        raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else terminal.INTERRUPTED) from None
     for part in as_text(planned, result.rows):
-        _say(part) if isinstance(part, str) else _out.print(part)
+        _say(part) if isinstance(part, str) else terminal.out().print(part)
     _say(f"folder: {folder} (table.md, table.csv, table.parquet, a folder per run)")
     if result.failures:
         for run, reason in result.failures.items():
-            _err.print(
+            terminal.err().print(
                 f"failed: {run.method} on {run.setting}, seed {run.seed}: {reason}", markup=False, soft_wrap=True
             )
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(terminal.FAILED)
 
 
 def _seeds(text: str | None) -> list[int] | None:
@@ -91,21 +87,10 @@ def _seeds(text: str | None) -> list[int] | None:
 
 def _given(overrides: list[str]) -> dict[str, Any]:
     """Values by dotted path."""
-    import yaml
+    from rayfl.config.overrides import parse_override
 
-    from rayfl.errors import ConfigError
-
-    given: dict[str, Any] = {}
-    for text in overrides:
-        path, equals, value = text.partition("=")
-        if not equals or not path:
-            raise ConfigError(f"override {text!r} must look like cluster.backend=inline")
-        try:
-            given[path] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from None
-    return given
+    return dict(parse_override(text, "cluster.backend=inline") for text in overrides)
 
 
 def _say(text: str) -> None:
-    _out.print(text, markup=False, highlight=False, soft_wrap=True)
+    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

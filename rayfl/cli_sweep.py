@@ -6,14 +6,8 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from rayfl import completion
-
-_out = Console(soft_wrap=False)
-_err = Console(stderr=True)
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-_FAILED = 1
+from rayfl import completion, terminal
 
 
 class Metric(StrEnum):
@@ -93,21 +87,21 @@ def sweep(
     try:
         result = run_sweep(planned, options, _say)
     except (KeyboardInterrupt, Terminated) as stop:
-        _err.print("interrupted; the same command continues the sweep", markup=False)
-        raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else _INTERRUPTED) from None
-    _out.print(printed(result.groups, planned.varied, measure))
+        terminal.err().print("interrupted; the same command continues the sweep", markup=False)
+        raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else terminal.INTERRUPTED) from None
+    terminal.out().print(printed(result.groups, planned.varied, measure))
     failed = [
         row for row in result.trials.select(["trial", "status", "reason"]).to_pylist() if row["status"] == "failed"
     ]
     for row in failed:
-        _err.print(f"failed: {row['trial']}: {row['reason']}", markup=False, highlight=False, soft_wrap=True)
+        terminal.err().print(f"failed: {row['trial']}: {row['reason']}", markup=False, highlight=False, soft_wrap=True)
     _say(f"sweep folder: {result.path} (trials.parquet, groups.parquet, a folder per experiment)")
     if result.stopped_by is not None:
-        _err.print("interrupted; the same command continues the sweep", markup=False)
-        raise typer.Exit(TERMINATED if isinstance(result.stopped_by, Terminated) else _INTERRUPTED)
+        terminal.err().print("interrupted; the same command continues the sweep", markup=False)
+        raise typer.Exit(TERMINATED if isinstance(result.stopped_by, Terminated) else terminal.INTERRUPTED)
     if failed:
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(terminal.FAILED)
 
 
 def _say(text: str) -> None:
-    _out.print(text, markup=False, highlight=False, soft_wrap=True)
+    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

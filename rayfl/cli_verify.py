@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-_out = Console(soft_wrap=False)
+from rayfl import terminal
 
 
 def register(app: typer.Typer) -> None:
@@ -32,4 +31,4 @@ def verify(run: Annotated[str, typer.Argument(help="A run's folder: a path or a 
 
 
 def _say(text: str) -> None:
-    _out.print(text, markup=False, highlight=False, soft_wrap=True)
+    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

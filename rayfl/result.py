@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.tables import SKIPPED_SCHEMA
+from rayfl.table_schemas import SKIPPED_SCHEMA
 
 
 @dataclass(frozen=True)

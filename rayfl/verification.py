@@ -21,7 +21,8 @@ from rayfl.errors import RayflError, RunError
 from rayfl.lease import FILE as LEASE
 from rayfl.lease import read_lease
 from rayfl.storage import Storage
-from rayfl.tables import PARTITION_KEY, TABLES, from_parquet, known_schema
+from rayfl.table_schemas import PARTITION_KEY, TABLES, known_schema
+from rayfl.tables import from_parquet
 
 
 @dataclass

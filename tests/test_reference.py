@@ -13,7 +13,7 @@ from algorithms.registry import METHODS, Experiment
 from rayfl.config.loading import load_config
 from rayfl.config.paper_presets import method_row, method_settings, paper_presets
 from rayfl.reference import Protocol, ReferenceTable, parsed_reference, reference_tables
-from rayfl.tables import ROUNDS_SCHEMA
+from rayfl.table_schemas import ROUNDS_SCHEMA
 
 TABLES = {table.name: table for table in reference_tables()}
 PRESETS = paper_presets()

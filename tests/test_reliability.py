@@ -15,7 +15,8 @@ from rayfl.commits import CommitStore, Manifest
 from rayfl.errors import RunError
 from rayfl.lease import FILE, Holder, Lease, read_lease
 from rayfl.storage import Storage
-from rayfl.tables import PARTITION_KEY, ResultTables
+from rayfl.table_schemas import PARTITION_KEY
+from rayfl.tables import ResultTables
 from rayfl.tracking.timings import Timings, read_timings
 from rayfl.verification import verify
 from tests.toys import assert_equal

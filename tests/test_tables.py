@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from rayfl.metrics import STATISTICS_SIZE, Statistics, batch_statistics
-from rayfl.tables import CLIENTS_SCHEMA, ROUNDS_SCHEMA, ResultTables, from_parquet, to_parquet
+from rayfl.table_schemas import CLIENTS_SCHEMA, ROUNDS_SCHEMA
+from rayfl.tables import ResultTables, from_parquet, to_parquet
 
 
 def scored(n: int, correct: int) -> Statistics:

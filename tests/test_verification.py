@@ -19,7 +19,7 @@ from rayfl.commits import CommitStore, Manifest
 from rayfl.errors import RunError
 from rayfl.lease import Lease
 from rayfl.storage import Storage
-from rayfl.tables import PARTITION_KEY
+from rayfl.table_schemas import PARTITION_KEY
 from rayfl.verification import verify
 from tests.cluster.experiments import small_experiment
 

@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from rayfl.config.messages import explain, nearest
+from rayfl.config.overrides import parse_override
 from rayfl.config.paper_presets import paper_presets
 from rayfl.config.paper_presets import preset_names as preset_names
 from rayfl.config.schema import ExperimentConfig
@@ -49,7 +50,7 @@ def load_config(
         ConfigError: listing every problem with its path, the allowed values and the nearest name.
     """
     content, place = _read(source)
-    pairs = overrides.items() if isinstance(overrides, Mapping) else [_parse(text) for text in overrides]
+    pairs = overrides.items() if isinstance(overrides, Mapping) else [parse_override(text) for text in overrides]
     content = {key: _expanded(key, value) for key, value in content.items()}
     for path, value in pairs:
         _set(content, path, value)
@@ -94,16 +95,6 @@ def _parse_yaml(text: str, place: str) -> dict[str, Any]:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"{place} must be a mapping of sections (algorithm, dataset, model, train, ...)")
     return content
-
-
-def _parse(text: str) -> tuple[str, Any]:
-    path, equals, value = text.partition("=")
-    if not equals or not path:
-        raise ConfigError(f"override {text!r} must look like train.rounds=10")
-    try:
-        return path, yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from None
 
 
 def _expanded(key: str, value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from operator import is_
 
 import torch
@@ -34,14 +34,20 @@ class FusedSGD:
     ) -> None:
         self._max_norm = sgd.max_norm
         self._layout, self._moved, self._parameters = layout, moved, parameters
+        self._room: list[Tensor] | None = None
         self._parts = [
             _Part(rule, members, layout, [moved[i] for i in members], parameters, velocity)
             for rule, members in sgd.members.items()
         ]
 
-    @cached_property
+    @property
     def room(self) -> list[Tensor]:
         """Where the next step's gradients may be written, in the order of ``moved``: it then moves nothing else."""
+        if self._room is None:
+            self._room = self._settled_room()
+        return self._room
+
+    def _settled_room(self) -> list[Tensor]:
         flat = torch.zeros_like(self._parameters)
         for part in self._parts:
             part.settle(flat)
@@ -52,7 +58,7 @@ class FusedSGD:
         """One step; the gradients come in the order of ``moved`` and are left as they are."""
         if self._max_norm is not None:
             gradients = clipped(gradients, self._max_norm)
-        elif "room" in self.__dict__ and all(map(is_, gradients, self.room)):
+        elif self._room is not None and all(map(is_, gradients, self._room)):
             for part in self._parts:
                 part.step_settled()
             return

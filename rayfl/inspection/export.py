@@ -16,7 +16,7 @@ from rayfl.errors import ConfigError
 from rayfl.inspection.committed import CommittedModels, single_model, task_of
 from rayfl.inspection.rows import PERSONALIZED, personalized_model, where
 from rayfl.models.zoo import Candidates
-from rayfl.tables import METRICS
+from rayfl.table_schemas import METRICS
 from rayfl.tasks import Predictor
 
 

@@ -16,7 +16,7 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, DamageError, RunError
 from rayfl.experiment import Parts
 from rayfl.storage import Storage
-from rayfl.tables import PARTITION_KEY, TABLES, known_schema
+from rayfl.table_schemas import PARTITION_KEY, TABLES, known_schema
 from rayfl.tracking.timings import read_timings
 
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rayfl.errors import ConfigError, RunError
 from rayfl.inspection.folder import RunFolder
 from rayfl.inspection.rows import PERSONALIZED, last_round, personalized_model, where
-from rayfl.tables import METRICS
+from rayfl.table_schemas import METRICS
 
 COLUMNS = ("client", "name", "n", *METRICS, "selected", "last", "skipped", "down", "up")
 """``n`` samples of the split, the metrics, in how many rounds the client was selected and in which last (0: never),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rayfl.errors import ConfigError
-from rayfl.tables import METRICS
+from rayfl.table_schemas import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

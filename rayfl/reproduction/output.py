@@ -61,7 +61,8 @@ def as_text(planned: Reproduction, rows: Sequence[Comparison]) -> list[Table | s
     for table, setting, mine in _groups(planned, rows):
         printed = Table(title=f"{_title(table)}: {setting}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for heading in _HEADINGS:
-            printed.add_column(heading, justify="left" if heading in ("method", "target") else "right", no_wrap=True)
+            # folded where the terminal is narrow, never cut: a number without its end is another one
+            printed.add_column(heading, justify="left" if heading in ("method", "target") else "right", overflow="fold")
         for row in mine:
             printed.add_row(*_cells(row, table))
         shown += [printed, *_notes(planned, table, setting, mine)]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from rayfl.tables import METRICS
+from rayfl.table_schemas import METRICS
 
 Metric = Literal["loss", "top1", "top5", "ece", "mce"]
 Model = Literal["personalized", "global"]

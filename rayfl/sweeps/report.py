@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rayfl.sweeps.measures import Measure
-from rayfl.tables import METRICS
+from rayfl.table_schemas import METRICS
 
 SEED = "seed"
 FINISHED = "finished"

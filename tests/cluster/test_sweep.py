@@ -16,7 +16,8 @@ import yaml
 
 import rayfl
 from algorithms.registry import Experiment
-from cluster.sweep import STOPPED_FILE, SweepOptions, SweepResult, run_sweep
+from cluster.sweep import SweepOptions, SweepResult, run_sweep
+from cluster.sweep_folder import STOPPED_FILE
 from rayfl.config.loading import to_yaml
 from rayfl.errors import ConfigError
 from rayfl.sweeps.measures import Measure

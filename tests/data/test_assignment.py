@@ -16,7 +16,7 @@ from rayfl.config.loading import load_config
 from rayfl.data.assignment import ASSIGNMENT_SCHEMA, FilePartition, assignment_hash
 from rayfl.errors import ConfigError, DataError, RunError
 from rayfl.experiment import Parts
-from rayfl.tables import PARTITION_KEY
+from rayfl.table_schemas import PARTITION_KEY
 from tests.cluster.experiments import small_experiment
 
 

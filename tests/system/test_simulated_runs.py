@@ -17,7 +17,7 @@ from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError, RunError
 from rayfl.experiment import Parts
 from rayfl.storage import Storage
-from rayfl.tables import ROUNDS_SCHEMA, SIMULATED_ROUNDS_SCHEMA
+from rayfl.table_schemas import ROUNDS_SCHEMA, SIMULATED_ROUNDS_SCHEMA
 from rayfl.verification import verify
 from tests.cluster.experiments import assert_same, outcome, small_experiment
 from tests.toys import assert_equal

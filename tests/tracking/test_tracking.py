@@ -11,7 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.result import Result
-from rayfl.tables import ROUNDS_SCHEMA, ResultTables
+from rayfl.table_schemas import ROUNDS_SCHEMA
+from rayfl.tables import ResultTables
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.console import ConsoleProgress
 from rayfl.tracking.summary import final_rows, skipped_table, summary_table
