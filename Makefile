@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint install docs chaos clean
+.PHONY: demo test test-all lint install docs chaos fuzz clean
 
 install: $(VENV)/installed
 
@@ -39,6 +39,11 @@ docs: install
 # Kills, full disks and damaged files by the hundred, each followed by a continued run: docs/reliability.md.
 chaos: install
 	$(BIN)/python scripts/chaos.py --trials 200 --seed 0
+
+# Coverage-guided, two minutes for each kind of input.
+fuzz: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[fuzz]'
+	$(BIN)/python scripts/fuzz.py all --seconds 120
 
 clean:
 	rm -rf $(VENV) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

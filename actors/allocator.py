@@ -20,10 +20,8 @@ def reuse_freed_memory() -> bool:
     Returns:
         Whether glibc took the settings.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    library = ctypes.CDLL(None)
-    if not (hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt")):
+    library = _glibc()
+    if library is None:
         return False
     settings = {
         _MMAP_THRESHOLD: _LARGEST_KEPT,
@@ -33,3 +31,20 @@ def reuse_freed_memory() -> bool:
     }
     taken = [library.mallopt(option, value) == 1 for option, value in settings.items()]
     return all(taken)
+
+
+def return_freed_memory() -> bool:
+    """Gives the kernel back what is free now, wherever it lies. By itself glibc returns the end of its heap alone.
+
+    Returns:
+        Whether there was any; False without glibc.
+    """
+    library = _glibc()
+    return library is not None and library.malloc_trim(0) == 1
+
+
+def _glibc() -> ctypes.CDLL | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt") else None

@@ -14,16 +14,21 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from actors.allocator import return_freed_memory
 from rayfl import treefile
 from rayfl.errors import ResourceError
 from rayfl.params import Tree, num_bytes
 
 _PREFIX = "rayfl-spill"
+_MOST_HOLES = 64 << 20
+"""Bytes let go of before the machine gets them back: rarely enough for its time not to matter."""
 Key = TypeVar("Key", bound=Hashable)
 
 
 class LeastRecentlyUsed(Generic[Key]):
     """Keeps count of bytes and says what has to go.
+
+    What goes leaves holes among what stays; from time to time they are given back to the machine.
 
     Args:
         limit: bytes that may stay; None for no limit. The newest entry stays even if it alone exceeds it.
@@ -34,6 +39,7 @@ class LeastRecentlyUsed(Generic[Key]):
         self._limit = limit
         self._evict = evict
         self._sizes: OrderedDict[Key, int] = OrderedDict()
+        self._holes = 0
         self.bytes = 0
 
     def touch(self, key: Key, size: int) -> None:
@@ -44,7 +50,11 @@ class LeastRecentlyUsed(Generic[Key]):
         while self._limit is not None and self.bytes > self._limit and len(self._sizes) > 1:
             oldest = next(iter(self._sizes))
             self._evict(oldest)
+            self._holes += self._sizes[oldest]
             self.forget(oldest)
+        if self._holes > _MOST_HOLES:
+            return_freed_memory()
+            self._holes = 0
 
     def forget(self, key: Key) -> None:
         """Takes an entry off the count."""

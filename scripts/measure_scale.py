@@ -89,13 +89,18 @@ def main(preset: str, overrides: list[str]) -> None:
 
 def _print(config: Any, result: rayfl.Result, meter: Meter, total: float, size: int) -> None:
     clients = max(row["clients"] for row in result.rounds.to_pylist())
+    every = config.evaluation.every or config.train.rounds
+    # after the first rounds, and before and after every evaluation: between these it should stay as it is
+    marks = sorted(
+        {0, *(i for e in range(every, len(meter.driver) + 1, every) for i in (e - 2, e) if i < len(meter.driver))}
+    )
     rows = [
         ("clients, rounds, cohort", f"{clients:,}, {config.train.rounds}, {config.train.clients_per_round}"),
         ("start to the end of round 1 (Ray being up)", f"{meter.first_round_s:.1f} s"),
         ("all rounds and evaluations", f"{total:.1f} s"),
         ("one evaluation of all clients", ", ".join(f"{s:.1f} s" for s in meter.evaluation_s)),
-        ("driver's memory after round 1, half-way, at the end", ", ".join(
-            f"{meter.driver[i] / _MIB:.0f} MiB" for i in (0, len(meter.driver) // 2, -1))),
+        (f"driver's memory after rounds {', '.join(str(i + 1) for i in marks)}", ", ".join(
+            f"{meter.driver[i] / _MIB:.0f}" for i in marks) + " MiB"),
         ("largest memory of an actor", f"{meter.actors_peak / _MIB:.0f} MiB"),
         ("run folder (two commits, tables)", f"{size / _MIB:.1f} MiB"),
     ]  # fmt: skip

@@ -45,3 +45,32 @@ def test_other_systems_are_left_alone(missing: str, monkeypatch: pytest.MonkeyPa
     if missing == "linux":
         monkeypatch.setattr(sys, "platform", "darwin")
     assert not allocator.reuse_freed_memory()
+    assert not allocator.return_freed_memory()
+
+
+_EVICTION = """
+from pathlib import Path
+import torch
+from actors.allocator import reuse_freed_memory
+from actors.memory import LeastRecentlyUsed
+
+def resident():
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines["RssAnon"].split()[0]) >> 10
+
+reuse_freed_memory()
+before = resident()
+large, between = {}, []
+recent = LeastRecentlyUsed(50 << 20, large.pop)
+for i in range(400):
+    large[i] = torch.ones(1 << 18)
+    between.append(torch.ones(1 << 8))
+    recent.touch(i, 1 << 20)
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_what_is_evicted_from_between_other_things_is_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", _EVICTION], capture_output=True, check=True)
+    assert int(done.stdout) < 50 + 64 + 40

@@ -74,7 +74,8 @@ def checked_file(folder: Path, content: bytes) -> None:
     assert config is not None or str(file) in message or "algorithm" in message
 
 
-CONFIGS = damaged(to_yaml(load_config(Experiment, "quickstart", [])).encode())
+CONFIG = to_yaml(load_config(Experiment, "quickstart", [])).encode()
+CONFIGS = damaged(CONFIG)
 
 
 @QUICK

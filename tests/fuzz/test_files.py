@@ -145,18 +145,30 @@ def as_json(content: bytes) -> Any:
         return object()
 
 
-def checked_commit(folder: Path, choice: int, replacement: bytes | None, data: st.DataObject) -> None:
-    """With one file changed, the newest whole commit is found, or the error says what is wrong; verify always ends."""
+def two_commits(folder: Path) -> CommitStore:
+    """The same two commits, in a folder that may have others."""
     for path in folder.glob("**/*"):
         if path.is_file():
             path.unlink()
-    store = a_run(folder)
-    first = store.read_manifest("manifest-000001.json")
+    return a_run(folder)
+
+
+def checked_commit(folder: Path, choice: int, replacement: bytes | None, data: st.DataObject) -> None:
+    """With one file changed, the newest whole commit is found, or the error says what is wrong; verify always ends."""
+    store = two_commits(folder)
     files = sorted((folder / "commits").iterdir())
     path = files[choice % len(files)]
+    checked_replacement(
+        folder, store, path, data.draw(damaged(path.read_bytes())) if replacement is None else replacement
+    )
+
+
+def checked_replacement(folder: Path, store: CommitStore, path: Path, replacement: bytes) -> None:
+    """The same for one file and what it then contains."""
+    first = store.read_manifest("manifest-000001.json")
     before = path.read_bytes()
-    path.write_bytes(data.draw(damaged(before)) if replacement is None else replacement)
-    same = path.read_bytes() == before or as_json(path.read_bytes()) == as_json(before)
+    path.write_bytes(replacement)
+    same = replacement == before or as_json(replacement) == as_json(before)
     report = verify(Storage(str(folder)))
     assert any(path.name in problem for problem in report.problems) or same or path.name == "newest.json"
     found, message = tried(RunError, lambda: store.latest(thoroughly=True))
