@@ -168,7 +168,8 @@ class ClientHost:
                 raise OverflowError(f"values too large to be summed exactly over {job.summands} clients")
             result.totals[outcome.group] = total
             result.upload_bytes[client.id] = num_bytes(outcome.tree)
-            self._note_update(outcome.tree, common, result)
+            if job.splits:
+                self._note_update(outcome.tree, common, result)
         else:
             check_finite(outcome)
             result.values[client.id] = to_numpy(outcome)

@@ -28,7 +28,8 @@ class Job:
         final: whether this is the evaluation after the last round.
         clients: whose procedures to run; for ``official`` the pieces, counted from K + 1.
         payloads: keyword arguments by client, as NumPy trees.
-        splits: splits on which to score predictors (published ones for ``mean`` and ``map``).
+        splits: splits on which to score predictors (published ones for ``mean`` and ``map``); without any, the updates'
+            variance is not asked for either.
         committed: where to find states that no host holds in memory.
         counted: whether what ``mean`` and ``map`` send and receive is traffic.
         attempts: how often a client's procedure is run at most.
@@ -60,7 +61,8 @@ class JobResult:
         scores: statistics of predictors.
         stateful: clients of the job that have a state on this host now.
         upload_bytes: bytes of each procedure's result, by client, before any reduction.
-        updates: uniform mean of the clients' ``change`` (see ``Algorithm.update``) and of its squared norm.
+        updates: uniform mean of the clients' ``change`` (see ``Algorithm.update``) and of its squared norm;
+            none if the job has no splits.
         failures: the clients that are left out; nothing of them is in the rest.
         retried: how often a client had failed before it succeeded, by client, of those that did fail.
     """

@@ -18,7 +18,7 @@ from torch import Tensor
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Predictor, Task
+from rayfl.tasks import Batch, Predictor, Task, loss_of_the_task
 
 Procedure = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -163,6 +163,7 @@ class Algorithm(BaseModel):
         """One round on the server: returns the entries of ``server`` that change."""
         raise TypeError(f"{type(self).__name__} does not define a round")
 
+    @loss_of_the_task
     def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """The loss of one mini-batch; a scalar."""
         loss: Tensor = task.loss(model, batch)

@@ -6,7 +6,8 @@ the graph itself costs more than they do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,12 +32,29 @@ def tensors_of(layers: Sequence[Layer]) -> list[Tensor]:
     return [tensor for layer in layers for tensor in layer if tensor is not None]
 
 
-@torch.no_grad()
-def cross_entropy(tape: Tape, layers: Sequence[Layer], x: Tensor, y: Tensor) -> Tensor:
-    """The mean cross-entropy of linear layers with ReLU between them; a scalar.
+@dataclass(frozen=True)
+class Pass:
+    """What a forward pass leaves for the gradients.
+
+    Attributes:
+        inputs: what each layer has read, shape (b, its inputs).
+        predicted: log-probabilities, shape (b, C).
+        labels: int64, shape (b,).
+        loss: the mean cross-entropy; a scalar.
+        weights: the total weight of the samples, as PyTorch's backward pass wants it.
+    """
+
+    inputs: list[Tensor]
+    predicted: Tensor
+    labels: Tensor
+    loss: Tensor
+    weights: Tensor
+
+
+def forward(layers: Sequence[Layer], x: Tensor, y: Tensor) -> Pass:
+    """Linear layers with ReLU between them, and the mean cross-entropy of their logits. No graph may be recorded.
 
     Args:
-        tape: reads all tensors of the layers.
         layers: from the first to the one that gives logits.
         x: inputs, shape (b, ...).
         y: labels, int64, shape (b,).
@@ -46,22 +64,67 @@ def cross_entropy(tape: Tape, layers: Sequence[Layer], x: Tensor, y: Tensor) -> 
         out = functional.linear(inputs[-1], weight, bias)
         inputs.append(out.relu_() if len(inputs) < len(layers) else out)
     predicted = torch.log_softmax(inputs.pop(), 1)
-    loss, weights = _nll_loss(predicted, y, None, _MEAN, _IGNORED)
+    return Pass(inputs, predicted, y, *_nll_loss(predicted, y, None, _MEAN, _IGNORED))
+
+
+def backward(layers: Sequence[Layer], done: Pass, upstream: Tensor, lowest: int = 0) -> Iterator[tuple[int, Tensor]]:
+    """From the last layer to the ``lowest``: its place, and the gradient of what it puts out, shape (b, outputs).
+
+    That of a weight is its transpose times what the layer has read, that of a bias its sum over the batch.
+
+    Args:
+        layers: as given to :func:`forward`.
+        done: what that returned.
+        upstream: the gradient of the loss; a scalar.
+        lowest: the first layer of interest.
+    """
+    delta = _nll_loss_backward(upstream, done.predicted, done.labels, None, _MEAN, _IGNORED, done.weights)
+    delta = _log_softmax_backward(delta, done.predicted, 1, done.predicted.dtype)
+    for i in range(len(layers) - 1, lowest - 1, -1):
+        yield i, delta
+        if i > lowest:
+            delta = _relu_backward(delta.mm(layers[i][0]), done.inputs[i], 0)
+
+
+@torch.no_grad()
+def cross_entropy(tape: Tape, layers: Sequence[Layer], x: Tensor, y: Tensor) -> Tensor:
+    """The mean cross-entropy as part of an objective; a scalar.
+
+    Args:
+        tape: reads all tensors of the layers.
+        layers: see :func:`forward`.
+        x: see there.
+        y: see there.
+    """
+    done = forward(layers, x, y)
     lowest = next((i for i, layer in enumerate(layers) if any(map(tape.wants, tensors_of([layer])))), len(layers))
 
     def pull(gradients: Gradients) -> None:
         (upstream,) = gradients
         if upstream is None:
             return
-        delta = _nll_loss_backward(upstream, predicted, y, None, _MEAN, _IGNORED, weights)
-        delta = _log_softmax_backward(delta, predicted, 1, predicted.dtype)
-        for i in range(len(layers) - 1, lowest - 1, -1):
+        for i, delta in backward(layers, done, upstream, lowest):
             weight, bias = layers[i]
             if tape.wants(weight):
-                tape.add([weight], 1.0, [torch.mm(delta.t(), inputs[i], out=tape.room_for(weight))])
+                tape.add([weight], 1.0, [torch.mm(delta.t(), done.inputs[i], out=tape.room_for(weight))])
             if bias is not None and tape.wants(bias):
                 tape.add([bias], 1.0, [torch.sum(delta, 0, out=tape.room_for(bias))])
-            if i > lowest:
-                delta = _relu_backward(delta.mm(weight), inputs[i], 0)
 
-    return tape.cut([loss], pull)[0]
+    return tape.cut([done.loss], pull)[0]
+
+
+def gradients_into(layers: Sequence[Layer], room: Sequence[Layer], x: Tensor, y: Tensor) -> None:
+    """Writes the gradients of the mean cross-entropy with respect to all weights and biases. No graph may be recorded.
+
+    Args:
+        layers: see :func:`forward`.
+        room: where they go, tensors of the same shapes.
+        x: see :func:`forward`.
+        y: see there.
+    """
+    done = forward(layers, x, y)
+    for i, delta in backward(layers, done, torch.ones_like(done.loss)):
+        weight, bias = room[i]
+        torch.mm(delta.t(), done.inputs[i], out=weight)
+        if bias is not None:
+            torch.sum(delta, 0, out=bias)

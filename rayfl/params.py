@@ -24,7 +24,7 @@ Number = int | float
 
 # MKL picks its kernel, and so the last bit of a product, by the alignment of its operands: every view of a
 # flat buffer starts where a freshly allocated tensor would.
-_ALIGNMENT_BYTES = 64
+ALIGNMENT_BYTES = 64
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -198,7 +198,7 @@ class Layout:
         if len(types) != 1:
             raise TypeError(f"a trained tree needs leaves of one type, got {sorted(map(str, types))}")
         dtype = types.pop()
-        step = _ALIGNMENT_BYTES // dtype.itemsize
+        step = ALIGNMENT_BYTES // dtype.itemsize
         offsets, position = [], 0
         for _, leaf in pairs:
             offsets.append(position)

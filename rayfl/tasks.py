@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rayfl import closed_form
-from rayfl.closed_form import tensors_of
+from rayfl.closed_form import Layer, tensors_of
 from rayfl.models.base import Network
 from rayfl.tape import recording, tape_of
 
 Model = Mapping[str, Tensor]
+Objective = TypeVar("Objective", bound=Callable[..., Tensor])
+_OWN_LOSS = "_is_the_loss_of_the_task"
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,14 @@ class Classification:
             return closed_form.cross_entropy(tape, layers, batch.x, batch.y)
         return self.cross_entropy(self.logits(model, batch), batch)
 
+    def chain(self, model: Model) -> list[Layer] | None:
+        """The layers of a fully connected network whose :meth:`loss` is their cross-entropy; None for any other.
+
+        Raises:
+            ModelError: ``model`` is not of this network.
+        """
+        return self.network.chain(model) if type(self).loss is Classification.loss else None
+
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean cross-entropy of given logits; a scalar."""
         if batch.mask is None:
@@ -165,3 +175,14 @@ class Classification:
         if len(members) == 1:
             return members[0]
         return torch.logsumexp(torch.stack(members), 0) - math.log(len(members))
+
+
+def loss_of_the_task(objective: Objective) -> Objective:
+    """Declares an objective to be ``task.loss(trainable, batch)`` and nothing else: the engine need not call it."""
+    setattr(objective, _OWN_LOSS, True)
+    return objective
+
+
+def is_loss_of_the_task(objective: Callable[..., Tensor]) -> bool:
+    """Whether that was declared of an objective (of the function, where it is a method)."""
+    return getattr(objective, _OWN_LOSS, False)

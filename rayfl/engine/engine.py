@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rayfl.engine import looped, vectorized
 from rayfl.engine.requests import GradientRequest, OutputRequest, Request, TrainRequest
+from rayfl.engine.steps import Kernel
 from rayfl.tasks import Task
 
 _log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Engine:
         wanted = config.mode == "vectorized" or (config.mode == "auto" and device.type == "cuda")
         obstacle = next((c.network.why_not_vectorizable for c in task.candidates if not c.network.vectorizable), "")
         self.vectorized = wanted and not obstacle
-        self._kernel: looped.Kernel = config.kernel if device.type == "cpu" else "reference"
+        self._kernel: Kernel = config.kernel if device.type == "cpu" else "reference"
         notes = [f"clients are trained one by one: {obstacle}"] if wanted and obstacle else []
         if self._kernel != config.kernel:
             notes.append(f"engine.kernel={config.kernel} is for CPUs: on {device.type} it is {self._kernel}")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfl.engine.blocked import BlockedSGD
-from rayfl.engine.fused import FusedSGD, is_exact
 from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
 from rayfl.engine.sgd import SGD
-from rayfl.params import Layout, Tree, from_leaves, leaves, map_leaves
-from rayfl.tape import Tape, total
+from rayfl.engine.steps import Kernel, Moved, step_of
+from rayfl.params import ALIGNMENT_BYTES, Layout, Tree, from_leaves, leaves, map_leaves
 from rayfl.tasks import Batch, Task
 
-Kernel = Literal["reference", "fast"]
+_GATHERED_BYTES = 1 << 18
+"""Samples copied at a time: few operations, and all of it still in the processor's cache when it is read."""
 
 
 def is_buffer(path: str, task: Task) -> bool:
@@ -40,82 +38,49 @@ def train(request: TrainRequest, task: Task, device: torch.device, kernel: Kerne
     flat = layout.pack(request.trainable, device)
     model = layout.views(flat)
     paths = [path for path, _ in leaves(model) if not is_buffer(path, task)]
-    moved = [leaf.requires_grad_() for path, leaf in leaves(model) if not is_buffer(path, task)]
+    for path, leaf in leaves(model):
+        leaf.requires_grad_(path in paths)
     sgd = SGD(request, paths)
     velocity = _initial_velocity(request, layout, flat) if sgd.has_momentum else None
-    take = (_fast if kernel == "fast" else _reference)(sgd, layout, paths, moved, flat, velocity)
-    examples, bounds = request.examples, request.plan.bounds
-    variations = None if request.variations is None else request.variations.to(device)
+    take = step_of(request, task, model, Moved(sgd, layout, paths, flat, velocity), kernel)
     with _seeded(request.seed, task, device):
-        for step, index in enumerate(request.plan.batches(device)):
-            x = examples.x.index_select(0, index)
-            if variations is not None:
-                x = variations.part(bounds[step], bounds[step + 1]).applied(x)
-            batch = Batch(x, examples.y.index_select(0, index))
-            draw = None if request.draws is None else draw_of_step(request.draws, step)
-            take(partial(request.objective, model, batch, task, request.frozen, draw))
+        for step, batch in enumerate(_batches(request, device)):
+            take(batch, None if request.draws is None else draw_of_step(request.draws, step))
     if request.velocity is not None and velocity is not None:
         buffers = dict(leaves(layout.views(velocity)))
         request.velocity.update({path: buffers[path].clone() for path in paths})
     return map_leaves(Tensor.detach, model)
 
 
-def _reference(
-    sgd: SGD, layout: Layout, paths: Sequence[str], moved: Sequence[Tensor], flat: Tensor, velocity: Tensor | None
-) -> Callable[[Callable[[], Tensor]], None]:
-    """A step along the gradient of a loss, all of it from autograd."""
-    step, room = _update(sgd, layout, paths, flat, velocity)
-    tape, values = Tape(moved, exact=True, room=room), _views(layout, flat, paths)
-
-    def take(loss: Callable[[], Tensor]) -> None:
-        with tape:
-            value = loss()
-        # zeros for what the objective does not read, as under vmap(grad)
-        step([total(terms, like) for terms, like in zip(tape.gradients(value), values, strict=True)])
-
-    return take
-
-
-def _fast(
-    sgd: SGD, layout: Layout, paths: Sequence[str], moved: Sequence[Tensor], flat: Tensor, velocity: Tensor | None
-) -> Callable[[Callable[[], Tensor]], None]:
-    """The same up to rounding, with the gradients of penalties and mixtures from a tape."""
-    step, room = _update(sgd, layout, paths, flat, velocity)
-    tape = Tape(moved, room=room)
-    values, momentum = _views(layout, flat, paths), [] if velocity is None else _views(layout, velocity, paths)
-    blocked = BlockedSGD(sgd, values, moved, momentum)
-
-    def take(loss: Callable[[], Tensor]) -> None:
-        with tape:
-            value = loss()
-        gradients = tape.gradients(value)
-        if sgd.max_norm is None and any(len(terms) != 1 for terms in gradients):
-            blocked.step(gradients)
-        else:
-            with torch.no_grad():
-                step([total(terms, like) for terms, like in zip(gradients, values, strict=True)])
-
-    return take
+def _batches(request: TrainRequest, device: torch.device) -> Iterator[Batch]:
+    """The mini-batches; several are gathered at a time where each then lies as fresh memory would."""
+    x, y = request.examples.x, request.examples.y
+    bounds = request.plan.bounds
+    variations = None if request.variations is None else request.variations.to(device)
+    order = request.plan.order.to(device)
+    for first, last in _stretches(bounds, x[:1].nbytes):
+        start, stop = bounds[first], bounds[last]
+        index = order[start:stop]
+        inputs, labels = x.index_select(0, index), y.index_select(0, index)
+        if variations is not None:
+            inputs = variations.part(start, stop).applied(inputs)
+        sizes = [bounds[step + 1] - bounds[step] for step in range(first, last)]
+        yield from map(Batch, torch.split(inputs, sizes), torch.split(labels, sizes))
 
 
-def _update(
-    sgd: SGD, layout: Layout, paths: Sequence[str], flat: Tensor, velocity: Tensor | None
-) -> tuple[Callable[[list[Tensor]], None], Callable[[], Sequence[Tensor]] | None]:
-    """What a step does with the gradients of the tensors at ``paths``, and where it would best find them.
+def _stretches(bounds: Sequence[int], row: int) -> Iterator[tuple[int, int]]:
+    """First step and last (excluded) of what is gathered together.
 
-    The bits are the same in both cases.
+    Args:
+        bounds: samples before each step.
+        row: bytes of a sample.
     """
-    if is_exact(layout.dtype, flat.device):
-        fused = FusedSGD(sgd, layout, paths, flat, velocity)
-        return fused.step, lambda: fused.room
-    momentum = [] if velocity is None else _views(layout, velocity, paths)
-    return partial(sgd.step, _views(layout, flat, paths), velocity=momentum), None
-
-
-def _views(layout: Layout, flat: Tensor, paths: Sequence[str]) -> list[Tensor]:
-    """Views that autograd knows nothing of, so that they may be changed in place."""
-    found = dict(leaves(layout.views(flat)))
-    return [found[path] for path in paths]
+    first = 0
+    for step in range(1, len(bounds)):
+        size = (bounds[step] - bounds[first]) * row
+        if step == len(bounds) - 1 or size % ALIGNMENT_BYTES or size + row > _GATHERED_BYTES:
+            yield first, step
+            first = step
 
 
 def _initial_velocity(request: TrainRequest, layout: Layout, flat: Tensor) -> Tensor:

@@ -1,0 +1,116 @@
+"""The three ways to take a step give the same bits wherever more than one is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from algorithms.base import Algorithm
+from algorithms.fedavg import FedAvg
+from algorithms.fedprox import FedProx
+from rayfl.data.federated import InputSpec
+from rayfl.engine import fused, looped, steps
+from rayfl.engine.looped import _GATHERED_BYTES, _stretches
+from rayfl.engine.requests import ParameterGroup
+from rayfl.models.perceptron import TwoNN
+from rayfl.params import ALIGNMENT_BYTES
+from rayfl.tasks import Batch, Classification, is_loss_of_the_task, loss_of_the_task
+from tests.engine.problems import CPU, cross_entropy, examples, request
+from tests.toys import assert_equal
+
+SPEC = InputSpec("image", (1, 4, 4), 5)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "as usual": {},
+    "without momentum": {"momentum": 0.0},
+    "clipped": {"max_grad_norm": 0.05},
+    "groups": {"groups": (("head.bias", ParameterGroup(lr=0.3)), ("head.weight", ParameterGroup(momentum=0.0)))},
+    "bounds": {"groups": (("head.weight", ParameterGroup(bounds=(-0.1, 0.1))),)},
+}
+
+
+@loss_of_the_task
+def declared(model: Any, batch: Batch, task: Classification, frozen: Any, draw: Any) -> Tensor:
+    raise AssertionError("need not be called")
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["fused", "operation by operation"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kernel", ["reference", "fast"])
+def test_the_bits_do_not_depend_on_the_way(
+    options: str, bias: bool, exact: bool, kernel: steps.Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "is_exact", lambda dtype, device: exact and fused.is_exact(dtype, device))
+    task = Classification(TwoNN(hidden=(7, 6), bias=bias).network(SPEC))
+    start = task.network.initialize(3)
+    velocity = [{path: torch.full_like(leaf, 0.01) for path, leaf in start.items()} for _ in range(2)]
+    trained = [
+        looped.train(
+            replace(
+                request(examples(23, SPEC, seed=2), start, objective), velocity=buffers, **OPTIONS[options]
+            ),
+            task, CPU, kernel,
+        )
+        for objective, buffers in zip((declared, cross_entropy), velocity, strict=True)
+    ]  # fmt: skip
+    assert_equal(*trained)
+    assert_equal(*velocity)
+    assert not torch.equal(trained[0]["head.weight"], start["head.weight"])
+
+
+class OtherLoss(Classification):
+    """Twice the loss."""
+
+    def loss(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        return 2 * super().loss(model, batch)
+
+
+def test_a_task_with_a_loss_of_its_own_is_asked_for_it() -> None:
+    task = OtherLoss(TwoNN(hidden=(7, 6)).network(SPEC))
+    with pytest.raises(AssertionError, match="need not be called"):
+        looped.train(request(examples(5, SPEC, 0), task.network.initialize(0), declared), task, CPU)
+
+
+def test_which_objectives_are_declared() -> None:
+    class Penalized(FedAvg):
+        def objective(self, model: Any, batch: Batch, task: Any, frozen: Any, draw: Any) -> Tensor:
+            return super().objective(model, batch, task, frozen, draw)
+
+    assert is_loss_of_the_task(Algorithm.objective)
+    assert is_loss_of_the_task(FedAvg().objective)
+    assert not is_loss_of_the_task(FedProx().objective)
+    assert not is_loss_of_the_task(Penalized().objective)
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    st.sampled_from([4, 16, 60, 64, 3136, _GATHERED_BYTES // 20, 2 * _GATHERED_BYTES]),
+)
+def test_stretches_cover_all_steps_and_begin_batches_where_fresh_memory_would(sizes: list[int], row: int) -> None:
+    bounds = [0]
+    for size in sizes:
+        bounds.append(bounds[-1] + size)
+    found = list(_stretches(bounds, row))
+    assert found[0][0] == 0
+    assert found[-1][1] == len(sizes)
+    assert all(before[1] == after[0] for before, after in pairwise(found))
+    for first, last in found:
+        assert all((bounds[step] - bounds[first]) * row % ALIGNMENT_BYTES == 0 for step in range(first, last))
+        assert (bounds[last - 1] - bounds[first]) * row < _GATHERED_BYTES
+
+
+def test_batches_are_what_the_plan_says() -> None:
+    data = examples(37, SPEC, seed=1)
+    asked = request(data, {"w": torch.zeros(1)}, batch_size=8, epochs=3)
+    for batch, index in zip(looped._batches(asked, CPU), asked.plan.batches(CPU), strict=True):
+        assert torch.equal(batch.x, data.x[index])
+        assert torch.equal(batch.y, data.y[index])
+        assert batch.x.data_ptr() % ALIGNMENT_BYTES == 0
