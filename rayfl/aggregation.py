@@ -98,7 +98,7 @@ class ExactSum:
             self.single = Weighted(_kept(contribution.tree), contribution.weight)
             self.template = template
         else:
-            self._expanded(template, bound, 1).add(contribution.tree, contribution.weight)
+            self._expanded(template, bound, 1).add(contribution.tree, contribution.weight, bound)
         self._count(1, _exactly(contribution.weight), bound, 1)
 
     def merge(self, other: ExactSum) -> None:
@@ -115,7 +115,7 @@ class ExactSum:
             return
         limbs = self._expanded(other.template, other.bound, other.since_carry)
         if other.single is not None:
-            limbs.add(other.single.tree, other.single.weight)
+            limbs.add(other.single.tree, other.single.weight, other.bound)
         elif other.limbs is not None:
             limbs.merge(other.limbs)
         self._count(other.count, other.weight, other.bound, other.since_carry)
@@ -165,7 +165,7 @@ class ExactSum:
         self.template = min(self.template, template, key=list)
         if self.single is not None:
             contribution, self.single = self.single, None
-            self.limbs = Limbs.of(contribution.tree, contribution.weight)
+            self.limbs = Limbs.of(contribution.tree, contribution.weight, self.bound)
         assert self.limbs is not None
         if self.since_carry + contributions > CARRY_EVERY:
             self.limbs.carry()
