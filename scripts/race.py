@@ -35,8 +35,9 @@ from rayfl.models.zoo import Architecture, CharLSTM, TwoCNN, TwoNN
 from rayfl.randomness import RandomStreams
 
 REQUIREMENTS = {"flower": ["flwr[simulation]", "torch"], "pfl": ["pfl[pytorch]"], "fluke": ["fluke-fl"]}
-CONTENDERS = ("rayfl", "rayfl-commits", "bare", "pfl", "flower", "fluke")
-"""``rayfl-commits`` commits every round, ``rayfl`` at the end alone."""
+CONTENDERS = ("rayfl", "rayfl-fast", "rayfl-commits", "bare", "pfl", "flower", "fluke")
+VARIANTS = {"rayfl-fast": {"RAYFL_RACE_KERNEL": "fast"}, "rayfl-commits": {"RAYFL_RACE_COMMITS": "1"}}
+"""``rayfl-commits`` commits every round, the others at the end alone; ``rayfl-fast`` has ``engine.kernel=fast``."""
 ARCHITECTURES: dict[str, Architecture] = {"two_nn": TwoNN(), "two_cnn": TwoCNN(), "char_lstm": CharLSTM()}
 TIMEOUT_S = 900
 
@@ -82,8 +83,7 @@ def run(contender: str, work: Work, folder: Path) -> dict[str, Any]:
     }
     environment["RAYFL_RACE"] = str(path)
     Task(work, str(files), time.time(), str(scratch)).write(path)
-    if contender == "rayfl-commits":
-        environment["RAYFL_RACE_COMMITS"] = "1"
+    environment |= VARIANTS.get(contender, {})
     command = [python, str(HERE / f"with_{contender.partition('-')[0]}.py"), str(path)]
     with Peak() as peak, (folder / "last.log").open("w") as log:
         process = subprocess.Popen(

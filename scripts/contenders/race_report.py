@@ -19,6 +19,7 @@ from matplotlib import pyplot as plt
 BEGIN, END = "<!-- race: begin -->", "<!-- race: end -->"
 TITLES = {
     "rayfl": "rayfl",
+    "rayfl-fast": "rayfl, fast kernel",
     "rayfl-commits": "rayfl, commits every round",
     "bare": "bare PyTorch, 2 processes",
     "pfl": "pfl-research, 2 processes",
@@ -27,6 +28,7 @@ TITLES = {
 }
 COLOURS = {
     "rayfl": "#0072B2",
+    "rayfl-fast": "#D55E00",
     "rayfl-commits": "#56B4E9",
     "bare": "#999999",
     "pfl": "#E69F00",
@@ -136,7 +138,7 @@ def draw(table: Mapping[str, Mapping[str, float]], path: Path) -> None:
         at = [i + (place - (len(TITLES) - 1) / 2) * width for i, w in enumerate(table) if contender in table[w]]
         ratios = [table[w][contender] / table[w]["rayfl"] for w in table if contender in table[w]]
         bars = axis.bar(at, ratios, width * 0.92, color=COLOURS[contender], label=TITLES[contender], bottom=0)
-        if contender != "rayfl":
+        if not contender.startswith("rayfl"):
             axis.bar_label(bars, [f"{ratio:.1f}" for ratio in ratios], fontsize=7, padding=1)
     axis.set_yscale("log")
     axis.set_ylim(0.5)
@@ -144,6 +146,6 @@ def draw(table: Mapping[str, Mapping[str, float]], path: Path) -> None:
     axis.set_xticks(range(len(table)), list(table))
     axis.set_ylabel("time of a round, rayfl = 1")
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8, ncols=len(TITLES), loc="outside upper center", frameon=False)
+    axis.legend(fontsize=8, ncols=4, loc="outside upper center", frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -1,7 +1,8 @@
 """The race's works in rayfl.
 
 The other contenders keep nothing on disk, so there is one commit, at the end; with the environment variable
-``RAYFL_RACE_COMMITS`` there is one after every round, as is rayfl's default.
+``RAYFL_RACE_COMMITS`` there is one after every round, as is rayfl's default. ``RAYFL_RACE_KERNEL`` names the engine's
+kernel.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ def configuration(task: Task) -> dict[str, Any]:
         },
         # Evaluation at every round where it is what is timed, at the end otherwise.
         "evaluation": {"every": 1 if work.evaluate else work.rounds, "cohort_every": work.rounds, "splits": ["test"]},
+        "engine": {"kernel": os.environ.get("RAYFL_RACE_KERNEL", "reference")},
         "tracking": {"tensorboard": False},
         "storage": {"commit_every": 1 if "RAYFL_RACE_COMMITS" in os.environ else work.rounds},
     }
