@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import nnls
 
 
 def combination_weights(means: np.ndarray, variances: np.ndarray, eigenvalue_clip: float | None = None) -> np.ndarray:
@@ -50,6 +49,8 @@ def least_on_simplex(factor: np.ndarray) -> np.ndarray:
     scaled = factor / largest if largest > 0 else factor
     system = np.vstack([scaled, np.ones(scaled.shape[1])])
     target = np.append(np.zeros(len(scaled)), 1.0)
+    from scipy.optimize import nnls  # a third of a second that only this method pays
+
     solution, _ = nnls(system, target, maxiter=30 * scaled.shape[1])
     weights: np.ndarray = solution / solution.sum()
     return weights

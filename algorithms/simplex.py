@@ -7,8 +7,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import eigh
-from scipy.spatial.distance import pdist
 
 Array = NDArray[np.float64]
 
@@ -56,6 +54,8 @@ def principal_coordinates(signals: Sequence[NDArray[np.floating]], components: i
     gram = np.zeros((count, count))
     for block in _centered_blocks(signals):
         gram += block @ block.T
+    from scipy.linalg import eigh  # SciPy loads slowly, and only two methods need it
+
     variances, vectors = eigh(gram, subset_by_index=[count - components, count - 1])
     variances, vectors = variances[::-1], vectors[:, ::-1]
     # below this an eigenvalue is rounding, and its vector arbitrary
@@ -71,6 +71,8 @@ def riesz_energy(points: Array) -> float:
     Args:
         points: shape (n, d).
     """
+    from scipy.spatial.distance import pdist
+
     squared = pdist(points, "sqeuclidean")
     return float((1.0 / np.maximum(squared, _MIN_DISTANCE**2)).sum())
 
