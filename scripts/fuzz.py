@@ -37,10 +37,12 @@ def targets(folder: Path) -> dict[str, tuple[Check, list[bytes]]]:
     """
     leaf, commits = folder / "leaf", folder / "commits"
     newest = commits / "commits" / "manifest-000002.json"
-    test_files.two_commits(commits)
+    store = test_files.two_commits(commits)
+    whole = newest.read_bytes()
 
     def manifest(data: bytes) -> None:
-        test_files.checked_replacement(commits, test_files.two_commits(commits), newest, data)
+        newest.write_bytes(whole)
+        test_files.checked_replacement(commits, store, newest, data)
 
     user = json.dumps({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[0.5] * 784], "y": [1]}}})
     typed = [f"{path}=1".encode() for path in test_config.PATHS]
@@ -49,7 +51,7 @@ def targets(folder: Path) -> dict[str, tuple[Check, list[bytes]]]:
         "config": (lambda data: test_config.checked_file(folder, data), [test_config.CONFIG]),
         "partition": (lambda data: test_files.checked_partition(folder, data), [test_files.PARTITION]),
         "tree": (test_files.checked_tree, [test_files.treefile.dumps(test_files.TREE)]),
-        "manifest": (manifest, [newest.read_bytes()]),
+        "manifest": (manifest, [whole]),
         "leaf": (lambda data: test_leaf.checked_leaf(leaf, "femnist", data), [user.encode()]),
     }
 
