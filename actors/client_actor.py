@@ -84,7 +84,7 @@ class ClientActor:
 
     @ray.method(concurrency_group="io")
     def describe(self) -> dict[str, Any]:
-        """Where the actor runs, and whether it trains looped or vectorised."""
+        """Where the actor runs, and whether it trains looped or vectorised, how many clients at a time."""
         engine = self._host.engine
         return {
             "host": self._number,
@@ -95,6 +95,7 @@ class ClientActor:
             "device": str(engine.device),
             "device_name": device_name(engine.device),
             "vectorized": engine.vectorized,
+            "width": engine.width,
             "note": engine.note,
         }
 

@@ -56,7 +56,7 @@ def plan_actors(
     """Divides a cluster among actors.
 
     Args:
-        config: the cluster section.
+        config: the cluster section; ``actors_per_gpu=auto`` stands for as few as the number of actors asked for needs.
         resources: what the whole cluster has (``CPU``, ``GPU``), as Ray reports it.
         num_clients: K.
         nodes: what each of its nodes has: an actor is never spread over two; None: the cluster counts as one machine.
@@ -69,7 +69,7 @@ def plan_actors(
     if config.device == "cuda" and not gpus:
         raise ResourceError("cluster.device is cuda, but the cluster has no GPU; set cluster.device=auto or cpu")
     device = "cuda" if gpus and config.device != "cpu" else "cpu"
-    per_gpu = config.actors_per_gpu if device == "cuda" else 0
+    per_gpu = _per_gpu(config, gpus, num_clients) if device == "cuda" else 0
     gpu_share = share_of_gpu(per_gpu) if per_gpu else 0.0
     pinned = config.clients_per_actor == 1
     if pinned and config.num_actors not in ("auto", num_clients):
@@ -90,6 +90,19 @@ def plan_actors(
         )
     at_least, at_most = (wanted if pinned else 1), (num_clients if config.num_actors == "auto" else wanted)
     return ActorOptions(wanted, cpu_share, gpu_share, device, config.startup_timeout_s, per_gpu, at_least, at_most)
+
+
+def asks_for(config: ClusterConfig, num_clients: int) -> int | None:
+    """The number of actors that the configuration insists on; None for as many as there is room for."""
+    if config.clients_per_actor == 1:
+        return num_clients
+    return None if config.num_actors == "auto" else config.num_actors
+
+
+def _per_gpu(config: ClusterConfig, gpus: float, num_clients: int) -> int:
+    if config.actors_per_gpu != "auto":
+        return config.actors_per_gpu
+    return math.ceil((asks_for(config, num_clients) or 1) / max(math.floor(gpus), 1))
 
 
 def _cpu_share(config: ClusterConfig, cpus: float, pinned_actors: int) -> float:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import ray
 import torch
 import yaml
 from threadpoolctl import threadpool_limits
@@ -22,15 +21,14 @@ from threadpoolctl import threadpool_limits
 from actors.building import build_host
 from actors.client_actor import host_name
 from actors.federation import Federation
-from actors.placement import whole_nodes
 from actors.pool import HostPool, InlinePool
 from actors.ray_pool import RayPool
 from algorithms.registry import Experiment
 from cluster.driver import Driver
 from cluster.gauges import Gauges
 from cluster.interrupts import StopRequest, stop_requests
+from cluster.measuring import plan_run
 from cluster.recorder import Progress, Recorder
-from cluster.resources import wait_for_room
 from cluster.session import ray_session
 from cluster.shared_storage import check_shared_storage
 from rayfl.config.loading import load_config, to_yaml
@@ -104,7 +102,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
 
 
 def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]) -> Progress:
-    with _pool(parts) as (pool, stop), _log_file(parts):
+    with _log_file(parts), _pool(parts, sizes) as (pool, stop):
         pinned = parts.config.cluster.clients_per_actor == 1
         federation = Federation(pool, parts.context, sizes, pinned, parts.config.clients)
         listeners = [*callbacks, *_tracking(parts, recorder)]
@@ -159,7 +157,7 @@ def _tracking(parts: Parts, recorder: Recorder) -> list[Callback]:
 
 
 @contextmanager
-def _pool(parts: Parts) -> Iterator[tuple[HostPool, StopRequest]]:
+def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopRequest]]:
     """The hosts the configuration asks for, ended afterwards, and what Ctrl-C and SIGTERM say meanwhile."""
     config = parts.config
     cluster = config.cluster
@@ -168,10 +166,10 @@ def _pool(parts: Parts) -> Iterator[tuple[HostPool, StopRequest]]:
             yield InlinePool([build_host(config, 0, inline_device(cluster.device))]), stop
         return
     with ray_session(cluster.address), stop_requests(cluster.stop_grace_s) as stop:
-        options = wait_for_room(cluster, ray.cluster_resources, parts.dataset.num_clients, nodes=whole_nodes)
+        plan = plan_run(parts, sizes)
         admit = partial(check_shared_storage, parts.storage, cluster.startup_timeout_s)
         admit()
-        pool = RayPool(config.model_dump(mode="json"), options, config.run_name, admit)
+        pool = RayPool(plan.config.model_dump(mode="json"), plan.options, config.run_name, admit)
         try:
             yield pool, stop
         finally:

@@ -210,9 +210,12 @@ def _stopper(tune: Any, stop: StopRequest) -> Any:
 def _tune() -> Any:
     """The module ``ray.tune``."""
     try:
-        return importlib.import_module("ray.tune")
+        tune = importlib.import_module("ray.tune")
     except ImportError:
         raise ResourceError("sweeps need more of Ray than rayfl does: pip install 'rayfl[sweep]'") from None
+    if not hasattr(tune, "RunConfig"):
+        raise ResourceError(f"sweeps need a newer Ray than {ray.__version__}: pip install 'rayfl[sweep]'")
+    return tune
 
 
 def _tune_folder(sweep: Sweep) -> str:

@@ -57,6 +57,9 @@ def plan_trial(
         options = plan_actors(config, resources, num_clients)
         # Its process only coordinates, as the driver of a run does, which reserves nothing either.
         bundles = [{"CPU": 0.0}, *[_bundle(options.num_cpus, options.num_gpus)] * options.count]
+    if cluster.actors_per_gpu == "auto":
+        # What is reserved now is what its actors get, so there is nothing left to measure for.
+        cluster = cluster.model_copy(update={"actors_per_gpu": max(options.per_gpu, 1)})
     cpus, gpus = options.num_cpus * options.count, options.num_gpus * options.count
     room = [math.floor(resources.get("CPU", 0) / cpus + 1e-9)] if cpus else []
     room += [math.floor(resources.get("GPU", 0) / gpus + 1e-9)] if gpus else []

@@ -113,9 +113,11 @@ def _jobs() -> Any:
     """The module ``cluster.jobs``, and what it needs of Ray."""
     try:
         importlib.import_module("aiohttp")
-    except ImportError:
-        raise ResourceError("jobs need more of Ray than rayfl does: pip install 'rayfl[cluster]'") from None
-    return importlib.import_module("cluster.jobs")
+        return importlib.import_module("cluster.jobs")
+    except ImportError as error:
+        raise ResourceError(
+            f"jobs need more of Ray than rayfl does, or a newer one ({error}): pip install 'rayfl[cluster]'"
+        ) from None
 
 
 def _follow(jobs: Any, client: Any, job: str) -> int:

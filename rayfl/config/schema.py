@@ -35,7 +35,10 @@ class EvaluationConfig(_Section):
 
     every: int = Field(10, ge=1, description="evaluate all clients after every so many rounds, and after the last")
     cohort_every: int = Field(
-        1, ge=0, description="score the cohort's models right after local training every so many rounds; 0: never"
+        1,
+        ge=0,
+        description="score the cohort's models right after local training, and the variance of its updates, every so "
+        "many rounds; 0: never",
     )
     cohort_received: bool = Field(
         False,
@@ -69,7 +72,16 @@ class ClusterConfig(_Section):
     cpus_per_actor: Annotated[float, Field(ge=0, le=1024)] | Literal["auto"] = Field(
         "auto", description="CPUs Ray reserves per actor; auto: 1, or an equal share with one actor per client"
     )
-    actors_per_gpu: int = Field(1, ge=1, description="actors that share a GPU; each takes 1/k of it")
+    actors_per_gpu: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        1,
+        description="actors that share a GPU; each takes 1/k of it; auto: as many as its memory was measured to have "
+        "room for if clients are trained one by one; if they are stacked, or nothing is measured, as few as will do",
+    )
+    probe: bool = Field(
+        True,
+        description="measure some steps of one client before the actors start, and refuse what cannot fit; only where "
+        "something depends on it: on GPUs, and for engine.width=auto",
+    )
     threads_per_actor: int = Field(1, ge=1, description="threads of PyTorch and BLAS in an actor")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if the cluster has GPUs")
     state_memory: Annotated[ByteSize, Field(gt=0)] | Literal["auto"] = Field(

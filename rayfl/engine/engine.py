@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -15,6 +15,7 @@ from rayfl.engine.steps import Kernel
 from rayfl.tasks import Task
 
 _log = logging.getLogger(__name__)
+_UNMEASURED_WIDTH = 32
 
 
 class EngineConfig(BaseModel):
@@ -25,8 +26,11 @@ class EngineConfig(BaseModel):
     mode: Literal["auto", "looped", "vectorized"] = Field(
         "auto", description="client by client, or many clients stacked; auto: vectorized on CUDA, looped on CPU"
     )
-    width: int = Field(
-        32, ge=1, description="clients stacked at a time when vectorized; halved if a GPU's memory is too small"
+    width: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        32,
+        description="clients stacked at a time when vectorized; halved if a GPU's memory is too small; auto: as many "
+        "of an actor's clients in a round as its memory was measured to have room for (32 where nothing is measured: "
+        "cluster.probe)",
     )
     kernel: Literal["reference", "fast"] = Field(
         "reference",
@@ -68,7 +72,8 @@ class Engine:
         self.note = "; ".join(notes)
         if self.note:
             _log.warning("%s", self.note)
-        self.width = config.width if self.vectorized else 1
+        width = _UNMEASURED_WIDTH if config.width == "auto" else config.width
+        self.width = width if self.vectorized else 1
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
         """One reply a request, in order; what a request raised is its reply."""

@@ -1,4 +1,4 @@
-"""One local step of one client in three ways: by autograd, with sums of tensors taken out of the graph, without graph."""
+"""One local step of one client in three ways: by autograd, with sums of tensors out of the graph, without any graph."""
 
 from __future__ import annotations
 

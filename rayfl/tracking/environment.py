@@ -28,7 +28,8 @@ class Environment(Callback):
     """Keeps ``environment.json``: a list with an entry for each time that the run was started.
 
     An entry has ``rounds_completed`` (0, or where the run was continued), ``started`` (UTC, ISO 8601), ``versions``,
-    ``machine`` (the driver's) and ``devices`` (number of actors by the device that they compute on).
+    ``machine`` (the driver's) and ``devices`` (number of actors by the device that they compute on); where actors stack
+    clients, ``width``, how many at a time: the last bits of such a run depend on it.
 
     Args:
         storage: the run's folder.
@@ -38,13 +39,16 @@ class Environment(Callback):
         self._storage = storage
 
     def on_start(self, run: RunInfo) -> None:
-        entry = {
+        entry: dict[str, Any] = {
             "rounds_completed": run.rounds_completed,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": versions(),
             "machine": machine(),
             "devices": devices(run.hosts),
         }
+        widths = [host["width"] for host in run.hosts if host.get("vectorized")]
+        if widths:
+            entry["width"] = max(widths)
         entries = [*read_environment(self._storage), entry]
         self._storage.write(FILE, (json.dumps(entries, indent=1) + "\n").encode())
 

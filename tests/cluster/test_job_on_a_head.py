@@ -65,7 +65,7 @@ def free_ports(count: int) -> list[int]:
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
     folder = Path(tempfile.mkdtemp(prefix="rayfl-", dir="/tmp"))  # short: Ray's sockets are in there
-    gcs, dashboard, client = free_ports(3)
+    gcs, dashboard, client, agent = free_ports(4)
     token = secrets.token_hex(32)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
         "PATH": f"{BINARIES}:{os.environ['PATH']}",
@@ -85,7 +85,7 @@ def head() -> Iterator[Head]:
             "--dashboard-host=127.0.0.1",
             f"--dashboard-port={dashboard}",
             f"--ray-client-server-port={client}",
-            "--dashboard-agent-listen-port=0",
+            f"--dashboard-agent-listen-port={agent}",  # with 0, Ray 2.52 asks for the logs of jobs at another port
             f"--temp-dir={folder}",
             "--num-cpus=2",
             "--disable-usage-stats",

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import yaml
 from ray.job_submission import JobDetails, JobStatus
+from typer.testing import CliRunner
 
 import rayfl
 from algorithms.registry import Experiment
 from cluster.jobs import JobOptions, Submitted, connect, exit_status, find, follow, jobs, stop, submit
 from cluster.shipping import build_wheel
+from rayfl.cli import app
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, ResourceError, RunError
@@ -183,6 +185,14 @@ def test_no_dashboard_at_an_address(address: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:10")
     with pytest.raises(ResourceError, match=address):
         connect(address)
+
+
+@pytest.mark.parametrize("module", ["aiohttp", "cluster.jobs"])
+def test_a_ray_without_jobs_or_too_old_for_them(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+    result = CliRunner().invoke(app, ["status"])
+    assert isinstance(result.exception, ResourceError)
+    assert "pip install 'rayfl[cluster]'" in str(result.exception)
 
 
 def test_the_wheel_is_this_rayfl_without_its_dependencies(tmp_path: Path) -> None:

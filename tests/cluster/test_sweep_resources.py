@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import ray
 
 from algorithms.registry import Experiment
 from cluster.sweep import SweepOptions, run_sweep
@@ -32,6 +34,10 @@ def test_gpus_are_shared_by_experiments() -> None:
     assert found.bundles == ({"CPU": 1.0, "GPU": 0.25},)
     assert found.at_once == 8
     assert plan({"device": "cpu"}, CPU=4, GPU=2).bundles == ({"CPU": 1.0},)
+    automatic = plan({"actors_per_gpu": "auto"}, CPU=64, GPU=2)
+    assert (automatic.bundles, automatic.cluster.actors_per_gpu) == (({"CPU": 1.0, "GPU": 1.0},), 1)
+    actors = plan({"actors_per_gpu": "auto", "num_actors": 5}, CPU=64, GPU=2)
+    assert (actors.bundles[1:], actors.cluster.actors_per_gpu) == (({"CPU": 1.0, "GPU": 0.3333},) * 5, 3)
 
 
 def test_actors_of_one_experiment_are_one_placement_group() -> None:
@@ -56,10 +62,17 @@ def test_what_does_not_fit_is_refused_with_numbers() -> None:
         plan({"clients_per_actor": 1, "num_actors": 2}, CPU=64)
 
 
-def test_a_ray_without_tune_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray.tune", None)
+@pytest.mark.parametrize(
+    ("tune", "problem"),
+    [(None, "need more of Ray than rayfl does"), (ModuleType("ray.tune"), f"need a newer Ray than {ray.__version__}")],
+    ids=["missing", "old"],
+)
+def test_a_ray_without_such_a_tune_is_said_before_anything_is_written(
+    tune: ModuleType | None, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray.tune", tune)  # type: ignore[arg-type]
     content = small_experiment(tmp_path, "sweep", "fedavg")
     planned = plan_sweep(Experiment, content, parse_space(["seed=0:2"]), None, 0)
-    with pytest.raises(ResourceError, match=r"pip install 'rayfl\[sweep\]'"):
+    with pytest.raises(ResourceError, match=problem + r": pip install 'rayfl\[sweep\]'"):
         run_sweep(planned, SweepOptions(), print)
     assert not list(tmp_path.iterdir())

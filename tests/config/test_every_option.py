@@ -40,7 +40,8 @@ EFFECTS = {
     "storage_path": "tests/test_cli.py::test_run_prints_the_table_and_where_everything_is_and_runs_again_at_once",
     "max_failures": "tests/cluster/test_recovery.py::"
     "test_too_many_failures_end_the_run_and_the_same_command_continues_it",
-    "engine.width": "tests/engine/test_vectorized.py",
+    "engine.width": "tests/cluster/test_measured_plan.py::"
+    "test_as_many_clients_are_stacked_as_fit_but_no_more_than_there_are",
     "clients.on_error": "tests/cluster/test_client_policy.py::"
     "test_retries_give_the_bits_of_a_run_without_the_failure_and_end",
     "clients.retries": "tests/cluster/test_client_policy.py::"
@@ -66,7 +67,10 @@ EFFECTS = {
     "cluster.num_actors": "tests/cluster/test_resources.py",
     "cluster.clients_per_actor": "tests/cluster/test_resources.py",
     "cluster.cpus_per_actor": "tests/cluster/test_resources.py",
-    "cluster.actors_per_gpu": "tests/cluster/test_resources.py",
+    "cluster.actors_per_gpu": "tests/cluster/test_measured_plan.py::"
+    "test_several_actors_share_a_gpu_if_clients_are_trained_one_by_one",
+    "cluster.probe": "tests/cluster/test_probe_actor.py::"
+    "test_the_width_that_was_measured_is_used_and_noted_and_measuring_changes_no_bit",
     "cluster.threads_per_actor": "tests/config/test_every_option.py::test_threads_per_actor",
     "cluster.device": "tests/config/test_every_option.py::test_device",
     "cluster.state_memory": "tests/config/test_every_option.py::test_state_memory_and_spill_dir",

@@ -16,7 +16,8 @@ from rayfl.tracking.environment import FILE, Environment, device_name, read_envi
 
 
 def started(folder: Path, rounds_completed: int, *devices: str) -> None:
-    hosts = [{"node": "secret-node", "pid": 1, "device": "cuda:0", "device_name": name} for name in devices]
+    stacking = {"vectorized": True, "width": 7}
+    hosts = [{"node": "secret-node", "pid": 1, "device": "cuda:0", "device_name": name, **stacking} for name in devices]
     info = RunInfo(load_config(Experiment, "quickstart", []), str(folder), 20, rounds_completed, hosts)
     Environment(Storage(str(folder))).on_start(info)
 
@@ -29,6 +30,8 @@ def test_an_entry_for_every_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (first["rounds_completed"], second["rounds_completed"]) == (0, 7)
     assert first["devices"] == {"NVIDIA X": 2, "NVIDIA Y": 1}
     assert second["devices"] == {}
+    assert first["width"] == 7
+    assert "width" not in second
     assert first["versions"]["python"] == platform.python_version()
     assert first["machine"]["cpus"] >= 1
     text = (tmp_path / FILE).read_text()
