@@ -174,7 +174,8 @@ def _usable(measured: Measured) -> int:
 
 def _in_words(options: ActorOptions, nodes: Sequence[Node], gpus: int, own_part: int) -> str:
     where = f"{_count(len(nodes), 'node')}, {_count(gpus, 'GPU')}: " if gpus else f"{_count(len(nodes), 'node')}: "
-    shared = f", up to {options.per_gpu} on a GPU" if options.per_gpu else f" with {options.num_cpus:g} CPUs each"
+    cpus = f" with {_count(options.num_cpus, 'CPU')} each"
+    shared = f", up to {options.per_gpu} on a GPU" if options.per_gpu else cpus
     return f"plan: {where}{_count(options.count, 'actor')}{shared}, {own_part} of a round's clients each"
 
 
@@ -188,8 +189,8 @@ def _cost_in_words(measured: Measured, sharing: int, width: int) -> str:
     )
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _count(number: float, what: str) -> str:
+    return f"{number:g} {what}" if number == 1 else f"{number:g} {what}s"
 
 
 def _gib(size: int) -> str:

@@ -102,7 +102,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
 
 
 def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]) -> Progress:
-    with _log_file(parts), _pool(parts, sizes) as (pool, stop):
+    with _log_file(parts), _pool(parts, sizes) as (pool, stop, plan):
         pinned = parts.config.cluster.clients_per_actor == 1
         federation = Federation(pool, parts.context, sizes, pinned, parts.config.clients)
         listeners = [*callbacks, *_tracking(parts, recorder)]
@@ -113,7 +113,7 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
         if isinstance(pool, RayPool):
             _log.info("actors %s to %s in namespace %s", host_name(0), host_name(pool.size - 1), pool.namespace)
         info = RunInfo(
-            parts.config, parts.storage.uri, parts.dataset.num_clients, driver.progress.rounds_completed, hosts
+            parts.config, parts.storage.uri, parts.dataset.num_clients, driver.progress.rounds_completed, hosts, plan
         )
         try:
             for listener in listeners:
@@ -157,13 +157,13 @@ def _tracking(parts: Parts, recorder: Recorder) -> list[Callback]:
 
 
 @contextmanager
-def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopRequest]]:
-    """The hosts the configuration asks for, ended afterwards, and what Ctrl-C and SIGTERM say meanwhile."""
+def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopRequest, Sequence[str]]]:
+    """The hosts the configuration asks for, ended afterwards, what Ctrl-C and SIGTERM say, and the plan in words."""
     config = parts.config
     cluster = config.cluster
     if cluster.backend == "inline":
         with limited_threads(cluster.threads_per_actor), stop_requests(cluster.stop_grace_s) as stop:
-            yield InlinePool([build_host(config, 0, inline_device(cluster.device))]), stop
+            yield InlinePool([build_host(config, 0, inline_device(cluster.device))]), stop, ()
         return
     with ray_session(cluster.address), stop_requests(cluster.stop_grace_s) as stop:
         plan = plan_run(parts, sizes)
@@ -171,7 +171,7 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
         admit()
         pool = RayPool(plan.config.model_dump(mode="json"), plan.options, config.run_name, admit)
         try:
-            yield pool, stop
+            yield pool, stop, plan.lines
         finally:
             pool.close()
 

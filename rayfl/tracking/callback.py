@@ -20,6 +20,7 @@ class RunInfo:
         num_clients: K.
         rounds_completed: 0, or where an interrupted run continues.
         hosts: one description per actor.
+        plan: how many actors there are and why, in words.
     """
 
     config: ExperimentConfig
@@ -27,6 +28,7 @@ class RunInfo:
     num_clients: int
     rounds_completed: int
     hosts: Sequence[Mapping[str, Any]]
+    plan: Sequence[str] = ()
 
 
 class Callback:

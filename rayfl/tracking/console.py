@@ -39,6 +39,8 @@ class ConsoleProgress(Callback):
         start = f"continues after round {run.rounds_completed}" if run.rounds_completed else "starts"
         devices = ", ".join(sorted({str(host["device"]) for host in run.hosts}))
         where = f"on {len(run.hosts)} {'actor' if len(run.hosts) == 1 else 'actors'} ({devices})"
+        for line in run.plan:  # in the log already
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         self._say(
             f"{run.config.run_name} {start}: {run.config.algorithm.name} on {run.config.dataset.name}, "
             f"{run.num_clients} clients {where if run.hosts else 'in this process'}"

@@ -158,7 +158,7 @@ def test_the_plan_in_words() -> None:
         "needs 9.0 GiB (1.0 GiB per client, 0.0 MiB for samples), 40.0 GiB are free for 4",
     )
     assert plan(experiment(), gpus=0, cpus=1).lines == (
-        "plan: 1 node: 1 actor with 1 CPUs each, 20 of a round's clients each",
+        "plan: 1 node: 1 actor with 1 CPU each, 20 of a round's clients each",
     )
     assert "an actor with one client at a time needs 2.0 GiB" in plan(experiment(), LOOPED).lines[1]
 

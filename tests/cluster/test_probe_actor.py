@@ -39,7 +39,7 @@ def test_the_width_that_was_measured_is_used_and_noted_and_measuring_changes_no_
     assert widths == {"measured": 3, "unmeasured": 32}
     assert_same(outcome(tmp_path / "measured"), outcome(tmp_path / "unmeasured"))
     for log in logs.values():
-        assert "INFO plan: 1 node: 1 actor with 1 CPUs each, 3 of a round's clients each" in log
+        assert "INFO plan: 1 node: 1 actor with 1 CPU each, 3 of a round's clients each" in log
     assert "INFO measured on node " in logs["measured"]
     assert "an actor with 3 clients at a time needs" in logs["measured"]
     assert "measured on" not in logs["unmeasured"]

@@ -24,7 +24,7 @@ HOSTS = [{"device": "cpu"}, {"device": "cpu"}]
 
 def info(rounds_completed: int = 0, *overrides: str) -> RunInfo:
     config = load_config(Experiment, "quickstart", ["name=run", *overrides])
-    return RunInfo(config, "/folder", 20, rounds_completed, HOSTS)
+    return RunInfo(config, "/folder", 20, rounds_completed, HOSTS, ["plan: 1 node: [2] actors"])
 
 
 def tables(round: int) -> ResultTables:
@@ -66,6 +66,7 @@ def test_the_console_shows_the_choice_by_validation_never_the_best_on_test() -> 
     progress.on_round(30, [0, 1], 0.5)
     progress.on_end(30)
     text = out.getvalue()
+    assert text.startswith("plan: 1 node: [2] actors\n")
     assert "run starts: superfed on digits, 20 clients on 2 actors (cpu)" in text
     assert "test accuracy: global 30.0%, lambda=1.0 60.0%" in text
     assert "90.0%" not in text
