@@ -109,9 +109,9 @@ class Limbs:
             self.high.sub_(shift)
             self.low.sub_(shift)
             self.shifts = 0
-        excess = (self.low + (1 << (_CARRY_BITS - 1))) >> _CARRY_BITS
+        excess = torch.add(self.low, 1 << (_CARRY_BITS - 1)).bitwise_right_shift_(_CARRY_BITS)
         self.high.add_(excess)
-        self.low.sub_(excess << _CARRY_BITS)
+        self.low.sub_(excess.bitwise_left_shift_(_CARRY_BITS))
 
     def mean(self, weight: float) -> Tensor:
         """The sum over ``weight`` in float64; the common value where there is one."""

@@ -2,7 +2,7 @@
 
 The quick form of a run with T rounds, K clients and E local epochs has
 
-- T / 10 rounds, at least 30 and at most 50, never more than T;
+- T / 5 rounds, at least 30 and at most 100, never more than T;
 - one local epoch; other passes of a method (fine-tuning, heads, personal models) shrink like it, but do not vanish;
 - at most 50 clients where they come with the data (writers, roles); where rayfl divides the data, all K remain, since
   fewer would each have more samples;
@@ -26,8 +26,8 @@ from rayfl.data.partition import NaturalPartition
 
 Scale = Literal["quick", "paper"]
 
-_ROUNDS = (30, 50)
-_SHARE = 10
+_ROUNDS = (30, 100)
+_ROUNDS_SHARE, _COHORT_SHARE = 5, 10
 _NATURAL_CLIENTS = 50
 _COHORT = 5
 _EVALUATIONS = 5
@@ -56,7 +56,7 @@ def scaled_rounds(rounds: int, scale: Scale) -> int:
     if scale == "paper":
         return rounds
     least, most = _ROUNDS
-    return min(rounds, max(least, min(most, rounds // _SHARE)))
+    return min(rounds, max(least, min(most, rounds // _ROUNDS_SHARE)))
 
 
 def scaled_window(window: tuple[int, int], paper_rounds: int, rounds: int) -> tuple[int, int]:
@@ -108,5 +108,5 @@ def _of_clients(config: ExperimentConfig) -> dict[str, Any]:
         clients = min(clients or _NATURAL_CLIENTS, _NATURAL_CLIENTS)
         changes["partition.num_clients"] = clients
     if config.train.clients_per_round != "all" and clients is not None:
-        changes["train.clients_per_round"] = min(clients, max(_COHORT, math.ceil(clients / _SHARE)))
+        changes["train.clients_per_round"] = min(clients, max(_COHORT, math.ceil(clients / _COHORT_SHARE)))
     return changes

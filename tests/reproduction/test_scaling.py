@@ -40,7 +40,7 @@ def test_every_table_resolves_to_valid_runs(name: str, scale: Any) -> None:
         if scale == "paper":
             assert run.config.fingerprint() == own.fingerprint()
             continue
-        assert run.config.train.rounds == scaled_rounds(run.paper_rounds, "quick") <= 50
+        assert run.config.train.rounds == scaled_rounds(run.paper_rounds, "quick") <= 100
         varied = {path for variants in paper_preset(run.setting).variants for path in variants.over}
         assert run.config.train.local_epochs == (own.train.local_epochs if "train.local_epochs" in varied else 1)
         if "start" in varied:
@@ -62,21 +62,21 @@ def quick(preset: str, method: str, **changes: Any) -> tuple[Any, Any]:
 
 def test_the_quick_form_of_a_divided_data_set_keeps_its_clients() -> None:
     config, small = quick("superfed-table1-mnist-k500", "ditto")
-    assert small.train.rounds == 50
+    assert small.train.rounds == 100
     assert small.train.clients_per_round == 50
     assert small.partition == config.partition
     assert small.algorithm.personal_epochs == 1
-    assert small.train.lr_decay**50 == pytest.approx(config.train.lr_decay**500, rel=1e-4)
-    assert (small.evaluation.every, small.evaluation.cohort_every) == (10, 10)
+    assert small.train.lr_decay**100 == pytest.approx(config.train.lr_decay**500, rel=1e-4)
+    assert (small.evaluation.every, small.evaluation.cohort_every) == (20, 20)
 
 
 def test_rounds_inside_a_method_keep_their_share_and_writers_become_fewer() -> None:
     config, small = quick("floco-table1-femnist", "floco")
-    assert small.algorithm.assignment_round / 50 == config.algorithm.assignment_round / 500
+    assert small.algorithm.assignment_round / 100 == config.algorithm.assignment_round / 500
     assert (small.partition.num_clients, small.train.clients_per_round) == (50, 5)
     clusters = {"name": "fedme", "cluster_rounds": [150, 225, 275]}
     _, fedme = quick("fedme-table4-cifar10", "fedme", algorithm=clusters)
-    assert fedme.algorithm.cluster_rounds == (15, 22, 27)
+    assert fedme.algorithm.cluster_rounds == (30, 45, 55)
     assert fedme.train.clients_per_round == "all"
 
 
@@ -98,7 +98,7 @@ def test_the_papers_size_changes_only_with_rounds() -> None:
 
 @given(st.integers(1, 3000))
 def test_scaled_rounds_never_exceed_the_papers(rounds: int) -> None:
-    assert 1 <= scaled_rounds(rounds, "quick") <= min(rounds, 50)
+    assert 1 <= scaled_rounds(rounds, "quick") <= min(rounds, 100)
     assert scaled_rounds(rounds, "paper") == rounds
 
 
