@@ -2,7 +2,7 @@
 
     python scripts/ray_versions.py VERSION [VERSION ...] [--folder FOLDER] [--only CHECK,CHECK,...]
 
-Makes a virtual environment per version, with that Ray (0.3 GB on disk, from the package index) and, besides, this
+Makes a virtual environment per version, with that Ray (from the package index, 0.2 GB on disk) and, besides, this
 environment's packages: only Ray differs. What a version of Ray requires and this environment does not have goes into
 the version's own environment too. Output of the checks is in ``FOLDER/VERSION/CHECK.txt``.
 """

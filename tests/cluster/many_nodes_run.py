@@ -19,8 +19,8 @@ import ray
 import yaml
 
 import rayfl
-from actors import ray_pool
-from actors.gpus import Gpu
+from actors import probe_actor, ray_pool
+from actors.gpus import Gpu, own_gpu
 from rayfl.errors import RayflError
 from rayfl.tracking.callback import RunInfo
 
@@ -80,8 +80,8 @@ def another_gpu() -> Gpu:
 if __name__ == "__main__":
     config = yaml.safe_load(Path(sys.argv[1]).read_text())
     NAME = config["name"]
-    fakes = {"none": ray_pool.own_gpu, "logical": logical_gpu, "mixed-up": another_gpu}
-    ray_pool.own_gpu = fakes[sys.argv[3]]
+    fakes = {"none": own_gpu, "logical": logical_gpu, "mixed-up": another_gpu}
+    ray_pool.own_gpu = probe_actor.own_gpu = fakes[sys.argv[3]]
     try:
         rayfl.run(config, callbacks=[Told(Path(sys.argv[2]))])
     except RayflError as error:
