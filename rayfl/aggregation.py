@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from numbers import Integral
 from typing import Any
@@ -17,11 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.limbs import CARRY_EVERY, HIGH_BITS, HIGH_LIMIT, Limbs
-from rayfl.params import Tree, copy, from_leaves, from_numpy, leaves, map_leaves, to_numpy
+from rayfl.fixed_point import CARRY_EVERY, HIGH_BITS, HIGH_LIMIT
+from rayfl.limbs import Limbs, Summand, mean_of
+from rayfl.params import Tree, copy, from_leaves, from_numpy, leaves, map_leaves, num_bytes, to_numpy
 
 Form = tuple[tuple[int, ...], torch.dtype] | None
 """Shape and type of a tensor leaf; None marks a plain number."""
+
+
+_WAITING_BYTES = 64 << 20
+"""More is not kept waiting, but for the newest contribution."""
+_RECEIVED = 8
+"""More sums of other processes are not kept apart."""
 
 
 class NonFiniteError(ValueError):
@@ -66,8 +73,9 @@ class ExactSum:
     Attributes:
         count: contributions so far.
         weight: their exact total weight.
-        single: the only contribution so far.
-        limbs: the sum of two or more, leaves in the order of their sorted paths.
+        waiting: contributions that are in no limbs yet; several are added at a time, which spares memory traffic.
+        limbs: the sum of others, leaves in the order of their sorted paths.
+        received: further sums, from other processes.
         template: the form of each leaf, in the order of the mean's leaves.
         bound: what no high limb exceeds.
         since_carry: contributions to the low limbs since their excess was carried.
@@ -75,8 +83,9 @@ class ExactSum:
 
     count: int = 0
     weight: Fraction = field(default_factory=Fraction)
-    single: Weighted | None = None
+    waiting: list[Summand] = field(default_factory=list)
     limbs: Limbs | None = None
+    received: list[Limbs] = field(default_factory=list)
     template: dict[str, Form] = field(default_factory=dict)
     bound: int = 0
     since_carry: int = 0
@@ -94,11 +103,8 @@ class ExactSum:
             raise ValueError(f"weights must be positive and finite, got {contribution.weight}")
         template, largest = _inspect(contribution.tree)
         bound = _bound(largest, contribution.weight)
-        if self.count == 0:
-            self.single = Weighted(_kept(contribution.tree), contribution.weight)
-            self.template = template
-        else:
-            self._expanded(template, bound, 1).add(contribution.tree, contribution.weight, bound)
+        self._admit(template, bound, 1)
+        self.waiting.append(Summand(_kept(contribution.tree), contribution.weight, bound))
         self._count(1, _exactly(contribution.weight), bound, 1)
 
     def merge(self, other: ExactSum) -> None:
@@ -113,11 +119,9 @@ class ExactSum:
         if self.count == 0:
             self.__dict__.update(other.__dict__)
             return
-        limbs = self._expanded(other.template, other.bound, other.since_carry)
-        if other.single is not None:
-            limbs.add(other.single.tree, other.single.weight, other.bound)
-        elif other.limbs is not None:
-            limbs.merge(other.limbs)
+        self._admit(other.template, other.bound, other.since_carry)
+        self.waiting += other.waiting
+        self.received += [*other.received, *([] if other.limbs is None else [other.limbs])]
         self._count(other.count, other.weight, other.bound, other.since_carry)
 
     def fits(self, parts: int) -> bool:
@@ -130,31 +134,34 @@ class ExactSum:
         Raises:
             ValueError: when nothing was added.
         """
-        if self.single is not None:
-            return copy(self.single.tree)
-        if self.limbs is None:
+        if self.count == 0:
             raise ValueError("the mean of no contributions is undefined")
-        return _restore(self.limbs.mean(float(self.weight)), self.template)
+        if self.count == 1:
+            return copy(self.waiting[0].tree)
+        self._settle()
+        parts = self.received if self.limbs is None else [self.limbs, *self.received]
+        return _restore(mean_of(parts, float(self.weight)), self.template)
 
     def __getstate__(self) -> dict[str, Any]:
         """NumPy arrays instead of tensors: Ray moves them through shared memory without a copy."""
+        if self.count > 1:
+            self._join()
         state = dict(self.__dict__)
-        if self.single is not None:
-            state["single"] = Weighted(to_numpy(self.single.tree), self.single.weight)
-        if self.limbs is not None:
-            state["limbs"] = to_numpy(vars(self.limbs))
+        state["waiting"] = [replace(one, tree=to_numpy(one.tree)) for one in self.waiting]
+        state["limbs"] = None if self.limbs is None else to_numpy(vars(self.limbs))
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Copies: what comes out of the object store is read-only, and sums are added to in place."""
+        """What comes out of the object store is read-only: of trees there are copies, sums are read where they lie."""
         self.__dict__.update(state)
-        if self.single is not None:
-            self.single = Weighted(from_numpy(self.single.tree), self.single.weight)
-        if self.limbs is not None:
-            self.limbs = Limbs(**from_numpy(state["limbs"]))
+        self.waiting = [replace(one, tree=from_numpy(one.tree)) for one in state["waiting"]]
+        self.limbs, self.received = None, [] if state["limbs"] is None else [Limbs(**state["limbs"])]
 
-    def _expanded(self, template: dict[str, Form], bound: int, contributions: int) -> Limbs:
-        """The limbs, ready for further contributions; refuses these before anything changes."""
+    def _admit(self, template: dict[str, Form], bound: int, contributions: int) -> None:
+        """Makes room for further contributions; refuses these before anything changes."""
+        if self.count == 0:
+            self.template = template
+            return
         if template != self.template:
             every = {**self.template, **template}
             unlike = sorted(path for path in every if self.template.get(path, ()) != template.get(path, ()))
@@ -163,13 +170,29 @@ class ExactSum:
             raise OverflowError("weighted values too large to be summed exactly (2^43 in total): training diverged")
         # Leaves in another order are the same sum; which order the mean has must not depend on who came first.
         self.template = min(self.template, template, key=list)
-        if self.single is not None:
-            contribution, self.single = self.single, None
-            self.limbs = Limbs.of(contribution.tree, contribution.weight, self.bound)
-        assert self.limbs is not None
+        if len(self.waiting) * num_bytes(self.waiting[0].tree if self.waiting else {}) > _WAITING_BYTES:
+            self._settle()
+        if len(self.received) > _RECEIVED:
+            self._join()
         if self.since_carry + contributions > CARRY_EVERY:
-            self.limbs.carry()
+            self._join().carry()
             self.since_carry = 1
+
+    def _settle(self) -> None:
+        """Adds what is waiting to the limbs."""
+        if self.waiting and self.limbs is None:
+            self.limbs = Limbs.of(self.waiting)
+        elif self.waiting and self.limbs is not None:
+            self.limbs.add(self.waiting)
+        self.waiting = []
+
+    def _join(self) -> Limbs:
+        """Everything in one sum."""
+        self._settle()
+        if self.limbs is None:
+            self.limbs = Limbs.copied(self.received.pop())
+        self.limbs.merge(self.received)
+        self.received = []
         return self.limbs
 
     def _count(self, contributions: int, weight: Fraction, bound: int, since_carry: int) -> None:

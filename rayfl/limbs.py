@@ -1,12 +1,7 @@
-"""Sums of weighted trees in fixed point: integers, so that neither order nor grouping matters.
-
-A product ``weight * value`` is formed in float64 (exact for float32 values and sample counts below 2^29),
-then split into two integers in units of 2^-20 and 2^-72.
-"""
+"""Sums of weighted trees in fixed point: integers, so that neither order nor grouping matters."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,27 +9,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rayfl.fixed_point import (
+    BITS,
+    HIGH_BITS,
+    LOW_BITS,
+    Scratch,
+    Vector,
+    add_integers,
+    added,
+    any_true,
+    carry,
+    fresh,
+    is_shifted,
+    piece,
+    same,
+)
 from rayfl.params import leaves
 
-HIGH_BITS = 20
-_LOW_BITS = 72
-_CARRY_BITS = _LOW_BITS - HIGH_BITS
-# |low| <= 2^51 per contribution: after this many the carry moves up, long before an int64 can overflow.
-CARRY_EVERY = 1024
-HIGH_LIMIT = 2**63
 # Elements worked on at a time, so that the intermediate float64 values stay in the cache.
 _CHUNK = 32768
-_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
-# Adding it to a float64 of less than 2^51 rounds that to an integer, which can then be read off the bits.
-_SHIFT = 1.5 * 2.0**52
-_SHIFT_AS_INTEGER = int.from_bytes(struct.pack("<d", _SHIFT), "little")
+@dataclass(frozen=True)
+class Summand:
+    """A tree times a weight.
+
+    Attributes:
+        tree: its magnitudes must be within the range of ``high``.
+        weight: a factor.
+        bound: what no product exceeds, in units of 2^-20.
+    """
+
+    tree: Mapping[str, Any]
+    weight: float
+    bound: int
 
 
 @dataclass
 class Limbs:
     """A sum of vectors as two integers an element, and what all summands have in common.
+
+    What came from another process are read-only NumPy arrays; only a sum of tensors can be added to.
 
     Attributes:
         high: the sum in units of 2^-20; and ``shifts`` times the integer that a shift is.
@@ -45,117 +60,117 @@ class Limbs:
         shifts: how often integers were added with their shifts; additions wrap around.
     """
 
-    high: Tensor
-    low: Tensor
-    first: Tensor | None
-    alike: Tensor | None
+    high: Vector
+    low: Vector
+    first: Vector | None
+    alike: Vector | None
     shifts: int = 0
 
     @classmethod
-    def of(cls, tree: Mapping[str, Any], weight: float, bound: int) -> Limbs:
-        """The sum of a single summand; see :meth:`add`."""
-        parts = [_vector(leaf) for _, leaf in sorted_leaves(tree)]
+    def of(cls, summands: Sequence[Summand]) -> Limbs:
+        """A sum of one summand or more, of the same structure."""
+        parts = [_vector(leaf) for _, leaf in sorted_leaves(summands[0].tree)]
         kind = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
         device = next((part.device for part in parts if part.device.type != "cpu"), torch.device("cpu"))
         first = torch.cat([torch.zeros(0, dtype=kind, device=device), *(part.to(device, kind) for part in parts)])
         high, low = torch.zeros_like(first, dtype=torch.int64), torch.zeros_like(first, dtype=torch.int64)
-        limbs = cls(high, low, None, None)
-        limbs.add(tree, weight, bound)
-        limbs.first, limbs.alike = first, torch.ones_like(first, dtype=torch.bool)
+        limbs = cls(high, low, first, torch.ones_like(first, dtype=torch.bool))
+        limbs.add(summands)
         return limbs
 
-    def add(self, tree: Mapping[str, Any], weight: float, bound: int) -> None:
-        """Adds a tree of the same structure.
+    @classmethod
+    def copied(cls, other: Limbs) -> Limbs:
+        """The same as tensors of its own."""
+        return cls(fresh(other.high), fresh(other.low), fresh(other.first), fresh(other.alike), other.shifts)
 
-        Args:
-            tree: its magnitudes must be within the range of ``high``.
-            weight: a factor.
-            bound: what the product does not exceed, in units of 2^-20.
-        """
-        device = self.high.device
-        # Accelerators lose more to the launches than they win by the cache.
-        chunk = _CHUNK if device.type == "cpu" else max(1, len(self.high))
-        split = _Split(float(weight), min(chunk, len(self.high)), device, bound < _SHIFT / 3)
+    def add(self, summands: Sequence[Summand]) -> None:
+        """Adds trees of the same structure, all of them to one stretch of memory after the other."""
+        high, low = _tensor(self.high), _tensor(self.low)
+        scratch = Scratch(min(_stretch(high), len(high)), high.device)
+        vectors = [[_vector(leaf).to(high.device) for _, leaf in sorted_leaves(one.tree)] for one in summands]
         start = 0
-        for values in _chunks([_vector(leaf).to(device) for _, leaf in sorted_leaves(tree)], chunk):
-            here = slice(start, start + len(values))
-            split.add(values, self.high[here], self.low[here])
-            if self.first is not None and self.alike is not None:
-                self.alike[here].logical_and_(_same(self.first[here], values))
-            start += len(values)
-        self.shifts += split.shifted
+        for pieces in zip(*(_chunks(own, _stretch(high)) for own in vectors), strict=True):
+            here = slice(start, start + len(pieces[0]))
+            for one, values in zip(summands, pieces, strict=True):
+                scratch.add(values, float(one.weight), is_shifted(one.bound), high[here], low[here])
+                if self.first is not None and self.alike is not None:
+                    _tensor(self.alike)[here].logical_and_(same(_tensor(self.first)[here], values))
+            start = here.stop
+        self.shifts += sum(is_shifted(one.bound) for one in summands)
         self._forget_the_first()
 
-    def merge(self, other: Limbs) -> None:
-        """Adds another sum."""
-        device = self.high.device
-        self.high.add_(other.high.to(device))
-        self.low.add_(other.low.to(device))
-        self.shifts += other.shifts
-        if self.first is None or self.alike is None or other.first is None or other.alike is None:
+    def merge(self, others: Sequence[Limbs]) -> None:
+        """Adds other sums."""
+        high, low = _tensor(self.high), _tensor(self.low)
+        known = self.first is not None and all(other.first is not None for other in others)
+        for here in _stretches(high):
+            for other in others:
+                add_integers(high[here], piece(other.high, here, high.device))
+                add_integers(low[here], piece(other.low, here, low.device))
+                if known:
+                    _tensor(self.alike)[here].logical_and_(_still_alike(self, other, here))
+        self.shifts += sum(other.shifts for other in others)
+        if not known:
             self.first = self.alike = None
-            return
-        self.alike.logical_and_(other.alike.to(device)).logical_and_(_same(self.first, other.first.to(device)))
         self._forget_the_first()
 
     def _forget_the_first(self) -> None:
-        if self.alike is not None and not self.alike.any():
+        if self.alike is not None and not any_true(_tensor(self.alike)):
             self.first = self.alike = None
 
     def carry(self) -> None:
         """Moves what exceeds half a unit of ``high`` out of ``low``; the limbs of a sum are then unique."""
-        if self.shifts:
-            shift = _wrapped(self.shifts * _SHIFT_AS_INTEGER)
-            self.high.sub_(shift)
-            self.low.sub_(shift)
-            self.shifts = 0
-        excess = torch.add(self.low, 1 << (_CARRY_BITS - 1)).bitwise_right_shift_(_CARRY_BITS)
-        self.high.add_(excess)
-        self.low.sub_(excess.bitwise_left_shift_(_CARRY_BITS))
-
-    def mean(self, weight: float) -> Tensor:
-        """The sum over ``weight`` in float64; the common value where there is one."""
-        self.carry()
-        total = self.high.double().mul_(2.0**-HIGH_BITS).add_(self.low.double().mul_(2.0**-_LOW_BITS))
-        mean = total.div_(weight)
-        if self.first is None or self.alike is None:
-            return mean
-        return torch.where(self.alike, self.first.double(), mean)
+        high, low = _tensor(self.high), _tensor(self.low)
+        for here in _stretches(high):
+            carry(high[here], low[here], self.shifts)
+        self.shifts = 0
 
 
-class _Split:
-    """Makes two integers of each product and adds them.
+def mean_of(parts: Sequence[Limbs], weight: float) -> Tensor:
+    """The sum of all parts over ``weight`` in float64; where all summands have one value, that.
 
     Args:
-        weight: the factor.
-        size: the largest number of elements at a time.
-        device: where they are.
-        shifted: whether integers are read off the bits of shifted numbers, which is faster than to convert them.
+        parts: one sum or more of the same structure; left as they are.
+        weight: the total weight.
     """
+    first = parts[0]
+    device = first.high.device if isinstance(first.high, Tensor) else torch.device("cpu")
+    mean = torch.empty(len(first.high), dtype=torch.float64, device=device)
+    shifts = sum(part.shifts for part in parts)
+    known = all(part.first is not None for part in parts)
+    for here in _stretches(mean):
+        high, low = (added([getattr(part, name) for part in parts], here, device) for name in ("high", "low"))
+        carry(high, low, shifts)
+        own = mean[here]
+        own.copy_(high).mul_(2.0**-HIGH_BITS).add_(low.double().mul_(2.0**-LOW_BITS)).div_(weight)
+        if known:
+            alike = piece(first.alike, here, device)
+            for part in parts[1:]:
+                alike = alike & _still_alike(first, part, here, device)
+            torch.where(alike, piece(first.first, here, device).double(), own, out=own)
+    return mean
 
-    def __init__(self, weight: float, size: int, device: torch.device, shifted: bool) -> None:
-        self.shifted = shifted
-        self._scale = weight * 2.0**HIGH_BITS
-        self._product = torch.empty(size, dtype=torch.float64, device=device)
-        self._rounded = torch.empty_like(self._product)
-        self._integers = torch.empty_like(self._product, dtype=torch.int64)
 
-    def add(self, values: Tensor, high: Tensor, low: Tensor) -> None:
-        """Adds the products of some values."""
-        size = len(values)
-        fine, coarse = self._product[:size], self._rounded[:size]
-        fine.copy_(values).mul_(self._scale)
-        if self.shifted:
-            torch.add(fine, _SHIFT, out=coarse)
-            high.add_(coarse.view(torch.int64))
-            fine.sub_(coarse.sub_(_SHIFT)).mul_(2.0**_CARRY_BITS).add_(_SHIFT)
-            low.add_(fine.view(torch.int64))
-            return
-        limb = self._integers[:size]
-        torch.round(fine, out=coarse)
-        high.add_(limb.copy_(coarse))
-        fine.sub_(coarse).mul_(2.0**_CARRY_BITS).round_()
-        low.add_(limb.copy_(fine))
+def _stretch(vector: Tensor) -> int:
+    """Elements at a time; accelerators lose more to the launches than they win by the cache."""
+    return _CHUNK if vector.device.type == "cpu" else max(1, len(vector))
+
+
+def _stretches(vector: Tensor) -> Iterator[slice]:
+    for start in range(0, len(vector), _stretch(vector)):
+        yield slice(start, min(start + _stretch(vector), len(vector)))
+
+
+def _tensor(vector: Vector | None) -> Tensor:
+    assert isinstance(vector, Tensor), "a sum from another process cannot be added to"
+    return vector
+
+
+def _still_alike(one: Limbs, other: Limbs, here: slice, device: torch.device | None = None) -> Tensor:
+    """Where the other's summands are all alike, and as the first of this one."""
+    device = device or _tensor(one.high).device
+    alike = same(piece(one.first, here, device), piece(other.first, here, device))
+    return alike.logical_and_(piece(other.alike, here, device))
 
 
 def _chunks(vectors: Sequence[Tensor], size: int) -> Iterator[Tensor]:
@@ -173,17 +188,6 @@ def _chunks(vectors: Sequence[Tensor], size: int) -> Iterator[Tensor]:
         yield torch.cat(waiting) if len(waiting) > 1 else waiting[0]
 
 
-def _same(one: Tensor, other: Tensor) -> Tensor:
-    """Where two vectors agree to the bit, in the type of the first."""
-    bits = _BITS[one.dtype]
-    return one.view(bits) == other.to(one.dtype).view(bits)
-
-
-def _wrapped(value: int) -> int:
-    """The int64 that differs from ``value`` by a multiple of 2^64."""
-    return (value + HIGH_LIMIT) % (2 * HIGH_LIMIT) - HIGH_LIMIT
-
-
 def sorted_leaves(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Leaves in the order in which they lie in the limbs."""
     return sorted(leaves(tree), key=lambda pair: pair[0])
@@ -194,4 +198,4 @@ def _vector(leaf: Any) -> Tensor:
     if not isinstance(leaf, Tensor):
         return torch.tensor([leaf], dtype=torch.float64)
     flat = leaf.detach().reshape(-1)
-    return flat if flat.dtype in _BITS else flat.float()
+    return flat if flat.dtype in BITS else flat.float()

@@ -34,8 +34,9 @@ class EngineConfig(BaseModel):
     )
     kernel: Literal["reference", "fast"] = Field(
         "reference",
-        description="fast: gradients of penalties and of mixed models in closed form, on CPUs and client by client; "
-        "agrees with reference up to rounding (1e-5); not for objectives that differentiate on their own",
+        description="fast: gradients of penalties and of mixed models in closed form, images of several channels laid "
+        "out channels last, on CPUs and client by client; agrees with reference up to rounding (1e-5); not for "
+        "objectives that differentiate on their own",
     )
 
     @model_validator(mode="after")

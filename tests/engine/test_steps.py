@@ -21,10 +21,11 @@ from rayfl.engine import fused, looped, steps
 from rayfl.engine.looped import _GATHERED_BYTES, _stretches
 from rayfl.engine.requests import ParameterGroup
 from rayfl.models.perceptron import TwoNN
+from rayfl.models.zoo import TwoCNN
 from rayfl.params import ALIGNMENT_BYTES
 from rayfl.tasks import Batch, Classification, is_loss_of_the_task, loss_of_the_task
 from tests.engine.problems import CPU, cross_entropy, examples, request
-from tests.toys import assert_equal
+from tests.toys import assert_close, assert_equal
 
 SPEC = InputSpec("image", (1, 4, 4), 5)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -105,6 +106,22 @@ def test_stretches_cover_all_steps_and_begin_batches_where_fresh_memory_would(si
     for first, last in found:
         assert all((bounds[step] - bounds[first]) * row % ALIGNMENT_BYTES == 0 for step in range(first, last))
         assert (bounds[last - 1] - bounds[first]) * row < _GATHERED_BYTES
+
+
+@pytest.mark.parametrize("kernel", ["reference", "fast"])
+def test_images_are_laid_out_for_convolutions(kernel: steps.Kernel) -> None:
+    spec = InputSpec("image", (3, 8, 8), 4)
+    task = Classification(TwoCNN().network(spec))
+    start, seen = task.network.initialize(0), []
+
+    def objective(model: Any, batch: Batch, task: Classification, frozen: Any, draw: Any) -> Tensor:
+        seen.append(batch.x.is_contiguous(memory_format=torch.channels_last))
+        return task.loss(model, batch)
+
+    asked = request(examples(23, spec, 0), start, objective, epochs=1)
+    trained = looped.train(asked, task, CPU, kernel)
+    assert seen == [kernel == "fast"] * 3
+    assert_close(trained, looped.train(replace(asked, objective=cross_entropy), task, CPU), 1e-5)
 
 
 def test_batches_are_what_the_plan_says() -> None:
