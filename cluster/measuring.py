@@ -13,6 +13,7 @@ from actors.placement import ActorOptions, whole_nodes
 from actors.probe import Measured
 from actors.probe_actor import probe
 from actors.probe_calls import rehearsals
+from cluster.autoscaling import NodesAskedFor, demand
 from cluster.measured_plan import Plan, depends_on_measuring, settle
 from cluster.resources import wait_for_room
 from rayfl.data.federated import InputSpec
@@ -36,7 +37,12 @@ def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
         ResourceError: when the cluster has too little, with numbers.
     """
     config, num_clients = parts.config, parts.dataset.num_clients
-    options = wait_for_room(config.cluster, ray.cluster_resources, num_clients, nodes=whole_nodes)
+    with NodesAskedFor(f"rayfl-{config.run_name}-waits") as wish:
+
+        def ask() -> None:
+            wish.ask(demand(config.cluster, ray.cluster_resources(), num_clients))  # type: ignore[no-untyped-call]
+
+        options = wait_for_room(config.cluster, ray.cluster_resources, num_clients, nodes=whole_nodes, ask=ask)
     measured: list[Measured] = []
     if depends_on_measuring(config, options) and get_current_placement_group() is None:
         measured = _measured(parts, sizes, options)

@@ -22,6 +22,7 @@ def wait_for_room(
     num_clients: int,
     sleep: Callable[[float], None] = time.sleep,
     nodes: Callable[[], Sequence[Node]] | None = None,
+    ask: Callable[[], None] = lambda: None,
 ) -> ActorOptions:
     """The plan of :func:`plan_actors`, as soon as the cluster is large enough for it.
 
@@ -31,6 +32,7 @@ def wait_for_room(
         num_clients: K.
         sleep: how to let time pass.
         nodes: asks what each of its nodes has; None: it counts as one machine.
+        ask: called while it waits; asks for what is missing.
 
     Raises:
         ConfigError: when options contradict each other.
@@ -46,6 +48,7 @@ def wait_for_room(
                 raise ResourceError(f"{error}{after}") from None
             if waited % _SAY_EVERY_S == 0:
                 _log.warning("waiting for nodes: %s", error)
+        ask()
         sleep(_ASK_EVERY_S)
         waited += _ASK_EVERY_S
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,14 @@ def write_report(found: Results, versions: Mapping[str, str], page: Path) -> Non
     if not rest or END not in text:
         raise SystemExit(f"{page} lacks the lines {BEGIN} and {END}")
     table = seconds(found)
-    parts = [_conditions(found, versions), _times(table), _starts(found), _memory(found), _checks(found)]
+    shown = [contender for contender in TITLES if any(row["contender"] == contender for row in found)]
+    parts = [
+        _conditions(found, versions),
+        _times(table, shown),
+        _starts(found, shown),
+        _memory(found, shown),
+        _checks(found, shown),
+    ]
     page.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + after)
     (page.parent / "images").mkdir(exist_ok=True)
     draw(table, page.parent / "images" / "race.png")
@@ -68,7 +76,9 @@ def _time(row: Mapping[str, Any]) -> float:
 
 
 def _conditions(found: Results, versions: Mapping[str, str]) -> str:
-    turns = max(row["turn"] for row in found) + 1
+    counts = Counter((row["work"], row["contender"]) for row in found)
+    fewest, most = min(counts.values()), max(counts.values())
+    turns = f"{most}" if fewest == most else f"{fewest} to {most}"
     lines = [
         f"{datetime.date.today()}, {_processor()}, {os.cpu_count()} cores, Linux {platform.release()}, "
         f"Python {platform.python_version()}; {turns} turns.",
@@ -88,64 +98,79 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def _times(table: Mapping[str, Mapping[str, float]]) -> str:
+def _works(found: Results) -> list[str]:
+    return [work for work in WORKS if any(row["work"] == work for row in found)]
+
+
+def _header(shown: Sequence[str]) -> list[str]:
+    return ["work", *(TITLES[contender] for contender in shown)]
+
+
+def _times(table: Mapping[str, Mapping[str, float]], shown: Sequence[str]) -> str:
     rows = []
     for work, times in table.items():
-        cells = [f"{times[c]:.3f} ({times[c] / times['rayfl']:.2f})" if c in times else "-" for c in TITLES]
+        cells = [f"{times[c]:.3f} ({times[c] / times['rayfl']:.2f})" if c in times else "-" for c in shown]
         rows.append([f"**{work}** {WORKS[work].title}", *cells])
-    return "Seconds a round, and in brackets how many times rayfl's:\n\n" + _markdown(["work", *TITLES.values()], rows)
+    return "Seconds a round, and in brackets how many times rayfl's:\n\n" + _markdown(_header(shown), rows)
 
 
-def _starts(found: Results) -> str:
-    rows = [_cells(found, work, "start", "{:.1f}") for work in WORKS if any(row["work"] == work for row in found)]
+def _starts(found: Results, shown: Sequence[str]) -> str:
+    rows = [
+        _cells(found, shown, work, "start", "{:.1f}") for work in WORKS if any(row["work"] == work for row in found)
+    ]
     return "**W6**: seconds from the start of the process to the end of the first round:\n\n" + _markdown(
-        ["work", *TITLES.values()], rows
+        _header(shown), rows
     )
 
 
-def _memory(found: Results) -> str:
-    rows = [_cells(found, work, "peak_mib", "{:.0f}") for work in WORKS if any(row["work"] == work for row in found)]
-    return "Peak memory of all processes together, in MiB (PSS):\n\n" + _markdown(["work", *TITLES.values()], rows)
+def _memory(found: Results, shown: Sequence[str]) -> str:
+    rows = [
+        _cells(found, shown, work, "peak_mib", "{:.0f}") for work in WORKS if any(row["work"] == work for row in found)
+    ]
+    return "Peak memory of all processes together, in MiB (PSS):\n\n" + _markdown(_header(shown), rows)
 
 
-def _cells(found: Results, work: str, key: str, form: str) -> list[str]:
+def _cells(found: Results, shown: Sequence[str], work: str, key: str, form: str) -> list[str]:
     cells = [work]
-    for contender in TITLES:
+    for contender in shown:
         own = [row[key] for row in found if (row["work"], row["contender"]) == (work, contender)]
         cells.append(form.format(np.median(own)) if own else "-")
     return cells
 
 
-def _checks(found: Results) -> str:
+def _checks(found: Results, shown: Sequence[str]) -> str:
     rows = []
-    for work in dict.fromkeys(row["work"] for row in found):
+    for work in _works(found):
         cells = [work]
-        for contender in TITLES:
+        for contender in shown:
             own = [row for row in found if (row["work"], row["contender"]) == (work, contender)]
             pair = (
                 (np.median([row["loss"] for row in own]), np.median([row["accuracy"] for row in own])) if own else None
             )
             cells.append("-" if pair is None else f"{pair[0]:.3f}, {100 * pair[1]:.1f} %")
         rows.append(cells)
-    return "What they learned, test loss and accuracy at the end:\n\n" + _markdown(["work", *TITLES.values()], rows)
+    return "What they learned, test loss and accuracy at the end:\n\n" + _markdown(_header(shown), rows)
 
 
 def draw(table: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """Bars of times relative to rayfl's, on a logarithmic axis."""
     figure, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
-    width = 0.8 / len(TITLES)
-    for place, contender in enumerate(TITLES):
-        at = [i + (place - (len(TITLES) - 1) / 2) * width for i, w in enumerate(table) if contender in table[w]]
+    shown = [contender for contender in TITLES if any(contender in times for times in table.values())]
+    width = 0.8 / len(shown)
+    for place, contender in enumerate(shown):
+        at = [i + (place - (len(shown) - 1) / 2) * width for i, w in enumerate(table) if contender in table[w]]
         ratios = [table[w][contender] / table[w]["rayfl"] for w in table if contender in table[w]]
         bars = axis.bar(at, ratios, width * 0.92, color=COLOURS[contender], label=TITLES[contender], bottom=0)
         if not contender.startswith("rayfl"):
             axis.bar_label(bars, [f"{ratio:.1f}" for ratio in ratios], fontsize=7, padding=1)
     axis.set_yscale("log")
+    axis.set_yticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"], minor=False)
+    axis.minorticks_off()
     axis.set_ylim(0.5)
     axis.axhline(1, color=COLOURS["rayfl"], linewidth=0.8)
     axis.set_xticks(range(len(table)), list(table))
     axis.set_ylabel("time of a round, rayfl = 1")
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8, ncols=4, loc="outside upper center", frameon=False)
+    figure.legend(fontsize=8, ncols=4, loc="outside upper center", frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
