@@ -8,8 +8,10 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from rayfl.errors import RunError
 from rayfl.storage import Storage
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.scalars import scalars
@@ -25,8 +27,8 @@ class TuneFiles(Callback):
 
     ``training_iteration`` is the number of completed rounds, ``time_total_s`` the seconds since the run was (last)
     started, ``timestamp`` seconds since 1970; the others are numbers of summary rows by name
-    (``rayfl.tracking.scalars``). Both files are written with every commit and have what it has: rounds that are done
-    again replace theirs.
+    (``rayfl.tracking.scalars``). With every commit both files come to have what it has: rounds that are done again
+    replace theirs. On disks new rounds are appended; an object store gets the files anew.
 
     Args:
         storage: the run's folder.
@@ -36,6 +38,9 @@ class TuneFiles(Callback):
         self._storage = storage
         self._lines: dict[int, dict[str, Any]] = {}
         self._trial = ""
+        # What the files have, as long as they may be appended to.
+        self._columns: list[str] | None = None
+        self._written = 0
         self._started = time.monotonic()
 
     def on_start(self, run: RunInfo) -> None:
@@ -59,7 +64,12 @@ class TuneFiles(Callback):
         self._lines[round] = {**self._lines.get(round, {}), **about, **scalars(rows)}
 
     def on_commit(self, rounds_completed: int) -> None:
-        self._write(rounds_completed)
+        new = [self._lines[round] for round in range(self._written + 1, rounds_completed + 1) if round in self._lines]
+        folder = self._storage.local_path
+        if folder is None or self._columns is None or any(line.keys() - set(self._columns) for line in new):
+            self._write(rounds_completed)
+        elif new:
+            self._append(folder, new, rounds_completed)
 
     def on_failure(self, reason: str, rounds_completed: int) -> None:
         self._rewind(rounds_completed)
@@ -72,12 +82,31 @@ class TuneFiles(Callback):
         lines = [line for round, line in sorted(self._lines.items()) if round <= rounds_completed]
         if not lines:
             return
-        out = io.StringIO()
-        writer = csv.DictWriter(out, list(dict.fromkeys(name for line in lines for name in line)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        self._storage.write(JSON_FILE, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
-        self._storage.write(CSV_FILE, out.getvalue().encode())
+        self._columns = list(dict.fromkeys(name for line in lines for name in line))
+        header = _as_csv([dict(zip(self._columns, self._columns, strict=True))], self._columns)
+        self._storage.write(JSON_FILE, _as_json(lines).encode())
+        self._storage.write(CSV_FILE, (header + _as_csv(lines, self._columns)).encode())
+        self._written = rounds_completed
+
+    def _append(self, folder: Path, lines: Sequence[Mapping[str, Any]], rounds_completed: int) -> None:
+        assert self._columns is not None
+        for name, text in ((JSON_FILE, _as_json(lines)), (CSV_FILE, _as_csv(lines, self._columns))):
+            try:
+                with (folder / name).open("a", encoding="utf-8") as file:
+                    file.write(text)
+            except OSError as error:
+                raise RunError(f"cannot write {folder / name}: {error.strerror}") from error
+        self._written = rounds_completed
+
+
+def _as_json(lines: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(f"{json.dumps(line)}\n" for line in lines)
+
+
+def _as_csv(lines: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    out = io.StringIO()
+    csv.DictWriter(out, columns, lineterminator="\n").writerows(lines)
+    return out.getvalue()
 
 
 def round_seconds(seconds: float) -> float:
@@ -89,4 +118,5 @@ def read_results(storage: Storage) -> list[dict[str, Any]]:
     """The lines of ``result.json``, by ascending round; empty where there is none."""
     if not storage.exists(JSON_FILE):
         return []
-    return [json.loads(line) for line in storage.read(JSON_FILE).decode().splitlines()]
+    whole, _, _ = storage.read(JSON_FILE).decode().rpartition("\n")  # a line may have been cut off by a crash
+    return [json.loads(line) for line in whole.splitlines()]

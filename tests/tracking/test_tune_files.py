@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import rayfl
+from rayfl.errors import RunError
 from rayfl.storage import Storage
 from rayfl.tracking.tune_files import CSV_FILE, JSON_FILE, TuneFiles, read_results
 from tests.cluster.experiments import small_experiment
@@ -56,13 +57,56 @@ def test_a_rewind_leaves_no_line_too_many(tmp_path: Path) -> None:
 
 
 def test_damage_is_said_and_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / JSON_FILE).write_text("{")
+    (tmp_path / JSON_FILE).write_text("{\n")
     files = TuneFiles(Storage(str(tmp_path)))
     files.on_start(info(1))
     assert "result.json in" in caplog.text
     evaluate(files, 2)
     files.on_commit(2)
     assert rounds(tmp_path) == [2]
+
+
+def test_new_rounds_are_appended_and_new_columns_are_not(tmp_path: Path) -> None:
+    files = TuneFiles(Storage(str(tmp_path)))
+    files.on_start(info())
+    evaluate(files, 1)
+    files.on_commit(1)
+    first = (tmp_path / JSON_FILE).stat().st_ino
+    evaluate(files, 2, 3)
+    files.on_commit(3)
+    assert rounds(tmp_path) == [1, 2, 3]
+    assert (tmp_path / JSON_FILE).stat().st_ino == first
+    files.on_evaluation([{**row, "model": "another"} for row in tables(4).rounds.to_pylist()])
+    files.on_commit(4)
+    assert rounds(tmp_path) == [1, 2, 3, 4]
+    assert (tmp_path / JSON_FILE).stat().st_ino != first
+    assert any("another" in name for name in read_results(Storage(str(tmp_path)))[-1])
+
+
+def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path) -> None:
+    files = TuneFiles(Storage(str(tmp_path)))
+    files.on_start(info())
+    evaluate(files, 1, 2)
+    files.on_commit(2)
+    for name in (JSON_FILE, CSV_FILE):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-20])
+    again = TuneFiles(Storage(str(tmp_path)))
+    again.on_start(info(2))
+    evaluate(again, 3)
+    again.on_commit(3)
+    assert rounds(tmp_path) == [1, 3]
+
+
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
+    files = TuneFiles(Storage(str(tmp_path)))
+    files.on_start(info())
+    evaluate(files, 1)
+    files.on_commit(1)
+    (tmp_path / JSON_FILE).unlink()
+    (tmp_path / JSON_FILE).mkdir()
+    evaluate(files, 2)
+    with pytest.raises(RunError, match=r"cannot write .*result\.json"):
+        files.on_commit(2)
 
 
 def test_a_run_writes_them(tmp_path: Path) -> None:
