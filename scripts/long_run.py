@@ -27,11 +27,13 @@ BEGIN, END = "<!-- long run: begin -->", "<!-- long run: end -->"
 _SETTLED = 0.25
 """Share of the rounds, at the beginning, in which caches may still fill: slopes are those of the rest."""
 _MIB = 1 << 20
+_OBJECTS = "object_store_memory"
 
 os.environ.pop("RAY_ADDRESS", None)
 
 import matplotlib as mpl  # noqa: E402
 import numpy as np  # noqa: E402
+import ray  # noqa: E402
 
 import rayfl  # noqa: E402
 from rayfl.tracking.callback import RunInfo  # noqa: E402
@@ -44,6 +46,7 @@ QUANTITIES = {
     "actor_mib": ("memory of the actor", "MiB"),
     "driver_files": ("open files of the driver", ""),
     "actor_files": ("open files of the actor", ""),
+    "objects_kib": ("Ray's object store in use", "KiB"),
     "round_ms": ("time per round", "ms"),
     "commits_kib": ("size of commits/", "KiB"),
     "folder_kib": ("size of the run's folder", "KiB"),
@@ -74,6 +77,8 @@ class Meter(rayfl.Callback):
         for name, pid in self._pids.items():
             row[f"{name}_mib"] = _resident(pid) / _MIB
             row[f"{name}_files"] = len(os.listdir(f"/proc/{pid}/fd"))
+        total, free = ray.cluster_resources(), ray.available_resources()
+        row["objects_kib"] = (total[_OBJECTS] - free.get(_OBJECTS, 0.0)) / 1024
         row["commits_kib"] = _size(self.folder / "commits") / 1024
         row["folder_kib"] = _size(self.folder) / 1024
         self.rows.append(row)
