@@ -15,7 +15,7 @@ from actors.gpus import Gpu
 from actors.job import Job, JobResult
 from actors.state import Change
 from algorithms.registry import Experiment
-from rayfl.commits import StoredFile
+from rayfl.manifest import StoredFile
 from rayfl.params import Tree
 from rayfl.tracking.environment import device_name
 

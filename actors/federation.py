@@ -16,10 +16,10 @@ from actors.pool import HostPool
 from actors.traffic import Traffic
 from algorithms.base import Algorithm, Procedure
 from rayfl.aggregation import ExactSum, Weighted
-from rayfl.commits import StoredFile
 from rayfl.config.schema import ClientsConfig
 from rayfl.data.official import OFFICIAL_PIECE
 from rayfl.engine.client import RoundContext
+from rayfl.manifest import StoredFile
 from rayfl.metrics import Statistics
 from rayfl.params import Tree, from_numpy, num_bytes
 

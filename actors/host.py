@@ -14,7 +14,6 @@ from actors.memory import LeastRecentlyUsed
 from actors.state import Change, ClientStates, changed_in_place, signature
 from algorithms.base import Algorithm
 from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite
-from rayfl.commits import StoredFile
 from rayfl.data.federated import SPLITS, Examples, FederatedDataset
 from rayfl.data.official import OFFICIAL_PIECE, OfficialTest
 from rayfl.engine.client import Client, RoundContext
@@ -22,6 +21,7 @@ from rayfl.engine.engine import Engine
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.trampoline import run_procedures
 from rayfl.errors import ClientError, RayflError
+from rayfl.manifest import StoredFile
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, from_numpy, map_leaves, num_bytes, to_numpy
 from rayfl.tasks import Predictor

@@ -13,7 +13,7 @@ from actors.failures import named
 from actors.job import Job, JobResult
 from actors.pool import HostDiedError, HostPool
 from actors.state import Change
-from rayfl.commits import StoredFile
+from rayfl.manifest import StoredFile
 from rayfl.params import Tree, from_numpy, to_numpy
 
 _log = logging.getLogger("rayfl")

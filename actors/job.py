@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.failures import Failure
 from rayfl.aggregation import ExactSum
-from rayfl.commits import StoredFile
+from rayfl.manifest import StoredFile
 from rayfl.metrics import Statistics
 from rayfl.params import Tree
 

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from actors.memory import Kept, Spill
-from rayfl.commits import CommitStore, StoredFile
+from rayfl.commits import CommitStore
+from rayfl.manifest import StoredFile
 from rayfl.params import Tree, from_numpy, leaves, map_leaves, to_numpy
 
 Signature = tuple[Any, ...]

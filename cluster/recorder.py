@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
+import pyarrow as pa
+
 from actors.federation import Federation
-from rayfl.commits import FOLDER, CommitStore, Manifest, StoredFile, manifest_name
+from rayfl.commits import FOLDER, CommitStore
 from rayfl.errors import DamageError, RunError
 from rayfl.lease import Lease
+from rayfl.manifest import Manifest, StoredFile, manifest_name
 from rayfl.params import Tree
 from rayfl.storage import Storage
 from rayfl.system.schedule import Clock
+from rayfl.table_files import PartedTable, joined, read_parts, read_whole
 from rayfl.table_schemas import PARTITION_KEY
-from rayfl.tables import ResultTables, from_parquet, to_parquet
+from rayfl.tables import ResultTables
+
+_PUBLISH_EVERY_S = 10.0
+_PUBLISH_SHARE = 20
+"""Tables are put where users look for them at most so often, and so that it takes a twentieth of the time at most."""
+
+_log = logging.getLogger("rayfl")
 
 
 @dataclass
@@ -55,7 +68,9 @@ class Recorder:
     keep_commits: int
     lease: Lease
     manifest: Manifest | None = None
-    _written: dict[str, tuple[int, StoredFile]] = field(default_factory=dict)
+    _tables: dict[str, PartedTable] = field(default_factory=dict)
+    _shown: dict[str, tuple[StoredFile, ...]] = field(default_factory=dict)
+    _rest_until: float = 0.0
     _pending: Future[Manifest] | None = None
 
     def __post_init__(self) -> None:
@@ -65,24 +80,23 @@ class Recorder:
     def start(self, progress: Progress, federation: Federation) -> None:
         """Begins a commit of ``progress``; its parts are not changed afterwards, so nothing is copied."""
         handles = federation.start_commit(progress.rounds_completed)
-        tables, counters = progress.tables.by_name(), _counters(progress)
+        counters = _counters(progress)
         self._pending = self._writer.submit(
-            self._write, progress.rounds_completed, progress.server, tables, counters, federation, handles
+            self._write, progress.rounds_completed, progress.server, progress.tables, counters, federation, handles
         )
 
     def _write(
         self,
         rounds: int,
         server: Tree,
-        tables: Mapping[str, Any],
+        results: ResultTables,
         counters: dict[str, int],
         federation: Federation,
         handles: Mapping[Any, int],
     ) -> Manifest:
-        grown = {name: to_parquet(table) for name, table in tables.items() if self._has_grown(name, table)}
-        for name, data in grown.items():
-            self._written[name] = (tables[name].num_rows, self._store.write_table(rounds, name, data))
-        files = {name: file for name, (_, file) in sorted(self._written.items())}
+        for name, rows in results.by_name().items():
+            table = self._tables.setdefault(name, PartedTable(name))
+            table.grow(self._store, rounds, rows, results.settled[name])
         stored = self._store.write_server(rounds, server)
         states = dict(self.manifest.states) if self.manifest is not None else {}
         states.update(federation.finish_commit(handles))
@@ -91,22 +105,50 @@ class Recorder:
             fingerprint=self.fingerprint,
             server=stored,
             states=dict(sorted(states.items())),
-            tables=files,
+            tables={name: table.files for name, table in sorted(self._tables.items())},
             counters=counters,
         )
         self.lease.check()
         self._store.write_manifest(manifest)
         self._store.collect(self.keep_commits)
-        self._publish(grown)
+        if time.monotonic() >= self._rest_until:
+            self._publish(manifest)
         return manifest
 
-    def _has_grown(self, name: str, table: Any) -> bool:
-        return name not in self._written or self._written[name][0] != table.num_rows
+    def _publish(self, manifest: Manifest) -> None:
+        """Puts tables where users look for them, as of a commit.
 
-    def _publish(self, tables: Mapping[str, bytes]) -> None:
-        """Puts tables where users look for them, as of the last commit."""
-        for name, data in tables.items():
-            self.storage.write(f"{name}.parquet", data)
+        They are written as a whole, which takes the longer the more rows they have: so only now and then.
+        """
+        begun = time.monotonic()
+        for name, files in manifest.tables.items():
+            if self._shown.get(name) != files:
+                parts = read_parts(self._store, manifest, name)
+                first = next(parts)
+                self.storage.write(f"{name}.parquet", joined(chain([first], parts), first.schema))
+                self._shown[name] = files
+        now = time.monotonic()
+        self._rest_until = now + max(_PUBLISH_EVERY_S, _PUBLISH_SHARE * (now - begun))
+
+    def publish(self) -> None:
+        """Puts the tables of the last commit where users look for them.
+
+        Raises:
+            RunError: when another driver has taken the run over, or nothing can be written.
+        """
+        if self.manifest is not None and self._shown != self.manifest.tables:
+            self.lease.check()
+            self._publish(self.manifest)
+
+    @property
+    def settled(self) -> dict[str, int]:
+        """By table, how many of its first rows need not be kept in memory; only while no commit is under way."""
+        return {name: table.settled for name, table in self._tables.items()}
+
+    def results(self) -> dict[str, pa.Table]:
+        """The tables of the last commit, by name; there must be one."""
+        assert self.manifest is not None
+        return {name: read_whole(self._store, self.manifest, name) for name in self.manifest.tables}
 
     def finish(self, federation: Federation) -> int | None:
         """Waits for the commit under way; returns its number of rounds, None when there is none.
@@ -127,7 +169,8 @@ class Recorder:
         """Waits for the commit under way, whatever becomes of it."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            pending.exception()
+            if pending.exception() is None:
+                self.manifest = pending.result()
 
     def restore(self, tables: ResultTables, thoroughly: bool = False) -> Progress | None:
         """The progress of the newest whole commit, None when there is none; commits after it are given up.
@@ -150,7 +193,7 @@ class Recorder:
 
     def _restored(self, tables: ResultTables, thoroughly: bool) -> Progress | None:
         self.manifest = self._store.latest(thoroughly)
-        self._written = {}
+        self._tables = {}
         if self.manifest is None:
             if self.storage.exists("rounds.parquet"):
                 raise DamageError(
@@ -167,29 +210,35 @@ class Recorder:
         lacking = {"clients", "rounds"} - set(self.manifest.tables)
         if lacking:
             raise DamageError(f"the commit of round {self.manifest.rounds_completed} has no table of {lacking.pop()}")
-        contents = {name: self._store.read(file) for name, file in self.manifest.tables.items()}
-        found = {name: from_parquet(data) for name, data in contents.items()}
+        found = {}
+        for name in self.manifest.tables:
+            self._tables[name], found[name] = PartedTable.restored(self._store, self.manifest, name)
         written, here = (table.schema.metadata.get(PARTITION_KEY) for table in (found["rounds"], tables.rounds))
         if written != here:
             raise RunError(
                 f"the results in {self.storage.uri} are of other data than the configuration gives now: the data set's "
                 "files or the partition's file have changed. Restore them, or choose another name"
             )
-        self._written = {name: (found[name].num_rows, file) for name, file in self.manifest.tables.items()}
         progress = Progress(
             self.manifest.rounds_completed,
             self._store.read_server(self.manifest),
-            tables.with_rows(found["clients"], found["rounds"], found.get("skipped"), found.get("calibration")),
+            tables.with_rows(
+                found["clients"], found["rounds"], found.get("skipped"), found.get("calibration"), self.settled
+            ),
             **{name: self.manifest.counters.get(name, 0) for name in ("bytes_down", "bytes_up")},
             clock=Clock(**{name: self.manifest.counters.get(f"clock_{name}", 0) for name in asdict(Clock())}),
         )
         self._store.drop_after(self.manifest.rounds_completed)
-        self._publish(contents)
+        self._publish(self.manifest)
         return progress
 
     def close(self) -> None:
-        """Ends the writing thread."""
+        """Ends the writing thread; after an error, tables are put where users look for them if that is possible."""
         self._writer.shutdown(wait=True)
+        try:
+            self.publish()
+        except RunError as error:
+            _log.warning("the tables beside commits/ are older than the last commit: %s", error)
 
 
 def _counters(progress: Progress) -> dict[str, int]:

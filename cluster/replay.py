@@ -16,11 +16,11 @@ from actors.pool import InlinePool
 from algorithms.base import Procedure
 from cluster.run import inline_device, limited_threads
 from rayfl.aggregation import Weighted
-from rayfl.commits import Manifest
 from rayfl.engine.client import RoundContext
 from rayfl.errors import ConfigError, RayflError, RunError
 from rayfl.inspection.folder import RunFolder
 from rayfl.inspection.rows import where
+from rayfl.manifest import Manifest
 from rayfl.params import Tree, leaves
 from rayfl.table_schemas import METRICS
 

@@ -16,7 +16,7 @@ from rayfl.reproduction.comparison import Comparison, compare
 from rayfl.reproduction.output import as_arrow, as_markdown
 from rayfl.reproduction.tables import PlannedRun, Reproduction
 from rayfl.storage import Storage
-from rayfl.tables import to_parquet
+from rayfl.table_files import to_parquet
 from rayfl.tracking.callback import Callback
 
 _TABLE = "table"

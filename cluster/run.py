@@ -39,8 +39,10 @@ from rayfl.experiment import Parts
 from rayfl.lease import Lease
 from rayfl.result import Result
 from rayfl.system.devices import devices_table
-from rayfl.tables import ResultTables, from_parquet
-from rayfl.tables import to_parquet as table_to_parquet
+from rayfl.table_files import from_parquet
+from rayfl.table_files import to_parquet as table_to_parquet
+from rayfl.table_schemas import SKIPPED_SCHEMA
+from rayfl.tables import ResultTables
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.environment import Environment
 from rayfl.tracking.mlflow import Mlflow
@@ -94,11 +96,12 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
             parts.storage.write("partition.parquet", to_parquet(parts.assignment))
         if progress is None or progress.rounds_completed < config.train.rounds:
             progress = _continue(parts, sizes, recorder, callbacks)
+        recorder.publish()
+        tables = recorder.results()
     finally:
         recorder.close()
-    tables = progress.tables
-    rounds, partition = progress.rounds_completed, parts.partition_hash
-    return Result(parts.storage.uri, config, tables.rounds, tables.clients, rounds, partition, tables.skipped)
+    rounds, skipped = progress.rounds_completed, tables.get("skipped", SKIPPED_SCHEMA.empty_table())
+    return Result(parts.storage.uri, config, tables["rounds"], tables["clients"], rounds, parts.partition_hash, skipped)
 
 
 def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]) -> Progress:

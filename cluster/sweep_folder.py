@@ -13,8 +13,8 @@ from rayfl.errors import RunError
 from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.report import FINISHED, groups_table, trials_table
 from rayfl.sweeps.trials import Sweep, Trial
+from rayfl.table_files import read_whole, to_parquet
 from rayfl.table_schemas import ROUNDS_SCHEMA
-from rayfl.tables import from_parquet, to_parquet
 
 STOPPED_FILE = "stopped.yaml"
 
@@ -61,7 +61,7 @@ def committed(trial: Trial) -> Committed:
         manifest = store.latest()
         if manifest is None:
             return Committed()
-        return Committed(manifest.rounds_completed, from_parquet(store.read(manifest.tables["rounds"])))
+        return Committed(manifest.rounds_completed, read_whole(store, manifest, "rounds"))
     except RunError as error:
         return Committed(problem=str(error))
 

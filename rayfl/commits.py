@@ -4,7 +4,7 @@
 
 * ``server-<r>-<unique>.safetensors``: the server's tree;
 * ``states-<r>-<host>-<unique>.safetensors``: the states that changed since the commit before, one file a host;
-* ``rounds-<r>-<unique>.parquet``, ``clients-...``, ...: the tables up to round r, when they grew;
+* ``rounds-<r>-<unique>.parquet``, ``clients-...``, ...: the last rows of the tables up to round r, when they grew;
 * ``manifest-<r>.json``: which of these files make up the run after r rounds, with their SHA-256, and its own;
 * ``newest.json``: the r of the newest manifest, so that it cannot go missing unnoticed.
 
@@ -21,69 +21,17 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from rayfl import treefile
-from rayfl.errors import DamageError, RunError
+from rayfl.errors import DamageError
+from rayfl.manifest import Manifest, StoredFile, manifest_name, parse, with_checksum
 from rayfl.params import Tree
 from rayfl.storage import Storage
 
-FORMAT_VERSION = 2
 FOLDER = "commits"
 NEWEST = "newest.json"
-_WITHOUT_CHECKSUM = 1
-"""The version whose manifests do not have a checksum of their own, otherwise the same."""
 _READERS = 8
 
 _log = logging.getLogger("rayfl")
-
-
-class StoredFile(BaseModel):
-    """A file of a commit, its checksum and its size in bytes (0 in commits of before sizes were noted)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    # Manifests may come from others: a name never leads out of the folder.
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    sha256: str
-    size: int = Field(0, ge=0)
-
-
-class Manifest(BaseModel):
-    """One commit.
-
-    Attributes:
-        version: of this format.
-        rounds_completed: rounds the run has behind it.
-        fingerprint: of the configuration the run was made with.
-        server: the server's tree.
-        states: by client id, the file that holds its newest state.
-        tables: the Parquet tables by name.
-        counters: totals since the start (bytes sent).
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    version: int = FORMAT_VERSION
-    rounds_completed: int = Field(ge=0)
-    fingerprint: str
-    server: StoredFile
-    states: dict[int, StoredFile] = {}
-    tables: dict[str, StoredFile] = {}
-    counters: dict[str, int] = {}
-
-    def files(self) -> set[str]:
-        """The names of all files of this commit but the manifest itself."""
-        return {file.name for file in (self.server, *self.states.values(), *self.tables.values())}
-
-    def stored(self) -> list[StoredFile]:
-        """The files of this commit but the manifest itself, each once, by name."""
-        return sorted({self.server, *self.states.values(), *self.tables.values()}, key=lambda file: file.name)
-
-    @property
-    def state_bytes(self) -> int:
-        """Size of the files that hold the client states."""
-        return sum({file.name: file.size for file in self.states.values()}.values())
 
 
 class CommitStore:
@@ -111,13 +59,12 @@ class CommitStore:
         return self._write(name, treefile.dumps(tree))
 
     def write_table(self, rounds_completed: int, name: str, data: bytes) -> StoredFile:
-        """Stores a table."""
+        """Stores rows of a table."""
         return self._write(f"{name}-{rounds_completed:06d}-{_unique()}.parquet", data)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Makes a commit: from here on the run continues after it."""
-        content = manifest.model_dump(mode="json")
-        self._write_json(manifest_name(manifest.rounds_completed), content | {"checksum": _checksum(content)})
+        self._write_json(manifest_name(manifest.rounds_completed), with_checksum(manifest))
         self._note_newest(manifest.rounds_completed)
 
     def latest(self, thoroughly: bool = False) -> Manifest | None:
@@ -246,29 +193,10 @@ class CommitStore:
             RunError: when it is of another format version.
         """
         try:
-            content: dict[str, Any] = json.loads(self._storage.read(f"{FOLDER}/{name}"))
-            version, checksum = content.get("version"), content.pop("checksum", None)
+            data = self._storage.read(f"{FOLDER}/{name}")
         except FileNotFoundError as error:
             raise DamageError(f"{FOLDER}/{name} is missing from {self._storage.uri}") from error
-        except (ValueError, AttributeError, RecursionError) as error:
-            raise DamageError(f"{self._damaged(name)}: {error}") from error
-        # Every version from 2 on has the same checksum, so that a newer one can be told from a damaged one.
-        if type(version) is not int or version < _WITHOUT_CHECKSUM:
-            raise DamageError(f"{self._damaged(name)}: it has no format version")
-        if version != _WITHOUT_CHECKSUM and checksum != _checksum(content):
-            raise DamageError(f"{self._damaged(name)}: its SHA-256 has changed")
-        if version > FORMAT_VERSION:
-            raise RunError(
-                f"{FOLDER}/{name} in {self._storage.uri} has format version {version}, this rayfl reads up to "
-                f"{FORMAT_VERSION}: continue the run with the rayfl that started it"
-            )
-        try:
-            manifest = Manifest.model_validate(content)
-        except ValidationError as error:
-            raise DamageError(f"{self._damaged(name)}: {error}") from error
-        if name != manifest_name(manifest.rounds_completed):
-            raise DamageError(f"{self._damaged(name)}: it is the manifest of round {manifest.rounds_completed}")
-        return manifest
+        return parse(name, data, f"{FOLDER}/{name} in {self._storage.uri}")
 
     def _newest(self) -> int | None:
         """What ``newest.json`` says; None without one (in runs of version 1) and where it is damaged, too."""
@@ -294,11 +222,6 @@ class CommitStore:
         return StoredFile(name=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
 
-def manifest_name(rounds_completed: int) -> str:
-    """The manifest's file."""
-    return f"manifest-{rounds_completed:06d}.json"
-
-
 def _order(name: str) -> tuple[int, str]:
     """Sorts manifests by their rounds, also those with more than six digits."""
     return len(name), name
@@ -306,8 +229,3 @@ def _order(name: str) -> tuple[int, str]:
 
 def _unique() -> str:
     return uuid.uuid4().hex[:8]
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    """SHA-256 of a manifest without its checksum: of its JSON with sorted keys and without spaces."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rayfl.calibration import CALIBRATION_SCHEMA, bin_rows
 from rayfl.metrics import Statistics, summarize
@@ -30,8 +28,10 @@ class ResultTables:
         rounds: rows so far.
         skipped: rows so far.
         calibration: rows so far.
+        settled: by table, how many of its first rows are kept elsewhere and not given here.
 
     Attributes:
+        settled: by table, how many of its first rows are not here.
         simulated_s: the virtual time of new rows of ``rounds``, where they have it.
     """
 
@@ -44,7 +44,9 @@ class ResultTables:
         rounds: pa.Table | None = None,
         skipped: pa.Table | None = None,
         calibration: pa.Table | None = None,
+        settled: Mapping[str, int] | None = None,
     ) -> None:
+        self.settled = {name: (settled or {}).get(name, 0) for name in TABLES}
         self._names = names
         self._sweep = sweep
         self._partition = partition
@@ -66,14 +68,25 @@ class ResultTables:
         }
 
     def with_rows(
-        self, clients: pa.Table, rounds: pa.Table, skipped: pa.Table | None, calibration: pa.Table | None = None
+        self,
+        clients: pa.Table,
+        rounds: pa.Table,
+        skipped: pa.Table | None,
+        calibration: pa.Table | None = None,
+        settled: Mapping[str, int] | None = None,
     ) -> ResultTables:
-        """The same collector with other rows; the last two are None in runs from before there were these tables."""
-        return ResultTables(self._names, self._sweep, self._partition, clients, rounds, skipped, calibration)
+        """The same collector with other rows; tables are None in runs from before there were these."""
+        return ResultTables(self._names, self._sweep, self._partition, clients, rounds, skipped, calibration, settled)
 
-    def copy(self) -> ResultTables:
-        """A collector with the same rows, to which others can be added."""
-        return self.with_rows(**self.by_name())
+    def copy(self, settled: Mapping[str, int] | None = None) -> ResultTables:
+        """A collector with the same rows, to which others can be added.
+
+        Args:
+            settled: by table, how many of its first rows are kept elsewhere now and can be forgotten.
+        """
+        counts = {name: max(known, (settled or {}).get(name, 0)) for name, known in self.settled.items()}
+        kept = {name: _without(table, counts[name] - self.settled[name]) for name, table in self.by_name().items()}
+        return self.with_rows(**kept, settled=counts)
 
     def add_skipped(self, round: int, failures: Mapping[int, tuple[str, str]]) -> None:
         """Adds the clients that were left out.
@@ -211,16 +224,9 @@ class ResultTables:
         return {**row, **_summary(statistics)}
 
 
-def to_parquet(table: pa.Table) -> bytes:
-    """The table as a Parquet file; equal tables give equal bytes."""
-    buffer = io.BytesIO()
-    pq.write_table(table.combine_chunks(), buffer, compression="zstd")
-    return buffer.getvalue()
-
-
-def from_parquet(data: bytes) -> pa.Table:
-    """The inverse of :func:`to_parquet`."""
-    return pq.read_table(io.BytesIO(data))
+def _without(table: pa.Table, rows: int) -> pa.Table:
+    """The table without its first rows, whose memory can be given back; a slice would hold on to it."""
+    return table.take(np.arange(rows, table.num_rows)) if rows else table
 
 
 def _append(table: pa.Table, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:

@@ -19,7 +19,7 @@ from algorithms.registry import METHODS, Experiment
 from rayfl.config.loading import load_config
 from rayfl.experiment import Parts
 from rayfl.result import Result
-from rayfl.tables import from_parquet
+from rayfl.table_files import from_parquet
 from rayfl.tracking.summary import final_rows
 
 _PLAIN_SGD = ["train.momentum=0", "train.weight_decay=0"]

@@ -13,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfl.commits import FORMAT_VERSION, CommitStore, Manifest, StoredFile
+from rayfl.commits import CommitStore
 from rayfl.errors import DamageError, RunError
+from rayfl.manifest import FORMAT_VERSION, Manifest, StoredFile
 from rayfl.params import Tree
 from rayfl.storage import Storage
 from tests.toys import assert_equal
@@ -40,7 +41,7 @@ def commit(store: CommitStore, rounds: int, changed: dict[int, dict[int, float]]
         fingerprint="print",
         server=store.write_server(rounds, server(rounds)),
         states=states,
-        tables={"rounds": store.write_table(rounds, "rounds", f"table {rounds}".encode())},
+        tables={"rounds": (store.write_table(rounds, "rounds", f"table {rounds}".encode()),)},
     )
     store.write_manifest(manifest)
     return manifest
@@ -66,7 +67,7 @@ def test_round_trip(store: CommitStore, tmp_path: Path) -> None:
     assert_equal(other.read_server(manifest), server(3))
     assert_equal(other.read_states(manifest.states[4]), {0: state(2.0), 4: state(1.0)})
     assert_equal(other.read_states(manifest.states[11]), {11: state(3.0)})
-    assert other.read(manifest.tables["rounds"]) == b"table 3"
+    assert other.read(manifest.tables["rounds"][0]) == b"table 3"
 
 
 def test_a_run_without_commits(store: CommitStore) -> None:
@@ -105,7 +106,7 @@ def test_a_state_stays_where_it_was_written_until_it_changes(store: CommitStore)
 @pytest.mark.parametrize("kind", ["server", "states", "table"])
 def test_damage_is_noticed_and_named(store: CommitStore, folder: Path, kind: str) -> None:
     manifest = commit(store, 3, {0: {4: 1.0}})
-    files = {"server": manifest.server, "states": manifest.states[4], "table": manifest.tables["rounds"]}
+    files = {"server": manifest.server, "states": manifest.states[4], "table": manifest.tables["rounds"][0]}
     file = files[kind]
     reads: dict[str, Any] = {
         "server": lambda: store.read_server(manifest),
@@ -200,18 +201,25 @@ def test_what_is_no_version_is_damage(store: CommitStore, folder: Path, version:
     assert store.latest() == before
 
 
-def test_manifests_of_version_1_are_read(store: CommitStore, folder: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_manifests_of_earlier_versions_are_read(store: CommitStore, folder: Path, version: int) -> None:
     written = commit(store, 1, {0: {1: 1.0}})
-    content = json.loads((folder / "manifest-000001.json").read_text()) | {"version": 1}
-    del content["checksum"]
-    for file in (content["server"], *content["states"].values(), *content["tables"].values()):
-        del file["size"]
-    (folder / "manifest-000001.json").write_text(json.dumps(content))
-    (folder / "newest.json").unlink()
+    path = folder / "manifest-000001.json"
+    content = json.loads(path.read_text())
+    content["tables"] = {name: file for name, (file,) in content["tables"].items()}
+    if version == 1:
+        for file in (content["server"], *content["states"].values(), *content["tables"].values()):
+            del file["size"]
+        (folder / "newest.json").unlink()
+    path.write_text(json.dumps(content))
+    rewritten(folder, path.name, version=version)
+    if version == 1:
+        path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "checksum"}))
     found = store.latest(thoroughly=True)
     assert found is not None
-    assert found.version == 1
+    assert found.version == version
     assert found.files() == written.files()
+    assert found.tables["rounds"][0].name == written.tables["rounds"][0].name
 
 
 @pytest.mark.parametrize("name", ["../config.yaml", "/etc/passwd", "a/b", "..", "", "a\0b", ".hidden", "a b\n"])
@@ -259,7 +267,7 @@ def test_a_damaged_commit_is_passed_over_for_the_one_before(
 ) -> None:
     before = commit(store, 1, {0: {4: 1.0}})
     manifest = commit(store, 2, {0: {4: 2.0}})
-    file = {"server": manifest.server, "states": manifest.states[4], "table": manifest.tables["rounds"]}[kind]
+    file = {"server": manifest.server, "states": manifest.states[4], "table": manifest.tables["rounds"][0]}[kind]
     path = folder / file.name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 8

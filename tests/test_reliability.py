@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rayfl.commits import CommitStore, Manifest
+from rayfl.commits import CommitStore
 from rayfl.errors import RunError
 from rayfl.lease import FILE, Holder, Lease, read_lease
+from rayfl.manifest import Manifest
 from rayfl.storage import Storage
 from rayfl.table_schemas import PARTITION_KEY
 from rayfl.tables import ResultTables
@@ -32,7 +33,7 @@ def commit(store: CommitStore, rounds: int, value: float) -> Manifest:
         rounds_completed=rounds,
         fingerprint="f",
         server=store.write_server(rounds, {"w": torch.tensor([value])}),
-        tables={"rounds": store.write_table(rounds, "rounds", str(value).encode())},
+        tables={"rounds": (store.write_table(rounds, "rounds", str(value).encode()),)},
     )
     store.write_manifest(manifest)
     return manifest

@@ -25,8 +25,8 @@ from rayfl.commits import CommitStore
 from rayfl.errors import RunError
 from rayfl.lease import FILE, Holder, Lease, read_lease
 from rayfl.storage import Storage
+from rayfl.table_files import from_parquet
 from rayfl.table_schemas import TABLES
-from rayfl.tables import from_parquet
 from rayfl.verification import verify
 from tests.cluster.experiments import assert_same, outcome, small_experiment
 from tests.cluster.test_resume import Interrupt

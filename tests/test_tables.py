@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from rayfl.metrics import STATISTICS_SIZE, Statistics, batch_statistics
+from rayfl.table_files import from_parquet, to_parquet
 from rayfl.table_schemas import CLIENTS_SCHEMA, ROUNDS_SCHEMA
-from rayfl.tables import ResultTables, from_parquet, to_parquet
+from rayfl.tables import ResultTables
 
 
 def scored(n: int, correct: int) -> Statistics:
@@ -100,3 +101,15 @@ def test_parquet_round_trip_is_exact_and_deterministic() -> None:
     grown.add(3, "all", "received", {0: {"test": {"global": scored(7, 3)}}}, (0, 0))
     assert tables.rounds.num_rows == before
     assert grown.rounds.num_rows == before + 1
+
+
+def test_a_copy_forgets_rows_that_are_kept_elsewhere() -> None:
+    tables = ResultTables(["a"], None, "hash")
+    for round in (1, 2, 3):
+        tables.add(round, "all", "received", {0: {"test": {"global": scored(7, round)}}}, (0, 0))
+    later = tables.copy({"clients": 2}).copy({"clients": 1}).copy()
+    assert later.settled == {"clients": 2, "rounds": 0, "skipped": 0, "calibration": 0}
+    assert later.clients.equals(tables.clients.slice(2))
+    assert later.clients.schema.metadata == tables.clients.schema.metadata
+    assert later.rounds.equals(tables.rounds)
+    assert later.copy({"clients": 3}).clients.num_rows == 0

@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 import rayfl
 from rayfl.cli import app
-from rayfl.commits import CommitStore, Manifest
+from rayfl.commits import CommitStore
 from rayfl.errors import RunError
 from rayfl.lease import Lease
+from rayfl.manifest import Manifest
 from rayfl.storage import Storage
+from rayfl.table_files import to_parquet
 from rayfl.table_schemas import PARTITION_KEY
 from rayfl.verification import verify
 from tests.cluster.experiments import small_experiment
@@ -53,8 +55,8 @@ def of_commit(choose: Callable[[Manifest], str]) -> Callable[[Path], Path]:
 FILES: dict[str, Callable[[Path], Path]] = {
     "server": of_commit(lambda manifest: manifest.server.name),
     "states": of_commit(lambda manifest: next(iter(manifest.states.values())).name),
-    "table": of_commit(lambda manifest: manifest.tables["clients"].name),
-    "skipped": of_commit(lambda manifest: manifest.tables["skipped"].name),
+    "table": of_commit(lambda manifest: manifest.tables["clients"][-1].name),
+    "skipped": of_commit(lambda manifest: manifest.tables["skipped"][-1].name),
     "manifest": lambda run: run / "commits" / "manifest-000004.json",
     "older manifest": lambda run: run / "commits" / "manifest-000003.json",
     "published": lambda run: run / "rounds.parquet",
@@ -127,7 +129,7 @@ def test_a_configuration_that_names_code_does_not_run_it(run: Path, tmp_path: Pa
 def with_checksums(run: Path, name: str, data: bytes) -> None:
     """Replaces the newest commit's table as somebody would who keeps to the format."""
     store, manifest = CommitStore(Storage(str(run))), newest(run)
-    tables = {**manifest.tables, name: store.write_table(4, name, data)}
+    tables = {**manifest.tables, name: (store.write_table(4, name, data),)}
     store.write_manifest(manifest.model_copy(update={"tables": tables}))
 
 
@@ -155,14 +157,35 @@ def test_states_that_are_not_in_their_file(run: Path) -> None:
     assert f"commits/{file.name} lacks the states of clients 3, 11" in verify(Storage(str(run))).problems
 
 
+def test_tables_beside_the_commits_may_be_older_but_not_longer(run: Path) -> None:
+    table, path = pq.read_table(run / "clients.parquet"), run / "clients.parquet"
+    path.write_bytes(to_parquet(table.slice(0, table.num_rows - 1)))
+    assert verify(Storage(str(run))).problems == []
+    path.write_bytes(to_parquet(pa.concat_tables([table, table.slice(0, 1)])))
+    assert any("clients.parquet" in problem for problem in verify(Storage(str(run))).problems)
+    path.write_bytes(to_parquet(table.slice(1)))
+    assert any("is not what was committed" in problem for problem in verify(Storage(str(run))).problems)
+
+
+def test_a_table_that_another_arrow_has_written(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, buffer = pq.read_table(run / "clients.parquet"), io.BytesIO()
+    pq.write_table(table, buffer, compression="gzip")
+    (run / "clients.parquet").write_bytes(buffer.getvalue())
+    assert any("clients.parquet" in problem for problem in verify(Storage(str(run))).problems)
+    version = next(iter({pq.read_metadata(io.BytesIO(buffer.getvalue())).created_by})).encode()
+    other = version.replace(b"version ", b"version_")
+    (run / "clients.parquet").write_bytes(buffer.getvalue().replace(version, other))
+    assert verify(Storage(str(run))).problems == []
+
+
 def test_commits_of_two_runs(run: Path) -> None:
     CommitStore(Storage(str(run))).write_manifest(newest(run).model_copy(update={"fingerprint": "other"}))
     assert any("2 different runs" in problem for problem in verify(Storage(str(run))).problems)
 
 
 def test_a_newer_format(run: Path) -> None:
-    CommitStore(Storage(str(run))).write_manifest(newest(run).model_copy(update={"version": 3}))
-    assert any("has format version 3" in problem for problem in verify(Storage(str(run))).problems)
+    CommitStore(Storage(str(run))).write_manifest(newest(run).model_copy(update={"version": 4}))
+    assert any("has format version 4" in problem for problem in verify(Storage(str(run))).problems)
 
 
 def test_what_a_crash_leaves_behind_is_no_problem(run: Path) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from rayfl.commits import Manifest
 from rayfl.data.federated import Examples
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine
 from rayfl.engine.trampoline import run_procedures
 from rayfl.errors import ConfigError, RunError
 from rayfl.inspection.folder import RunFolder
+from rayfl.manifest import Manifest
 from rayfl.params import Tree
 from rayfl.tasks import Model, Predictor, Task
 

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from rayfl.commits import FOLDER, CommitStore, Manifest, manifest_name
+from rayfl.commits import FOLDER, CommitStore
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, DamageError, RunError
 from rayfl.experiment import Parts
+from rayfl.manifest import Manifest, manifest_name
 from rayfl.storage import Storage
 from rayfl.table_schemas import PARTITION_KEY, TABLES, known_schema
 from rayfl.tracking.timings import read_timings

@@ -21,8 +21,8 @@ from rayfl.data.assignment import ASSIGNMENT_SCHEMA, assignment_hash
 from rayfl.errors import DamageError, RayflError, RunError
 from rayfl.report.redaction import redact
 from rayfl.storage import Storage
+from rayfl.table_files import from_parquet
 from rayfl.table_schemas import TABLES
-from rayfl.tables import from_parquet
 from rayfl.tracking.environment import read_environment
 from rayfl.tracking.timings import read_timings
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from actors.state import Change, ClientStates, signature
-from rayfl.commits import CommitStore, StoredFile
+from rayfl.commits import CommitStore
 from rayfl.errors import RunError
+from rayfl.manifest import StoredFile
 from rayfl.params import Tree, copy, leaves
 from rayfl.storage import Storage
 from tests.toys import assert_equal

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import rayfl
-from rayfl.commits import CommitStore, Manifest
+from rayfl.commits import CommitStore
 from rayfl.errors import DamageError, RunError
+from rayfl.manifest import Manifest
 from rayfl.storage import Storage
 from rayfl.verification import verify
 from tests.cluster.experiments import assert_same, outcome, small_experiment
@@ -20,7 +21,7 @@ KINDS: dict[str, Callable[[Manifest], str]] = {
     "manifest": lambda manifest: f"manifest-{manifest.rounds_completed:06d}.json",
     "server": lambda manifest: manifest.server.name,
     "states": lambda manifest: max(file.name for file in manifest.states.values()),
-    "table": lambda manifest: manifest.tables["clients"].name,
+    "table": lambda manifest: manifest.tables["clients"][-1].name,
 }
 
 

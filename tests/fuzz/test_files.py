@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl import treefile
-from rayfl.commits import CommitStore, Manifest
+from rayfl.commits import CommitStore
 from rayfl.data.assignment import ASSIGNMENT_SCHEMA, FilePartition
 from rayfl.errors import DamageError, DataError, RunError
 from rayfl.lease import FILE, read_lease
+from rayfl.manifest import Manifest
 from rayfl.storage import Storage
 from rayfl.verification import verify
 from tests.fuzz.inputs import QUICK, THOROUGH, VALUES, damaged, tried
