@@ -12,6 +12,7 @@ from actors.attendance import Attendance, Call
 from actors.failures import ClientsFailedError, Failure
 from actors.hosts import Hosts
 from actors.job import Job, JobResult, Scores
+from actors.memory import Lookups
 from actors.pool import HostPool
 from actors.traffic import Traffic
 from algorithms.base import Algorithm, Procedure
@@ -67,6 +68,11 @@ class Federation:
     def waited_s(self) -> float:
         """Seconds of this round that the driver spent waiting for hosts."""
         return self._hosts.waited_s
+
+    @property
+    def lookups(self) -> Lookups:
+        """How often hosts found clients' states and samples in memory, since the beginning."""
+        return self._hosts.lookups
 
     @property
     def context(self) -> RoundContext:

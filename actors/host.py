@@ -10,7 +10,7 @@ import torch
 
 from actors.failures import Failure, MethodError, reason_of
 from actors.job import Job, JobResult
-from actors.memory import LeastRecentlyUsed
+from actors.memory import LeastRecentlyUsed, Lookups
 from actors.state import Change, ClientStates, changed_in_place, signature
 from algorithms.base import Algorithm
 from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite
@@ -60,6 +60,8 @@ class ClientHost:
         self._batch_size = batch_size
         self._examples: dict[int, Mapping[str, Examples]] = {}
         self._recent = LeastRecentlyUsed[int](data_memory, self._unload)
+        self._loads = Lookups()
+        self._told = Lookups()
         self._public: torch.Tensor | None = None
         self._official = official
         self._norm = PrivateNorm(engine.task.network, context.train.private_norm, context.streams)
@@ -88,6 +90,8 @@ class ClientHost:
         for start in range(0, len(job.clients), width):
             self._run_together(job, job.clients[start : start + width], common, result)
         result.stateful = [client for client in job.clients if self.states.holds(client)]
+        lookups = self._loads + self.states.lookups
+        result.lookups, self._told = lookups - self._told, lookups
         return result
 
     def _run_together(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> None:
@@ -214,6 +218,7 @@ class ClientHost:
 
     def _load(self, client: int) -> Mapping[str, Examples]:
         """The client's samples on the device; loaded when they are not there (any more)."""
+        self._loads.note(client in self._examples)
         if client not in self._examples:
             device = self.engine.device
             parts = self._dataset.load(client) if client < self._dataset.num_clients else self._load_all()

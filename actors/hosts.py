@@ -11,6 +11,7 @@ from typing import Any
 from actors.assignment import assign
 from actors.failures import named
 from actors.job import Job, JobResult
+from actors.memory import Lookups
 from actors.pool import HostDiedError, HostPool
 from actors.state import Change
 from rayfl.manifest import StoredFile
@@ -30,6 +31,7 @@ class Hosts:
     Attributes:
         committed: the file of a client's state in the last commit.
         waited_s: seconds spent waiting for results.
+        lookups: how often clients' states and samples were in the hosts' memory.
     """
 
     def __init__(self, pool: HostPool, pinned: bool, deadline_s: float | None) -> None:
@@ -40,6 +42,7 @@ class Hosts:
         self._home: dict[int, int] = {}
         self.committed: dict[int, StoredFile] = {}
         self.waited_s = 0.0
+        self.lookups = Lookups()
 
     def dispatch(
         self,
@@ -80,6 +83,7 @@ class Hosts:
                 for client, times in sorted(result.retried.items()):
                     place = f"client {client}, round {job.round}, {job.procedure}"
                     _log.warning("%s: failed %d times, then succeeded", place, times)
+                self.lookups += result.lookups
                 yield result
         except HostDiedError as death:
             lost = f"{job.procedure} of clients {named(shares[death.host])} in round {job.round}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.failures import Failure
+from actors.memory import Lookups
 from rayfl.aggregation import ExactSum
 from rayfl.manifest import StoredFile
 from rayfl.metrics import Statistics
@@ -65,6 +66,7 @@ class JobResult:
             none if the job has no splits.
         failures: the clients that are left out; nothing of them is in the rest.
         retried: how often a client had failed before it succeeded, by client, of those that did fail.
+        lookups: how often the host found clients' states and samples in memory, since its last result.
     """
 
     totals: dict[str, ExactSum] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class JobResult:
     updates: ExactSum = field(default_factory=ExactSum)
     failures: dict[int, Failure] = field(default_factory=dict)
     retried: dict[int, int] = field(default_factory=dict)
+    lookups: Lookups = field(default_factory=Lookups)
 
     def absorb(self, other: JobResult) -> None:
         """Adds what another result has of clients' outcomes.

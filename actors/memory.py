@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -23,6 +24,30 @@ _PREFIX = "rayfl-spill"
 _MOST_HOLES = 64 << 20
 """Bytes let go of before the machine gets them back: rarely enough for its time not to matter."""
 Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass
+class Lookups:
+    """How often something was asked for that memory may not have any more.
+
+    Attributes:
+        hits: it was there.
+        misses: it had to be read.
+    """
+
+    hits: int = 0
+    misses: int = 0
+
+    def note(self, hit: bool) -> None:
+        """Counts one."""
+        self.hits += hit
+        self.misses += not hit
+
+    def __add__(self, other: Lookups) -> Lookups:
+        return Lookups(self.hits + other.hits, self.misses + other.misses)
+
+    def __sub__(self, other: Lookups) -> Lookups:
+        return Lookups(self.hits - other.hits, self.misses - other.misses)
 
 
 class LeastRecentlyUsed(Generic[Key]):
@@ -79,6 +104,9 @@ class Spill:
     Args:
         limit: bytes in memory; None for no limit.
         folder: where files go, on a disk of this machine; None for the folder for temporary files.
+
+    Attributes:
+        spilled: how many trees were written to files.
     """
 
     def __init__(self, limit: int | None = None, folder: str | None = None) -> None:

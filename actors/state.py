@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from actors.memory import Kept, Spill
+from actors.memory import Kept, Lookups, Spill
 from rayfl.commits import CommitStore
 from rayfl.manifest import StoredFile
 from rayfl.params import Tree, from_numpy, leaves, map_leaves, to_numpy
@@ -30,6 +30,9 @@ class ClientStates:
         spill: holds the trees; default without a limit.
         commit_every: rounds from one commit to the next; of a client's states between two commits only the last is
             kept.
+
+    Attributes:
+        lookups: how often a state that was checked out was in memory.
     """
 
     def __init__(self, store: CommitStore | None, host: int, spill: Spill | None = None, commit_every: int = 1) -> None:
@@ -37,6 +40,7 @@ class ClientStates:
         self._host = host
         self._commit_every = commit_every
         self._spill = spill or Spill()
+        self.lookups = Lookups()
         self._states: dict[int, Kept] = {}
         self._moves: dict[int, int] = {}
         # By the number of commits before it, and client: what the next commit writes.
@@ -46,7 +50,10 @@ class ClientStates:
     def checkout(self, client: int) -> Tree:
         """A copy of the client's state (tensors shared) for a procedure to work on; empty at first."""
         kept = self._states.get(client)
-        return map_leaves(lambda leaf: leaf, self._spill.get(kept)) if kept is not None else {}
+        if kept is None:
+            return {}
+        self.lookups.note(kept.tree is not None)
+        return map_leaves(lambda leaf: leaf, self._spill.get(kept))
 
     def holds(self, client: int) -> bool:
         """Whether the client's state is here, in memory or spilled."""

@@ -157,7 +157,7 @@ class Driver:
         progress = Progress(
             before.rounds_completed + 1,
             {**before.server, **changed},
-            before.tables.copy(self._settled),
+            before.tables.after(self._committed),
             before.bytes_down + traffic.down,
             before.bytes_up + traffic.up,
         )
@@ -192,7 +192,7 @@ class Driver:
     def _finish_commit(self) -> None:
         committed = self._recorder.finish(self._federation)
         if committed is not None:
-            self._settled = self._recorder.settled
+            self._committed = self._recorder.committed
             for callback in self._callbacks:
                 callback.on_commit(committed)
 
@@ -242,5 +242,5 @@ class Driver:
             if self._parts.schedule is not None:
                 progress.clock = Clock(0, num_bytes(server), num_bytes(server))
         self._commit_begun = progress.rounds_completed
-        self._settled = self._recorder.settled
+        self._committed = self._recorder.committed
         return progress

@@ -96,7 +96,7 @@ class Recorder:
     ) -> Manifest:
         for name, rows in results.by_name().items():
             table = self._tables.setdefault(name, PartedTable(name))
-            table.grow(self._store, rounds, rows, results.settled[name])
+            table.grow(self._store, rounds, rows.slice(table.rows - results.committed[name]))
         stored = self._store.write_server(rounds, server)
         states = dict(self.manifest.states) if self.manifest is not None else {}
         states.update(federation.finish_commit(handles))
@@ -127,6 +127,8 @@ class Recorder:
                 first = next(parts)
                 self.storage.write(f"{name}.parquet", joined(chain([first], parts), first.schema))
                 self._shown[name] = files
+        # What Arrow keeps of so large blocks would grow from time to time.
+        pa.default_memory_pool().release_unused()
         now = time.monotonic()
         self._rest_until = now + max(_PUBLISH_EVERY_S, _PUBLISH_SHARE * (now - begun))
 
@@ -141,9 +143,9 @@ class Recorder:
             self._publish(self.manifest)
 
     @property
-    def settled(self) -> dict[str, int]:
-        """By table, how many of its first rows need not be kept in memory; only while no commit is under way."""
-        return {name: table.settled for name, table in self._tables.items()}
+    def committed(self) -> dict[str, int]:
+        """By table, how many rows are on storage; only while no commit is under way."""
+        return {name: table.rows for name, table in self._tables.items()}
 
     def results(self) -> dict[str, pa.Table]:
         """The tables of the last commit, by name; there must be one."""
@@ -210,11 +212,10 @@ class Recorder:
         lacking = {"clients", "rounds"} - set(self.manifest.tables)
         if lacking:
             raise DamageError(f"the commit of round {self.manifest.rounds_completed} has no table of {lacking.pop()}")
-        found = {}
+        columns = {}
         for name in self.manifest.tables:
-            self._tables[name], found[name] = PartedTable.restored(self._store, self.manifest, name)
-        written, here = (table.schema.metadata.get(PARTITION_KEY) for table in (found["rounds"], tables.rounds))
-        if written != here:
+            self._tables[name], columns[name] = PartedTable.restored(self._store, self.manifest, name)
+        if (columns["rounds"].metadata or {}).get(PARTITION_KEY) != tables.rounds.schema.metadata.get(PARTITION_KEY):
             raise RunError(
                 f"the results in {self.storage.uri} are of other data than the configuration gives now: the data set's "
                 "files or the partition's file have changed. Restore them, or choose another name"
@@ -222,9 +223,7 @@ class Recorder:
         progress = Progress(
             self.manifest.rounds_completed,
             self._store.read_server(self.manifest),
-            tables.with_rows(
-                found["clients"], found["rounds"], found.get("skipped"), found.get("calibration"), self.settled
-            ),
+            tables.after(self.committed),
             **{name: self.manifest.counters.get(name, 0) for name in ("bytes_down", "bytes_up")},
             clock=Clock(**{name: self.manifest.counters.get(f"clock_{name}", 0) for name in asdict(Clock())}),
         )

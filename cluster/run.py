@@ -108,7 +108,7 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
     with _log_file(parts), _pool(parts, sizes) as (pool, stop, plan):
         pinned = parts.config.cluster.clients_per_actor == 1
         federation = Federation(pool, parts.context, sizes, pinned, parts.config.clients)
-        listeners = [*callbacks, *_tracking(parts, recorder)]
+        listeners = [*callbacks, *_tracking(parts, recorder, federation)]
         driver = Driver(parts, federation, recorder, listeners, stop)
         hosts = pool.descriptions if isinstance(pool, RayPool) else []
         for note in sorted({host["note"] for host in hosts} - {""}):
@@ -141,7 +141,7 @@ def _end(listeners: Sequence[Callback], rounds_completed: int) -> None:
         _log.warning("besides: %s", problem)
 
 
-def _tracking(parts: Parts, recorder: Recorder) -> list[Callback]:
+def _tracking(parts: Parts, recorder: Recorder, federation: Federation) -> list[Callback]:
     folder, config = parts.storage.local_path, parts.config
     listeners: list[Callback] = [
         Timings(parts.storage),
@@ -155,7 +155,8 @@ def _tracking(parts: Parts, recorder: Recorder) -> list[Callback]:
     if config.tracking.mlflow.enabled:
         listeners.append(Mlflow(config.tracking.mlflow, parts.storage))
     if config.cluster.backend == "ray":
-        listeners.append(Gauges(config.run_name, lambda: recorder.manifest.state_bytes if recorder.manifest else 0))
+        state_bytes = lambda: recorder.manifest.state_bytes if recorder.manifest else 0  # noqa: E731
+        listeners.append(Gauges(config.run_name, state_bytes, lambda: federation.lookups))
     return listeners
 
 

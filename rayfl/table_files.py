@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from rayfl.commits import CommitStore
 from rayfl.errors import DamageError
 from rayfl.manifest import Manifest, StoredFile
 
-_SETTLED_BYTES = 1 << 20
+_LARGE_BYTES = 1 << 20
 """A part of this size is not written again: what a commit rewrites is bounded by it."""
 _ROW_GROUP = 1 << 17
 """Rows of one group in a file of a whole table: as many as are in memory at once."""
@@ -25,7 +26,8 @@ def to_parquet(table: pa.Table) -> bytes:
 
 def from_parquet(data: bytes) -> pa.Table:
     """The inverse of :func:`to_parquet`."""
-    return pq.read_table(io.BytesIO(data))
+    # In this thread alone: memory that others took for it would stay with them.
+    return pq.read_table(io.BytesIO(data), use_threads=False)
 
 
 def joined(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
@@ -36,7 +38,9 @@ def joined(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
         schema: of all of them.
     """
     buffer = io.BytesIO()
-    with pq.ParquetWriter(buffer, schema, compression="zstd") as writer:
+    # Numbers hardly ever repeat: a dictionary of them takes three times as long and makes the file larger.
+    strings = [field.name for field in schema if pa.types.is_string(field.type)]
+    with pq.ParquetWriter(buffer, schema, compression="zstd", use_dictionary=strings) as writer:
         waiting = schema.empty_table()
         for table in tables:
             waiting = pa.concat_tables([waiting, table])
@@ -68,9 +72,7 @@ def read_parts(store: CommitStore, manifest: Manifest, name: str) -> Iterator[pa
     Raises:
         DamageError: when the commit has no such table, or a part is missing, changed or no table.
     """
-    if name not in manifest.tables:
-        raise DamageError(f"the commit of round {manifest.rounds_completed} has no table of {name}")
-    for part in manifest.tables[name]:
+    for part in _files(manifest, name):
         yield decoded(store.read(part), part)
 
 
@@ -87,63 +89,78 @@ def decoded(data: bytes, part: StoredFile) -> pa.Table:
         raise DamageError(f"{part.name} is damaged: {error}") from error
 
 
+@dataclass(frozen=True)
+class _Part:
+    rows: int
+    file: StoredFile
+    data: bytes | None
+    """The file's content, as long as the part may be written again."""
+
+
 class PartedTable:
     """A table that only grows, and its parts on storage.
 
     A commit writes the new rows, together with those last parts that have not more rows than what is written: every
     row is written again each time that its part doubles, so that there are few small parts. A part of a mebibyte is
-    settled, with all before it; its rows need not be kept in memory.
+    not written again. Rows are not kept here, but for the content of the small parts' files.
 
     Args:
         name: the table's.
+
+    Attributes:
+        rows: how many are on storage.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._parts: list[tuple[int, StoredFile]] = []  # each with its first row
-        self._rows = -1
+        self._parts: list[_Part] = []
+        self.rows = 0
 
     @classmethod
-    def restored(cls, store: CommitStore, manifest: Manifest, name: str) -> tuple[PartedTable, pa.Table]:
-        """A table of a commit, and those of its rows that are not settled; raises like :func:`read_parts`."""
-        table, recent = cls(name), list[pa.Table]()
-        table._rows = 0
-        for file, part in zip(manifest.tables.get(name, ()), read_parts(store, manifest, name), strict=True):
-            table._parts.append((table._rows, file))
-            table._rows += part.num_rows
-            recent = [part.schema.empty_table()] if file.size >= _SETTLED_BYTES else [*recent, part]
-        return table, pa.concat_tables(recent)
+    def restored(cls, store: CommitStore, manifest: Manifest, name: str) -> tuple[PartedTable, pa.Schema]:
+        """A table of a commit and its columns.
+
+        Raises:
+            DamageError: when the commit has no such table, or a part is missing, changed or no table.
+        """
+        table, schema = cls(name), pa.schema([])
+        for file in _files(manifest, name):
+            data = store.read(file)
+            part = decoded(data, file)
+            table._parts.append(_Part(part.num_rows, file, data if file.size < _LARGE_BYTES else None))
+            table.rows += part.num_rows
+            schema = part.schema
+        return table, schema
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
         """The parts, in the order of their rows."""
-        return tuple(part for _, part in self._parts)
+        return tuple(part.file for part in self._parts)
 
-    @property
-    def settled(self) -> int:
-        """The number of rows, from the first on, that are on storage and will not be written again."""
-        large = [index for index, (_, part) in enumerate(self._parts) if part.size >= _SETTLED_BYTES]
-        if not large:
-            return 0
-        after = large[-1] + 1
-        return self._parts[after][0] if after < len(self._parts) else self._rows
-
-    def grow(self, store: CommitStore, rounds_completed: int, rows: pa.Table, first: int) -> bool:
-        """Stores what is new; whether anything was.
+    def grow(self, store: CommitStore, rounds_completed: int, rows: pa.Table) -> bool:
+        """Stores new rows; whether there were any. A table's first part is written even without rows.
 
         Args:
             store: where parts are written.
             rounds_completed: for their names.
-            rows: all rows from ``first`` on.
-            first: at most :attr:`settled`.
+            rows: those after the first :attr:`rows`.
         """
-        end = first + rows.num_rows
-        if end == self._rows:
+        if self._parts and not rows.num_rows:
             return False
-        start, kept = max(self._rows, 0), list(self._parts)
-        while kept and kept[-1][1].size < _SETTLED_BYTES and start - kept[-1][0] <= end - start:
-            start = kept.pop()[0]
-        data = to_parquet(rows.slice(start - first))
-        self._parts = [*kept, (start, store.write_table(rounds_completed, self._name, data))]
-        self._rows = end
+        kept, merged = list(self._parts), rows
+        while kept and kept[-1].data is not None and kept[-1].rows <= merged.num_rows:
+            last = kept.pop()
+            assert last.data is not None
+            merged = pa.concat_tables([from_parquet(last.data), merged])
+        data = to_parquet(merged)
+        file = store.write_table(rounds_completed, self._name, data)
+        kept.append(_Part(merged.num_rows, file, data if len(data) < _LARGE_BYTES else None))
+        self._parts = kept
+        self.rows += rows.num_rows
         return True
+
+
+def _files(manifest: Manifest, name: str) -> tuple[StoredFile, ...]:
+    if name not in manifest.tables:
+        raise DamageError(f"the commit of round {manifest.rounds_completed} has no table of {name}")
+    return manifest.tables[name]

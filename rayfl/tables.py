@@ -28,10 +28,10 @@ class ResultTables:
         rounds: rows so far.
         skipped: rows so far.
         calibration: rows so far.
-        settled: by table, how many of its first rows are kept elsewhere and not given here.
+        committed: by table, how many rows there were before these, which are on storage.
 
     Attributes:
-        settled: by table, how many of its first rows are not here.
+        committed: by table, how many rows there were before these.
         simulated_s: the virtual time of new rows of ``rounds``, where they have it.
     """
 
@@ -44,9 +44,9 @@ class ResultTables:
         rounds: pa.Table | None = None,
         skipped: pa.Table | None = None,
         calibration: pa.Table | None = None,
-        settled: Mapping[str, int] | None = None,
+        committed: Mapping[str, int] | None = None,
     ) -> None:
-        self.settled = {name: (settled or {}).get(name, 0) for name in TABLES}
+        self.committed = {name: (committed or {}).get(name, 0) for name in TABLES}
         self._names = names
         self._sweep = sweep
         self._partition = partition
@@ -67,26 +67,15 @@ class ResultTables:
             "calibration": self.calibration,
         }
 
-    def with_rows(
-        self,
-        clients: pa.Table,
-        rounds: pa.Table,
-        skipped: pa.Table | None,
-        calibration: pa.Table | None = None,
-        settled: Mapping[str, int] | None = None,
-    ) -> ResultTables:
-        """The same collector with other rows; tables are None in runs from before there were these."""
-        return ResultTables(self._names, self._sweep, self._partition, clients, rounds, skipped, calibration, settled)
-
-    def copy(self, settled: Mapping[str, int] | None = None) -> ResultTables:
-        """A collector with the same rows, to which others can be added.
+    def after(self, committed: Mapping[str, int]) -> ResultTables:
+        """A collector for the rows that follow, which leaves this one as it is.
 
         Args:
-            settled: by table, how many of its first rows are kept elsewhere now and can be forgotten.
+            committed: by table, how many of its first rows are on storage: they are left out.
         """
-        counts = {name: max(known, (settled or {}).get(name, 0)) for name, known in self.settled.items()}
-        kept = {name: _without(table, counts[name] - self.settled[name]) for name, table in self.by_name().items()}
-        return self.with_rows(**kept, settled=counts)
+        counts = {name: max(known, committed.get(name, 0)) for name, known in self.committed.items()}
+        rest = {name: _without(table, counts[name] - self.committed[name]) for name, table in self.by_name().items()}
+        return ResultTables(self._names, self._sweep, self._partition, **rest, committed=counts)
 
     def add_skipped(self, round: int, failures: Mapping[int, tuple[str, str]]) -> None:
         """Adds the clients that were left out.
@@ -225,8 +214,8 @@ class ResultTables:
 
 
 def _without(table: pa.Table, rows: int) -> pa.Table:
-    """The table without its first rows, whose memory can be given back; a slice would hold on to it."""
-    return table.take(np.arange(rows, table.num_rows)) if rows else table
+    """The table without its first rows (or as many as it has), and without their memory, as a slice would be."""
+    return table.take(np.arange(rows, table.num_rows)) if rows and table.num_rows else table
 
 
 def _append(table: pa.Table, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:

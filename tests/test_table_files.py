@@ -67,27 +67,23 @@ def test_rows_are_the_same_to_the_bit() -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(growth=st.lists(st.integers(0, 40), max_size=12), forget=st.booleans(), seed=st.integers(0, 99))
-def test_a_table_in_parts_is_the_table(
-    tmp_path_factory: pytest.TempPathFactory, growth: list[int], forget: bool, seed: int
-) -> None:
+@given(growth=st.lists(st.integers(0, 40), max_size=12), seed=st.integers(0, 99))
+def test_a_table_in_parts_is_the_table(tmp_path_factory: pytest.TempPathFactory, growth: list[int], seed: int) -> None:
     folder = tmp_path_factory.mktemp("parts")
     store, random = CommitStore(Storage(str(folder))), np.random.default_rng(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rayfl.table_files, "_SETTLED_BYTES", 1500)
-        table, end, first = PartedTable("rounds"), 0, 0
+        patch.setattr(rayfl.table_files, "_LARGE_BYTES", 1500)
+        table, end = PartedTable("rounds"), 0
         for commit, more in enumerate(growth):
-            end += more
-            grew = table.grow(store, commit, rows(first, end), first)
+            grew = table.grow(store, commit, rows(end, end + more))
             assert grew == (more > 0 or commit == 0)
-            first = table.settled if forget else 0
-            assert 0 <= first <= end
+            end += more
+            assert table.rows == end
             found = read_whole(store, manifest(store, table), "rounds")
             assert found.equals(rows(0, end))
             if random.random() < 0.2:
-                table, recent = PartedTable.restored(store, manifest(store, table), "rounds")
-                assert recent.equals(rows(table.settled, end))
-                first = table.settled
+                table, schema = PartedTable.restored(store, manifest(store, table), "rounds")
+                assert schema.equals(SCHEMA, check_metadata=True)
 
 
 def test_a_commit_writes_few_rows_and_leaves_few_parts(store: CommitStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,25 +95,21 @@ def test_a_commit_writes_few_rows_and_leaves_few_parts(store: CommitStore, monke
         return real(table)
 
     monkeypatch.setattr(rayfl.table_files, "to_parquet", counting)
-    monkeypatch.setattr(rayfl.table_files, "_SETTLED_BYTES", 5_000)
-    table, rounds, each, first = PartedTable("rounds"), 200, 20, 0
-    most = 0
-    for commit in range(rounds):
-        table.grow(store, commit, rows(first, (commit + 1) * each), first)
-        first = table.settled
-        most = max(most, (commit + 1) * each - first)
-        assert len(table.files) <= 1 + (commit + 1) * each // 500 + math.log2(commit + 2)
-    assert first > 0.5 * rounds * each
-    # What is in memory, and what is written at once, does not grow with the table.
-    assert most < 0.5 * rounds * each
-    assert max(written[: rounds // 2]) == max(written)
-    assert sum(written) < 10 * rounds * each
+    monkeypatch.setattr(rayfl.table_files, "_LARGE_BYTES", 5_000)
+    table, commits, each = PartedTable("rounds"), 200, 20
+    for commit in range(commits):
+        table.grow(store, commit, rows(table.rows, table.rows + each))
+        assert len(table.files) <= 1 + table.rows // 500 + math.log2(commit + 2)
+    # What is written at once does not grow with the table.
+    assert max(written[: commits // 2]) == max(written)
+    assert max(written) < 0.5 * table.rows
+    assert sum(written) < 10 * table.rows
 
 
 def test_a_missing_and_a_damaged_part_are_named(store: CommitStore, tmp_path: Path) -> None:
     table = PartedTable("rounds")
-    table.grow(store, 1, rows(0, 5), 0)
-    table.grow(store, 2, rows(0, 7), 0)
+    table.grow(store, 1, rows(0, 5))
+    table.grow(store, 2, rows(5, 7))
     found = manifest(store, table)
     first, last = table.files
     with pytest.raises(DamageError, match="the commit of round 1 has no table of clients"):
@@ -132,7 +124,7 @@ def test_a_missing_and_a_damaged_part_are_named(store: CommitStore, tmp_path: Pa
 
 def test_what_is_no_table_is_named(store: CommitStore) -> None:
     table = PartedTable("rounds")
-    table.grow(store, 1, rows(0, 5), 0)
+    table.grow(store, 1, rows(0, 5))
     text = {"tables": {"rounds": (store.write_table(1, "rounds", b"text"),)}}
     with pytest.raises(DamageError, match=r"rounds-000001-.* is damaged"):
         read_whole(store, manifest(store, table).model_copy(update=text), "rounds")

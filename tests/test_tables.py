@@ -96,20 +96,23 @@ def test_parquet_round_trip_is_exact_and_deterministic() -> None:
     again = from_parquet(to_parquet(tables.rounds))
     assert again.equals(tables.rounds)
     assert to_parquet(again) == to_parquet(tables.rounds)
-    grown = tables.with_rows(from_parquet(to_parquet(tables.clients)), again, None)
+    grown = tables.after({})
     before = tables.rounds.num_rows
     grown.add(3, "all", "received", {0: {"test": {"global": scored(7, 3)}}}, (0, 0))
     assert tables.rounds.num_rows == before
     assert grown.rounds.num_rows == before + 1
 
 
-def test_a_copy_forgets_rows_that_are_kept_elsewhere() -> None:
+def test_what_follows_is_without_the_rows_on_storage() -> None:
     tables = ResultTables(["a"], None, "hash")
     for round in (1, 2, 3):
         tables.add(round, "all", "received", {0: {"test": {"global": scored(7, round)}}}, (0, 0))
-    later = tables.copy({"clients": 2}).copy({"clients": 1}).copy()
-    assert later.settled == {"clients": 2, "rounds": 0, "skipped": 0, "calibration": 0}
+    later = tables.after({"clients": 2}).after({"clients": 1}).after({})
+    assert later.committed == {"clients": 2, "rounds": 0, "skipped": 0, "calibration": 0}
     assert later.clients.equals(tables.clients.slice(2))
     assert later.clients.schema.metadata == tables.clients.schema.metadata
     assert later.rounds.equals(tables.rounds)
-    assert later.copy({"clients": 3}).clients.num_rows == 0
+    assert later.after({"clients": 3}).clients.num_rows == 0
+    resumed = ResultTables(["a"], None, "hash").after({"clients": 9})
+    assert resumed.committed["clients"] == 9
+    assert resumed.clients.num_rows == 0

@@ -11,6 +11,7 @@ import ray
 from ray.util import metrics
 
 import rayfl
+from actors.memory import Lookups
 from cluster import gauges
 from rayfl.tracking.callback import RunInfo
 from tests.cluster.experiments import small_experiment
@@ -61,12 +62,19 @@ def test_names_and_gauges(tmp_path: Path, recorded: dict[tuple[str, str], list[f
     [namespace] = listener.namespaces
     assert namespace.startswith("rayfl-seen-")
     assert set(recorded) == {
-        (name, "seen") for name in ("rayfl_round", "rayfl_rounds", "rayfl_clients_per_second", "rayfl_state_bytes")
+        (f"rayfl_{name}", "seen")
+        for name in ("round", "rounds", "clients_per_second", "state_bytes", "cache_hits", "cache_misses")
     }
     assert recorded["rayfl_rounds", "seen"] == [4]
     assert recorded["rayfl_round", "seen"] == [0, 1, 2, 3, 4]
     assert all(speed > 0 for speed in recorded["rayfl_clients_per_second", "seen"])
     assert recorded["rayfl_state_bytes", "seen"][-1] > 1000
+    # Round 1: the data of all in the cohort are read, and nobody has a state. Round 4: most was there before.
+    hits, misses = (recorded[f"rayfl_cache_{kind}", "seen"] for kind in ("hits", "misses"))
+    assert len(hits) == len(misses) == 4
+    assert misses[0] >= 1
+    assert hits[-1] > hits[0]
+    assert sum(misses) <= 10 * 2
     # The same names are free again at once, in a namespace of the next run's own.
     rayfl.run(small_experiment(tmp_path, "next", "fedavg", num_actors=2), callbacks=[listener])
     assert listener.names == ["rayfl-host-00", "rayfl-host-01"]
@@ -79,7 +87,7 @@ def test_a_run_in_this_process_has_no_gauges(tmp_path: Path, recorded: dict[tupl
 
 
 def test_ray_takes_the_gauges() -> None:
-    one = gauges.Gauges("a", lambda: 7)
+    one = gauges.Gauges("a", lambda: 7, lambda: Lookups(3, 4))
     one.on_round(3, [1, 2], 0.5)
     one.on_commit(3)
     assert isinstance(one._round, metrics.Gauge)

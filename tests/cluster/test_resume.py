@@ -39,9 +39,9 @@ def test_an_interrupted_run_continues_to_the_same_bits(method: str, tmp_path: Pa
     assert_same(outcome(tmp_path / "whole"), outcome(tmp_path / "pieces"))
 
 
-def test_rows_that_were_forgotten_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_many_parts_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rayfl.run(small_experiment(tmp_path, "whole", "scaffold", backend="inline"))
-    monkeypatch.setattr(rayfl.table_files, "_SETTLED_BYTES", 1)
+    monkeypatch.setattr(rayfl.table_files, "_LARGE_BYTES", 1)
     pieces = small_experiment(tmp_path, "pieces", "scaffold", backend="inline")
     for after in (2, 3):
         with pytest.raises(KeyboardInterrupt):

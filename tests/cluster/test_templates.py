@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,17 @@ from rayfl.cli_cluster import Kind
 from rayfl.errors import ConfigError
 
 GPUS = {"name": "femnist", "nodes": 3, "gpus_per_node": 2, "cpus_per_node": 16, "memory_per_node": 100}
+
+
+def lint(linter: str, *arguments: str) -> None:
+    """Has one of the linters of the extra dev look at a file."""
+    found = shutil.which(linter, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if found is None and sys.platform != "linux":
+        pytest.skip(f"there is no {linter} for this system")
+    assert found, f"{linter} is missing: pip install -e '.[dev]'"
+    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
 
 VARIABLE = {"required": ["name", "value"], "properties": {"value": {"type": "string"}}}
 POD: dict[str, Any] = {
@@ -133,8 +145,7 @@ def test_slurm(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(text)
     subprocess.run(["bash", "-n", str(script)], check=True)
-    if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", "--severity=warning", str(script)], check=True)
+    lint("shellcheck", "--severity=warning", str(script))
     for expected in (
         "#SBATCH --nodes=3",
         "#SBATCH --gpus-per-node=2",
@@ -229,8 +240,12 @@ def test_ray_up(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
-def test_docker(gpus: int) -> None:
-    lines = render("docker", template_options({"gpus_per_node": gpus})).splitlines()
+def test_docker(gpus: int, tmp_path: Path) -> None:
+    text = render("docker", template_options({"gpus_per_node": gpus}))
+    file = tmp_path / "Dockerfile"
+    file.write_text(text)
+    lint("hadolint", str(file))
+    lines = text.splitlines()
     commands = [line.split()[0] for line in lines if line and line[0].isalpha()]
     assert commands == ["FROM", "RUN", "COPY", "RUN", "ENV", "RUN"]
     [base] = [line for line in lines if line.startswith("FROM")]
@@ -245,8 +260,8 @@ def test_grafana() -> None:
     dashboard = json.loads(render("grafana", TemplateOptions()))
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
     expressions = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
-    for gauge in ("rayfl_round", "rayfl_rounds", "rayfl_clients_per_second", "rayfl_state_bytes"):
-        assert f"ray_{gauge}{{" in expressions
+    for gauge in ("round", "rounds", "clients_per_second", "state_bytes", "cache_hits", "cache_misses"):
+        assert f"ray_rayfl_{gauge}{{" in expressions
 
 
 @pytest.mark.parametrize(
