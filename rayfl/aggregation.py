@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.fixed_point import CARRY_EVERY, HIGH_BITS, HIGH_LIMIT
+from rayfl.fixed_point import CARRY_EVERY, HIGH_LIMIT
+from rayfl.kernels import HIGH_BITS
 from rayfl.limbs import Limbs, Summand, mean_of
 from rayfl.params import Tree, copy, from_leaves, from_numpy, leaves, map_leaves, num_bytes, to_numpy
 
@@ -91,7 +92,7 @@ class ExactSum:
     since_carry: int = 0
 
     def add(self, contribution: Weighted) -> None:
-        """Adds ``weight * tree``.
+        """Adds ``weight * tree``; its tensors may not be changed in place before the sum is read or sent.
 
         Raises:
             NonFiniteError: when a leaf holds NaN or infinity.
@@ -104,7 +105,7 @@ class ExactSum:
         template, largest = _inspect(contribution.tree)
         bound = _bound(largest, contribution.weight)
         self._admit(template, bound, 1)
-        self.waiting.append(Summand(_kept(contribution.tree), contribution.weight, bound))
+        self.waiting.append(Summand(_kept(contribution.tree), contribution.weight))
         self._count(1, _exactly(contribution.weight), bound, 1)
 
     def merge(self, other: ExactSum) -> None:
@@ -239,8 +240,8 @@ def _inspect(tree: Mapping[str, Any]) -> tuple[dict[str, Form], float]:
 
 
 def _kept(tree: Mapping[str, Any]) -> Tree:
-    """A copy whose plain numbers are floats, as they are after averaging."""
-    return map_leaves(lambda leaf: leaf if isinstance(leaf, Tensor) else float(leaf), copy(tree))
+    """The same tree with plain numbers as floats, as they are after averaging."""
+    return map_leaves(lambda leaf: leaf if isinstance(leaf, Tensor) else float(leaf), tree)
 
 
 def _restore(flat: Tensor, template: Mapping[str, Form]) -> Tree:

@@ -1,110 +1,84 @@
 """Fixed point: products as two integers in units of 2^-20 and 2^-72, and sums of such integers.
 
 A product ``weight * value`` is formed in float64 (exact for float32 values and sample counts below 2^29), then split.
+On CPUs compiled loops do it in one pass; where there are none, and on accelerators, PyTorch does it in several, with
+the same bits.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rayfl.kernels import CARRY_BITS, HIGH_BITS, LOW_BITS, Kernels, kernels
+
 Vector = Tensor | np.ndarray
 
-HIGH_BITS = 20
-LOW_BITS = 72
-_CARRY_BITS = LOW_BITS - HIGH_BITS
 # |low| <= 2^51 per contribution: after this many the carry moves up, long before an int64 can overflow.
 CARRY_EVERY = 1024
 HIGH_LIMIT = 2**63
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
-
-# Adding it to a float64 of less than 2^51 rounds that to an integer, which can then be read off the bits.
-_SHIFT = 1.5 * 2.0**52
-_SHIFT_AS_INTEGER = int.from_bytes(struct.pack("<d", _SHIFT), "little")
+# Elements worked on at a time, so that intermediate values stay in the cache.
+_CHUNK = 32768
 
 
-def is_shifted(bound: int) -> bool:
-    """Whether integers up to ``bound`` are read off the bits of shifted numbers: faster than to convert them."""
-    return bound < _SHIFT / 3
+def stretches(vector: Vector) -> Iterator[slice]:
+    """Cuts a vector; accelerators lose more to the launches than they win by the cache."""
+    size = _CHUNK if isinstance(vector, np.ndarray) or vector.device.type == "cpu" else max(1, len(vector))
+    for start in range(0, len(vector), size):
+        yield slice(start, min(start + size, len(vector)))
 
 
-class Scratch:
-    """Makes two integers of each product and adds them.
+def add_products(values: Tensor, weight: float, high: Tensor, low: Tensor) -> None:
+    """Adds ``weight * values`` to the two integers of each element, in place.
 
     Args:
-        size: the largest number of elements at a time.
-        device: where they are.
+        values: float32 or float64, shape (n,).
+        weight: a factor.
+        high: units of 2^-20, int64, shape (n,).
+        low: units of 2^-72, int64, shape (n,).
     """
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._product = torch.empty(size, dtype=torch.float64, device=device)
-        self._rounded = torch.empty_like(self._product)
-        self._integers = torch.empty_like(self._product, dtype=torch.int64)
-
-    def add(self, values: Tensor, weight: float, shifted: bool, high: Tensor, low: Tensor) -> None:
-        """Adds ``weight * values`` to the two integers; ``shifted``: see :func:`is_shifted`."""
-        size = len(values)
-        fine, coarse = self._product[:size], self._rounded[:size]
-        fine.copy_(values).mul_(weight * 2.0**HIGH_BITS)
-        if shifted:
-            torch.add(fine, _SHIFT, out=coarse)
-            add_integers(high, coarse.view(torch.int64))
-            fine.sub_(coarse.sub_(_SHIFT)).mul_(2.0**_CARRY_BITS).add_(_SHIFT)
-            add_integers(low, fine.view(torch.int64))
-            return
-        limb = self._integers[:size]
-        torch.round(fine, out=coarse)
-        add_integers(high, limb.copy_(coarse))
-        fine.sub_(coarse).mul_(2.0**_CARRY_BITS).round_()
-        add_integers(low, limb.copy_(fine))
-
-
-def added(vectors: Sequence[Vector], here: slice, device: torch.device) -> Tensor:
-    """Some elements of several vectors of integers, added up in fresh memory."""
-    if device.type == "cpu" and len(vectors) > 1:
-        one, other, *rest = (vector.numpy() if isinstance(vector, Tensor) else vector for vector in vectors)
-        integers = one[here] + other[here]
-        for array in rest:
-            np.add(integers, array[here], out=integers)
-        return torch.from_numpy(integers)
-    total: Tensor = fresh(piece(vectors[0], here, device))
-    for vector in vectors[1:]:
-        total.add_(piece(vector, here, device))
-    return total
-
-
-def carry(high: Tensor, low: Tensor, shifts: int) -> None:
-    """Takes off what shifts have left, and moves what exceeds half a unit of ``high`` out of ``low``, in place."""
-    half, shift = 1 << (_CARRY_BITS - 1), _wrapped(shifts * _SHIFT_AS_INTEGER)
-    if high.device.type == "cpu":
-        _carry_arrays(high.numpy(), low.numpy(), half, shift)
+    loops, factor = _loops(high), weight * 2.0**HIGH_BITS
+    if loops is not None:
+        loops.add_products(values.numpy(), factor, high.numpy(), low.numpy())
         return
-    high.sub_(shift)
-    low.sub_(shift)
-    excess = torch.add(low, half).bitwise_right_shift_(_CARRY_BITS)
+    for here in stretches(high):
+        fine = values[here].double() * factor
+        coarse = fine.round()
+        high[here] += coarse.long()
+        low[here] += fine.sub_(coarse).mul_(2.0**CARRY_BITS).round_().long()
+
+
+def carry(high: Tensor, low: Tensor) -> None:
+    """Moves what exceeds half a unit of ``high`` out of ``low``, in place; the two are then unique."""
+    loops = _loops(high)
+    if loops is not None:
+        loops.carry(high.numpy(), low.numpy())
+        return
+    excess = (low + (1 << (CARRY_BITS - 1))).bitwise_right_shift_(CARRY_BITS)
     high.add_(excess)
-    low.sub_(excess.bitwise_left_shift_(_CARRY_BITS))
+    low.sub_(excess.bitwise_left_shift_(CARRY_BITS))
 
 
-def _carry_arrays(high: np.ndarray, low: np.ndarray, half: int, shift: int) -> None:
-    """The same by NumPy, see below."""
-    if shift:
-        np.subtract(high, shift, out=high)
-        np.subtract(low, shift, out=low)
-    excess = low + half
-    np.right_shift(excess, _CARRY_BITS, out=excess)
-    np.add(high, excess, out=high)
-    np.left_shift(excess, _CARRY_BITS, out=excess)
-    np.subtract(low, excess, out=low)
+def mean_into(mean: Tensor, high: Tensor, low: Tensor, weight: float) -> None:
+    """Writes sums over ``weight``, as of unique integers, to a vector of float64; ``high`` and ``low`` may change."""
+    loops = _loops(high)
+    if loops is not None:
+        loops.mean(high.numpy(), low.numpy(), weight, mean.numpy())
+        return
+    carry(high, low)
+    mean.copy_(high).mul_(2.0**-HIGH_BITS).add_(low.double().mul_(2.0**-LOW_BITS)).div_(weight)
 
 
-def fresh(vector: Vector | None) -> Any:
+def _loops(vector: Tensor) -> Kernels | None:
+    return kernels() if vector.device.type == "cpu" else None
+
+
+def fresh(vector: Vector | None) -> Tensor | None:
     """A copy as a tensor."""
     if vector is None:
         return None
@@ -120,12 +94,13 @@ def piece(vector: Vector | None, here: slice, device: torch.device) -> Tensor:
 # On CPUs NumPy takes a fraction of PyTorch's time to add or compare integers, and to find a true one.
 
 
-def add_integers(total: Tensor, integers: Tensor) -> None:
+def add_integers(total: Tensor, integers: Vector) -> None:
     """Adds in place."""
     if total.device.type == "cpu":
-        np.add(total.numpy(), integers.numpy(), out=total.numpy())
+        array = integers.numpy() if isinstance(integers, Tensor) else integers
+        np.add(total.numpy(), array, out=total.numpy())
     else:
-        total.add_(integers)
+        total.add_(torch.as_tensor(integers, device=total.device))
 
 
 def same(one: Tensor, other: Tensor) -> Tensor:
@@ -138,8 +113,3 @@ def same(one: Tensor, other: Tensor) -> Tensor:
 def any_true(mask: Tensor) -> bool:
     """Whether a mask is anywhere true."""
     return bool(mask.numpy().any() if mask.device.type == "cpu" else mask.any())
-
-
-def _wrapped(value: int) -> int:
-    """The int64 that differs from ``value`` by a multiple of 2^64."""
-    return (value + HIGH_LIMIT) % (2 * HIGH_LIMIT) - HIGH_LIMIT

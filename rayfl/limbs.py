@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,23 +11,18 @@ from torch import Tensor
 
 from rayfl.fixed_point import (
     BITS,
-    HIGH_BITS,
-    LOW_BITS,
-    Scratch,
     Vector,
     add_integers,
-    added,
+    add_products,
     any_true,
     carry,
     fresh,
-    is_shifted,
+    mean_into,
     piece,
     same,
+    stretches,
 )
 from rayfl.params import leaves
-
-# Elements worked on at a time, so that the intermediate float64 values stay in the cache.
-_CHUNK = 32768
 
 
 @dataclass(frozen=True)
@@ -37,12 +32,10 @@ class Summand:
     Attributes:
         tree: its magnitudes must be within the range of ``high``.
         weight: a factor.
-        bound: what no product exceeds, in units of 2^-20.
     """
 
     tree: Mapping[str, Any]
     weight: float
-    bound: int
 
 
 @dataclass
@@ -52,19 +45,17 @@ class Limbs:
     What came from another process are read-only NumPy arrays; only a sum of tensors can be added to.
 
     Attributes:
-        high: the sum in units of 2^-20; and ``shifts`` times the integer that a shift is.
-        low: the rest of the sum, in units of 2^-72; and the same.
+        high: the sum in units of 2^-20.
+        low: the rest of the sum, in units of 2^-72.
         first: the first summand, to the bit; float32, or float64 where needed. None once no summand has anything in
             common with it, as is usual after training.
         alike: where all summands are as the first; None when that is.
-        shifts: how often integers were added with their shifts; additions wrap around.
     """
 
     high: Vector
     low: Vector
     first: Vector | None
     alike: Vector | None
-    shifts: int = 0
 
     @classmethod
     def of(cls, summands: Sequence[Summand]) -> Limbs:
@@ -72,44 +63,60 @@ class Limbs:
         parts = [_vector(leaf) for _, leaf in sorted_leaves(summands[0].tree)]
         kind = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
         device = next((part.device for part in parts if part.device.type != "cpu"), torch.device("cpu"))
-        first = torch.cat([torch.zeros(0, dtype=kind, device=device), *(part.to(device, kind) for part in parts)])
-        high, low = torch.zeros_like(first, dtype=torch.int64), torch.zeros_like(first, dtype=torch.int64)
-        limbs = cls(high, low, first, torch.ones_like(first, dtype=torch.bool))
-        limbs.add(summands)
+        size = sum(map(len, parts))
+        high, low = (torch.zeros(size, dtype=torch.int64, device=device) for _ in range(2))
+        limbs = cls(high, low, None, None)
+        limbs._add(summands)
+        if all(_agree(summands[0], one) for one in summands[1:]):
+            limbs.first = torch.cat([part.to(device, kind) for part in parts]) if parts else high.to(kind)
+            limbs.alike = torch.ones(size, dtype=torch.bool, device=device)
+            limbs._compare(summands[1:])
         return limbs
 
     @classmethod
     def copied(cls, other: Limbs) -> Limbs:
         """The same as tensors of its own."""
-        return cls(fresh(other.high), fresh(other.low), fresh(other.first), fresh(other.alike), other.shifts)
+        high, low = fresh(other.high), fresh(other.low)
+        assert high is not None
+        assert low is not None
+        return cls(high, low, fresh(other.first), fresh(other.alike))
 
     def add(self, summands: Sequence[Summand]) -> None:
-        """Adds trees of the same structure, all of them to one stretch of memory after the other."""
+        """Adds trees of the same structure."""
+        self._add(summands)
+        self._compare(summands)
+
+    def _add(self, summands: Sequence[Summand]) -> None:
+        """All of them to one stretch of memory after the other."""
         high, low = _tensor(self.high), _tensor(self.low)
-        scratch = Scratch(min(_stretch(high), len(high)), high.device)
-        vectors = [[_vector(leaf).to(high.device) for _, leaf in sorted_leaves(one.tree)] for one in summands]
         start = 0
-        for pieces in zip(*(_chunks(own, _stretch(high)) for own in vectors), strict=True):
-            here = slice(start, start + len(pieces[0]))
-            for one, values in zip(summands, pieces, strict=True):
-                scratch.add(values, float(one.weight), is_shifted(one.bound), high[here], low[here])
-                if self.first is not None and self.alike is not None:
-                    _tensor(self.alike)[here].logical_and_(same(_tensor(self.first)[here], values))
-            start = here.stop
-        self.shifts += sum(is_shifted(one.bound) for one in summands)
-        self._forget_the_first()
+        for own in zip(*(_vectors(one.tree, high.device) for one in summands), strict=True):
+            stop = start + len(own[0])
+            own_high, own_low = high[start:stop], low[start:stop]
+            for here in stretches(own_high):
+                for one, values in zip(summands, own, strict=True):
+                    add_products(values[here], float(one.weight), own_high[here], own_low[here])
+            start = stop
+
+    def _compare(self, summands: Sequence[Summand]) -> None:
+        """Notes where they are not as the first."""
+        for one in summands:
+            if self.first is None:
+                return
+            values = torch.cat(_vectors(one.tree, _tensor(self.first).device))
+            _tensor(self.alike).logical_and_(same(_tensor(self.first), values))
+            self._forget_the_first()
 
     def merge(self, others: Sequence[Limbs]) -> None:
         """Adds other sums."""
         high, low = _tensor(self.high), _tensor(self.low)
         known = self.first is not None and all(other.first is not None for other in others)
-        for here in _stretches(high):
+        for here in stretches(high):
             for other in others:
-                add_integers(high[here], piece(other.high, here, high.device))
-                add_integers(low[here], piece(other.low, here, low.device))
+                add_integers(high[here], other.high[here])
+                add_integers(low[here], other.low[here])
                 if known:
                     _tensor(self.alike)[here].logical_and_(_still_alike(self, other, here))
-        self.shifts += sum(other.shifts for other in others)
         if not known:
             self.first = self.alike = None
         self._forget_the_first()
@@ -120,10 +127,7 @@ class Limbs:
 
     def carry(self) -> None:
         """Moves what exceeds half a unit of ``high`` out of ``low``; the limbs of a sum are then unique."""
-        high, low = _tensor(self.high), _tensor(self.low)
-        for here in _stretches(high):
-            carry(high[here], low[here], self.shifts)
-        self.shifts = 0
+        carry(_tensor(self.high), _tensor(self.low))
 
 
 def mean_of(parts: Sequence[Limbs], weight: float) -> Tensor:
@@ -136,13 +140,11 @@ def mean_of(parts: Sequence[Limbs], weight: float) -> Tensor:
     first = parts[0]
     device = first.high.device if isinstance(first.high, Tensor) else torch.device("cpu")
     mean = torch.empty(len(first.high), dtype=torch.float64, device=device)
-    shifts = sum(part.shifts for part in parts)
     known = all(part.first is not None for part in parts)
-    for here in _stretches(mean):
-        high, low = (added([getattr(part, name) for part in parts], here, device) for name in ("high", "low"))
-        carry(high, low, shifts)
+    for here in stretches(mean):
+        high, low = (_added([getattr(part, name)[here] for part in parts], device) for name in ("high", "low"))
         own = mean[here]
-        own.copy_(high).mul_(2.0**-HIGH_BITS).add_(low.double().mul_(2.0**-LOW_BITS)).div_(weight)
+        mean_into(own, high, low, weight)
         if known:
             alike = piece(first.alike, here, device)
             for part in parts[1:]:
@@ -151,14 +153,12 @@ def mean_of(parts: Sequence[Limbs], weight: float) -> Tensor:
     return mean
 
 
-def _stretch(vector: Tensor) -> int:
-    """Elements at a time; accelerators lose more to the launches than they win by the cache."""
-    return _CHUNK if vector.device.type == "cpu" else max(1, len(vector))
-
-
-def _stretches(vector: Tensor) -> Iterator[slice]:
-    for start in range(0, len(vector), _stretch(vector)):
-        yield slice(start, min(start + _stretch(vector), len(vector)))
+def _added(vectors: Sequence[Vector], device: torch.device) -> Tensor:
+    """Vectors of integers added up, in fresh memory."""
+    total = piece(vectors[0], slice(None), device).clone()
+    for vector in vectors[1:]:
+        add_integers(total, vector)
+    return total
 
 
 def _tensor(vector: Vector | None) -> Tensor:
@@ -173,19 +173,16 @@ def _still_alike(one: Limbs, other: Limbs, here: slice, device: torch.device | N
     return alike.logical_and_(piece(other.alike, here, device))
 
 
-def _chunks(vectors: Sequence[Tensor], size: int) -> Iterator[Tensor]:
-    """The elements of all vectors in order, about ``size`` at a time: large ones are cut, small ones joined."""
-    waiting: list[Tensor] = []
-    for vector in vectors:
-        if sum(map(len, waiting)) + len(vector) > size and waiting:
-            yield torch.cat(waiting) if len(waiting) > 1 else waiting[0]
-            waiting = []
-        if len(vector) > size:
-            yield from torch.split(vector, size)
-        else:
-            waiting.append(vector)
-    if waiting:
-        yield torch.cat(waiting) if len(waiting) > 1 else waiting[0]
+def _agree(one: Summand, other: Summand) -> bool:
+    """Whether two summands have any value in common."""
+    pairs = zip(sorted_leaves(one.tree), sorted_leaves(other.tree), strict=True)
+    return any(any_true(same(_vector(a), _vector(b))) for (_, a), (_, b) in pairs)
+
+
+def _vectors(tree: Mapping[str, Any], device: torch.device) -> list[Tensor]:
+    """The leaves as they lie in the limbs; on accelerators in one piece, to which few operations are done."""
+    found = [_vector(leaf).to(device) for _, leaf in sorted_leaves(tree)]
+    return found if device.type == "cpu" or len(found) < 2 else [torch.cat(found)]
 
 
 def sorted_leaves(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -293,12 +293,12 @@ def test_inv_f6_nothing_is_aliased() -> None:
     trees = [{"w": torch.full((3,), float(k)), "d": torch.full((2,), 0.5 * k).double()} for k in (1, 2)]
     for count in (1, 2):
         running = total([Weighted(tree, 1) for tree in trees[:count]])
-        expected = copy(running.mean())
-        given_away = running.mean()
+        mean, given_away = running.mean(), running.mean()
+        expected = copy(mean)
         for tree in (*trees, given_away):
             for _, leaf in leaves(tree):
                 leaf.add_(100.0)
-        assert_same_bits(running.mean(), expected)
+        assert_same_bits(mean, expected)
         for tree in trees:
             for _, leaf in leaves(tree):
                 leaf.sub_(100.0)

@@ -1,0 +1,73 @@
+"""Loops over arrays, compiled by Numba: what takes NumPy or PyTorch several passes over memory, in one.
+
+Each has the operations and the rounding of :mod:`rayfl.fixed_point`, which says what they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HIGH_BITS = 20
+LOW_BITS = 72
+CARRY_BITS = LOW_BITS - HIGH_BITS
+_CARRY = 2.0**CARRY_BITS
+_HALF = 1 << (CARRY_BITS - 1)
+_HIGH_UNIT, _LOW_UNIT = 2.0**-HIGH_BITS, 2.0**-LOW_BITS
+
+
+def _add_products(values: Any, factor: float, high: Any, low: Any) -> None:
+    for i in range(values.size):
+        fine = np.float64(values[i]) * factor
+        coarse = np.rint(fine)
+        high[i] += np.int64(coarse)
+        low[i] += np.int64(np.rint((fine - coarse) * _CARRY))
+
+
+def _carry(high: Any, low: Any) -> None:
+    for i in range(high.size):
+        excess = (low[i] + _HALF) >> CARRY_BITS
+        high[i] += excess
+        low[i] -= excess << CARRY_BITS
+
+
+def _mean(high: Any, low: Any, weight: float, mean: Any) -> None:
+    for i in range(high.size):
+        excess = (low[i] + _HALF) >> CARRY_BITS
+        coarse = np.float64(high[i] + excess) * _HIGH_UNIT
+        fine = np.float64(low[i] - (excess << CARRY_BITS)) * _LOW_UNIT
+        mean[i] = (coarse + fine) / weight
+
+
+class Kernels(NamedTuple):
+    """The compiled loops; all arrays are one-dimensional.
+
+    Attributes:
+        add_products: ``(values, factor, high, low)``; see :func:`rayfl.fixed_point.add_products`.
+        carry: ``(high, low)``; see :func:`rayfl.fixed_point.carry`.
+        mean: ``(high, low, weight, mean)``; see :func:`rayfl.fixed_point.mean_into`.
+    """
+
+    add_products: Callable[[Any, float, Any, Any], None]
+    carry: Callable[[Any, Any], None]
+    mean: Callable[[Any, Any, float, Any], None]
+
+
+@lru_cache(maxsize=1)
+def kernels() -> Kernels | None:
+    """The loops, compiled at their first use and kept on disk; None where Numba does not work."""
+    try:
+        import numba
+    except ImportError:
+        return None
+
+    def compiled(loop: Callable[..., None]) -> Any:
+        try:
+            return numba.njit(loop, cache=True, nogil=True)
+        except RuntimeError:  # there is no folder where it could keep them
+            return numba.njit(loop, nogil=True)
+
+    return Kernels(compiled(_add_products), compiled(_carry), compiled(_mean))
