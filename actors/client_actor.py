@@ -78,7 +78,7 @@ class ClientActor:
         return self._host.held_states()
 
     @ray.method(concurrency_group="io")
-    def commit(self, rounds_completed: int) -> tuple[StoredFile, dict[int, Change]] | None:
+    def commit(self, rounds_completed: int) -> list[tuple[StoredFile, dict[int, Change]]]:
         """See :meth:`ClientHost.commit`."""
         return self._host.commit(rounds_completed)
 

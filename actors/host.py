@@ -252,7 +252,7 @@ class ClientHost:
         """Gives up the states of clients that move to another host."""
         return self.states.release(clients)
 
-    def commit(self, rounds_completed: int) -> tuple[StoredFile, dict[int, Change]] | None:
+    def commit(self, rounds_completed: int) -> list[tuple[StoredFile, dict[int, Change]]]:
         """Writes the states that changed before ``rounds_completed``; see :meth:`ClientStates.write`."""
         return self.states.write(rounds_completed)
 

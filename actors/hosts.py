@@ -131,13 +131,11 @@ class Hosts:
         """
         newest: dict[int, tuple[Change, StoredFile]] = {}
         # An actor that hangs now may have nothing else to answer: at the end of the run, nobody else would notice.
-        for _, written in self._pool.collect(handles, self._deadline_s):
-            if written is None:
-                continue
-            file, changes = written
-            for client, change in changes.items():
-                if client not in newest or newest[client][0] < change:
-                    newest[client] = (change, file)
+        for _, files in self._pool.collect(handles, self._deadline_s):
+            for file, changes in files:
+                for client, change in changes.items():
+                    if client not in newest or newest[client][0] < change:
+                        newest[client] = (change, file)
         return {client: file for client, (_, file) in sorted(newest.items())}
 
     def rewind(self) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +12,9 @@ from actors.memory import Kept, Lookups, Spill
 from rayfl.commits import CommitStore
 from rayfl.manifest import StoredFile
 from rayfl.params import Tree, from_numpy, leaves, map_leaves, to_numpy
+
+_FILE_BYTES = 64 << 20
+"""States of several clients share a file of about this size."""
 
 Signature = tuple[Any, ...]
 Change = tuple[int, int]
@@ -102,32 +105,33 @@ class ClientStates:
             found = self._store.read_states(file)
             self._states.update({client: self._spill.keep(found[client]) for client in clients})
 
-    def write(self, rounds_completed: int) -> tuple[StoredFile, dict[int, Change]] | None:
+    def write(self, rounds_completed: int) -> list[tuple[StoredFile, dict[int, Change]]]:
         """Writes what changed in the rounds before ``rounds_completed`` and is not written yet.
 
         A later round may be changing states meanwhile; those stay for the next commit.
 
         Returns:
-            The file, and by client when its state in it is from: of two hosts' states of one client the greater
-            is the newer. None if nothing changed.
+            The files, and for each by client when its state in it is from: of two hosts' states of one client the
+            greater is the newer. None at all if nothing changed.
         """
         with self._lock:
             due = sorted(window for window in self._changed if window * self._commit_every < rounds_completed)
             batches = {window: self._changed[window] for window in due}
-        if not batches or self._store is None:
-            return None
-        states: dict[int, Tree] = {}
-        changes: dict[int, Change] = {}
-        for batch in batches.values():
-            for client, (change, state) in batch.items():
-                states[client], changes[client] = self._spill.get(state), change
-        file = self._store.write_states(rounds_completed, self._host, states)
+        if self._store is None:
+            return []
+        newest = {client: found for batch in batches.values() for client, found in batch.items()}
+        files = []
+        for piece in _pieces(newest):
+            # What is in memory at a time, and what has to be read for the sake of one client, is a piece.
+            states = {client: self._spill.get(newest[client][1]) for client in piece}
+            file = self._store.write_states(rounds_completed, self._host, states)
+            files.append((file, {client: newest[client][0] for client in piece}))
         with self._lock:
             for window, batch in batches.items():
                 # Not what came after a rewind in the meantime.
                 if self._changed.get(window) is batch:
                     del self._changed[window]
-        return file, changes
+        return files
 
     def rewind(self) -> None:
         """Forgets everything since and including the last commit: what is needed is restored from storage."""
@@ -172,3 +176,16 @@ class _Same:
 
     def __hash__(self) -> int:
         return id(self._tensor)
+
+
+def _pieces(states: Mapping[int, tuple[Change, Kept]]) -> Iterator[list[int]]:
+    """The clients, ascending, in pieces whose states make up files of bounded size."""
+    piece, size = list[int](), 0
+    for client in sorted(states):
+        if piece and size + states[client][1].size > _FILE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(client)
+        size += states[client][1].size
+    if piece:
+        yield piece

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.objectives import loss_of_the_task
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Predictor, Task, loss_of_the_task
+from rayfl.tasks import Batch, Predictor, Task
 
 Procedure = Callable[..., Coroutine[Any, Any, Any]]
 

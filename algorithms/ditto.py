@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from algorithms.base import setting
 from algorithms.personal_copy import PersonalCopy
-from algorithms.proximity import penalty
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
 from rayfl.params import Tree
@@ -56,8 +53,9 @@ class Ditto(PersonalCopy):
         client.publish(local=Predictor.of(trained), personalized=Predictor.of(personal))
         return self.weighted(client, trained)
 
-    def distance(self, model: Tree, anchor: Tree) -> Tensor:
-        return penalty(self.proximal_form, model, anchor)
+    @property
+    def form(self) -> str:
+        return self.proximal_form
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         personal: Tree | None = client.state.get("personal")

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
-from algorithms.proximity import penalty
+from algorithms.proximity import declared_form, penalty
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
+from rayfl.objectives import Declared, declared_by
 from rayfl.params import Tree
 from rayfl.tasks import Batch, Model, Predictor, Task
 
@@ -55,6 +56,10 @@ class FedProx(FineTuned):
         client.publish(local=Predictor.of(trained))
         return self.weighted(client, trained)
 
+    def _form(self) -> Declared | None:
+        return declared_form(self.proximal_form, self.proximal_weight)
+
+    @declared_by(_form)
     def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         loss: Tensor = task.loss(model, batch)
         return loss + self._proximity(model, frozen["received"], task)

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from algorithms.base import Averaging, setting
-from algorithms.proximity import penalty
+from algorithms.proximity import declared_form, penalty
 from rayfl.engine.client import Client, Draw
+from rayfl.objectives import Declared, declared_by, is_loss_of_the_task
 from rayfl.params import Tree, from_leaves, leaves
 from rayfl.tasks import Batch, Task
 
@@ -42,6 +43,12 @@ class PersonalCopy(Averaging):
             stream=".1",
         )
 
+    def _personal_form(self) -> Declared | None:
+        """What the personal objective is, where it is the task's loss and a pull towards the received model."""
+        plain = is_loss_of_the_task(self.objective) and type(self).distance is PersonalCopy.distance
+        return declared_form(self.form, self.proximal_weight) if plain else None
+
+    @declared_by(_personal_form)
     def personal_objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """The method's loss at the copy, and the proximal term of its parameters."""
         loss = self.objective(model, batch, task, None, draw)
@@ -51,8 +58,13 @@ class PersonalCopy(Averaging):
         return loss + self.proximal_weight * self.distance(moved, anchor)
 
     def distance(self, model: Tree, anchor: Tree) -> Tensor:
-        """What the proximal weight multiplies: 1/2 ||model - anchor||^2, a scalar."""
-        return penalty("half_squared", model, anchor)
+        """What the proximal weight multiplies; a scalar."""
+        return penalty(self.form, model, anchor)
+
+    @property
+    def form(self) -> str:
+        """Which distance that is; see :func:`algorithms.proximity.penalty`."""
+        return "half_squared"
 
 
 def _parameters(tree: Tree, task: Task) -> Tree:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rayfl.objectives import Declared, Pull
 from rayfl.params import leaves, map_leaves, squared_distance
 
 
@@ -43,3 +44,17 @@ def penalty(form: str, model: Mapping[str, Any], anchor: Mapping[str, Any]) -> T
             ``smooth_l1_mean`` (mean over tensors of the mean smooth L1: the official FedPHP code).
     """
     return _FORMS[form](model, anchor)
+
+
+def declared_form(form: str, weight: float, anchor: str = "received") -> Declared | None:
+    """The task's loss and ``weight`` times the penalty, as far as the engine can do without calling an objective.
+
+    Args:
+        form: see :func:`penalty`.
+        weight: of the penalty.
+        anchor: the entry of the objective's ``frozen`` that it is towards.
+    """
+    if not weight:
+        return Declared()
+    factor = {"half_squared": weight, "squared": 2 * weight}.get(form)
+    return None if factor is None else Declared(Pull(anchor, factor))

@@ -26,8 +26,8 @@ Form = tuple[tuple[int, ...], torch.dtype] | None
 """Shape and type of a tensor leaf; None marks a plain number."""
 
 
-_WAITING_BYTES = 64 << 20
-"""More is not kept waiting, but for the newest contribution."""
+_WAITING_BYTES, _WAITING = 64 << 20, 16
+"""More is not kept waiting, but for the newest contribution: by then their memory is better used for the next ones."""
 _RECEIVED = 8
 """More sums of other processes are not kept apart."""
 
@@ -171,7 +171,8 @@ class ExactSum:
             raise OverflowError("weighted values too large to be summed exactly (2^43 in total): training diverged")
         # Leaves in another order are the same sum; which order the mean has must not depend on who came first.
         self.template = min(self.template, template, key=list)
-        if len(self.waiting) * num_bytes(self.waiting[0].tree if self.waiting else {}) > _WAITING_BYTES:
+        waiting = len(self.waiting)
+        if waiting >= _WAITING or waiting * num_bytes(self.waiting[0].tree if waiting else {}) > _WAITING_BYTES:
             self._settle()
         if len(self.received) > _RECEIVED:
             self._join()

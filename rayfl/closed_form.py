@@ -6,13 +6,14 @@ the graph itself costs more than they do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rayfl.kernels import kernels
 from rayfl.tape import Gradients, Tape
 
 Layer = tuple[Tensor, Tensor | None]
@@ -111,6 +112,42 @@ def cross_entropy(tape: Tape, layers: Sequence[Layer], x: Tensor, y: Tensor) -> 
                 tape.add([bias], 1.0, [torch.sum(delta, 0, out=tape.room_for(bias))])
 
     return tape.cut([done.loss], pull)[0]
+
+
+def pulling(
+    values: Sequence[Tensor], anchors: Sequence[Tensor], factor: float, gradients: Sequence[Tensor]
+) -> Callable[[], None]:
+    """Adds ``factor (value - anchor)`` to all gradients, in place, each time that it is called.
+
+    The operations are those of autograd for ``factor / 2`` times the squared distance. No graph may be recorded.
+
+    Args:
+        values: tensors, read anew at every call.
+        anchors: tensors of the same shapes and type.
+        factor: a number.
+        gradients: tensors of the same shapes and type.
+    """
+    columns = [[tensor.detach().view(-1) for tensor in column] for column in (values, gradients)]
+    values, gradients = columns
+    anchors = [tensor.detach().to(value).reshape(-1) for tensor, value in zip(anchors, values, strict=True)]
+    loops = kernels() if all(tensor.device.type == "cpu" for tensor in values) else None
+
+    def by_pytorch() -> None:
+        for value, anchor, gradient in zip(values, anchors, gradients, strict=True):
+            gradient.add_((value - anchor).mul_(factor))
+
+    if loops is None:
+        return by_pytorch
+    arrays = [
+        (value.numpy(), anchor.numpy(), value.numpy().dtype.type(factor), gradient.numpy())
+        for value, anchor, gradient in zip(values, anchors, gradients, strict=True)
+    ]
+
+    def by_loops() -> None:
+        for array in arrays:
+            loops.add_pull(*array)
+
+    return by_loops
 
 
 def gradients_into(layers: Sequence[Layer], room: Sequence[Layer], x: Tensor, y: Tensor) -> None:

@@ -3,7 +3,7 @@
 ``commits/`` holds, by number of completed rounds r:
 
 * ``server-<r>-<unique>.safetensors``: the server's tree;
-* ``states-<r>-<host>-<unique>.safetensors``: the states that changed since the commit before, one file a host;
+* ``states-<r>-<host>-<unique>.safetensors``: the states that changed since the commit before;
 * ``rounds-<r>-<unique>.parquet``, ``clients-...``, ...: the last rows of the tables up to round r, when they grew;
 * ``manifest-<r>.json``: which of these files make up the run after r rounds, with their SHA-256, and its own;
 * ``newest.json``: the r of the newest manifest, so that it cannot go missing unnoticed.
@@ -53,7 +53,7 @@ class CommitStore:
         return self._write(f"server-{rounds_completed:06d}-{_unique()}.safetensors", treefile.dumps(tree))
 
     def write_states(self, rounds_completed: int, host: int, states: Mapping[int, Tree]) -> StoredFile:
-        """Stores the states one host changed."""
+        """Stores states one host changed."""
         tree = {str(client): dict(state) for client, state in sorted(states.items())}
         name = f"states-{rounds_completed:06d}-{host:04d}-{_unique()}.safetensors"
         return self._write(name, treefile.dumps(tree))

@@ -1,6 +1,7 @@
 """Loops over arrays, compiled by Numba: what takes NumPy or PyTorch several passes over memory, in one.
 
-Each has the operations and the rounding of :mod:`rayfl.fixed_point`, which says what they compute.
+Each has the operations and the rounding of what :mod:`rayfl.fixed_point` and :mod:`rayfl.closed_form` have besides,
+which say what they compute.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def _mean(high: Any, low: Any, weight: float, mean: Any) -> None:
         mean[i] = (coarse + fine) / weight
 
 
+def _add_pull(values: Any, anchor: Any, factor: Any, gradient: Any) -> None:
+    for i in range(values.size):
+        gradient[i] += (values[i] - anchor[i]) * factor
+
+
 class Kernels(NamedTuple):
     """The compiled loops; all arrays are one-dimensional.
 
@@ -49,11 +55,13 @@ class Kernels(NamedTuple):
         add_products: ``(values, factor, high, low)``; see :func:`rayfl.fixed_point.add_products`.
         carry: ``(high, low)``; see :func:`rayfl.fixed_point.carry`.
         mean: ``(high, low, weight, mean)``; see :func:`rayfl.fixed_point.mean_into`.
+        add_pull: ``(values, anchor, factor, gradient)``; see :func:`rayfl.closed_form.pulling`.
     """
 
     add_products: Callable[[Any, float, Any, Any], None]
     carry: Callable[[Any, Any], None]
     mean: Callable[[Any, Any, float, Any], None]
+    add_pull: Callable[[Any, Any, Any, Any], None]
 
 
 @lru_cache(maxsize=1)
@@ -70,4 +78,4 @@ def kernels() -> Kernels | None:
         except RuntimeError:  # there is no folder where it could keep them
             return numba.njit(loop, nogil=True)
 
-    return Kernels(compiled(_add_products), compiled(_carry), compiled(_mean))
+    return Kernels(compiled(_add_products), compiled(_carry), compiled(_mean), compiled(_add_pull))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,6 @@ from rayfl.models.base import Network
 from rayfl.tape import recording, tape_of
 
 Model = Mapping[str, Tensor]
-Objective = TypeVar("Objective", bound=Callable[..., Tensor])
-_OWN_LOSS = "_is_the_loss_of_the_task"
 
 
 @dataclass(frozen=True)
@@ -175,14 +173,3 @@ class Classification:
         if len(members) == 1:
             return members[0]
         return torch.logsumexp(torch.stack(members), 0) - math.log(len(members))
-
-
-def loss_of_the_task(objective: Objective) -> Objective:
-    """Declares an objective to be ``task.loss(trainable, batch)`` and nothing else: the engine need not call it."""
-    setattr(objective, _OWN_LOSS, True)
-    return objective
-
-
-def is_loss_of_the_task(objective: Callable[..., Tensor]) -> bool:
-    """Whether that was declared of an objective (of the function, where it is a method)."""
-    return getattr(objective, _OWN_LOSS, False)

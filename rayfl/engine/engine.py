@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rayfl.engine import looped, vectorized
 from rayfl.engine.requests import GradientRequest, OutputRequest, Request, TrainRequest
 from rayfl.engine.steps import Kernel
+from rayfl.engine.workspace import Workspace
 from rayfl.tasks import Task
 
 _log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Engine:
             _log.warning("%s", self.note)
         width = _UNMEASURED_WIDTH if config.width == "auto" else config.width
         self.width = width if self.vectorized else 1
+        self._workspace = Workspace()
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
         """One reply a request, in order; what a request raised is its reply."""
@@ -130,6 +132,6 @@ class Engine:
                 raise TypeError(f"a procedure may await what a client offers, not a {type(first).__name__}")
             if self.vectorized and any(request.plan.steps for request in trains):
                 return self._train_stacked(trains, task)
-            return [looped.train(request, task, self.device, self._kernel) for request in trains]
+            return [looped.train(request, task, self.device, self._kernel, self._workspace) for request in trains]
         except Exception as error:
             return [error] * len(group)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rayfl.engine.requests import ParameterGroup
 from rayfl.engine.sgd import SGD, clipped, step_in_place
+from rayfl.engine.workspace import Workspace
 from rayfl.params import Layout, leaves
 
 
@@ -27,11 +28,19 @@ class FusedSGD:
         moved: the paths of the layout that are moved, in the order in which ``sgd`` knows them.
         parameters: flat, changed in place by every step; zeros in the padding.
         velocity: flat momentum buffers, changed in place; None where no group has momentum.
+        workspace: memory for gradients.
     """
 
     def __init__(
-        self, sgd: SGD, layout: Layout, moved: Sequence[str], parameters: Tensor, velocity: Tensor | None
+        self,
+        sgd: SGD,
+        layout: Layout,
+        moved: Sequence[str],
+        parameters: Tensor,
+        velocity: Tensor | None,
+        workspace: Workspace,
     ) -> None:
+        self._workspace = workspace
         self._max_norm = sgd.max_norm
         self._layout, self._moved, self._parameters = layout, moved, parameters
         self._room: list[Tensor] | None = None
@@ -48,7 +57,8 @@ class FusedSGD:
         return self._room
 
     def _settled_room(self) -> list[Tensor]:
-        flat = torch.zeros_like(self._parameters)
+        # Nothing but gradients is ever written to it, so that the padding stays zero.
+        flat = self._workspace.buffer("gradients", self._layout, self._parameters.device)
         for part in self._parts:
             part.settle(flat)
         views = dict(leaves(self._layout.views(flat)))

@@ -12,6 +12,7 @@ from torch import Tensor
 from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
 from rayfl.engine.sgd import SGD
 from rayfl.engine.steps import Kernel, Moved, step_of
+from rayfl.engine.workspace import Workspace
 from rayfl.params import ALIGNMENT_BYTES, Layout, Tree, from_leaves, leaves, map_leaves
 from rayfl.tasks import Batch, Task
 
@@ -25,7 +26,13 @@ def is_buffer(path: str, task: Task) -> bool:
     return any(name in candidate.network.buffer_names for candidate in task.candidates)
 
 
-def train(request: TrainRequest, task: Task, device: torch.device, kernel: Kernel = "reference") -> Tree:
+def train(
+    request: TrainRequest,
+    task: Task,
+    device: torch.device,
+    kernel: Kernel = "reference",
+    workspace: Workspace | None = None,
+) -> Tree:
     """Runs one local update and returns the trained tree (fresh memory).
 
     Args:
@@ -34,7 +41,9 @@ def train(request: TrainRequest, task: Task, device: torch.device, kernel: Kerne
         device: where the steps run.
         kernel: ``reference`` leaves all gradients to autograd, ``fast`` those of penalties and mixtures to a tape, and
             lays images out channels last.
+        workspace: memory of earlier local updates.
     """
+    workspace = workspace or Workspace()
     layout = Layout.of(request.trainable)
     flat = layout.pack(request.trainable, device)
     model = layout.views(flat)
@@ -42,8 +51,10 @@ def train(request: TrainRequest, task: Task, device: torch.device, kernel: Kerne
     for path, leaf in leaves(model):
         leaf.requires_grad_(path in paths)
     sgd = SGD(request, paths)
-    velocity = _initial_velocity(request, layout, flat) if sgd.has_momentum else None
-    take = step_of(request, task, model, Moved(sgd, layout, paths, flat, velocity), kernel)
+    velocity = workspace.buffer("velocity", layout, device) if sgd.has_momentum else None
+    if velocity is not None:
+        _begin_velocity(request, layout, velocity)
+    take = step_of(request, task, model, Moved(sgd, layout, paths, flat, velocity, workspace), kernel)
     with _seeded(request.seed, task, device):
         for step, batch in enumerate(_batches(request, device, kernel)):
             take(batch, None if request.draws is None else draw_of_step(request.draws, step))
@@ -88,13 +99,12 @@ def _stretches(bounds: Sequence[int], row: int) -> Iterator[tuple[int, int]]:
             first = step
 
 
-def _initial_velocity(request: TrainRequest, layout: Layout, flat: Tensor) -> Tensor:
-    """The momentum buffers before the first step: those the request brings, zeros for the rest."""
-    velocity = torch.zeros_like(flat)
+def _begin_velocity(request: TrainRequest, layout: Layout, velocity: Tensor) -> None:
+    """Sets the momentum buffers before the first step: those the request brings, zeros for the rest."""
+    velocity.zero_()
     buffers = dict(leaves(layout.views(velocity)))
     for path, kept in (request.velocity or {}).items():
         buffers[path].copy_(kept)
-    return velocity
 
 
 @contextmanager

@@ -10,14 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rayfl.closed_form import gradients_into
+from rayfl.closed_form import gradients_into, pulling
 from rayfl.engine.blocked import BlockedSGD
 from rayfl.engine.fused import FusedSGD, is_exact
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.sgd import SGD
+from rayfl.engine.workspace import Workspace
+from rayfl.objectives import Pull, declared
 from rayfl.params import Layout, Tree, from_leaves, leaves
 from rayfl.tape import Tape, total
-from rayfl.tasks import Batch, Classification, Task, is_loss_of_the_task
+from rayfl.tasks import Batch, Classification, Task
 
 Kernel = Literal["reference", "fast"]
 Step = Callable[[Batch, Any], None]
@@ -34,6 +36,7 @@ class Moved:
         paths: which of them are moved, in the order in which ``sgd`` knows them.
         flat: the parameters.
         velocity: the momentum buffers; None where nothing has momentum.
+        workspace: memory for gradients.
     """
 
     sgd: SGD
@@ -41,6 +44,7 @@ class Moved:
     paths: Sequence[str]
     flat: Tensor
     velocity: Tensor | None
+    workspace: Workspace
 
     @property
     def values(self) -> list[Tensor]:
@@ -59,7 +63,7 @@ class Moved:
     def rule(self) -> tuple[Callable[[list[Tensor]], None], Callable[[], list[Tensor]] | None]:
         """What a step does with the gradients, and where it would best find them; the bits are the same everywhere."""
         if is_exact(self.layout.dtype, self.flat.device):
-            fused = FusedSGD(self.sgd, self.layout, self.paths, self.flat, self.velocity)
+            fused = FusedSGD(self.sgd, self.layout, self.paths, self.flat, self.velocity, self.workspace)
             return fused.step, lambda: fused.room
         return partial(self.sgd.step, self.values, velocity=self.momentum), None
 
@@ -74,8 +78,9 @@ def step_of(request: TrainRequest, task: Task, model: Tree, moved: Moved, kernel
         moved: the same as buffers.
         kernel: ``reference`` leaves all gradients to autograd, ``fast`` those of penalties and mixtures to a tape.
     """
-    if is_loss_of_the_task(request.objective) and isinstance(task, Classification) and task.chain(model) is not None:
-        return _closed_form(task, moved)
+    known = declared(request.objective)
+    if known is not None and isinstance(task, Classification) and task.chain(model) is not None:
+        return _closed_form(task, moved, known.pull, request.frozen)
     objective = partial(request.objective, model)
 
     def loss(batch: Batch, draw: Any) -> Tensor:
@@ -85,7 +90,7 @@ def step_of(request: TrainRequest, task: Task, model: Tree, moved: Moved, kernel
     return (_fast if kernel == "fast" else _reference)(loss, [found[path] for path in moved.paths], moved)
 
 
-def _closed_form(task: Classification, moved: Moved) -> Step:
+def _closed_form(task: Classification, moved: Moved, pull: Pull | None, frozen: Any) -> Step:
     """Along the gradient of a fully connected network's own loss: the operations of the tape's, without the tape."""
     step, room = moved.rule()
     gradients = [torch.zeros_like(value) for value in moved.values] if room is None else room()
@@ -94,10 +99,15 @@ def _closed_form(task: Classification, moved: Moved) -> Step:
     )
     assert layers is not None
     assert into is not None
+    found = {} if pull is None else dict(leaves(frozen[pull.anchor]))
+    anchors = [found[path] for path in moved.paths] if pull is not None else []
+    add_pull = None if pull is None else pulling(moved.values, anchors, pull.factor, gradients)
 
     def take(batch: Batch, draw: Any) -> None:
         with torch.no_grad():
             gradients_into(layers, into, batch.x, batch.y)
+            if add_pull is not None:
+                add_pull()
             step(gradients)
 
     return take

@@ -107,9 +107,8 @@ def test_a_commit_writes_states_that_were_spilled_and_those_that_were_replaced_s
     for client in range(6):
         states.replace(client, tree(client), round=0)
     states.replace(3, tree(33), round=1)
-    written = states.write(1)
-    assert written is not None
-    found = store.read_states(written[0])
+    [(file, _)] = states.write(1)
+    found = store.read_states(file)
     for client in range(6):
         assert_equal(found[client], tree(client))
     assert_equal(states.checkout(3), tree(33))
@@ -125,16 +124,14 @@ def test_of_the_states_between_two_commits_only_the_last_is_kept(tmp_path: Path)
     assert spill.held_bytes == 408
     states.replace(2, tree(22), 9)
     states.replace(1, tree(11), 10)  # of the next commit
-    written = states.write(10)
-    assert written is not None
-    found = store.read_states(written[0])
+    [(file, changes)] = states.write(10)
+    found = store.read_states(file)
     assert_equal(found[1], tree(8))
     assert_equal(found[2], tree(22))
-    assert written[1] == {1: (8, 0), 2: (9, 0)}
-    last = states.write(12)
-    assert last is not None
-    assert_equal(store.read_states(last[0])[1], tree(11))
-    assert states.write(12) is None
+    assert changes == {1: (8, 0), 2: (9, 0)}
+    [(last, _)] = states.write(12)
+    assert_equal(store.read_states(last)[1], tree(11))
+    assert states.write(12) == []
 
 
 def test_a_method_runs_within_little_memory_to_the_same_bits(tmp_path: Path) -> None:

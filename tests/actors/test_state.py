@@ -15,7 +15,7 @@ from actors.state import Change, ClientStates, signature
 from rayfl.commits import CommitStore
 from rayfl.errors import RunError
 from rayfl.manifest import StoredFile
-from rayfl.params import Tree, copy, leaves
+from rayfl.params import Tree, copy, leaves, num_bytes
 from rayfl.storage import Storage
 from tests.toys import assert_equal
 
@@ -29,9 +29,14 @@ def store(tmp_path: Path) -> CommitStore:
     return CommitStore(Storage(str(tmp_path)))
 
 
-def written(store: CommitStore, result: tuple[StoredFile, dict[int, Change]] | None) -> dict[int, Tree]:
-    assert result is not None
-    return store.read_states(result[0])
+def written(store: CommitStore, files: list[tuple[StoredFile, dict[int, Change]]]) -> dict[int, Tree]:
+    """What a commit's files hold, which is what it says they do."""
+    found: dict[int, Tree] = {}
+    for file, changes in files:
+        states = store.read_states(file)
+        assert sorted(states) == sorted(changes)
+        found.update(states)
+    return found
 
 
 def test_a_client_begins_with_an_empty_state() -> None:
@@ -85,14 +90,24 @@ def test_a_commit_holds_what_changed_in_the_rounds_before_it(store: CommitStore)
     states.replace(2, state(2.0), 1)
     states.replace(3, state(3.0), 2)
     first = states.write(2)
-    assert first is not None
-    assert first[0].name.startswith("states-000002-0004")
-    assert first[1] == {1: (0, 0), 2: (1, 0)}
+    assert first[0][0].name.startswith("states-000002-0004")
+    assert first[0][1] == {1: (0, 0), 2: (1, 0)}
     assert_equal(written(store, first), {1: state(1.0), 2: state(2.0)})
-    assert states.write(2) is None
+    assert states.write(2) == []
     assert_equal(written(store, states.write(3)), {3: state(3.0)})
-    assert states.write(4) is None
+    assert states.write(4) == []
     assert_equal(states.all(), {1: state(1.0), 2: state(2.0), 3: state(3.0)})
+
+
+def test_files_of_a_commit_are_of_bounded_size(store: CommitStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.state._FILE_BYTES", 2 * num_bytes(state(0.0)))
+    states = ClientStates(store, 0)
+    for client in (4, 1, 2, 3, 0):
+        states.replace(client, state(client), 0)
+    states.replace(9, {"w": torch.ones(999)}, 0)
+    files = states.write(1)
+    assert [sorted(changes) for _, changes in files] == [[0, 1], [2, 3], [4], [9]]
+    assert_equal(written(store, files), {**{k: state(k) for k in range(5)}, 9: {"w": torch.ones(999)}})
 
 
 def test_a_client_that_changed_twice_is_committed_as_of_the_round_asked_for(store: CommitStore) -> None:
@@ -102,8 +117,7 @@ def test_a_client_that_changed_twice_is_committed_as_of_the_round_asked_for(stor
     states.replace(2, state(20.0), 0)
     second = states.write(2)
     assert_equal(written(store, second), {1: state(1.0), 2: state(20.0)})
-    assert second is not None
-    assert second[1] == {1: (1, 0), 2: (0, 0)}
+    assert second[0][1] == {1: (1, 0), 2: (0, 0)}
     assert_equal(written(store, states.write(3)), {1: state(2.0)})
 
 
@@ -117,20 +131,18 @@ def test_a_round_that_changes_a_state_twice_commits_the_later(store: CommitStore
 def test_without_a_store_nothing_is_written() -> None:
     states = ClientStates(None, 0)
     states.replace(1, state(1.0), 0)
-    assert states.write(1) is None
+    assert states.write(1) == []
     assert_equal(states.all(), {1: state(1.0)})
 
 
 def test_a_state_that_became_empty_is_committed_as_such(store: CommitStore) -> None:
     states = ClientStates(store, 0)
     states.replace(1, state(1.0), 0)
-    first = states.write(1)
-    assert first is not None
+    states.write(1)
     states.replace(1, {}, 1)
     second = states.write(2)
-    assert second is not None
     other = ClientStates(store, 1)
-    other.restore({1: second[0]})
+    other.restore({1: second[0][0]})
     assert other.checkout(1) == {}
     assert list(other.all()) == [1]
 
@@ -191,12 +203,13 @@ def test_a_state_moves_to_another_host(store: CommitStore) -> None:
     assert_equal(there.all(), {1: state(1.0)})
     there.checkout(1)["local"]["w"].add_(1.0)  # its own memory: the parcel is read-only
     assert_equal(written(store, here.write(1)), {1: state(1.0), 2: state(2.0)})
-    assert there.write(1) is None
+    assert there.write(1) == []
 
 
-def newest(*results: tuple[StoredFile, dict[int, Change]] | None, client: int) -> StoredFile:
+def newest(*results: list[tuple[StoredFile, dict[int, Change]]], client: int) -> StoredFile:
     """Which of several hosts' files has the client's newest state."""
-    return max((changes[client], file.name, file) for file, changes in filter(None, results) if client in changes)[2]
+    files = [found for result in results for found in result]
+    return max((changes[client], file.name, file) for file, changes in files if client in changes)[2]
 
 
 @pytest.mark.parametrize("round", [0, 1])
@@ -217,7 +230,7 @@ def test_a_client_that_moves_there_and_back_within_a_round(store: CommitStore) -
     there.replace(1, state(2.0), 0)
     here.receive(there.release([1]))
     unchanged = (here.write(0), there.write(0))
-    assert unchanged == (None, None)
+    assert unchanged == ([], [])
     here.replace(1, state(3.0), 0)
     results = [there.write(1), here.write(1)]
     assert_equal(store.read_states(newest(*results, client=1))[1], state(3.0))
@@ -238,11 +251,10 @@ def test_states_are_restored_where_they_are_needed(store: CommitStore) -> None:
     before = ClientStates(store, 0)
     for client in (1, 2, 3):
         before.replace(client, state(client), 0)
-    result = before.write(1)
-    assert result is not None
+    [(file, _)] = before.write(1)
     after = ClientStates(store, 1)
     after.replace(2, state(20.0), 1)
-    after.restore(dict.fromkeys((1, 2), result[0]))
+    after.restore(dict.fromkeys((1, 2), file))
     assert_equal(after.all(), {1: state(1.0), 2: state(20.0)})
     assert_equal(written(store, after.write(2)), {2: state(20.0)})
 
@@ -254,8 +266,6 @@ def test_a_file_is_read_once_for_all_its_clients(store: CommitStore, monkeypatch
     first = before.write(1)
     before.replace(3, state(3.0), 1)
     second = before.write(2)
-    assert first is not None
-    assert second is not None
     reads: list[str] = []
     read_states = CommitStore.read_states
 
@@ -265,9 +275,9 @@ def test_a_file_is_read_once_for_all_its_clients(store: CommitStore, monkeypatch
 
     monkeypatch.setattr(CommitStore, "read_states", watched)
     after = ClientStates(store, 1)
-    after.restore({1: first[0], 2: first[0], 3: second[0]})
-    after.restore({1: first[0]})
-    assert sorted(reads) == [first[0].name, second[0].name]
+    after.restore({1: first[0][0], 2: first[0][0], 3: second[0][0]})
+    after.restore({1: first[0][0]})
+    assert sorted(reads) == [first[0][0].name, second[0][0].name]
     assert_equal(after.all(), {k: state(k) for k in (1, 2, 3)})
 
 
@@ -281,20 +291,18 @@ def test_restoring_needs_a_store() -> None:
 def test_a_rewind_forgets_states_and_changes(store: CommitStore) -> None:
     states = ClientStates(store, 0)
     states.replace(1, state(1.0), 0)
-    result = states.write(1)
-    assert result is not None
+    [(file, _)] = states.write(1)
     states.replace(1, state(2.0), 1)
     states.replace(2, state(2.0), 1)
     states.rewind()
     assert states.all() == {}
     assert states.checkout(1) == {}
-    assert states.write(2) is None
-    states.restore({1: result[0]})
+    assert states.write(2) == []
+    states.restore({1: file})
     assert_equal(states.checkout(1), state(1.0))
     states.replace(1, state(5.0), 1)
     again = states.write(2)
-    assert again is not None
-    assert again[1] == {1: (1, 0)}
+    assert again[0][1] == {1: (1, 0)}
     assert_equal(written(store, again), {1: state(5.0)})
 
 

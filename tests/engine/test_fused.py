@@ -16,6 +16,7 @@ from rayfl.engine import fused, looped
 from rayfl.engine.fused import FusedSGD, is_exact
 from rayfl.engine.requests import ParameterGroup, TrainRequest
 from rayfl.engine.sgd import SGD
+from rayfl.engine.workspace import Workspace
 from rayfl.models.base import Network
 from rayfl.params import Layout, leaves
 from rayfl.tasks import Classification
@@ -68,7 +69,7 @@ def test_the_same_bits(
     sgd, layout = SGD(asked, list(tree)), Layout.of(tree)
     flat = layout.pack(tree, CPU)
     velocity = torch.zeros_like(flat) if sgd.has_momentum else None
-    step = FusedSGD(sgd, layout, list(tree), flat, velocity)
+    step = FusedSGD(sgd, layout, list(tree), flat, velocity, Workspace())
     moved = {name: leaf.clone() for name, leaf in tree.items()}
     buffers = [torch.zeros_like(leaf) for leaf in moved.values()] if sgd.has_momentum else []
     for number in range(3):

@@ -14,16 +14,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algorithms.base import Algorithm
+from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.fedprox import FedProx
+from algorithms.floco_plus import FlocoPlus
+from rayfl import closed_form, objectives
 from rayfl.data.federated import InputSpec
 from rayfl.engine import fused, looped, steps
 from rayfl.engine.looped import _GATHERED_BYTES, _stretches
 from rayfl.engine.requests import ParameterGroup
 from rayfl.models.perceptron import TwoNN
 from rayfl.models.zoo import TwoCNN
-from rayfl.params import ALIGNMENT_BYTES
-from rayfl.tasks import Batch, Classification, is_loss_of_the_task, loss_of_the_task
+from rayfl.objectives import Declared, Pull, declared_by, is_loss_of_the_task, loss_of_the_task
+from rayfl.params import ALIGNMENT_BYTES, squared_distance
+from rayfl.tasks import Batch, Classification
 from tests.engine.problems import CPU, cross_entropy, examples, request
 from tests.toys import assert_close, assert_equal
 
@@ -65,6 +69,63 @@ def test_the_bits_do_not_depend_on_the_way(
     assert_equal(*trained)
     assert_equal(*velocity)
     assert not torch.equal(trained[0]["head.weight"], start["head.weight"])
+
+
+class Near:
+    """A loss and a pull, declared or not."""
+
+    def __init__(self, factor: float, said: bool) -> None:
+        self.factor, self.said = factor, said
+
+    def form(self) -> Declared | None:
+        return Declared(Pull("anchor", self.factor)) if self.said else None
+
+    @declared_by(form)
+    def objective(self, model: Any, batch: Batch, task: Classification, frozen: Any, draw: Any) -> Tensor:
+        assert not self.said, "need not be called"
+        return task.loss(model, batch) + self.factor * (squared_distance(model, frozen["anchor"]) / 2)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("exact", [True, False], ids=["fused", "operation by operation"])
+@pytest.mark.parametrize("factor", [1.0, 0.3, 1e-4])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_pull_is_that_of_autograd(
+    options: str, factor: float, exact: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "is_exact", lambda dtype, device: exact and fused.is_exact(dtype, device))
+    if not compiled:
+        monkeypatch.setattr(closed_form, "kernels", lambda: None)
+    task = Classification(TwoNN(hidden=(37, 6)).network(SPEC))
+    start, anchor = task.network.initialize(3), task.network.initialize(4)
+    trained = [
+        looped.train(
+            replace(
+                request(examples(23, SPEC, seed=2), start, Near(factor, said).objective),
+                frozen={"anchor": anchor}, **OPTIONS[options],
+            ),
+            task, CPU,
+        )
+        for said in (True, False)
+    ]  # fmt: skip
+    assert_equal(*trained)
+
+
+def test_methods_that_declare_a_pull() -> None:
+    for form, factor in (("half_squared", 0.3), ("squared", 0.6)):
+        method = FedProx(proximal_weight=0.3, proximal_form=form)  # type: ignore[arg-type]
+        assert objectives.declared(method.objective) == Declared(Pull("received", factor))
+    assert objectives.declared(FedProx(proximal_form="norm_per_layer").objective) is None
+    assert is_loss_of_the_task(FedProx(proximal_weight=0).objective)
+    assert objectives.declared(Ditto(proximal_weight=2).personal_objective) == Declared(Pull("received", 2))
+    assert objectives.declared(Ditto(proximal_form="norm_per_layer").personal_objective) is None
+    assert objectives.declared(FlocoPlus().personal_objective) is None
+
+    class Other(Ditto):
+        def distance(self, model: Any, anchor: Any) -> Tensor:
+            return super().distance(model, anchor)
+
+    assert objectives.declared(Other().personal_objective) is None
 
 
 class OtherLoss(Classification):
