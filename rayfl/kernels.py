@@ -6,11 +6,14 @@ which say what they compute.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+
+_log = logging.getLogger("rayfl")
 
 HIGH_BITS = 20
 LOW_BITS = 72
@@ -64,18 +67,58 @@ class Kernels(NamedTuple):
     add_pull: Callable[[Any, Any, Any, Any], None]
 
 
-@lru_cache(maxsize=1)
-def kernels() -> Kernels | None:
-    """The loops, compiled at their first use and kept on disk; None where Numba does not work."""
-    try:
-        import numba
-    except ImportError:
-        return None
+_lock = threading.Lock()
+_loading: threading.Thread | None = None
+_loaded: Kernels | None = None
 
-    def compiled(loop: Callable[..., None]) -> Any:
+
+def kernels() -> Kernels | None:
+    """The loops; None where Numba does not work, and until they are loaded, which the first call begins.
+
+    That takes half a second, and some more on a machine's first run: nobody waits for it, as all does without, too.
+    """
+    global _loading
+    if _loading is None:
+        with _lock:
+            if _loading is None:
+                thread = threading.Thread(target=_load, name="rayfl-kernels")
+                thread.start()
+                _loading = thread
+    return _loaded
+
+
+def loaded_kernels() -> Kernels | None:
+    """The loops as soon as they are there; None where Numba does not work."""
+    kernels()
+    assert _loading is not None
+    _loading.join()
+    return _loaded
+
+
+def _load() -> None:
+    global _loaded
+    try:
+        found = compiled()
+        # A loop is compiled, or read from disk, when it is first used with a type.
+        values, integers = np.zeros(1, np.float32), np.zeros(1, np.int64)
+        found.add_products(values, 1.0, integers, integers.copy())
+        found.mean(integers, integers.copy(), 1.0, np.zeros(1))
+        found.add_pull(values, values, np.float32(1), values.copy())
+        _loaded = found
+    except ImportError:
+        pass
+    except Exception as error:
+        _log.warning("Numba does not work here (%s: %s): exact sums take longer", type(error).__name__, error)
+
+
+def compiled() -> Kernels:
+    """The loops for Numba to compile at their first use, and to keep on disk; raises ImportError without Numba."""
+    import numba
+
+    def compile(loop: Callable[..., None]) -> Any:
         try:
             return numba.njit(loop, cache=True, nogil=True)
         except RuntimeError:  # there is no folder where it could keep them
             return numba.njit(loop, nogil=True)
 
-    return Kernels(compiled(_add_products), compiled(_carry), compiled(_mean), compiled(_add_pull))
+    return Kernels(compile(_add_products), compile(_carry), compile(_mean), compile(_add_pull))

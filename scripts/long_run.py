@@ -2,13 +2,14 @@
 
     python scripts/long_run.py --rounds 2000 --minutes 5
 
-Runs a tiny experiment on a local Ray with one actor, looks at driver and actor in /proc after every round (Linux), and
-writes a table of slopes into docs/reliability.md and a picture to docs/long-run.png.
+Runs a tiny experiment on a local Ray with one actor, looks at driver and actor in /proc after every round (Linux with
+glibc), and writes a table of slopes into docs/reliability.md and a picture to docs/long-run.png.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import shlex
 import shutil
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PICTURE = ROOT / "docs" / "reliability.md", ROOT / "docs" / "long-run.png"
@@ -33,6 +34,7 @@ os.environ.pop("RAY_ADDRESS", None)
 
 import matplotlib as mpl  # noqa: E402
 import numpy as np  # noqa: E402
+import pyarrow as pa  # noqa: E402
 import ray  # noqa: E402
 
 import rayfl  # noqa: E402
@@ -43,6 +45,7 @@ from matplotlib import pyplot  # noqa: E402
 
 QUANTITIES = {
     "driver_mib": ("memory of the driver", "MiB"),
+    "heap_mib": ("of it in use on the heap", "MiB"),
     "actor_mib": ("memory of the actor", "MiB"),
     "driver_files": ("open files of the driver", ""),
     "actor_files": ("open files of the actor", ""),
@@ -73,7 +76,7 @@ class Meter(rayfl.Callback):
         self._begun = time.monotonic()
 
     def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
-        row = {"round": float(rounds_completed), "round_ms": seconds * 1000}
+        row = {"round": float(rounds_completed), "round_ms": seconds * 1000, "heap_mib": _heap() / _MIB}
         for name, pid in self._pids.items():
             row[f"{name}_mib"] = _resident(pid) / _MIB
             row[f"{name}_files"] = len(os.listdir(f"/proc/{pid}/fd"))
@@ -88,6 +91,23 @@ class Meter(rayfl.Callback):
 
 def _resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Mallinfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc."""
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
+    ]
+
+
+def _heap() -> int:
+    """Bytes that this process has allocated and not freed: what allocators keep for later is left out."""
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = _Mallinfo
+    found = library.mallinfo2()
+    return int(found.uordblks + found.hblkhd) + pa.total_allocated_bytes()
 
 
 def _size(folder: Path) -> int:
@@ -133,7 +153,7 @@ def slopes(rows: Sequence[dict[str, float]]) -> str:
 
 def draw(rows: Sequence[dict[str, float]]) -> None:
     """One small picture a quantity."""
-    figure, axes = pyplot.subplots(2, 4, figsize=(13, 5), layout="constrained")
+    figure, axes = pyplot.subplots(3, 3, figsize=(11, 7), layout="constrained")
     rounds = [row["round"] for row in rows]
     for axis, (name, (label, unit)) in zip(axes.flat, QUANTITIES.items(), strict=False):
         axis.plot(rounds, [row[name] for row in rows], linewidth=0.8)

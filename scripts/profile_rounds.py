@@ -50,6 +50,7 @@ PARTS = {
     "rayfl/engine": "local updates otherwise (batches, buffers)",
     "rayfl/randomness": "local updates otherwise (batches, buffers)",
     "rayfl/limbs": "exact sums",
+    "rayfl/fixed_point": "exact sums",
     "rayfl/aggregation": "exact sums",
     "rayfl/params": "copies of trees",
     "rayfl/data": "samples",
@@ -57,7 +58,8 @@ PARTS = {
     "rayfl/commits": "commits and tables",
     "rayfl/treefile": "commits and tables",
     "rayfl/storage": "commits and tables",
-    "rayfl/tables": "commits and tables",
+    "rayfl/manifest": "commits and tables",
+    "rayfl/table": "commits and tables",
     "actors": "hosts",
     "cluster": "driver",
 }

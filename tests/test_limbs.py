@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl import aggregation, fixed_point
+from rayfl import kernels as kernels_module
 from rayfl.aggregation import ExactSum, Weighted
-from rayfl.kernels import kernels
+from rayfl.kernels import compiled, loaded_kernels
 from rayfl.limbs import Limbs, Summand, mean_of
 
 
@@ -28,9 +30,9 @@ from rayfl.limbs import Limbs, Summand, mean_of
 def test_compiled_loops_give_the_bits_of_pytorch(
     numbers: list[float], weight: float, times: int, dtype: torch.dtype
 ) -> None:
-    assert fixed_point.kernels() is not None
+    assert loaded_kernels() is not None
     summand, found = Summand({"w": torch.tensor(numbers, dtype=dtype) / 3}, weight), []
-    for loops in (fixed_point.kernels, lambda: None):
+    for loops in (loaded_kernels, lambda: None):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fixed_point, "kernels", loops)
             limbs = Limbs.of([summand])
@@ -54,15 +56,44 @@ def test_loops_are_compiled_where_nothing_can_be_kept(monkeypatch: pytest.Monkey
         return real(loop, **options)
 
     monkeypatch.setattr(numba, "njit", njit)
-    loops = kernels.__wrapped__()
+    loops = compiled()
     high, low = np.zeros(2, np.int64), np.zeros(2, np.int64)
     loops.add_products(np.array([1.5, -2.0]), 2.0, high, low)
     assert high.tolist() == [3, -4]
 
 
-def test_there_are_no_loops_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    assert kernels.__wrapped__() is None
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """As if this process had not asked for the loops yet."""
+    loaded_kernels()
+    monkeypatch.setattr(kernels_module, "_loading", None)
+    monkeypatch.setattr(kernels_module, "_loaded", None)
+    return monkeypatch
+
+
+def test_nobody_waits_for_the_loops(unloaded: pytest.MonkeyPatch) -> None:
+    ready = threading.Event()
+    unloaded.setattr(kernels_module, "compiled", lambda: ready.wait(20) and compiled())
+    assert kernels_module.kernels() is None
+    mean = mean_of([Limbs.of([Summand({"w": torch.tensor([1.5])}, 2.0)])], 2.0)
+    ready.set()
+    assert loaded_kernels() is kernels_module.kernels() is not None
+    assert mean.tolist() == [1.5]
+
+
+def test_there_are_no_loops_without_numba(unloaded: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    unloaded.setitem(sys.modules, "numba", None)
+    assert loaded_kernels() is None
+    assert not caplog.text
+
+
+def test_a_numba_that_does_not_work_is_told(unloaded: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> None:
+        raise OSError("libllvmlite.so: wrong ELF class")
+
+    unloaded.setattr(kernels_module, "compiled", broken)
+    assert loaded_kernels() is None
+    assert "Numba does not work here (OSError: libllvmlite.so" in caplog.text
 
 
 def test_small_and_large_values_in_one_sum() -> None:

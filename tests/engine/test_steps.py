@@ -23,6 +23,7 @@ from rayfl.data.federated import InputSpec
 from rayfl.engine import fused, looped, steps
 from rayfl.engine.looped import _GATHERED_BYTES, _stretches
 from rayfl.engine.requests import ParameterGroup
+from rayfl.kernels import loaded_kernels
 from rayfl.models.perceptron import TwoNN
 from rayfl.models.zoo import TwoCNN
 from rayfl.objectives import Declared, Pull, declared_by, is_loss_of_the_task, loss_of_the_task
@@ -94,8 +95,7 @@ def test_a_pull_is_that_of_autograd(
     options: str, factor: float, exact: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "is_exact", lambda dtype, device: exact and fused.is_exact(dtype, device))
-    if not compiled:
-        monkeypatch.setattr(closed_form, "kernels", lambda: None)
+    monkeypatch.setattr(closed_form, "kernels", loaded_kernels if compiled else lambda: None)
     task = Classification(TwoNN(hidden=(37, 6)).network(SPEC))
     start, anchor = task.network.initialize(3), task.network.initialize(4)
     trained = [
