@@ -6,6 +6,7 @@ the graph itself costs more than they do.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rayfl.kernels import kernels
+from rayfl.kernels import kernels, spent
 from rayfl.tape import Gradients, Tape
 
 Layer = tuple[Tensor, Tensor | None]
@@ -133,8 +134,10 @@ def pulling(
     loops = kernels() if all(tensor.device.type == "cpu" for tensor in values) else None
 
     def by_pytorch() -> None:
+        begun = time.perf_counter()
         for value, anchor, gradient in zip(values, anchors, gradients, strict=True):
             gradient.add_((value - anchor).mul_(factor))
+        spent(time.perf_counter() - begun)
 
     if loops is None:
         return by_pytorch

@@ -1,19 +1,20 @@
 """Fixed point: products as two integers in units of 2^-20 and 2^-72, and sums of such integers.
 
 A product ``weight * value`` is formed in float64 (exact for float32 values and sample counts below 2^29), then split.
-On CPUs compiled loops do it in one pass; where there are none, and on accelerators, PyTorch does it in several, with
+On CPUs compiled loops do it in one pass; until they are loaded, and on accelerators, PyTorch does it in several, with
 the same bits.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.kernels import CARRY_BITS, HIGH_BITS, LOW_BITS, Kernels, kernels
+from rayfl.kernels import CARRY_BITS, HIGH_BITS, LOW_BITS, Kernels, kernels, spent
 
 Vector = Tensor | np.ndarray
 
@@ -46,11 +47,14 @@ def add_products(values: Tensor, weight: float, high: Tensor, low: Tensor) -> No
     if loops is not None:
         loops.add_products(values.numpy(), factor, high.numpy(), low.numpy())
         return
+    begun = time.perf_counter()
     for here in stretches(high):
         fine = values[here].double() * factor
         coarse = fine.round()
-        high[here] += coarse.long()
-        low[here] += fine.sub_(coarse).mul_(2.0**CARRY_BITS).round_().long()
+        add_integers(high[here], coarse.long())
+        add_integers(low[here], fine.sub_(coarse).mul_(2.0**CARRY_BITS).round_().long())
+    if high.device.type == "cpu":
+        spent(time.perf_counter() - begun)
 
 
 def carry(high: Tensor, low: Tensor) -> None:

@@ -67,31 +67,41 @@ class Kernels(NamedTuple):
     add_pull: Callable[[Any, Any, Any, Any], None]
 
 
+_WORTH_LOADING_S = 1.0
 _lock = threading.Lock()
+_spent = 0.0
 _loading: threading.Thread | None = None
 _loaded: Kernels | None = None
 
 
 def kernels() -> Kernels | None:
-    """The loops; None where Numba does not work, and until they are loaded, which the first call begins.
-
-    That takes half a second, and some more on a machine's first run: nobody waits for it, as all does without, too.
-    """
-    global _loading
-    if _loading is None:
-        with _lock:
-            if _loading is None:
-                thread = threading.Thread(target=_load, name="rayfl-kernels")
-                thread.start()
-                _loading = thread
+    """The loops; None until they are loaded, and where Numba does not work."""
     return _loaded
 
 
+def spent(seconds: float) -> None:
+    """Notes time that was spent on doing without: a second of it has them loaded, beside everything else.
+
+    Loading takes about as long, and longer on a machine's first run. Short runs do without.
+    """
+    global _spent
+    _spent += seconds
+    if _spent > _WORTH_LOADING_S and _loading is None:
+        _begin()
+
+
+def _begin() -> threading.Thread:
+    global _loading
+    with _lock:
+        if _loading is None:
+            _loading = threading.Thread(target=_load, name="rayfl-kernels")
+            _loading.start()
+        return _loading
+
+
 def loaded_kernels() -> Kernels | None:
-    """The loops as soon as they are there; None where Numba does not work."""
-    kernels()
-    assert _loading is not None
-    _loading.join()
+    """The loops, waited for; None where Numba does not work."""
+    _begin().join()
     return _loaded
 
 

@@ -74,11 +74,17 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_nobody_waits_for_the_loops(unloaded: pytest.MonkeyPatch) -> None:
     ready = threading.Event()
     unloaded.setattr(kernels_module, "compiled", lambda: ready.wait(20) and compiled())
+    unloaded.setattr(kernels_module, "_spent", 0.0)
+    summand = Summand({"w": torch.tensor([1.5])}, 2.0)
+    assert mean_of([Limbs.of([summand])], 2.0).tolist() == [1.5]
+    assert kernels_module._loading is None, "a short run does without"
+    unloaded.setattr(kernels_module, "_WORTH_LOADING_S", 0.0)
+    assert mean_of([Limbs.of([summand])], 2.0).tolist() == [1.5]
+    assert kernels_module._loading is not None
     assert kernels_module.kernels() is None
-    mean = mean_of([Limbs.of([Summand({"w": torch.tensor([1.5])}, 2.0)])], 2.0)
     ready.set()
     assert loaded_kernels() is kernels_module.kernels() is not None
-    assert mean.tolist() == [1.5]
+    assert mean_of([Limbs.of([summand])], 2.0).tolist() == [1.5]
 
 
 def test_there_are_no_loops_without_numba(unloaded: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
