@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 from rayfl.data.root import data_root
 from rayfl.errors import RayflError
-from rayfl.kernels import loaded_kernels
 from rayfl.storage import Storage
 
 Verdict = Literal["ok", "warning", "wrong"]
@@ -62,7 +61,6 @@ def examine(address: str | None, storage: str) -> list[Finding]:
     checks: list[Callable[[], Finding]] = [
         check_python,
         check_torch,
-        check_numba,
         check_gpus,
         check_shared_memory,
         lambda: check_limit("open files", resource.RLIMIT_NOFILE, _OPEN_FILES, "ulimit -n 65536"),
@@ -107,14 +105,6 @@ def check_torch() -> Finding:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return Finding(what, "wrong", f"do not work together: {reason}", "install both from one index, in one command")
     return Finding(what, "ok", found)
-
-
-def check_numba() -> Finding:
-    """Whether there are compiled loops; PyTorch does without, slower."""
-    what = "compiled loops (Numba)"
-    if loaded_kernels() is None:
-        return Finding(what, "warning", "none: exact sums take several times as long", "pip install numba")
-    return Finding(what, "ok", version("numba"))
 
 
 def check_gpus() -> Finding:

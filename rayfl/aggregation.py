@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.fixed_point import CARRY_EVERY, HIGH_LIMIT
-from rayfl.kernels import HIGH_BITS
+from rayfl.fixed_point import CARRY_EVERY, HIGH_BITS, HIGH_LIMIT
 from rayfl.limbs import Limbs, Summand, mean_of
 from rayfl.params import Tree, copy, from_leaves, from_numpy, leaves, map_leaves, num_bytes, to_numpy
 

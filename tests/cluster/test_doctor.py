@@ -42,14 +42,6 @@ def test_torch_and_torchvision_that_do_not_match(monkeypatch: pytest.MonkeyPatch
     assert doctor.check_torch().verdict == "wrong"
 
 
-def test_loops_that_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.check_numba().verdict == "ok"
-    monkeypatch.setattr(doctor, "loaded_kernels", lambda: None)
-    finding = doctor.check_numba()
-    assert finding.verdict == "warning"
-    assert "pip install numba" in finding.fix
-
-
 def test_too_little_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = types.SimpleNamespace(total=64 * 2**20)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: usage)

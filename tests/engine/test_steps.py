@@ -18,12 +18,11 @@ from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.fedprox import FedProx
 from algorithms.floco_plus import FlocoPlus
-from rayfl import closed_form, objectives
+from rayfl import objectives
 from rayfl.data.federated import InputSpec
 from rayfl.engine import fused, looped, steps
 from rayfl.engine.looped import _GATHERED_BYTES, _stretches
 from rayfl.engine.requests import ParameterGroup
-from rayfl.kernels import loaded_kernels
 from rayfl.models.perceptron import TwoNN
 from rayfl.models.zoo import TwoCNN
 from rayfl.objectives import Declared, Pull, declared_by, is_loss_of_the_task, loss_of_the_task
@@ -87,15 +86,11 @@ class Near:
         return task.loss(model, batch) + self.factor * (squared_distance(model, frozen["anchor"]) / 2)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("exact", [True, False], ids=["fused", "operation by operation"])
 @pytest.mark.parametrize("factor", [1.0, 0.3, 1e-4])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_pull_is_that_of_autograd(
-    options: str, factor: float, exact: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pull_is_that_of_autograd(options: str, factor: float, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "is_exact", lambda dtype, device: exact and fused.is_exact(dtype, device))
-    monkeypatch.setattr(closed_form, "kernels", loaded_kernels if compiled else lambda: None)
     task = Classification(TwoNN(hidden=(37, 6)).network(SPEC))
     start, anchor = task.network.initialize(3), task.network.initialize(4)
     trained = [
