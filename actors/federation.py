@@ -71,7 +71,7 @@ class Federation:
 
     @property
     def lookups(self) -> Lookups:
-        """How often hosts found clients' states and samples in memory, since the beginning."""
+        """How often hosts found clients' states and samples in memory in this round."""
         return self._hosts.lookups
 
     @property
@@ -102,7 +102,7 @@ class Federation:
         self._context = replace(self._context, round=round, final=False)
         self._trained_splits = tuple(trained_splits)
         self._attendance = Attendance(round, cohort, absent or {})
-        self._hosts.waited_s = 0.0
+        self._hosts.waited_s, self._hosts.lookups = 0.0, Lookups()
         self._hosts.grow()
         self._begin_attempt()
 

@@ -61,7 +61,6 @@ class ClientHost:
         self._examples: dict[int, Mapping[str, Examples]] = {}
         self._recent = LeastRecentlyUsed[int](data_memory, self._unload)
         self._loads = Lookups()
-        self._told = Lookups()
         self._public: torch.Tensor | None = None
         self._official = official
         self._norm = PrivateNorm(engine.task.network, context.train.private_norm, context.streams)
@@ -90,8 +89,8 @@ class ClientHost:
         for start in range(0, len(job.clients), width):
             self._run_together(job, job.clients[start : start + width], common, result)
         result.stateful = [client for client in job.clients if self.states.holds(client)]
-        lookups = self._loads + self.states.lookups
-        result.lookups, self._told = lookups - self._told, lookups
+        result.lookups = self._loads + self.states.lookups
+        self._loads, self.states.lookups = Lookups(), Lookups()
         return result
 
     def _run_together(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> None:
@@ -214,11 +213,11 @@ class ClientHost:
         if device.type != "cpu":
             state = map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, state)
         context = replace(self._context, round=job.round, final=job.final)
+        self._loads.note(id in self._examples)
         return Client(id, state, self._load(id), self.engine.task, context, device, self._load_public)
 
     def _load(self, client: int) -> Mapping[str, Examples]:
         """The client's samples on the device; loaded when they are not there (any more)."""
-        self._loads.note(client in self._examples)
         if client not in self._examples:
             device = self.engine.device
             parts = self._dataset.load(client) if client < self._dataset.num_clients else self._load_all()

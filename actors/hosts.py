@@ -30,8 +30,8 @@ class Hosts:
 
     Attributes:
         committed: the file of a client's state in the last commit.
-        waited_s: seconds spent waiting for results.
-        lookups: how often clients' states and samples were in the hosts' memory.
+        waited_s: seconds spent waiting for results, until it is set back.
+        lookups: how often clients' states and samples were in the hosts' memory; the same.
     """
 
     def __init__(self, pool: HostPool, pinned: bool, deadline_s: float | None) -> None:

@@ -46,9 +46,6 @@ class Lookups:
     def __add__(self, other: Lookups) -> Lookups:
         return Lookups(self.hits + other.hits, self.misses + other.misses)
 
-    def __sub__(self, other: Lookups) -> Lookups:
-        return Lookups(self.hits - other.hits, self.misses - other.misses)
-
 
 class LeastRecentlyUsed(Generic[Key]):
     """Keeps count of bytes and says what has to go.

@@ -21,13 +21,12 @@ class Gauges(Callback):
     Args:
         run: the run's name.
         state_bytes: size of the client states in the last commit, in bytes.
-        lookups: hits and misses since the beginning.
+        lookups: hits and misses of the last round.
     """
 
     def __init__(self, run: str, state_bytes: Callable[[], int], lookups: Callable[[], Lookups]) -> None:
         self._state_bytes = state_bytes
         self._lookups = lookups
-        self._told = Lookups()
         self._round = _gauge("rayfl_round", "completed rounds", run)
         self._rounds = _gauge("rayfl_rounds", "rounds the run will have", run)
         self._speed = _gauge("rayfl_clients_per_second", "clients trained per second in the last round", run)
@@ -43,9 +42,8 @@ class Gauges(Callback):
         self._round.set(rounds_completed)
         self._speed.set(len(cohort) / seconds)
         lookups = self._lookups()
-        last, self._told = lookups - self._told, lookups
-        self._hits.set(last.hits)
-        self._misses.set(last.misses)
+        self._hits.set(lookups.hits)
+        self._misses.set(lookups.misses)
 
     def on_commit(self, rounds_completed: int) -> None:
         self._bytes.set(self._state_bytes())

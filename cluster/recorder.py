@@ -143,6 +143,11 @@ class Recorder:
             self._publish(self.manifest)
 
     @property
+    def state_bytes(self) -> int:
+        """Size of the files that hold the client states of the last commit."""
+        return 0 if self.manifest is None else self.manifest.state_bytes
+
+    @property
     def committed(self) -> dict[str, int]:
         """By table, how many rows are on storage; only while no commit is under way."""
         return {name: table.rows for name, table in self._tables.items()}

@@ -155,8 +155,7 @@ def _tracking(parts: Parts, recorder: Recorder, federation: Federation) -> list[
     if config.tracking.mlflow.enabled:
         listeners.append(Mlflow(config.tracking.mlflow, parts.storage))
     if config.cluster.backend == "ray":
-        state_bytes = lambda: recorder.manifest.state_bytes if recorder.manifest else 0  # noqa: E731
-        listeners.append(Gauges(config.run_name, state_bytes, lambda: federation.lookups))
+        listeners.append(Gauges(config.run_name, lambda: recorder.state_bytes, lambda: federation.lookups))
     return listeners
 
 

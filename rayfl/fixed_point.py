@@ -29,9 +29,9 @@ BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 _CHUNK = 8192
 
 
-def stretches(vector: Vector) -> Iterator[slice]:
+def stretches(vector: Tensor) -> Iterator[slice]:
     """Cuts a vector; accelerators lose more to the launches than they win by the cache."""
-    size = _CHUNK if isinstance(vector, np.ndarray) or vector.device.type == "cpu" else max(1, len(vector))
+    size = _CHUNK if vector.device.type == "cpu" else max(1, len(vector))
     for start in range(0, len(vector), size):
         yield slice(start, min(start + size, len(vector)))
 

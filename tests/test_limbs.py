@@ -29,6 +29,7 @@ def test_accelerators_have_the_bits_of_cpus(
     before, found = values.clone(), []
     for device in ("cpu", "elsewhere"):
         high, low = (Elsewhere.of(torch.zeros(len(values), dtype=torch.int64), device) for _ in range(2))
+        assert high.device.type == low.device.type == device
         for _ in range(times):
             fixed_point.add_products(values, weight, high, low)
             fixed_point.add_products(-values / 7, weight, high, low)
