@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.fixed_point import CARRY_EVERY, HIGH_BITS, HIGH_LIMIT
+from rayfl.fixed_point import CARRY_EVERY, CPU, HIGH_BITS, HIGH_LIMIT
 from rayfl.limbs import Limbs, Summand, mean_of
 from rayfl.params import Tree, copy, from_leaves, from_numpy, leaves, map_leaves, num_bytes, to_numpy
 
@@ -104,7 +104,7 @@ class ExactSum:
         template, largest = _inspect(contribution.tree)
         bound = _bound(largest, contribution.weight)
         self._admit(template, bound, 1)
-        self.waiting.append(Summand(_kept(contribution.tree), contribution.weight))
+        self.waiting.append(Summand(_kept(contribution.tree), contribution.weight, bound))
         self._count(1, _exactly(contribution.weight), bound, 1)
 
     def merge(self, other: ExactSum) -> None:
@@ -148,14 +148,14 @@ class ExactSum:
             self._join()
         state = dict(self.__dict__)
         state["waiting"] = [replace(one, tree=to_numpy(one.tree)) for one in self.waiting]
-        state["limbs"] = None if self.limbs is None else to_numpy(vars(self.limbs))
+        state["limbs"] = None if self.limbs is None else self.limbs.on(CPU)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """What comes out of the object store is read-only: of trees there are copies, sums are read where they lie."""
         self.__dict__.update(state)
         self.waiting = [replace(one, tree=from_numpy(one.tree)) for one in state["waiting"]]
-        self.limbs, self.received = None, [] if state["limbs"] is None else [Limbs(**state["limbs"])]
+        self.limbs, self.received = None, [] if state["limbs"] is None else [state["limbs"]]
 
     def _admit(self, template: dict[str, Form], bound: int, contributions: int) -> None:
         """Makes room for further contributions; refuses these before anything changes."""
@@ -191,7 +191,7 @@ class ExactSum:
         """Everything in one sum."""
         self._settle()
         if self.limbs is None:
-            self.limbs = Limbs.copied(self.received.pop())
+            self.limbs = self.received.pop().on(CPU, copy=True)
         self.limbs.merge(self.received)
         self.received = []
         return self.limbs

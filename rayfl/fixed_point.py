@@ -1,19 +1,21 @@
 """Fixed point: products as two integers in units of 2^-20 and 2^-72, and sums of such integers.
 
 A product ``weight * value`` is formed in float64 (exact for float32 values and sample counts below 2^29), then split.
-On CPUs NumPy does it, which takes a fraction of PyTorch's time to round, convert, add or compare integers, and to find
-a true one; on accelerators PyTorch, with the same bits.
+On CPUs vectors are NumPy's, which takes a fraction of PyTorch's time to round, add or compare integers, and to find a
+true one; on accelerators they are tensors, with the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Vector = Tensor | np.ndarray
+Vector: TypeAlias = Any
+"""An array on CPUs, a tensor on accelerators; one-dimensional."""
 
 HIGH_BITS = 20
 LOW_BITS = 72
@@ -23,101 +25,132 @@ _HALF = 1 << (_CARRY_BITS - 1)
 # |low| <= 2^51 per contribution: after this many the carry moves up, long before an int64 can overflow.
 CARRY_EVERY = 1024
 HIGH_LIMIT = 2**63
+NARROW = 2**51
+# Numbers of up to 2^51 units of 1, and of 2^-52, round to these units when one adds such a number.
+_ROUNDS_HIGH, _ROUNDS_LOW = 1.5 * 2.0**52, 1.5
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+CPU = torch.device("cpu")
 
 # Elements worked on at a time, so that intermediate values stay in the cache.
 _CHUNK = 8192
 
 
-def stretches(vector: Tensor) -> Iterator[slice]:
+def device_of(vector: Vector) -> torch.device:
+    """Where it lies."""
+    return vector.device if isinstance(vector, Tensor) else CPU
+
+
+def vector_of(tensor: Tensor) -> Vector:
+    """The same memory as a vector."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor
+
+
+def copied(vector: Vector, device: torch.device) -> Vector:
+    """A copy on ``device``, which may be written to."""
+    if device.type == "cpu":
+        return np.array(vector if isinstance(vector, np.ndarray) else vector.cpu())
+    return vector.to(device, copy=True) if isinstance(vector, Tensor) else torch.tensor(vector, device=device)
+
+
+def zeros(size: int, device: torch.device) -> Vector:
+    """Integers to add to."""
+    return vector_of(torch.zeros(size, dtype=torch.int64, device=device))
+
+
+def stretches(vector: Vector) -> Iterator[slice]:
     """Cuts a vector; accelerators lose more to the launches than they win by the cache."""
-    size = _CHUNK if vector.device.type == "cpu" else max(1, len(vector))
+    size = _CHUNK if isinstance(vector, np.ndarray) else max(1, len(vector))
     for start in range(0, len(vector), size):
         yield slice(start, min(start + size, len(vector)))
 
 
-def add_products(values: Tensor, weight: float, high: Tensor, low: Tensor) -> None:
-    """Adds ``weight * values`` to the two integers of each element, in place.
+def add_products(products: Sequence[tuple[Vector, float]], high: Vector, low: Vector, narrow: bool) -> None:
+    """Adds ``weight * values`` of all products to the two integers of each element, in place.
 
     Args:
-        values: float32 or float64, shape (n,).
-        weight: a factor.
+        products: values, float32 or float64, shape (n,), and their weight.
         high: units of 2^-20, int64, shape (n,).
         low: units of 2^-72, int64, shape (n,).
+        narrow: whether no product exceeds :data:`NARROW` units of 2^-20; the sums are the same, formed faster.
     """
-    factor = weight * 2.0**HIGH_BITS
-    if high.device.type == "cpu":
-        _add_arrays(values.numpy(), factor, high.numpy(), low.numpy())
-        return
-    fine = values.double() * factor
-    coarse = fine.round()
-    high.add_(coarse.long())
-    low.add_(fine.sub_(coarse).mul_(_CARRY).round_().long())
+    factors = [(values, weight * 2.0**HIGH_BITS) for values, weight in products]
+    add = _add_tensors if isinstance(high, Tensor) else _add_narrow if narrow else _add_wide
+    for here in stretches(high):
+        add([(values[here], factor) for values, factor in factors], high[here], low[here])
 
 
-def _add_arrays(values: np.ndarray, factor: float, high: np.ndarray, low: np.ndarray) -> None:
-    fine = np.multiply(values, factor, dtype=np.float64)
-    coarse = np.rint(fine)
-    np.add(high, coarse.astype(np.int64), out=high)
-    np.subtract(fine, coarse, out=fine)
-    np.multiply(fine, _CARRY, out=fine)
-    np.rint(fine, out=fine)
-    np.add(low, fine.astype(np.int64), out=low)
+def _add_tensors(products: Sequence[tuple[Tensor, float]], high: Tensor, low: Tensor) -> None:
+    for values, factor in products:
+        fine = values.double() * factor
+        coarse = fine.round()
+        high.add_(coarse.long())
+        low.add_(fine.sub_(coarse).mul_(_CARRY).round_().long())
 
 
-def carry(high: Tensor, low: Tensor) -> None:
+def _add_wide(products: Sequence[tuple[np.ndarray, float]], high: np.ndarray, low: np.ndarray) -> None:
+    for values, factor in products:
+        fine = np.multiply(values, factor, dtype=np.float64)
+        coarse = np.rint(fine)
+        np.add(high, coarse.astype(np.int64), out=high)
+        np.subtract(fine, coarse, out=fine)
+        np.multiply(fine, _CARRY, out=fine)
+        np.rint(fine, out=fine)
+        np.add(low, fine.astype(np.int64), out=low)
+
+
+def _add_narrow(products: Sequence[tuple[np.ndarray, float]], high: np.ndarray, low: np.ndarray) -> None:
+    """The same without a conversion: after an addition that rounds to units, a float64 counts them in its last bits."""
+    fine, coarse = np.empty(len(high)), np.empty(len(high))
+    for values, factor in products:
+        np.multiply(values, factor, out=fine, dtype=np.float64)
+        np.add(fine, _ROUNDS_HIGH, out=coarse)
+        np.add(high, coarse.view(np.int64), out=high)
+        np.subtract(coarse, _ROUNDS_HIGH, out=coarse)
+        np.subtract(fine, coarse, out=fine)
+        np.add(fine, _ROUNDS_LOW, out=fine)
+        np.add(low, fine.view(np.int64), out=low)
+    np.subtract(high, _bits_of(_ROUNDS_HIGH, len(products)), out=high)
+    np.subtract(low, _bits_of(_ROUNDS_LOW, len(products)), out=low)
+
+
+def _bits_of(number: float, times: int) -> np.int64:
+    """The bits of a float64 as an integer, so many times, as integers of 64 bits wrap around."""
+    bits = times * int(np.float64(number).view(np.int64))
+    return np.int64((bits + 2**63) % 2**64 - 2**63)
+
+
+def carry(high: Vector, low: Vector) -> None:
     """Moves what exceeds half a unit of ``high`` out of ``low``, in place; the two are then unique."""
-    if high.device.type == "cpu":
-        _carry_arrays(high.numpy(), low.numpy())
-        return
-    excess = torch.add(low, _HALF).bitwise_right_shift_(_CARRY_BITS)
-    high.add_(excess)
-    low.sub_(excess.bitwise_left_shift_(_CARRY_BITS))
-
-
-def _carry_arrays(high: np.ndarray, low: np.ndarray) -> None:
     excess = low + _HALF
-    np.right_shift(excess, _CARRY_BITS, out=excess)
-    np.add(high, excess, out=high)
-    np.left_shift(excess, _CARRY_BITS, out=excess)
-    np.subtract(low, excess, out=low)
+    excess >>= _CARRY_BITS
+    high += excess
+    excess <<= _CARRY_BITS
+    low -= excess
 
 
-def mean_into(mean: Tensor, high: Tensor, low: Tensor, weight: float) -> None:
+def mean_into(mean: Vector, high: Vector, low: Vector, weight: float) -> None:
     """Writes sums over ``weight``, as of unique integers, to a vector of float64; ``high`` and ``low`` change."""
     carry(high, low)
-    mean.copy_(high).mul_(2.0**-HIGH_BITS).add_(low.double().mul_(2.0**-LOW_BITS)).div_(weight)
+    if isinstance(mean, Tensor):
+        # A number would be turned into its reciprocal on some accelerators.
+        mean.copy_(high).mul_(2.0**-HIGH_BITS).add_(low.double().mul_(2.0**-LOW_BITS)).div_(mean.new_tensor(weight))
+        return
+    np.multiply(high, 2.0**-HIGH_BITS, out=mean)
+    np.add(mean, low * 2.0**-LOW_BITS, out=mean)
+    np.divide(mean, weight, out=mean)
 
 
-def fresh(vector: Vector | None) -> Tensor | None:
-    """A copy as a tensor."""
-    if vector is None:
-        return None
-    return vector.clone() if isinstance(vector, Tensor) else torch.tensor(vector)
-
-
-def piece(vector: Vector | None, here: slice, device: torch.device) -> Tensor:
-    """Some elements as a tensor on ``device``; of a read-only array a copy."""
-    assert vector is not None
-    return vector[here].to(device) if isinstance(vector, Tensor) else torch.tensor(vector[here], device=device)
-
-
-def add_integers(total: Tensor, integers: Vector) -> None:
-    """Adds in place."""
-    if total.device.type == "cpu":
-        array = integers.numpy() if isinstance(integers, Tensor) else integers
-        np.add(total.numpy(), array, out=total.numpy())
-    else:
-        total.add_(torch.as_tensor(integers, device=total.device))
-
-
-def same(one: Tensor, other: Tensor) -> Tensor:
+def same(one: Vector, other: Vector) -> Vector:
     """Where two vectors agree to the bit, in the type of the first."""
-    bits = BITS[one.dtype]
-    one, other = one.view(bits), other.to(one.dtype).view(bits)
-    return torch.from_numpy(one.numpy() == other.numpy()) if one.device.type == "cpu" else one == other
+    if isinstance(one, Tensor):
+        return one.view(BITS[one.dtype]) == other.to(one.dtype).view(BITS[one.dtype])
+    bits = f"i{one.dtype.itemsize}"
+    return one.view(bits) == np.asarray(other, one.dtype).view(bits)
 
 
-def any_true(mask: Tensor) -> bool:
-    """Whether a mask is anywhere true."""
-    return bool(mask.numpy().any() if mask.device.type == "cpu" else mask.any())
+def put(target: Vector, values: Vector, mask: Vector) -> None:
+    """Writes ``values`` where ``mask`` is true."""
+    if isinstance(target, Tensor):
+        torch.where(mask, values.to(target.dtype), target, out=target)
+    else:
+        np.copyto(target, values, where=mask)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from types import SimpleNamespace
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from rayfl import aggregation, fixed_point
 from rayfl.aggregation import ExactSum, Weighted
+from rayfl.fixed_point import CPU, HIGH_BITS, NARROW, vector_of, zeros
 from rayfl.limbs import Limbs, Summand, mean_of
 
 
@@ -27,30 +27,32 @@ def test_accelerators_have_the_bits_of_cpus(
 ) -> None:
     values = torch.tensor(numbers, dtype=dtype) / 3
     before, found = values.clone(), []
-    for device in ("cpu", "elsewhere"):
-        high, low = (Elsewhere.of(torch.zeros(len(values), dtype=torch.int64), device) for _ in range(2))
-        assert high.device.type == low.device.type == device
+    products = [(values, weight), (-values / 7, weight)]
+    fits = float(values.abs().max()) * weight * 2**HIGH_BITS < NARROW
+    for on_cpu, narrow in ((True, False), (False, False), (True, fits)):
+        form = vector_of if on_cpu else torch.Tensor.clone
+        high, low, mean = (form(torch.zeros(len(values), dtype=kind)) for kind in (torch.int64, torch.int64, float))
         for _ in range(times):
-            fixed_point.add_products(values, weight, high, low)
-            fixed_point.add_products(-values / 7, weight, high, low)
-        mean = torch.empty(len(values), dtype=torch.float64)
+            fixed_point.add_products([(form(one), weight) for one, _ in products], high, low, narrow)
+        sums = torch.as_tensor(high).clone(), torch.as_tensor(low).clone()
         fixed_point.mean_into(mean, high, low, 5 * weight)
-        found.append((torch.Tensor(high).clone(), torch.Tensor(low).clone(), mean))
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+        found.append((*sums, *map(torch.as_tensor, (high, low, mean))))
+    for one, *others in zip(*found, strict=True):
+        assert all(torch.equal(one, other) for other in others)
     assert torch.equal(values, before)
 
 
-class Elsewhere(torch.Tensor):
-    """A tensor that says that it is not on the CPU."""
-
-    @staticmethod
-    def of(tensor: torch.Tensor, device: str) -> torch.Tensor:
-        return tensor if device == "cpu" else tensor.as_subclass(Elsewhere)
-
-    @property
-    def device(self) -> Any:
-        return SimpleNamespace(type="elsewhere")
+@given(st.lists(st.floats(-(2.0**31), 2.0**31), min_size=1, max_size=9), st.integers(1, 5))
+def test_narrow_products_have_the_bits_of_wide_ones(numbers: list[float], times: int) -> None:
+    halves = [0.5 * 2.0**-HIGH_BITS, 1.5 * 2.0**-HIGH_BITS, 2.0**-73, -(2.0**-73), 3 * 2.0**-73, -0.0, 5e-324]
+    values = np.array([*numbers, *halves])
+    found = []
+    for narrow in (True, False):
+        high, low = (zeros(len(values), CPU) for _ in range(2))
+        fixed_point.add_products([(values, 1.0)] * times, high, low, narrow)
+        found.append((high, low))
+    for one, other in zip(*found, strict=True):
+        assert np.array_equal(one, other)
 
 
 def test_small_and_large_values_in_one_sum() -> None:
@@ -62,12 +64,12 @@ def test_small_and_large_values_in_one_sum() -> None:
     assert torch.equal(mean["w"].double(), ((2 * small["w"].double() + large["w"].double()) / 3).float().double())
 
 
-def arrays(limbs: Limbs) -> Limbs:
-    """As they come from another process: NumPy arrays that cannot be written to."""
-    found = {name: value.numpy().copy() for name, value in vars(limbs).items() if isinstance(value, torch.Tensor)}
-    for array in found.values():
+def received(limbs: Limbs) -> Limbs:
+    """As they come from another process: arrays that cannot be written to."""
+    found = limbs.on(CPU, copy=True)
+    for array in (found.high, found.low, *(found.common or ())):
         array.flags.writeable = False
-    return Limbs(**{**vars(limbs), **found})
+    return found
 
 
 @pytest.mark.parametrize("size", [3, 70_000])
@@ -76,15 +78,15 @@ def test_sums_of_other_processes_are_read_where_they_lie(size: int) -> None:
     trees = [{"w": torch.randn(size, generator=generator)} for _ in range(6)]
     for tree in trees:
         tree["w"][0] = 0.1  # what all have in common stays to the bit
-    parts = [Limbs.of([Summand(tree, 3) for tree in trees[i : i + 2]]) for i in (0, 2, 4)]
-    merged = Limbs.copied(arrays(parts[0]))
-    merged.merge([arrays(part) for part in parts[1:]])
-    expected = mean_of([Limbs.of([Summand(tree, 3) for tree in trees])], 18.0)
-    for found in ([merged], parts, [arrays(part) for part in parts], [parts[0], arrays(parts[1]), parts[2]]):
+    parts = [Limbs.of([Summand(tree, 3, NARROW) for tree in trees[i : i + 2]]) for i in (0, 2, 4)]
+    merged = received(parts[0]).on(CPU, copy=True)
+    merged.merge([received(part) for part in parts[1:]])
+    expected = mean_of([Limbs.of([Summand(tree, 3, NARROW) for tree in trees])], 18.0)
+    for found in ([merged], parts, [received(part) for part in parts], [parts[0], received(parts[1]), parts[2]]):
         assert torch.equal(mean_of(found, 18.0), expected)
     assert expected[0] == torch.tensor(0.1).double()
     with pytest.raises(AssertionError, match="another process"):
-        arrays(parts[0]).add([Summand(trees[0], 3)])
+        received(parts[0]).add([Summand(trees[0], 3, NARROW)])
 
 
 def test_what_is_waiting_and_what_was_received_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
