@@ -165,6 +165,19 @@ def _weight(coefficient: float | Tensor, like: Tensor) -> float | Tensor:
     return coefficient.to(like.dtype) if isinstance(coefficient, Tensor) else coefficient
 
 
+def _zeros(size: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """A vector of zeros that starts where a fresh tensor would.
+
+    On CPUs its memory is malloc's. PyTorch's comes from posix_memalign, for which glibc before 2.38 uses no freed block
+    of just the size that is asked for: vectors of one size would always be in new pages.
+    """
+    if torch.device(device).type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    room = np.zeros(size * dtype.itemsize + ALIGNMENT_BYTES, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT_BYTES
+    return torch.from_numpy(room[start : start + size * dtype.itemsize]).view(dtype)
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where each leaf of a tree of equal-typed tensors lies in one flat buffer.
@@ -221,7 +234,7 @@ class Layout:
 
     def pack(self, tree: Mapping[str, Any], device: torch.device | str) -> Tensor:
         """A fresh flat buffer on ``device`` holding a copy of ``tree``."""
-        flat = torch.zeros(self.size, dtype=self.dtype, device=device)
+        flat = _zeros(self.size, self.dtype, device)
         for (_, view), (_, leaf) in zip(leaves(self.views(flat)), leaves(tree), strict=True):
             view.copy_(leaf)
         return flat

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from operator import is_
 
 import torch
@@ -77,7 +78,7 @@ class FusedSGD:
 
 
 class _Part:
-    """The tensors under one rule: first those that need no padding, then copies of the gradients of the others."""
+    """The tensors under one rule."""
 
     def __init__(
         self,
@@ -88,6 +89,67 @@ class _Part:
         parameters: Tensor,
         velocity: Tensor | None,
     ) -> None:
+        self._rule, self._members, self._layout, self._paths = rule, members, layout, paths
+        self._parameters, self._velocity = parameters, velocity if rule.momentum else None
+        self._settled: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+
+    def settle(self, gradients: Tensor) -> None:
+        """Prepares for gradients that lie in a flat buffer as the parameters do, zeros in the padding."""
+        whole = list(self._paths) == list(self._layout.paths)
+
+        def split(flat: Tensor) -> list[Tensor]:
+            padded = {} if whole else self._layout.padded(flat)
+            return [flat] if whole else [padded[path] for path in self._paths]
+
+        velocity = [] if self._velocity is None else split(self._velocity)
+        self._settled = split(self._parameters), split(gradients), velocity
+
+    def step_settled(self) -> None:
+        """One step along what lies in the buffer."""
+        fused_step(self._rule, *self._settled)
+        self._keep_bounds(self._settled[0])
+
+    @cached_property
+    def _unsettled(self) -> _Unsettled:
+        return _Unsettled.of(self._layout, self._members, self._paths, self._parameters, self._velocity)
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """One step on this part of all gradients."""
+        lists = self._unsettled
+        fused_step(self._rule, lists.parameters, lists.ready(gradients), lists.velocity)
+        self._keep_bounds(lists.parameters)
+
+    def _keep_bounds(self, parameters: Sequence[Tensor]) -> None:
+        if self._rule.bounds is not None:
+            for parameter in parameters:
+                parameter.clamp_(*self._rule.bounds)
+
+
+@dataclass(frozen=True)
+class _Unsettled:
+    """What steps along gradients that lie anywhere need: first tensors without padding, then the others with it.
+
+    Attributes:
+        parameters: views of the buffer.
+        velocity: the same of that of momentum.
+        whole: places of the tensors without padding.
+        ragged: those of the others.
+        copies: room for their gradients, zeros in the padding.
+        places: views of it with the gradients' shapes.
+    """
+
+    parameters: list[Tensor]
+    velocity: list[Tensor]
+    whole: list[int]
+    ragged: list[int]
+    copies: list[Tensor]
+    places: list[Tensor]
+
+    @staticmethod
+    def of(
+        layout: Layout, members: Sequence[int], paths: Sequence[str], parameters: Tensor, velocity: Tensor | None
+    ) -> _Unsettled:
+        """For the tensors of a buffer at ``paths``, which ``members`` counts."""
         shapes = dict(zip(layout.paths, layout.shapes, strict=True))
         padded = layout.padded(parameters)
         places = list(zip(members, paths, strict=True))
@@ -98,48 +160,21 @@ class _Part:
             own = layout.padded(flat)
             return [own[path].view(shapes[path]) for _, path in whole] + [own[path] for _, path in ragged]
 
-        self._rule = rule
-        self._flat = list(paths) == list(layout.paths)
-        self._settled: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
-        self._layout, self._paths, self._buffers = layout, paths, (parameters, velocity)
-        self._whole = [i for i, _ in whole]
-        self._ragged = [i for i, _ in ragged]
-        self._parameters = views(parameters)
-        self._velocity = views(velocity) if rule.momentum and velocity is not None else []
-        self._copies = [torch.zeros_like(padded[path]) for _, path in ragged]
-        self._places = [
-            copy[: shapes[path].numel()].view(shapes[path])
-            for copy, (_, path) in zip(self._copies, ragged, strict=True)
-        ]
+        copies = [torch.zeros_like(padded[path]) for _, path in ragged]
+        return _Unsettled(
+            views(parameters),
+            [] if velocity is None else views(velocity),
+            [i for i, _ in whole],
+            [i for i, _ in ragged],
+            copies,
+            [copy[: shapes[path].numel()].view(shapes[path]) for copy, (_, path) in zip(copies, ragged, strict=True)],
+        )
 
-    def settle(self, gradients: Tensor) -> None:
-        """Prepares for gradients that lie in a flat buffer as the parameters do, zeros in the padding."""
-        parameters, velocity = self._buffers
-        velocity = velocity if self._rule.momentum else None
-
-        def split(flat: Tensor) -> list[Tensor]:
-            padded = self._layout.padded(flat)
-            return [flat] if self._flat else [padded[path] for path in self._paths]
-
-        self._settled = split(parameters), split(gradients), [] if velocity is None else split(velocity)
-
-    def step_settled(self) -> None:
-        """One step along what lies in the buffer."""
-        fused_step(self._rule, *self._settled)
-        self._keep_bounds()
-
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        """One step on this part of all gradients."""
-        if self._ragged:
-            torch._foreach_copy_(self._places, [gradients[i] for i in self._ragged])
-        ready = [gradients[i].contiguous() for i in self._whole] + self._copies
-        fused_step(self._rule, self._parameters, ready, self._velocity)
-        self._keep_bounds()
-
-    def _keep_bounds(self) -> None:
-        if self._rule.bounds is not None:
-            for parameter in self._parameters:
-                parameter.clamp_(*self._rule.bounds)
+    def ready(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients as the fused step takes them."""
+        if self.ragged:
+            torch._foreach_copy_(self.places, [gradients[i] for i in self.ragged])
+        return [gradients[i].contiguous() for i in self.whole] + self.copies
 
 
 def fused_step(

@@ -102,7 +102,7 @@ def _stretches(bounds: Sequence[int], row: int) -> Iterator[tuple[int, int]]:
 def _begin_velocity(request: TrainRequest, layout: Layout, velocity: Tensor) -> None:
     """Sets the momentum buffers before the first step: those the request brings, zeros for the rest."""
     velocity.zero_()
-    buffers = dict(leaves(layout.views(velocity)))
+    buffers = dict(leaves(layout.views(velocity))) if request.velocity else {}
     for path, kept in (request.velocity or {}).items():
         buffers[path].copy_(kept)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -46,12 +46,12 @@ class Moved:
     velocity: Tensor | None
     workspace: Workspace
 
-    @property
+    @cached_property
     def values(self) -> list[Tensor]:
         """Views that autograd knows nothing of, so that they may be changed in place."""
         return self._views(self.flat)
 
-    @property
+    @cached_property
     def momentum(self) -> list[Tensor]:
         """The same of the momentum buffers."""
         return [] if self.velocity is None else self._views(self.velocity)
