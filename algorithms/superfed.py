@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -12,9 +13,10 @@ from torch import Tensor
 from algorithms.base import Averaging, setting
 from algorithms.cosine import squared_cosine
 from algorithms.mixture import mixed_weights, parameters
-from algorithms.proximity import penalty
+from algorithms.proximity import declared_form, penalty
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
+from rayfl.objectives import Declared, Mixture, declared_by
 from rayfl.params import Tree, interpolate
 from rayfl.tasks import Batch, Model, Predictor, Task
 
@@ -95,11 +97,26 @@ class SuPerFed(Averaging):
         client.publish(**_line(trained["federated"], trained["local"], client.task))
         return self.weighted(client, trained["federated"])
 
+    def _pulled(self) -> Declared | None:
+        plain = type(self)._proximity is SuPerFed._proximity and type(self).mix is SuPerFed.mix
+        return declared_form(self.proximal_form, self.proximal_weight) if plain else None
+
+    def _federated_form(self) -> Declared | None:
+        known = self._pulled()
+        return known and replace(known, model="federated")
+
+    @declared_by(_federated_form)
     def federated_objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """The first phase: w^f alone, near w^g."""
         loss: Tensor = task.loss(model["federated"], batch)
         return loss + self._proximity(model["federated"], frozen["received"], task)
 
+    def _form(self) -> Declared | None:
+        known = self._pulled()
+        groups = self._layers if self.mode == "lm" else None
+        return known and replace(known, mixture=Mixture("federated", "local", "coefficient", groups, self.nu))
+
+    @declared_by(_form)
     def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """The second phase: the mixed model's loss, and the two penalties."""
         federated, local = model["federated"], model["local"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ class Pull:
     """``factor / 2 ||theta - anchor||^2`` over all parameters.
 
     Attributes:
-        anchor: the entry of what the objective is given as ``frozen``, a tree that has all parameters that are trained.
+        anchor: the entry of what the objective is given as ``frozen``, a tree with all parameters of the model.
         factor: its gradient is ``factor (theta - anchor)``.
     """
 
@@ -26,14 +26,37 @@ class Pull:
 
 
 @dataclass(frozen=True)
-class Declared:
-    """An objective that is ``task.loss(trainable, batch)``, and a pull besides.
+class Mixture:
+    """``task.loss`` at ``(1 - c) start + c end`` with a drawn c, and ``orthogonality cos^2(start, end)``.
 
     Attributes:
-        pull: None for the loss alone.
+        start: an entry of what is trained, a model of the task's network.
+        end: another one.
+        coefficient: the entry of the draws with c, a scalar, or a vector with one number a group.
+        groups: which parameters share a number, given the task, by their names; None if all do.
+        orthogonality: the factor of the squared cosine of the angle between the two.
+    """
+
+    start: str
+    end: str
+    coefficient: str
+    groups: Callable[[Any], Sequence[Sequence[str]]] | None = None
+    orthogonality: float = 0.0
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An objective that is ``task.loss`` of a model, and a pull besides.
+
+    Attributes:
+        pull: of that model; with a mixture, of its start. None for the loss alone.
+        model: the entry of what is trained that is the model; None if all of it is.
+        mixture: what the model is instead, if it is made of two.
     """
 
     pull: Pull | None = None
+    model: str | None = None
+    mixture: Mixture | None = None
 
 
 def loss_of_the_task(objective: Objective) -> Objective:

@@ -204,24 +204,37 @@ def squared_distance(tape: Tape, left: Sequence[Tensor], right: Sequence[Tensor]
 def squared_cosine(tape: Tape, left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     """The squared cosine of the angle between two vectors; a scalar.
 
-    As a function of f its gradient is 2 p / (|f|^2 |l|^2) l - 2 q / |f|^2 f, with the product p and the squared cosine
-    q. Where the denominator is held at its floor it is a constant, and only the numerator has a gradient.
+    For its gradient see :func:`squared_cosine_factors`.
     """
     rows = [(torch.dot(a, b), torch.dot(a, a), torch.dot(b, b)) for a, b in _pieces(left, right)]
     product, left_norm, right_norm = (_total(column) for column in zip(*rows, strict=True))
     cosine = product * product / (left_norm * right_norm).clamp_min(_TINY)
-    p, first, second, q = (value.item() for value in (product, left_norm, right_norm, cosine))
+    cross, own_left, own_right = squared_cosine_factors(product.item(), left_norm.item(), right_norm.item())
 
     def pull(gradients: Gradients) -> None:
         upstream = _number(gradients)
-        cross = 2 * upstream * p / max(first * second, _TINY)
-        own = -2 * upstream * q if first * second > _TINY else 0.0
-        tape.add(left, cross, right)
-        tape.add(right, cross, left)
-        tape.add(left, own / max(first, _TINY), left)
-        tape.add(right, own / max(second, _TINY), right)
+        tape.add(left, upstream * cross, right)
+        tape.add(right, upstream * cross, left)
+        tape.add(left, upstream * own_left, left)
+        tape.add(right, upstream * own_right, right)
 
     return tape.cut([cosine], pull)[0]
+
+
+def squared_cosine_factors(product: float, left: float, right: float) -> tuple[float, float, float]:
+    """The gradients of the squared cosine q between f and l: those of l in f's and of f in l's, f in f's, l in l's.
+
+    As a function of f it is 2 p / (|f|^2 |l|^2) l - 2 q / |f|^2 f. Where the denominator is held at its floor it is a
+    constant, and only the numerator has a gradient.
+
+    Args:
+        product: p, of f and l.
+        left: |f|^2.
+        right: |l|^2.
+    """
+    norms = left * right
+    own = -2 * product * product / norms if norms > _TINY else 0.0
+    return 2 * product / max(norms, _TINY), own / max(left, _TINY), own / max(right, _TINY)
 
 
 def in_batches(*columns: Sequence[Tensor]) -> Iterator[list[list[Tensor]]]:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rayfl.engine.moved import Moved
 from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
 from rayfl.engine.sgd import SGD
-from rayfl.engine.steps import Kernel, Moved, step_of
+from rayfl.engine.steps import Kernel, step_of
 from rayfl.engine.workspace import Workspace
 from rayfl.params import ALIGNMENT_BYTES, Layout, Tree, from_leaves, leaves, map_leaves
 from rayfl.tasks import Batch, Task

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,60 +11,17 @@ from torch import Tensor
 
 from rayfl.closed_form import gradients_into, pulling
 from rayfl.engine.blocked import BlockedSGD
-from rayfl.engine.fused import FusedSGD, is_exact
+from rayfl.engine.mixing import can_mix, mixed_step
+from rayfl.engine.moved import Moved
 from rayfl.engine.requests import TrainRequest
-from rayfl.engine.sgd import SGD
-from rayfl.engine.workspace import Workspace
-from rayfl.objectives import Pull, declared
-from rayfl.params import Layout, Tree, from_leaves, leaves
+from rayfl.objectives import Declared, declared
+from rayfl.params import Tree, from_leaves, leaves
 from rayfl.tape import Tape, total
 from rayfl.tasks import Batch, Classification, Task
 
 Kernel = Literal["reference", "fast"]
 Step = Callable[[Batch, Any], None]
 """Takes a mini-batch and the step's draws, and moves the parameters."""
-
-
-@dataclass(frozen=True)
-class Moved:
-    """What a local update moves, and by which rule.
-
-    Attributes:
-        sgd: the rule.
-        layout: where the tensors lie in the buffers.
-        paths: which of them are moved, in the order in which ``sgd`` knows them.
-        flat: the parameters.
-        velocity: the momentum buffers; None where nothing has momentum.
-        workspace: memory for gradients.
-    """
-
-    sgd: SGD
-    layout: Layout
-    paths: Sequence[str]
-    flat: Tensor
-    velocity: Tensor | None
-    workspace: Workspace
-
-    @cached_property
-    def values(self) -> list[Tensor]:
-        """Views that autograd knows nothing of, so that they may be changed in place."""
-        return self._views(self.flat)
-
-    @cached_property
-    def momentum(self) -> list[Tensor]:
-        """The same of the momentum buffers."""
-        return [] if self.velocity is None else self._views(self.velocity)
-
-    def _views(self, flat: Tensor) -> list[Tensor]:
-        found = dict(leaves(self.layout.views(flat)))
-        return [found[path] for path in self.paths]
-
-    def rule(self) -> tuple[Callable[[list[Tensor]], None], Callable[[], list[Tensor]] | None]:
-        """What a step does with the gradients, and where it would best find them; the bits are the same everywhere."""
-        if is_exact(self.layout.dtype, self.flat.device):
-            fused = FusedSGD(self.sgd, self.layout, self.paths, self.flat, self.velocity, self.workspace)
-            return fused.step, lambda: fused.room
-        return partial(self.sgd.step, self.values, velocity=self.momentum), None
 
 
 def step_of(request: TrainRequest, task: Task, model: Tree, moved: Moved, kernel: Kernel) -> Step:
@@ -79,8 +35,11 @@ def step_of(request: TrainRequest, task: Task, model: Tree, moved: Moved, kernel
         kernel: ``reference`` leaves all gradients to autograd, ``fast`` those of penalties and mixtures to a tape.
     """
     known = declared(request.objective)
-    if known is not None and isinstance(task, Classification) and task.chain(model) is not None:
-        return _closed_form(task, moved, known.pull, request.frozen)
+    if known is not None and isinstance(task, Classification):
+        if known.mixture is None and task.chain(model if known.model is None else model[known.model]) is not None:
+            return _closed_form(task, moved, known, request.frozen)
+        if known.mixture is not None and kernel == "fast" and can_mix(known.mixture, task, model, moved):
+            return mixed_step(known.mixture, known.pull, task, model, moved, request.frozen)
     objective = partial(request.objective, model)
 
     def loss(batch: Batch, draw: Any) -> Tensor:
@@ -90,18 +49,20 @@ def step_of(request: TrainRequest, task: Task, model: Tree, moved: Moved, kernel
     return (_fast if kernel == "fast" else _reference)(loss, [found[path] for path in moved.paths], moved)
 
 
-def _closed_form(task: Classification, moved: Moved, pull: Pull | None, frozen: Any) -> Step:
+def _closed_form(task: Classification, moved: Moved, known: Declared, frozen: Any) -> Step:
     """Along the gradient of a fully connected network's own loss: the operations of the tape's, without the tape."""
     step, room = moved.rule()
     gradients = [torch.zeros_like(value) for value in moved.values] if room is None else room()
+    names = moved.paths if known.model is None else [path.removeprefix(f"{known.model}/") for path in moved.paths]
     layers, into = (
-        task.chain(from_leaves(dict(zip(moved.paths, tensors, strict=True)))) for tensors in (moved.values, gradients)
+        task.chain(from_leaves(dict(zip(names, tensors, strict=True)))) for tensors in (moved.values, gradients)
     )
     assert layers is not None
     assert into is not None
-    found = {} if pull is None else dict(leaves(frozen[pull.anchor]))
-    anchors = [found[path] for path in moved.paths] if pull is not None else []
-    add_pull = None if pull is None else pulling(moved.values, anchors, pull.factor, gradients)
+    add_pull = None
+    if known.pull is not None:
+        found = dict(leaves(frozen[known.pull.anchor]))
+        add_pull = pulling(moved.values, [found[name] for name in names], known.pull.factor, gradients)
 
     def take(batch: Batch, draw: Any) -> None:
         with torch.no_grad():

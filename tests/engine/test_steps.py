@@ -20,7 +20,7 @@ from algorithms.fedprox import FedProx
 from algorithms.floco_plus import FlocoPlus
 from rayfl import objectives
 from rayfl.data.federated import InputSpec
-from rayfl.engine import fused, looped, steps
+from rayfl.engine import fused, looped, moved, steps
 from rayfl.engine.looped import _GATHERED_BYTES, _stretches
 from rayfl.engine.requests import ParameterGroup
 from rayfl.models.perceptron import TwoNN
@@ -53,7 +53,7 @@ def declared(model: Any, batch: Batch, task: Classification, frozen: Any, draw: 
 def test_the_bits_do_not_depend_on_the_way(
     options: str, bias: bool, exact: bool, kernel: steps.Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "is_exact", lambda dtype, device: exact and fused.is_exact(dtype, device))
+    monkeypatch.setattr(moved, "is_exact", lambda dtype, device: exact and fused.is_exact(dtype, device))
     task = Classification(TwoNN(hidden=(7, 6), bias=bias).network(SPEC))
     start = task.network.initialize(3)
     velocity = [{path: torch.full_like(leaf, 0.01) for path, leaf in start.items()} for _ in range(2)]
@@ -90,7 +90,7 @@ class Near:
 @pytest.mark.parametrize("factor", [1.0, 0.3, 1e-4])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_pull_is_that_of_autograd(options: str, factor: float, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "is_exact", lambda dtype, device: exact and fused.is_exact(dtype, device))
+    monkeypatch.setattr(moved, "is_exact", lambda dtype, device: exact and fused.is_exact(dtype, device))
     task = Classification(TwoNN(hidden=(37, 6)).network(SPEC))
     start, anchor = task.network.initialize(3), task.network.initialize(4)
     trained = [
