@@ -11,10 +11,10 @@ import numpy as np
 from torch import Tensor
 
 from algorithms.base import Averaging, setting
-from algorithms.cosine import squared_cosine
 from algorithms.mixture import mixed_weights, parameters
 from algorithms.proximity import declared_form, penalty
 from rayfl.aggregation import Weighted
+from rayfl.cosine import squared_cosine
 from rayfl.engine.client import Client
 from rayfl.objectives import Declared, Mixture, declared_by
 from rayfl.params import Tree, interpolate

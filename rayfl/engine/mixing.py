@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.closed_form import gradients_into
+from rayfl.closed_form import gradients_into, pulling
+from rayfl.cosine import factors, products
 from rayfl.engine.fused import fused_step
 from rayfl.engine.moved import Moved
 from rayfl.objectives import Mixture, Pull
@@ -22,16 +23,75 @@ _PIECE = 1 << 16
 
 
 def can_mix(mixture: Mixture, task: Classification, model: Tree, moved: Moved) -> bool:
-    """Whether :func:`mixed_step` computes what autograd would: two fully connected models under one rule, on a CPU."""
+    """Whether the steps of this module are possible: two fully connected models and nothing else, on a CPU."""
     names = list(task.network.parameter_names)
     return (
         moved.flat.device.type == "cpu"
-        and moved.sgd.max_norm is None
-        and [rule.bounds for rule in moved.sgd.members] == [None]
         and list(moved.paths) == [f"{entry}/{name}" for entry in (mixture.start, mixture.end) for name in names]
         and list(moved.layout.paths) == list(moved.paths)
         and task.chain(model[mixture.start]) is not None
     )
+
+
+def has_one_rule(moved: Moved) -> bool:
+    """Whether the gradients of all tensors are used alike, and one element after the other."""
+    return moved.sgd.max_norm is None and [rule.bounds for rule in moved.sgd.members] == [None]
+
+
+def exact_mixed_step(
+    mixture: Mixture, pull: Pull | None, task: Classification, model: Tree, moved: Moved, frozen: Any
+) -> Callable[[Batch, Any], None]:
+    """How a step is taken with the bits of autograd: its operations in its order; :func:`can_mix` must hold.
+
+    Args:
+        mixture: the two models, and the penalty between them.
+        pull: of the start.
+        task: knows the network.
+        model: views of the parameters, by entry.
+        moved: the same as buffers, and the rule.
+        frozen: what the objective is given as such.
+    """
+    step, room = moved.rule()
+    gradients = [torch.zeros_like(value) for value in moved.values] if room is None else room()
+    half = Layout.of(model[mixture.start])
+    count = len(half.paths)
+    starts, ends = moved.values[:count], moved.values[count:]
+    own = [half.views(moved.workspace.buffer(name, half, moved.flat.device)) for name in ("mixed", "mixed gradient")]
+    mixed, loss_gradients = ([tree[name] for name in half.paths] for tree in own)
+    layers, into = (task.chain(tree) for tree in own)
+    assert layers is not None
+    assert into is not None
+    groups = [list(half.paths)] if mixture.groups is None else mixture.groups(task)
+    group_of = {name: group for group, names in enumerate(groups) for name in names}
+    add_pull = None
+    if pull is not None:
+        anchors = dict(leaves(frozen[pull.anchor]))
+        add_pull = pulling(starts, [anchors[name] for name in half.paths], pull.factor, gradients[:count])
+    weight = torch.tensor(mixture.orthogonality, dtype=half.dtype)
+
+    @torch.no_grad()
+    def take(batch: Batch, draw: Any) -> None:
+        drawn = draw[mixture.coefficient].to(half.dtype)
+        shares = [drawn[group_of[name]] if drawn.dim() else drawn for name in half.paths]
+        for start, end, share, target in zip(starts, ends, shares, mixed, strict=True):
+            torch.lerp(start, end, share, out=target)
+        gradients_into(layers, into, batch.x, batch.y)
+        # Autograd adds up the gradients of a tensor from its last use to its first one.
+        if mixture.orthogonality:
+            cross, own_start, own_end = factors(weight, *products(starts, ends))
+            for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                torch.addcmul(end * cross, start, own_start, out=gradients[i])
+                torch.addcmul(start * cross, end, own_end, out=gradients[count + i])
+        else:
+            torch._foreach_zero_(gradients)
+        if add_pull is not None:
+            add_pull()
+        for i, (found, share) in enumerate(zip(loss_gradients, shares, strict=True)):
+            gradients[i].add_(found * (1 - share))
+            gradients[count + i].add_(found * share)
+        step(gradients)
+
+    return take
 
 
 @dataclass(frozen=True)
@@ -58,7 +118,7 @@ class _Piece:
 def mixed_step(
     mixture: Mixture, pull: Pull | None, task: Classification, model: Tree, moved: Moved, frozen: Any
 ) -> Callable[[Batch, Any], None]:
-    """How a step is taken; :func:`can_mix` must hold.
+    """How a step is taken, up to rounding; :func:`can_mix` and :func:`has_one_rule` must hold.
 
     Args:
         mixture: the two models, and the penalty between them.

@@ -13,13 +13,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from algorithms.base import Averaging
-from algorithms.cosine import squared_cosine
 from algorithms.ditto import Ditto
 from algorithms.fedphp import FedPHP
 from algorithms.fedprox import FedProx
 from algorithms.floco import Floco
 from algorithms.superfed import SuPerFed
 from rayfl import tape
+from rayfl.cosine import squared_cosine
 from rayfl.data.federated import InputSpec
 from rayfl.engine import looped
 from rayfl.engine.client import Client, RoundContext

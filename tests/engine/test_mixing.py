@@ -73,7 +73,8 @@ def test_the_steps_are_those_of_autograd(method: str, rule: str, piece: int, mon
         given = update(METHODS[method], task, dtype, **RULES[rule])
         expected = train(given, task, "reference")
         with monkeypatch.context() as patch:
-            patch.setattr(steps, "_fast", None)  # the only other way
+            patch.setattr(steps, "exact_mixed_step", None)
+            patch.setattr(steps, "_fast", None)  # the only other ways
             found = train(given, task, "fast")
         for one, other in zip(found, expected, strict=True):
             assert_close(one, other, tolerance)
@@ -81,16 +82,42 @@ def test_the_steps_are_those_of_autograd(method: str, rule: str, piece: int, mon
         assert not torch.equal(found[0]["local"]["head.weight"], given.trainable["local"]["head.weight"])
 
 
+class Undeclared(SuPerFed):
+    """The same, of which the engine cannot know."""
+
+    def mix(self, federated: Model, local: Model, coefficient: Tensor, task: Task) -> Tree:
+        return super().mix(federated, local, coefficient, task)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["fused", "operation by operation"])
+@pytest.mark.parametrize("rule", RULES | OTHER_RULES)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_reference_has_the_bits_of_autograd(
+    method: str, rule: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moved, "is_exact", lambda dtype, device: exact)
+    for bias, hidden in ((True, (7, 37)), (False, (16, 32))):
+        task = Classification(TwoNN(hidden=hidden, bias=bias).network(SPEC))
+        undeclared = Undeclared(**METHODS[method].model_dump(exclude={"name"}))
+        expected = train(update(undeclared, task, **(RULES | OTHER_RULES)[rule]), task, "reference")
+        with monkeypatch.context() as patch:
+            patch.setattr(steps, "_reference", None)  # the only other way
+            found = train(update(METHODS[method], task, **(RULES | OTHER_RULES)[rule]), task, "reference")
+        for one, other in zip(found, expected, strict=True):
+            assert_equal(one, other)
+
+
 @pytest.mark.parametrize("rule", OTHER_RULES)
-def test_other_rules_are_left_to_the_tape(rule: str) -> None:
+def test_under_other_rules_fast_steps_are_exact_ones(rule: str) -> None:
     task = Classification(ARCHITECTURE.network(SPEC))
     given = update(METHODS["mm"], task, **OTHER_RULES[rule])
     for one, other in zip(train(given, task, "fast"), train(given, task, "reference"), strict=True):
-        assert_close(one, other, 1e-5)
+        assert_equal(one, other)
 
 
 def test_convolutions_are_left_to_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "mixed_step", None)
+    for way in ("mixed_step", "exact_mixed_step"):
+        monkeypatch.setattr(steps, way, None)
     task = Classification(Network(lambda: SmallCNN(5)))
     start, end = task.network.initialize(1), task.network.initialize(2)
     data = examples(23, InputSpec("image", (1, 6, 6), 5), 5)
@@ -105,10 +132,6 @@ def test_the_first_phase_has_the_bits_of_autograd(kernel: Kernel, exact: bool, m
     monkeypatch.setattr(moved, "is_exact", lambda dtype, device: exact)
     task = Classification(ARCHITECTURE.network(SPEC))
     received = {"received": task.network.initialize(1)}
-
-    class Undeclared(SuPerFed):
-        def _proximity(self, federated: Model, received: Model, task: Task) -> Tensor | float:
-            return super()._proximity(federated, received, task)
 
     found = [
         train(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,24 @@ def squared_cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) ->
     return result
 
 
-def _inner(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:
+def products(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """cos^2, the inner product of both, and the squared norms of the first and the second."""
+    product, left_norm, right_norm = _inner(left, right), _inner(left, left), _inner(right, right)
+    return product * product / (left_norm * right_norm).clamp_min(_TINY), product, left_norm, right_norm
+
+
+def factors(
+    upstream: Tensor, cosine: Tensor, product: Tensor, left_norm: Tensor, right_norm: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``cross``, ``own_left`` and ``own_right``: the gradients are cross l + own_left f and cross f + own_right l."""
+    norms = left_norm * right_norm
+    # Where the denominator is held at its floor it is a constant, and only the numerator has a gradient.
+    own = torch.where(norms > _TINY, -2 * upstream * cosine, torch.zeros_like(cosine))
+    cross = 2 * upstream * product / norms.clamp_min(_TINY)
+    return cross, own / left_norm.clamp_min(_TINY), own / right_norm.clamp_min(_TINY)
+
+
+def _inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     return torch.stack([torch.dot(a.flatten(), b.flatten()) for a, b in zip(left, right, strict=True)]).sum()
 
 
@@ -36,10 +53,7 @@ class _SquaredCosine(torch.autograd.Function):
 
     @staticmethod
     def forward(count: int, *models: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        left, right = models[:count], models[count:]
-        product, left_norm, right_norm = _inner(left, right), _inner(left, left), _inner(right, right)
-        cosine = product * product / (left_norm * right_norm).clamp_min(_TINY)
-        return cosine, product, left_norm, right_norm
+        return products(models[:count], models[count:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -52,11 +66,7 @@ class _SquaredCosine(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Any, ...]:
         *models, cosine, product, left_norm, right_norm = ctx.saved_tensors
         left, right = models[: ctx.count], models[ctx.count :]
-        norms = left_norm * right_norm
-        cross = 2 * upstream * product / norms.clamp_min(_TINY)
-        # Where the denominator is held at its floor it is a constant, and only the numerator has a gradient.
-        own = torch.where(norms > _TINY, -2 * upstream * cosine, torch.zeros_like(cosine))
-        own_left, own_right = own / left_norm.clamp_min(_TINY), own / right_norm.clamp_min(_TINY)
+        cross, own_left, own_right = factors(upstream, cosine, product, left_norm, right_norm)
         return (
             None,
             *(torch.addcmul(b * cross, a, own_left) for a, b in zip(left, right, strict=True)),

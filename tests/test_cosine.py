@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.cosine import squared_cosine
+from rayfl.cosine import squared_cosine
 
 
 def model(seed: int) -> dict[str, Tensor]:
