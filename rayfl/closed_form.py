@@ -1,4 +1,4 @@
-"""The cross-entropy of fully connected networks, and its gradients, without a graph.
+"""Fully connected networks, their cross-entropy and its gradients, without a graph.
 
 The operations are those that autograd would run, in its order, and so are the bits. For small networks and mini-batches
 the graph itself costs more than they do.
@@ -61,12 +61,18 @@ def forward(layers: Sequence[Layer], x: Tensor, y: Tensor) -> Pass:
         x: inputs, shape (b, ...).
         y: labels, int64, shape (b,).
     """
+    inputs, logits = activations(layers, x)
+    predicted = torch.log_softmax(logits, 1)
+    return Pass(inputs, predicted, y, *_nll_loss(predicted, y, None, _MEAN, _IGNORED))
+
+
+def activations(layers: Sequence[Layer], x: Tensor) -> tuple[list[Tensor], Tensor]:
+    """What each layer reads, shape (b, its inputs), and the logits. No graph may be recorded."""
     inputs = [x.flatten(1)]
     for weight, bias in layers:
         out = functional.linear(inputs[-1], weight, bias)
         inputs.append(out.relu_() if len(inputs) < len(layers) else out)
-    predicted = torch.log_softmax(inputs.pop(), 1)
-    return Pass(inputs, predicted, y, *_nll_loss(predicted, y, None, _MEAN, _IGNORED))
+    return inputs, inputs.pop()
 
 
 def backward(layers: Sequence[Layer], done: Pass, upstream: Tensor, lowest: int = 0) -> Iterator[tuple[int, Tensor]]:
@@ -82,10 +88,23 @@ def backward(layers: Sequence[Layer], done: Pass, upstream: Tensor, lowest: int 
     """
     delta = _nll_loss_backward(upstream, done.predicted, done.labels, None, _MEAN, _IGNORED, done.weights)
     delta = _log_softmax_backward(delta, done.predicted, 1, done.predicted.dtype)
-    for i in range(len(layers) - 1, lowest - 1, -1):
-        yield i, delta
+    yield from _downwards(layers, done.inputs, delta, None, lowest)
+
+
+def _downwards(
+    layers: Sequence[Layer], inputs: Sequence[Tensor], logits: Tensor | None, features: Tensor | None, lowest: int
+) -> Iterator[tuple[int, Tensor]]:
+    """The same from the gradients of the logits and of what the last layer reads; None stands for zeros."""
+    last = len(layers) - 1
+    delta = logits
+    for i in range(last, lowest - 1, -1):
+        if delta is not None:
+            yield i, delta
         if i > lowest:
-            delta = _relu_backward(delta.mm(layers[i][0]), done.inputs[i], 0)
+            below = None if delta is None else delta.mm(layers[i][0])
+            if i == last and features is not None:
+                below = features if below is None else features + below
+            delta = None if below is None else _relu_backward(below, inputs[i], 0)
 
 
 @torch.no_grad()
@@ -99,20 +118,47 @@ def cross_entropy(tape: Tape, layers: Sequence[Layer], x: Tensor, y: Tensor) -> 
         y: see there.
     """
     done = forward(layers, x, y)
-    lowest = next((i for i, layer in enumerate(layers) if any(map(tape.wants, tensors_of([layer])))), len(layers))
 
     def pull(gradients: Gradients) -> None:
         (upstream,) = gradients
-        if upstream is None:
-            return
-        for i, delta in backward(layers, done, upstream, lowest):
-            weight, bias = layers[i]
-            if tape.wants(weight):
-                tape.add([weight], 1.0, [torch.mm(delta.t(), done.inputs[i], out=tape.room_for(weight))])
-            if bias is not None and tape.wants(bias):
-                tape.add([bias], 1.0, [torch.sum(delta, 0, out=tape.room_for(bias))])
+        if upstream is not None:
+            _note(tape, layers, done.inputs, backward(layers, done, upstream, _lowest(tape, layers)))
 
     return tape.cut([done.loss], pull)[0]
+
+
+@torch.no_grad()
+def features_and_logits(tape: Tape, layers: Sequence[Layer], x: Tensor) -> tuple[Tensor, Tensor]:
+    """What the last of several layers reads, shape (b, f), and the logits, shape (b, C), as part of an objective.
+
+    Args:
+        tape: reads all tensors of the layers.
+        layers: see :func:`forward`.
+        x: see there.
+    """
+    inputs, logits = activations(layers, x)
+
+    def pull(gradients: Gradients) -> None:
+        of_features, of_logits = gradients
+        _note(tape, layers, inputs, _downwards(layers, inputs, of_logits, of_features, _lowest(tape, layers)))
+
+    features, logits = tape.cut([inputs[-1], logits], pull)
+    return features, logits
+
+
+def _lowest(tape: Tape, layers: Sequence[Layer]) -> int:
+    """The first layer whose gradients are wanted."""
+    return next((i for i, layer in enumerate(layers) if any(map(tape.wants, tensors_of([layer])))), len(layers))
+
+
+def _note(tape: Tape, layers: Sequence[Layer], inputs: Sequence[Tensor], deltas: Iterator[tuple[int, Tensor]]) -> None:
+    """Adds the gradients of weights and biases."""
+    for i, delta in deltas:
+        weight, bias = layers[i]
+        if tape.wants(weight):
+            tape.add([weight], 1.0, [torch.mm(delta.t(), inputs[i], out=tape.room_for(weight))])
+        if bias is not None and tape.wants(bias):
+            tape.add([bias], 1.0, [torch.sum(delta, 0, out=tape.room_for(bias))])
 
 
 def pulling(

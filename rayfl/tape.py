@@ -33,8 +33,8 @@ class Tape:
     """The gradients of one local step after the other, with respect to tensors that are fixed once.
 
     Within ``with tape:`` the functions of this module cut the graph: what they return is a leaf for autograd. From the
-    gradients of these leaves :meth:`gradients` goes on itself. An objective must therefore not differentiate on its
-    own while the tape is active.
+    gradients of these leaves :meth:`gradients` goes on itself. An objective that differentiates on its own finds no way
+    through them: see :meth:`record`.
 
     Args:
         moved: the tensors; leaves that require gradients.
@@ -45,7 +45,7 @@ class Tape:
     def __init__(
         self, moved: Sequence[Tensor], exact: bool = False, room: Callable[[], Sequence[Tensor]] | None = None
     ) -> None:
-        self.exact, self._room = exact, room
+        self.exact, self._room, self._cuts = exact, room, True
         self._moved = list(moved)
         self._fixed = {id(tensor): place for place, tensor in enumerate(self._moved)}
         self._clear()
@@ -62,6 +62,20 @@ class Tape:
         self._pulls: list[tuple[int, int, Callable[[Gradients], None]]] = []
         self._places = dict(self._fixed)
         self._terms: list[Terms] = [[] for _ in self._moved]
+
+    def record(self, objective: Callable[[], Tensor]) -> Tensor:
+        """The value of an objective; the graph stays whole from the call on in which it differentiates on its own."""
+        if self._cuts:
+            try:
+                with self:
+                    return objective()
+            except RuntimeError:
+                if not self._leaves:
+                    raise
+                # Any other reason comes up again.
+                self._cuts = False
+        self._clear()
+        return objective()
 
     def wants(self, tensor: Tensor) -> bool:
         """Whether gradients with respect to the tensor are noted."""
@@ -116,7 +130,7 @@ class Tape:
                 self._terms[place].append((factor, tensor))
 
     def gradients(self, loss: Tensor) -> list[Terms]:
-        """The gradients of ``loss``, computed within ``with tape:`` just before."""
+        """The gradients of ``loss``, computed by :meth:`record` or within ``with tape:`` just before."""
         known, terms = len(self._moved), self._terms
         if self._leaves and loss is self._leaves[-1]:
             terms[-1].append((1.0, torch.ones_like(loss)))

@@ -81,8 +81,7 @@ def _reference(loss: Callable[[Batch, Any], Tensor], model: Sequence[Tensor], mo
     tape, values = Tape(model, exact=True, room=room), moved.values
 
     def take(batch: Batch, draw: Any) -> None:
-        with tape:
-            value = loss(batch, draw)
+        value = tape.record(partial(loss, batch, draw))
         # zeros for what the objective does not read, as under vmap(grad)
         step([total(terms, like) for terms, like in zip(tape.gradients(value), values, strict=True)])
 
@@ -96,8 +95,7 @@ def _fast(loss: Callable[[Batch, Any], Tensor], model: Sequence[Tensor], moved: 
     blocked = BlockedSGD(moved.sgd, values, model, moved.momentum)
 
     def take(batch: Batch, draw: Any) -> None:
-        with tape:
-            value = loss(batch, draw)
+        value = tape.record(partial(loss, batch, draw))
         gradients = tape.gradients(value)
         if moved.sgd.max_norm is None and any(len(terms) != 1 for terms in gradients):
             blocked.step(gradients)

@@ -36,7 +36,7 @@ class ClassificationModel(nn.Module):
 
     def chain(self) -> tuple[str, ...]:
         """The dotted names of the linear layers, in order, where the model is no more than these on flattened inputs,
-        with ReLU between them; else none.
+        with ReLU between them, and its features what the last of them reads; else none.
 
         A model that says so must define this method in its own class: a subclass may compute something else.
         """

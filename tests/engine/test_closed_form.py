@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfl.closed_form import cross_entropy, tensors_of
 from rayfl.data.federated import InputSpec
 from rayfl.engine import looped
+from rayfl.engine.steps import Kernel
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.perceptron import MultilayerPerceptron, TwoNN
 from rayfl.params import squared_distance
@@ -52,8 +55,29 @@ LOSSES: dict[str, Loss] = {
     ),
     "of a power": lambda model, batch, task: task.loss(model, batch) ** 2,
     "unread": lambda model, batch, task: model["head.weight"].sum() + 0 * batch.x.sum(),
+    "of logits": lambda model, batch, task: 0.3 * F.cross_entropy(task.logits(model, batch), batch.y),
+    "of features and logits": lambda model, batch, task: transfer(*task.features_and_logits(model, batch), batch),
+    "of what the head reads": lambda model, batch, task: transfer(*task.head_inputs_and_logits(model, batch), batch),
+    "of features": lambda model, batch, task: task.features(model, batch).pow(2).sum(),
+    "of three passes": lambda model, batch, task: (
+        task.loss(model, batch) + sum(task.logits(model, Batch(batch.x + i, batch.y)).std() for i in range(2))
+    ),
+    "of a student": lambda model, batch, task: F.mse_loss(
+        task.logits(model, batch), task.logits(teacher(task, batch), batch)
+    ),
+    "of the network itself": lambda model, batch, task: task.network.logits(model, batch.x).pow(2).mean(),
     "of computed weights": lambda model, batch, task: task.loss({n: 2 * leaf for n, leaf in model.items()}, batch),
 }
+
+
+def transfer(features: Tensor, logits: Tensor, batch: Batch) -> Tensor:
+    """Features are read twice here, and once by the head."""
+    loss = 0.9 * F.cross_entropy(logits, batch.y) + 0.1 * torch.cdist(features, features.detach()).mean()
+    return loss + 0.2 * (features - 1).pow(2).mean() + logits.softmax(1).max()
+
+
+def teacher(task: Classification, batch: Batch) -> dict[str, Tensor]:
+    return {name: leaf.to(batch.x.dtype) for name, leaf in task.network.initialize(8).items()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -65,12 +89,13 @@ def test_the_bits_are_those_of_autograd(loss: str, bias: bool, dtype: torch.dtyp
         assert torch.equal(expected, found)
 
 
+@pytest.mark.parametrize("loss", ["plain", "of logits", "of features and logits"])
 @pytest.mark.parametrize("frozen", [("hidden.0",), ("hidden.0", "hidden.1"), ("head",), ("hidden.1", "head")])
-def test_frozen_layers(frozen: tuple[str, ...]) -> None:
+def test_frozen_layers(frozen: tuple[str, ...], loss: str) -> None:
     task, model, batch = problem()
     for name, leaf in model.items():
         leaf.requires_grad_(not name.startswith(frozen))
-    for expected, found in zip(*both(LOSSES["plain"], model, batch, task), strict=True):
+    for expected, found in zip(*both(LOSSES[loss], model, batch, task), strict=True):
         assert expected.any()
         assert torch.equal(expected, found)
 
@@ -80,6 +105,10 @@ def test_no_graph_is_built() -> None:
     tape = Tape(list(model.values()), exact=True)
     with tape:
         value = task.loss(model, batch)
+        for tree, wanted in ((model, True), (teacher(task, batch), False)):
+            for tensor in task.features_and_logits(tree, batch):
+                assert tensor.is_leaf
+                assert tensor.requires_grad == wanted
     assert value.is_leaf
     assert torch.equal(value.detach(), task.loss(model, batch).detach())
 
@@ -102,6 +131,30 @@ def test_a_mixture_on_a_tape_passes_gradients_on() -> None:
         value = task.loss(dict(zip(model, cut, strict=True)), batch)
     for expected, terms in zip(plain, tape.gradients(value), strict=True):
         torch.testing.assert_close(total(terms, expected), expected)
+
+
+def adapted(model: dict[str, Tensor], batch: Batch, task: Classification, frozen: Any, draw: Any) -> Tensor:
+    """The loss after a step of gradient descent, as in model-agnostic meta-learning."""
+    slopes = torch.autograd.grad(task.loss(model, batch), list(model.values()), create_graph=True)
+    return task.loss({n: leaf - 0.5 * slope for (n, leaf), slope in zip(model.items(), slopes, strict=True)}, batch)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "fast"])
+def test_objectives_may_differentiate_on_their_own(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = problem()[0]
+    update = request(examples(23, SPEC, seed=2), task.network.initialize(3), adapted)
+    found = looped.train(update, task, CPU, kernel)
+    monkeypatch.setattr(Network, "chain", lambda self, tree: None)
+    assert_equal(found, looped.train(update, task, CPU))
+
+
+def test_other_errors_of_an_objective_stay_what_they_are() -> None:
+    def wrong(model: Any, batch: Batch, task: Classification, frozen: Any, draw: Any) -> Tensor:
+        return task.loss(model, batch) + (batch.x @ batch.x).sum()
+
+    task, data = problem()[0], examples(23, InputSpec("image", (1, 2, 8), 5), 2)
+    with pytest.raises(RuntimeError, match="Expected size for first two dimensions"):
+        looped.train(request(data, task.network.initialize(3), wrong), task, CPU)
 
 
 class Squashed(MultilayerPerceptron):
