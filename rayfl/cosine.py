@@ -33,17 +33,6 @@ def products(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[Tensor, T
     return product * product / (left_norm * right_norm).clamp_min(_TINY), product, left_norm, right_norm
 
 
-def factors(
-    upstream: Tensor, cosine: Tensor, product: Tensor, left_norm: Tensor, right_norm: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``cross``, ``own_left`` and ``own_right``: the gradients are cross l + own_left f and cross f + own_right l."""
-    norms = left_norm * right_norm
-    # Where the denominator is held at its floor it is a constant, and only the numerator has a gradient.
-    own = torch.where(norms > _TINY, -2 * upstream * cosine, torch.zeros_like(cosine))
-    cross = 2 * upstream * product / norms.clamp_min(_TINY)
-    return cross, own / left_norm.clamp_min(_TINY), own / right_norm.clamp_min(_TINY)
-
-
 def _inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     return torch.stack([torch.dot(a.flatten(), b.flatten()) for a, b in zip(left, right, strict=True)]).sum()
 
@@ -66,7 +55,7 @@ class _SquaredCosine(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Any, ...]:
         *models, cosine, product, left_norm, right_norm = ctx.saved_tensors
         left, right = models[: ctx.count], models[ctx.count :]
-        cross, own_left, own_right = factors(upstream, cosine, product, left_norm, right_norm)
+        cross, own_left, own_right = tape.squared_cosine_factors(upstream, cosine, product, left_norm, right_norm)
         return (
             None,
             *(torch.addcmul(b * cross, a, own_left) for a, b in zip(left, right, strict=True)),

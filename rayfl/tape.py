@@ -223,7 +223,8 @@ def squared_cosine(tape: Tape, left: Sequence[Tensor], right: Sequence[Tensor]) 
     rows = [(torch.dot(a, b), torch.dot(a, a), torch.dot(b, b)) for a, b in _pieces(left, right)]
     product, left_norm, right_norm = (_total(column) for column in zip(*rows, strict=True))
     cosine = product * product / (left_norm * right_norm).clamp_min(_TINY)
-    cross, own_left, own_right = squared_cosine_factors(product.item(), left_norm.item(), right_norm.item())
+    found = squared_cosine_factors(torch.ones_like(cosine), cosine, product, left_norm, right_norm)
+    cross, own_left, own_right = (factor.item() for factor in found)
 
     def pull(gradients: Gradients) -> None:
         upstream = _number(gradients)
@@ -235,20 +236,25 @@ def squared_cosine(tape: Tape, left: Sequence[Tensor], right: Sequence[Tensor]) 
     return tape.cut([cosine], pull)[0]
 
 
-def squared_cosine_factors(product: float, left: float, right: float) -> tuple[float, float, float]:
+def squared_cosine_factors(
+    upstream: Tensor, cosine: Tensor, product: Tensor, left: Tensor, right: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the squared cosine q between f and l: those of l in f's and of f in l's, f in f's, l in l's.
 
     As a function of f it is 2 p / (|f|^2 |l|^2) l - 2 q / |f|^2 f. Where the denominator is held at its floor it is a
     constant, and only the numerator has a gradient.
 
     Args:
+        upstream: the gradient of q; all are scalars.
+        cosine: q.
         product: p, of f and l.
         left: |f|^2.
         right: |l|^2.
     """
     norms = left * right
-    own = -2 * product * product / norms if norms > _TINY else 0.0
-    return 2 * product / max(norms, _TINY), own / max(left, _TINY), own / max(right, _TINY)
+    own = torch.where(norms > _TINY, -2 * upstream * cosine, torch.zeros_like(cosine))
+    cross = 2 * upstream * product / norms.clamp_min(_TINY)
+    return cross, own / left.clamp_min(_TINY), own / right.clamp_min(_TINY)
 
 
 def in_batches(*columns: Sequence[Tensor]) -> Iterator[list[list[Tensor]]]:

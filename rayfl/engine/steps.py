@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rayfl.closed_form import gradients_into, pulling
 from rayfl.engine.blocked import BlockedSGD
-from rayfl.engine.mixing import can_mix, exact_mixed_step, has_one_rule, mixed_step
+from rayfl.engine.mixing import can_mix, mixed_step
 from rayfl.engine.moved import Moved
 from rayfl.engine.requests import TrainRequest
 from rayfl.objectives import Declared, declared
@@ -39,8 +39,8 @@ def step_of(request: TrainRequest, task: Task, model: Tree, moved: Moved, kernel
         if known.mixture is None and task.chain(model if known.model is None else model[known.model]) is not None:
             return _closed_form(task, moved, known, request.frozen)
         if known.mixture is not None and can_mix(known.mixture, task, model, moved):
-            mix = mixed_step if kernel == "fast" and has_one_rule(moved) else exact_mixed_step
-            return mix(known.mixture, known.pull, task, model, moved, request.frozen)
+            exact = kernel == "reference"
+            return mixed_step(known.mixture, known.pull, task, model, moved, request.frozen, exact)
     objective = partial(request.objective, model)
 
     def loss(batch: Batch, draw: Any) -> Tensor:

@@ -73,7 +73,7 @@ def test_the_steps_are_those_of_autograd(method: str, rule: str, piece: int, mon
         given = update(METHODS[method], task, dtype, **RULES[rule])
         expected = train(given, task, "reference")
         with monkeypatch.context() as patch:
-            patch.setattr(steps, "exact_mixed_step", None)
+            patch.setattr(mixing, "_exact", None)
             patch.setattr(steps, "_fast", None)  # the only other ways
             found = train(given, task, "fast")
         for one, other in zip(found, expected, strict=True):
@@ -116,8 +116,7 @@ def test_under_other_rules_fast_steps_are_exact_ones(rule: str) -> None:
 
 
 def test_convolutions_are_left_to_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
-    for way in ("mixed_step", "exact_mixed_step"):
-        monkeypatch.setattr(steps, way, None)
+    monkeypatch.setattr(steps, "mixed_step", None)
     task = Classification(Network(lambda: SmallCNN(5)))
     start, end = task.network.initialize(1), task.network.initialize(2)
     data = examples(23, InputSpec("image", (1, 6, 6), 5), 5)
