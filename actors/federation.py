@@ -37,6 +37,7 @@ class Federation:
         sizes: samples by client and split (K, 3): train, validation, test.
         pinned: host i runs client i and no other (one client per actor).
         policy: what becomes of clients that fail; default: the run fails.
+        lends_beyond: see :class:`Hosts`.
 
     Attributes:
         trained_scores: of the models published in this round.
@@ -51,12 +52,13 @@ class Federation:
         sizes: np.ndarray,
         pinned: bool = False,
         policy: ClientsConfig | None = None,
+        lends_beyond: int | None = None,
     ) -> None:
         self._pool = pool
         self._context = context
         self._sizes = sizes
         self._policy = policy or ClientsConfig()
-        self._hosts = Hosts(pool, pinned, self._policy.deadline_s)
+        self._hosts = Hosts(pool, pinned, self._policy.deadline_s, lends_beyond)
         self._trained_splits: tuple[str, ...] = ()
         self.trained_scores: Scores = {}
         self.traffic = Traffic()

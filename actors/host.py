@@ -10,6 +10,7 @@ import torch
 
 from actors.failures import Failure, MethodError, reason_of
 from actors.job import Job, JobResult
+from actors.lending import training_with
 from actors.memory import LeastRecentlyUsed, Lookups
 from actors.state import Change, ClientStates, changed_in_place, signature
 from algorithms.base import Algorithm
@@ -87,7 +88,11 @@ class ClientHost:
             return result
         width = self.engine.width
         for start in range(0, len(job.clients), width):
-            self._run_together(job, job.clients[start : start + width], common, result)
+            together = job.clients[start : start + width]
+            # With stacked clients, or on a GPU, cores have nothing to add.
+            lent = job.threads.get(together[0]) if width == 1 and self.engine.device.type == "cpu" else None
+            with training_with(lent):
+                self._run_together(job, together, common, result)
         result.stateful = [client for client in job.clients if self.states.holds(client)]
         result.lookups = self._loads + self.states.lookups
         self._loads, self.states.lookups = Lookups(), Lookups()

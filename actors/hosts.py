@@ -11,6 +11,7 @@ from typing import Any
 from actors.assignment import assign
 from actors.failures import named
 from actors.job import Job, JobResult
+from actors.lending import lent_threads
 from actors.memory import Lookups
 from actors.pool import HostDiedError, HostPool
 from actors.state import Change
@@ -27,6 +28,8 @@ class Hosts:
         pool: the hosts.
         pinned: host i runs client i and no other (one client per actor).
         deadline_s: a host that has not answered its call for so long, in seconds, counts as dead; None: never.
+        lends_beyond: clients that begin when other hosts of their machine have finished get those hosts' cores, where
+            that is more than so many threads; None: they do not.
 
     Attributes:
         committed: the file of a client's state in the last commit.
@@ -34,10 +37,11 @@ class Hosts:
         lookups: how often clients' states and samples were in the hosts' memory; the same.
     """
 
-    def __init__(self, pool: HostPool, pinned: bool, deadline_s: float | None) -> None:
+    def __init__(self, pool: HostPool, pinned: bool, deadline_s: float | None, lends_beyond: int | None = None) -> None:
         self._pool = pool
         self._pinned = pinned
         self._deadline_s = deadline_s
+        self._lends_beyond = lends_beyond
         # the host whose memory holds a client's state
         self._home: dict[int, int] = {}
         self.committed: dict[int, StoredFile] = {}
@@ -60,20 +64,24 @@ class Hosts:
         hosts = self._pool.size
         pinned = {client: client % hosts for client in costs} if self._pinned else None
         shares = _by_host(pinned, hosts) if pinned else assign(costs, hosts, self._home)
+        shares = [sorted(share) for share in shares]
+        threads = {}
+        if self._lends_beyond is not None and job.kind in ("mean", "map"):
+            threads = lent_threads(shares, costs, self._pool.cores, self._lends_beyond)
         common = self._pool.put(to_numpy(broadcast))
         moves = self._move_states(shares)
         handles: dict[Any, int] = {}
         for host, clients in enumerate(shares):
             if not clients:
                 continue
-            mine = tuple(sorted(clients))
-            step = at_a_time or len(mine)
-            for piece in (mine[start : start + step] for start in range(0, len(mine), step)):
+            step = at_a_time or len(clients)
+            for piece in (tuple(clients[start : start + step]) for start in range(0, len(clients), step)):
                 share = replace(
                     job,
                     clients=piece,
                     payloads={client: to_numpy(payloads[client]) for client in piece if client in payloads},
                     committed=self._not_in_memory(piece),
+                    threads={client: threads[client] for client in piece if client in threads},
                 )
                 handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import get_current_placement_group
 
 from actors.client_actor import RemoteClientActor, host_name
@@ -21,6 +21,7 @@ from actors.gpu_bundles import GpuBundles
 from actors.gpus import Seated, check_gpus, own_gpu
 from actors.placement import ActorOptions, Node, free_nodes, room, whole_nodes
 from actors.pool import HostDiedError
+from actors.ray_errors import result_of
 from rayfl.errors import RayflError, ResourceError
 from rayfl.params import Tree
 
@@ -86,6 +87,10 @@ class RayPool:
         """What each host says of itself."""
         return [host.description for host in self._hosts]
 
+    @property
+    def cores(self) -> list[tuple[str, float]]:
+        return [(host.description["node_id"], self._options.num_cpus) for host in self._hosts]
+
     def put(self, tree: Tree) -> Any:
         return ray.put(tree)
 
@@ -118,7 +123,7 @@ class RayPool:
                 raise HostDiedError(silent, f"no answer within clients.deadline_s={deadline_s:g} s")
             host = handles[ready[0]]
             heard[host] = time.monotonic()
-            yield host, _result(ready[0], host)
+            yield host, result_of(ready[0], host)
 
     def revive(self) -> list[int]:
         pings = [host.actor.describe.remote() for host in self._hosts]
@@ -168,7 +173,7 @@ class RayPool:
         reason = f"not started within {self._options.timeout_s:g} s"
         for host in list(joined):
             try:
-                host.description = _result(host.started, host.number)
+                host.description = result_of(host.started, host.number)
                 self._check([*self._hosts, *(other for other in joined if other.description)])
             except (HostDiedError, ResourceError) as error:
                 joined.remove(host)
@@ -245,7 +250,7 @@ class RayPool:
             _log.warning("goes on with %d actors instead of %d: nodes have left", self.size, self.size + len(given_up))
         for position, host in enumerate(self._hosts):
             if host in new:
-                host.description = _result(host.started, position)
+                host.description = result_of(host.started, position)
         self._check(self._hosts)
 
     def _check(self, hosts: Sequence[_Host]) -> None:
@@ -277,30 +282,3 @@ class RayPool:
 def _available() -> str:
     free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     return f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
-
-
-def _result(handle: Any, host: int) -> Any:
-    """A call's result; Ray's wrappers are taken off, what means a lost process becomes HostDiedError."""
-    try:
-        return ray.get(handle)
-    except RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, RayflError):
-            raise cause from None
-        if isinstance(cause, RayError):
-            raise HostDiedError(host, f"{type(cause).__name__}: {_first_line(cause)}") from None
-        raise
-    except RayActorError as error:
-        if "The actor died because of an error raised in its creation task" in str(error):
-            raise ResourceError(f"host {host} could not be set up: {_last_line(error)}") from None
-        raise HostDiedError(host, f"{type(error).__name__}: {_first_line(error)}") from None
-    except RayError as error:
-        raise HostDiedError(host, f"{type(error).__name__}: {_first_line(error)}") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
-
-
-def _last_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[-1]

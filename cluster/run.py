@@ -106,8 +106,10 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
 
 def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]) -> Progress:
     with _log_file(parts), _pool(parts, sizes) as (pool, stop, plan):
-        pinned = parts.config.cluster.clients_per_actor == 1
-        federation = Federation(pool, parts.context, sizes, pinned, parts.config.clients)
+        config, cluster = parts.config, parts.config.cluster
+        lends_beyond = cluster.threads_per_actor if config.engine.lend_cores else None
+        pinned = cluster.clients_per_actor == 1
+        federation = Federation(pool, parts.context, sizes, pinned, config.clients, lends_beyond)
         listeners = [*callbacks, *_tracking(parts, recorder, federation)]
         driver = Driver(parts, federation, recorder, listeners, stop)
         hosts = pool.descriptions if isinstance(pool, RayPool) else []

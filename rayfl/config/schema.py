@@ -246,9 +246,11 @@ class ExperimentConfig(_Section):
         return path
 
     @model_validator(mode="after")
-    def _deadline_can_be_kept(self) -> ExperimentConfig:
+    def _actors_where_needed(self) -> ExperimentConfig:
         if self.clients.deadline_s is not None and self.cluster.backend == "inline":
             raise ValueError("clients.deadline_s needs cluster.backend=ray: in one process nobody could stop a client")
+        if self.engine.lend_cores and self.cluster.backend == "inline":
+            raise ValueError("engine.lend_cores needs cluster.backend=ray: in one process there is nobody to lend")
         return self
 
     @classmethod
@@ -274,8 +276,9 @@ class ExperimentConfig(_Section):
         )
         if isinstance(self.system, NoSystem):
             del content["system"]  # runs from before there was the section continue
-        fast = self.engine.kernel == "fast"
-        content["engine"] = f"{self.engine.mode}, {self.engine.kernel}" if fast else self.engine.mode
+        changing: list[str] = [self.engine.kernel] if self.engine.kernel != "reference" else []
+        changing += ["lend_cores"] if self.engine.lend_cores else []
+        content["engine"] = ", ".join([self.engine.mode, *changing])
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property

@@ -39,11 +39,18 @@ class EngineConfig(BaseModel):
         "out channels last, on CPUs and client by client; agrees with reference up to rounding (1e-5); not for "
         "objectives that differentiate on their own",
     )
+    lend_cores: bool = Field(
+        False,
+        description="on CPUs, client by client: clients that begin when other actors of their machine have none left "
+        "get the cores of those; results then depend on the number of actors, up to rounding",
+    )
 
     @model_validator(mode="after")
     def _one_by_one(self) -> EngineConfig:
         if self.kernel == "fast" and self.mode == "vectorized":
             raise ValueError("kernel=fast trains client by client: set mode=looped, or kernel=reference")
+        if self.lend_cores and self.mode == "vectorized":
+            raise ValueError("lend_cores is for clients trained one by one: set mode=looped, or lend_cores=false")
         return self
 
 
@@ -71,6 +78,8 @@ class Engine:
         notes = [f"clients are trained one by one: {obstacle}"] if wanted and obstacle else []
         if self._kernel != config.kernel:
             notes.append(f"engine.kernel={config.kernel} is for CPUs: on {device.type} it is {self._kernel}")
+        if config.lend_cores and device.type != "cpu":
+            notes.append(f"engine.lend_cores is for CPUs: on {device.type} it changes nothing")
         self.note = "; ".join(notes)
         if self.note:
             _log.warning("%s", self.note)
