@@ -11,11 +11,12 @@ import torch
 from actors.failures import Failure, MethodError, reason_of
 from actors.job import Job, JobResult
 from actors.lending import training_with
-from actors.memory import LeastRecentlyUsed, Lookups
+from actors.memory import Lookups
+from actors.samples import Samples
 from actors.state import Change, ClientStates, changed_in_place, signature
 from algorithms.base import Algorithm
 from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite
-from rayfl.data.federated import SPLITS, Examples, FederatedDataset
+from rayfl.data.federated import Examples, FederatedDataset
 from rayfl.data.official import OFFICIAL_PIECE, OfficialTest
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine
@@ -56,13 +57,9 @@ class ClientHost:
         self.algorithm = algorithm
         self.engine = engine
         self.states = states
-        self._dataset = dataset
+        self._samples = Samples(dataset, engine.device, data_memory)
         self._context = context
         self._batch_size = batch_size
-        self._examples: dict[int, Mapping[str, Examples]] = {}
-        self._recent = LeastRecentlyUsed[int](data_memory, self._unload)
-        self._loads = Lookups()
-        self._public: torch.Tensor | None = None
         self._official = official
         self._norm = PrivateNorm(engine.task.network, context.train.private_norm, context.streams)
 
@@ -94,8 +91,8 @@ class ClientHost:
             with training_with(lent):
                 self._run_together(job, together, common, result)
         result.stateful = [client for client in job.clients if self.states.holds(client)]
-        result.lookups = self._loads + self.states.lookups
-        self._loads, self.states.lookups = Lookups(), Lookups()
+        result.lookups = self._samples.lookups + self.states.lookups
+        self._samples.lookups, self.states.lookups = Lookups(), Lookups()
         return result
 
     def _run_together(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> None:
@@ -196,7 +193,7 @@ class ClientHost:
     def _score(
         self, client: Client, predictors: Mapping[str, Predictor], splits: Sequence[str], result: JobResult
     ) -> None:
-        examples = self._load(client.id)
+        examples = self._samples.of(client.id)
         result.scores[client.id] = {
             split: evaluate(predictors, examples[split], self.engine.task, self._batch_size) for split in splits
         }
@@ -218,39 +215,7 @@ class ClientHost:
         if device.type != "cpu":
             state = map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, state)
         context = replace(self._context, round=job.round, final=job.final)
-        self._loads.note(id in self._examples)
-        return Client(id, state, self._load(id), self.engine.task, context, device, self._load_public)
-
-    def _load(self, client: int) -> Mapping[str, Examples]:
-        """The client's samples on the device; loaded when they are not there (any more)."""
-        if client not in self._examples:
-            device = self.engine.device
-            parts = self._dataset.load(client) if client < self._dataset.num_clients else self._load_all()
-            self._examples[client] = {
-                split: Examples(part.x.to(device), part.y.to(device)) for split, part in parts.items()
-            }
-        found = self._examples[client]
-        self._recent.touch(client, sum(part.x.nbytes + part.y.nbytes for part in found.values()))
-        return found
-
-    def _unload(self, client: int) -> None:
-        del self._examples[client]
-
-    def _load_all(self) -> Mapping[str, Examples]:
-        """The samples of the client that owns everybody's, in ascending order of the clients."""
-        everyone = [self._dataset.load(client) for client in range(self._dataset.num_clients)]
-        return {
-            split: Examples(
-                torch.cat([parts[split].x for parts in everyone]), torch.cat([parts[split].y for parts in everyone])
-            )
-            for split in SPLITS
-        }
-
-    def _load_public(self) -> torch.Tensor:
-        """The samples that belong to no client, on the device, loaded at the first call."""
-        if self._public is None:
-            self._public = self._dataset.load_public().to(self.engine.device)
-        return self._public
+        return Client(id, state, self._samples.of(id), self.engine.task, context, device, self._samples.public)
 
     def release(self, clients: Sequence[int]) -> dict[int, Tree]:
         """Gives up the states of clients that move to another host."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -47,6 +47,33 @@ class Examples:
         return int(self.y.shape[0])
 
 
+class OnDemand(Mapping[str, Examples]):
+    """The splits of one client, each read when it is first asked for.
+
+    An evaluation of all clients then reads, and keeps, what it scores, and not what they train on.
+
+    Args:
+        read: gives a split by its name.
+    """
+
+    def __init__(self, read: Callable[[str], Examples]) -> None:
+        self._read = read
+        self._known: dict[str, Examples] = {}
+
+    def __getitem__(self, split: str) -> Examples:
+        if split not in SPLITS:
+            raise KeyError(split)
+        if split not in self._known:
+            self._known[split] = self._read(split)
+        return self._known[split]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SPLITS)
+
+    def __len__(self) -> int:
+        return len(SPLITS)
+
+
 class FederatedDataset(ABC):
     """Clients 0..K-1, each with the splits train, validation and test.
 
@@ -73,7 +100,7 @@ class FederatedDataset(ABC):
 
     @abstractmethod
     def load(self, client: int) -> Mapping[str, Examples]:
-        """The three splits of one client, on the CPU."""
+        """The three splits of one client, on the CPU; :class:`OnDemand` if they can be read one by one."""
 
     def labels(self, client: int) -> Mapping[str, np.ndarray]:
         """The labels of one client by split, int64 of shape (n,); cheaper than :meth:`load` where inputs are large."""

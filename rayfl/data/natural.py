@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 from pydantic import Field
 
-from rayfl.data.federated import SPLITS, Examples, FederatedDataset, Places
+from rayfl.data.federated import SPLITS, Examples, FederatedDataset, OnDemand, Places
 from rayfl.data.holdout import HoldoutConfig, split_client
 from rayfl.data.moments import Moments, moments_of
 from rayfl.data.natural_file import (
@@ -126,6 +126,7 @@ class NaturalDataset(FederatedDataset):
         names = tuple(rows)
         self.names = tuple(names[position] for position in kept.tolist())
         self._rows = tuple(rows[name] for name in self.names)
+        self._last: tuple[int, np.ndarray, np.ndarray] | None = None
         self._taken: list[np.ndarray] = []
         if public:
             self._taken = draw_public(self.sizes()[:, 0], public, streams)
@@ -141,11 +142,15 @@ class NaturalDataset(FederatedDataset):
         Images are float32 of shape (n, *shape), in [0, 1] unless normalized; tokens int64 of shape (n, *shape).
 
         Raises:
-            DataError: the file's rows cannot be read.
+            DataError: the file's rows cannot be read, when a split is asked for.
         """
-        x, y = self._read(client)
-        labels, places = self._labels(client, y), self._splits(client)
-        return {split: self._examples(x[at], labels[split][at]) for split, at in _only(places, SPLITS)}
+
+        def read(split: str) -> Examples:
+            x, y = self._read(client)
+            places = self._splits(client)[split]
+            return self._examples(x[places], self._labels(client, y)[split][places])
+
+        return OnDemand(read)
 
     def labels(self, client: int) -> Mapping[str, np.ndarray]:
         """The labels of one client by split, int64; inputs are not converted."""
@@ -218,14 +223,17 @@ class NaturalDataset(FederatedDataset):
 
     def _read(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """A client's raw inputs, of shape (n, values), and labels, train before test, from its row groups only."""
-        ranges = self._rows[client]
-        rows = range(ranges["train"].start, ranges.get("test", ranges["train"]).stop)
-        try:
-            return self._file.rows(rows.start, rows.stop)
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(
-                f"{self._path}: client {self.names[client]!r} cannot be read: {error}; {remedy(self._path)}"
-            ) from error
+        if self._last is None or self._last[0] != client:
+            ranges = self._rows[client]
+            rows = range(ranges["train"].start, ranges.get("test", ranges["train"]).stop)
+            try:
+                # Kept, since the client's other splits are often asked for next.
+                self._last = (client, *self._file.rows(rows.start, rows.stop))
+            except (OSError, pa.ArrowException) as error:
+                raise DataError(
+                    f"{self._path}: client {self.names[client]!r} cannot be read: {error}; {remedy(self._path)}"
+                ) from error
+        return self._last[1:]
 
     def _moments(self) -> Moments:
         """Of all train rows of the file."""

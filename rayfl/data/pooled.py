@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from rayfl.data.federated import SPLITS, Examples, FederatedDataset, InputSpec, Places
+from rayfl.data.federated import SPLITS, Examples, FederatedDataset, InputSpec, OnDemand, Places
 from rayfl.data.holdout import HoldoutConfig, split_client
 from rayfl.data.noise import LabelNoise
 from rayfl.data.public import draw_public
@@ -74,10 +74,8 @@ class PooledDataset(FederatedDataset):
 
     def load(self, client: int) -> Mapping[str, Examples]:
         """The three splits of one client as copies on the CPU: ``x`` float32 of shape (n, *spec.shape)."""
-        return {
-            name: self._examples(indices, self._labels.get(name, self._noisy))
-            for name, indices in self._splits[client].items()
-        }
+        places = self._splits[client]
+        return OnDemand(lambda split: self._examples(places[split], self._labels.get(split, self._noisy)))
 
     def labels(self, client: int) -> Mapping[str, np.ndarray]:
         """The labels of one client by split; inputs are not read."""

@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 BEGIN, END = "<!-- race: begin -->", "<!-- race: end -->"
 TITLES = {
     "rayfl": "rayfl",
-    "rayfl-fast": "rayfl, fast kernel",
+    "rayfl-fast": "rayfl, fast",
     "rayfl-commits": "rayfl, commits every round",
     "bare": "bare PyTorch, 2 processes",
     "pfl": "pfl-research, 2 processes",

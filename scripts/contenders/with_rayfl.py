@@ -1,8 +1,8 @@
 """The race's works in rayfl.
 
 The other contenders keep nothing on disk, so there is one commit, at the end; with the environment variable
-``RAYFL_RACE_COMMITS`` there is one after every round, as is rayfl's default. ``RAYFL_RACE_KERNEL`` names the engine's
-kernel.
+``RAYFL_RACE_COMMITS`` there is one after every round, as is rayfl's default. ``RAYFL_RACE_FAST`` takes what is equal up
+to rounding only: the fast kernel, and cores of actors that have finished.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from work import LR, MOMENTUM, PROXIMAL_WEIGHT, Task, now
 
 import rayfl
-from rayfl.data.federated import Examples, FederatedDataset, InputSpec
+from rayfl.data.federated import Examples, FederatedDataset, InputSpec, OnDemand
 from rayfl.tracking.callback import Callback
 
 
@@ -41,12 +41,12 @@ class RaceData(FederatedDataset):
         return np.tile([self.task.work.samples, 0, self.task.work.test_samples], (len(self.names), 1))
 
     def load(self, client: int) -> Mapping[str, Examples]:
-        def examples(suffix: str) -> Examples:
+        def read(split: str) -> Examples:
+            suffix = "_test" if split == "test" else ""
             x, y = (torch.from_numpy(np.array(self._arrays[n + suffix][client])) for n in ("x", "y"))
-            return Examples(x, y)
+            return Examples(x[:0], y[:0]) if split == "validation" else Examples(x, y)
 
-        train = examples("")
-        return {"train": train, "validation": Examples(train.x[:0], train.y[:0]), "test": examples("_test")}
+        return OnDemand(read)
 
 
 def data(streams: Any) -> RaceData:
@@ -94,7 +94,7 @@ def configuration(task: Task) -> dict[str, Any]:
         },
         # Evaluation at every round where it is what is timed, at the end otherwise.
         "evaluation": {"every": 1 if work.evaluate else work.rounds, "cohort_every": work.rounds, "splits": ["test"]},
-        "engine": {"kernel": os.environ.get("RAYFL_RACE_KERNEL", "reference")},
+        "engine": {"kernel": "fast", "lend_cores": True} if "RAYFL_RACE_FAST" in os.environ else {},
         "tracking": {"tensorboard": False},
         "storage": {"commit_every": 1 if "RAYFL_RACE_COMMITS" in os.environ else work.rounds},
     }

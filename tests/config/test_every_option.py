@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 import cluster.run
 import rayfl
-from actors.host import ClientHost
+from actors.samples import Samples
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.errors import ResourceError
@@ -337,13 +337,13 @@ def test_state_memory_and_spill_dir(state_memory: Any, tmp_path: Path) -> None:
 
 def test_data_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unloaded: list[int] = []
-    unload = ClientHost._unload
+    unload = Samples._unload
 
-    def counting(self: ClientHost, client: int) -> None:
-        unloaded.append(client)
-        unload(self, client)
+    def counting(self: Samples, key: tuple[int, str]) -> None:
+        unloaded.append(key[0])
+        unload(self, key)
 
-    monkeypatch.setattr(ClientHost, "_unload", counting)
+    monkeypatch.setattr(Samples, "_unload", counting)
     run(tmp_path / "auto")
     assert not unloaded
     run(tmp_path / "little", cluster={"data_memory": 1})

@@ -104,7 +104,9 @@ def test_loading_a_client_reads_its_row_group_only(tmp_path: Path, monkeypatch: 
         return original(file, groups, columns=columns)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_groups", recorded)
-    dataset.load(1)
+    parts = dataset.load(1)
+    assert not read
+    assert [len(parts[split]) for split in parts] == [2, 0, 2]
     assert read == [[1]]
 
 
@@ -214,8 +216,9 @@ def test_a_damaged_page_names_the_client(tmp_path: Path) -> None:
     path.write_bytes(content)
     dataset = NaturalDataset(path, 0, STREAMS)
     assert len(dataset.load(0)["train"]) == 40
+    bob = dataset.load(1)
     with pytest.raises(DataError, match="f: client 'bob' cannot be read"):
-        dataset.load(1)
+        bob["train"]
 
 
 def test_source_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
