@@ -15,9 +15,10 @@ from rayfl.errors import RunError
 from rayfl.experiment import Parts
 from rayfl.params import num_bytes
 from rayfl.stopwatch import Stopwatch
+from rayfl.summaries import Scores
 from rayfl.system.schedule import PROCEDURE, Clock, Turnout
 from rayfl.table_schemas import SIMULATED_ROUNDS_SCHEMA
-from rayfl.tables import ResultTables, Scores
+from rayfl.tables import ResultTables
 from rayfl.tracking.callback import Callback
 
 

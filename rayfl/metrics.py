@@ -85,39 +85,87 @@ class Statistics:
     @property
     def loss(self) -> float:
         """Mean cross-entropy in nats; nan without samples."""
-        return self._mean(self.vector[1])
+        return float(_loss(self.vector))
 
     @property
     def top1(self) -> float:
         """Share of samples whose label is the most probable class; nan without samples."""
-        return self._mean(self.vector[2])
+        return float(_top1(self.vector))
 
     @property
     def top5(self) -> float:
         """Share of samples whose label is among the five most probable classes; nan without samples."""
-        return self._mean(self.vector[3])
+        return float(_top5(self.vector))
 
     @property
     def ece(self) -> float:
         """Expected calibration error in [0, 1] (Guo et al., 2017, equation 3); nan without samples."""
-        _, confidences, hits = self.bins()
-        return self._mean(np.abs(hits - confidences).sum())
+        return float(_ece(self.vector))
 
     @property
     def mce(self) -> float:
         """Maximum calibration error over non-empty bins, in [0, 1] (Guo et al., 2017, eq. 5); nan without samples."""
-        counts, confidences, hits = self.bins()
-        filled = counts > 0
-        if not filled.any():
-            return float("nan")
-        return float((np.abs(hits - confidences)[filled] / counts[filled]).max())
+        return float(_mce(self.vector))
 
     def bins(self) -> np.ndarray:
         """By bin of the confidence, shape (3, ``NUM_BINS``): samples, sum of their confidences, top-1 hits."""
-        return self.vector[_NUM_SCALARS:].reshape(3, NUM_BINS)
+        return _bins(self.vector)
 
-    def _mean(self, total: float) -> float:
-        return float(total / self.vector[0]) if self.n else float("nan")
+
+def metric_values(vectors: np.ndarray) -> dict[str, np.ndarray]:
+    """The metrics of many sets of samples, as the properties of :class:`Statistics` have them one by one.
+
+    Args:
+        vectors: the sets' statistics, float64 of shape (K, ``STATISTICS_SIZE``).
+
+    Returns:
+        By metric, float64 of shape (K,).
+    """
+    metrics = {"loss": _loss, "top1": _top1, "top5": _top5, "ece": _ece, "mce": _mce}
+    return {name: metric(vectors) for name, metric in metrics.items()}
+
+
+# Of vectors of shape (..., STATISTICS_SIZE), shape (...).
+
+
+def _loss(vectors: np.ndarray) -> np.ndarray:
+    return _means(vectors, vectors[..., 1])
+
+
+def _top1(vectors: np.ndarray) -> np.ndarray:
+    return _means(vectors, vectors[..., 2])
+
+
+def _top5(vectors: np.ndarray) -> np.ndarray:
+    return _means(vectors, vectors[..., 3])
+
+
+def _ece(vectors: np.ndarray) -> np.ndarray:
+    return _means(vectors, _gaps(vectors).sum(axis=-1))
+
+
+def _mce(vectors: np.ndarray) -> np.ndarray:
+    counts = _bins(vectors)[..., 0, :]
+    filled = counts > 0
+    gaps = _gaps(vectors) / np.where(filled, counts, 1)
+    worst: np.ndarray = np.where(filled, gaps, -np.inf).max(axis=-1)
+    return np.where(filled.any(axis=-1), worst, np.nan)
+
+
+def _gaps(vectors: np.ndarray) -> np.ndarray:
+    """By bin |top-1 hits - sum of confidences|, shape (..., ``NUM_BINS``)."""
+    bins = _bins(vectors)
+    gaps: np.ndarray = np.abs(bins[..., 2, :] - bins[..., 1, :])
+    return gaps
+
+
+def _bins(vectors: np.ndarray) -> np.ndarray:
+    return vectors[..., _NUM_SCALARS:].reshape(*vectors.shape[:-1], 3, NUM_BINS)
+
+
+def _means(vectors: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    counts = vectors[..., 0]
+    return np.where(counts > 0, totals / np.where(counts > 0, counts, 1), np.nan)
 
 
 @dataclass(frozen=True)

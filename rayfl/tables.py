@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.calibration import CALIBRATION_SCHEMA, bin_rows
-from rayfl.metrics import Statistics, summarize
+from rayfl.metrics import Statistics
+from rayfl.summaries import Scores, ScoreTable
 from rayfl.table_schemas import CLIENTS_SCHEMA, METRICS, PARTITION_KEY, ROUNDS_SCHEMA, SKIPPED_SCHEMA, TABLES
 
 _MOST_CHUNKS = 64
-
-Scores = Mapping[int, Mapping[str, Mapping[str, Statistics]]]
 
 
 class ResultTables:
@@ -112,38 +111,20 @@ class ResultTables:
             messages: bytes down and up in this round, by client.
             update_variance: of the cohort's updates.
         """
-        nothing = (None, None)
-        rows = [
-            {
-                "client": client,
-                "name": self._names[client],
-                "round": round,
-                "split": split,
-                "cohort": cohort,
-                "phase": phase,
-                "model": model,
-                "n": statistics.n,
-                **{metric: getattr(statistics, metric) for metric in METRICS},
-                **dict(zip(("bytes_down", "bytes_up"), (messages or {}).get(client, nothing), strict=True)),
-            }
-            for client in sorted(scores)
-            for split, models in scores[client].items()
-            for model, statistics in models.items()
-            if statistics.n
-        ]
-        if not rows:
+        found = ScoreTable(scores)
+        if not len(found):
             return []
-        self.clients = _append(self.clients, rows, CLIENTS_SCHEMA)
+        self._append_clients(found, (round, cohort, phase), messages or {})
         key = {"round": round, "cohort": cohort, "phase": phase}
         down, up = traffic
-        summaries = [
-            {**key, "bytes_down": down, "bytes_up": up, "update_variance": update_variance, **summary}
-            for summary in self._summaries(_by_split(scores))
+        pairs = [
+            ({**key, "bytes_down": down, "bytes_up": up, "update_variance": update_variance, **summary}, pooled)
+            for summary, pooled in found.summaries(self._sweep)
         ]
-        pooled = [summary.pop("pooled") for summary in summaries]
+        summaries = [summary for summary, _ in pairs]
         self._append_rounds(summaries)
         if cohort == "all":
-            bins = [row for pair in zip(summaries, pooled, strict=True) for row in bin_rows(*pair)]
+            bins = [row for pair in pairs for row in bin_rows(*pair)]
             self.calibration = _append(self.calibration, bins, CALIBRATION_SCHEMA)
         return summaries
 
@@ -176,41 +157,31 @@ class ResultTables:
         self._append_rounds(rows)
         return rows
 
+    def _append_clients(
+        self, found: ScoreTable, key: tuple[int, str, str], messages: Mapping[int, tuple[int, int]]
+    ) -> None:
+        count, (round, cohort, phase) = len(found), key
+        both = [messages.get(client, (None, None)) for client in found.clients]
+        columns = {
+            "client": found.clients,
+            "name": [self._names[client] for client in found.clients],
+            "round": [round] * count,
+            "split": found.splits,
+            "cohort": [cohort] * count,
+            "phase": [phase] * count,
+            "model": found.models,
+            "n": found.vectors[:, 0].astype(np.int64),
+            **{metric: found.metrics[metric] for metric in METRICS},
+            "bytes_down": [down for down, _ in both],
+            "bytes_up": [up for _, up in both],
+        }
+        self.clients = _joined(self.clients, pa.table(columns, schema=CLIENTS_SCHEMA))
+
     def _append_rounds(self, rows: list[dict[str, Any]]) -> None:
         if "simulated_s" in self.rounds.schema.names:
             for row in rows:
                 row["simulated_s"] = self.simulated_s
         self.rounds = _append(self.rounds, rows, self.rounds.schema)
-
-    def _summaries(self, by_split: Mapping[str, Mapping[str, dict[int, Statistics]]]) -> list[dict[str, Any]]:
-        rows = [
-            {"split": split, "model": model, "selected_on": "", "choice": "", **_summary(list(clients.values()))}
-            for split, models in by_split.items()
-            for model, clients in models.items()
-        ]
-        return rows + (self._chosen(by_split) if self._sweep is not None else [])
-
-    def _chosen(self, by_split: Mapping[str, Mapping[str, dict[int, Statistics]]]) -> list[dict[str, Any]]:
-        """Test rows of the sweep's best member: one for all clients, or one for each client."""
-        grids = {
-            split: {name: clients for name, clients in models.items() if name.startswith(f"{self._sweep}=")}
-            for split, models in by_split.items()
-        }
-        test = grids.get("test", {})
-        rows = []
-        for judge in ("validation", "test"):
-            grid = grids.get(judge, {})
-            if not test or not grid:
-                continue
-            best = max(grid, key=lambda name, grid=grid: _mean_top1(grid[name].values()))  # type: ignore[misc]
-            rows.append(self._choice(judge, best, list(test[best].values())))
-            each = {client: _best_of(grid, client, best) for client in next(iter(test.values()))}
-            rows.append(self._choice(f"{judge} per client", "", [test[name][client] for client, name in each.items()]))
-        return rows
-
-    def _choice(self, judge: str, choice: str, statistics: list[Statistics]) -> dict[str, Any]:
-        row = {"split": "test", "model": f"{self._sweep}=best", "selected_on": judge, "choice": choice}
-        return {**row, **_summary(statistics)}
 
 
 def _without(table: pa.Table, rows: int) -> pa.Table:
@@ -219,39 +190,10 @@ def _without(table: pa.Table, rows: int) -> pa.Table:
 
 
 def _append(table: pa.Table, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    grown = pa.Table.from_pylist(rows, schema=schema).replace_schema_metadata(table.schema.metadata)
-    longer = pa.concat_tables([table, grown])
+    return _joined(table, pa.Table.from_pylist(rows, schema=schema))
+
+
+def _joined(table: pa.Table, more: pa.Table) -> pa.Table:
+    longer = pa.concat_tables([table, more.replace_schema_metadata(table.schema.metadata)])
     # Every chunk costs a kilobyte a column, whatever is in it, and time with every commit.
     return longer if longer.column(0).num_chunks <= _MOST_CHUNKS else longer.combine_chunks()
-
-
-def _by_split(scores: Scores) -> dict[str, dict[str, dict[int, Statistics]]]:
-    """Scores by split, model and client (ascending), without empty splits."""
-    result: dict[str, dict[str, dict[int, Statistics]]] = {}
-    for client in sorted(scores):
-        for split, models in scores[client].items():
-            for model, statistics in models.items():
-                if statistics.n:
-                    result.setdefault(split, {}).setdefault(model, {})[client] = statistics
-    return result
-
-
-def _summary(statistics: list[Statistics]) -> dict[str, Any]:
-    pooled = sum(statistics, Statistics.empty())
-    row: dict[str, Any] = {"clients": len(statistics), "n": pooled.n, "pooled": pooled}
-    for metric in METRICS:
-        summary = summarize(np.array([getattr(s, metric) for s in statistics]))
-        row |= {metric: summary.mean, f"{metric}_std": summary.std, f"pooled_{metric}": getattr(pooled, metric)}
-        if metric == "top1":
-            row |= {"top1_worst5": summary.worst5, "top1_jain": summary.jain}
-    return row
-
-
-def _mean_top1(statistics: Any) -> float:
-    return float(np.mean([s.top1 for s in statistics]))
-
-
-def _best_of(grid: Mapping[str, dict[int, Statistics]], client: int, fallback: str) -> str:
-    """The first of the client's best sweep members; the common best for a client the judging split lacks."""
-    known = [name for name, clients in grid.items() if client in clients]
-    return max(known, key=lambda name: grid[name][client].top1) if known else fallback

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
-from rayfl.metrics import NUM_BINS, STATISTICS_SIZE, Statistics, batch_statistics, summarize
+from rayfl.metrics import NUM_BINS, STATISTICS_SIZE, Statistics, batch_statistics, metric_values, summarize
 
 torch.set_num_threads(1)
 
@@ -131,6 +131,15 @@ def test_no_samples() -> None:
     np.testing.assert_array_equal(nothing.vector, Statistics.empty().vector)
     assert nothing.n == 0
     assert all(math.isnan(v) for v in (nothing.loss, nothing.top1, nothing.top5, nothing.ece, nothing.mce))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(samples, max_size=6))
+def test_many_at_a_time_have_the_bits_of_one_by_one(drawn: list[tuple[Tensor, Tensor]]) -> None:
+    each = [statistics(*data) for data in drawn] + [Statistics.empty()]
+    values = metric_values(np.array([one.vector for one in each]))
+    for name, column in values.items():
+        np.testing.assert_array_equal(column, [getattr(one, name) for one in each])
 
 
 def test_vector_layout() -> None:

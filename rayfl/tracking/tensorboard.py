@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.tables import Scores
+from rayfl.summaries import Scores
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.scalars import hyper_parameters, scalars
 
