@@ -129,8 +129,10 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = json.loads(results.read_text()) if results.exists() else []
     for name in filter(None, arguments.works.split(",")):
+        contenders = arguments.contenders.split(",")
         for turn in range(arguments.repeats):
-            for contender in arguments.contenders.split(","):
+            # Everybody is first once: a machine's speed may change within a turn.
+            for contender in contenders[turn % len(contenders) :] + contenders[: turn % len(contenders)]:
                 result = run(contender, WORKS[name], folder)
                 found.append({**result, "turn": turn})
                 results.write_text(json.dumps(found))
