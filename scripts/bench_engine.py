@@ -1,10 +1,12 @@
 """What one client's local update costs on the CPU, as Markdown tables of ratios.
 
     python scripts/bench_engine.py [--models NAME,...] [--momentum M] [--weight-decay W] [--repeats N] [--steps N]
+                                   [--compile]
 
-The first table sets a bare PyTorch loop with ``torch.optim.SGD`` against the engine's kernels, the second one methods
-against federated averaging under each kernel. Everything runs in one thread; the contenders of a row take turns, and
-the medians of their processor times are compared, so that other work on the machine counts little.
+The first table sets a bare PyTorch loop with ``torch.optim.SGD`` against the engine's kernels (and, with ``--compile``,
+against itself with ``torch.compile``), the second one methods against federated averaging under each kernel. Everything
+runs in one thread; the contenders of a row take turns, and the medians of their processor times are compared, so that
+other work on the machine counts little.
 """
 
 from __future__ import annotations
@@ -69,11 +71,16 @@ class Workload:
         )
         self.context = RoundContext(0, 1, 1, train, RandomStreams(0))
 
-    def bare(self) -> Callable[[], None]:
-        """What one writes without a framework."""
+    def bare(self, compiled: bool = False) -> Callable[[], None]:
+        """What one writes without a framework; the first turn of a compiled one compiles."""
         module = self.architecture.build(self.spec)
         train, data = self.context.train, self.examples
         plan = plan_batches(len(data), train.batch_size, len(data) // (train.batch_size or 1), np.random.default_rng(0))
+
+        def eager(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(module(x), y)
+
+        loss = torch.compile(eager) if compiled else eager
 
         def run() -> None:
             optimizer = torch.optim.SGD(
@@ -82,7 +89,7 @@ class Workload:
             for start, stop in pairwise(plan.bounds):
                 index = plan.order[start:stop]
                 optimizer.zero_grad()
-                F.cross_entropy(module(data.x[index]), data.y[index]).backward()
+                loss(data.x[index], data.y[index]).backward()
                 optimizer.step()
 
         return run
@@ -137,22 +144,27 @@ def main() -> None:
     parser.add_argument("--weight-decay", type=float, default=1e-4)
     parser.add_argument("--repeats", type=int, default=7, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=0, help="local steps a turn; 0: as many as take a moment")
+    parser.add_argument("--compile", action="store_true", help="also the bare loop with torch.compile")
     chosen = parser.parse_args()
     pin_threads(1)
     reuse_freed_memory()
     kernels = ("reference", "fast")
-    first = ["| model | bare PyTorch, ms a step | reference / bare | fast / bare |", "|---|---|---|---|"]
+    beside = [*kernels, "compiled"] if chosen.compile else list(kernels)
+    columns = " | ".join(f"{name} / bare" for name in beside)
+    first = [f"| model | bare PyTorch, ms a step | {columns} |", f"|---|---|{'---|' * len(beside)}"]
     second = [f"| model | kernel | {' | '.join(METHODS)} |", f"|---|---|{'---|' * len(METHODS)}"]
     for model in chosen.models.split(","):
         steps = chosen.steps or {"two_nn": 100, "char_lstm": 2}.get(model, 10)
         work = Workload(model, steps, chosen.momentum, chosen.weight_decay)
         contenders: Contenders = {"bare": work.bare()}
+        if chosen.compile:
+            contenders["compiled"] = work.bare(compiled=True)
         for kernel in kernels:
             contenders[kernel] = work.method(FedAvg(), kernel)
             contenders |= {f"{kernel} {name}": work.method(method, kernel) for name, method in METHODS.items()}
         times = medians(contenders, chosen.repeats)
         bare = times["bare"]
-        ratios = " | ".join(f"{times[kernel] / bare:.2f}" for kernel in kernels)
+        ratios = " | ".join(f"{times[name] / bare:.2f}" for name in beside)
         first.append(f"| {model} | {1000 * bare / steps:.2f} | {ratios} |")
         for kernel in kernels:
             ratios = " | ".join(f"{times[f'{kernel} {name}'] / times[kernel]:.2f}" for name in METHODS)
