@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from actors.attendance import Attendance, Call
+from actors.evaluation import Evaluation
 from actors.failures import ClientsFailedError, Failure
 from actors.hosts import Hosts
 from actors.job import Job, JobResult, Scores
@@ -18,14 +19,10 @@ from actors.traffic import Traffic
 from algorithms.base import Algorithm, Procedure
 from rayfl.aggregation import ExactSum, Weighted
 from rayfl.config.schema import ClientsConfig
-from rayfl.data.official import OFFICIAL_PIECE
 from rayfl.engine.client import RoundContext
 from rayfl.manifest import StoredFile
 from rayfl.metrics import Statistics
 from rayfl.params import Tree, from_numpy, num_bytes
-
-_EVALUATED_AT_A_TIME = 64
-"""Clients per call of an evaluation: enough to make the call cheap, few enough to show progress."""
 
 
 class Federation:
@@ -59,6 +56,7 @@ class Federation:
         self._sizes = sizes
         self._policy = policy or ClientsConfig()
         self._hosts = Hosts(pool, pinned, self._policy.deadline_s, lends_beyond)
+        self._evaluation = Evaluation(self._hosts, sizes)
         self._trained_splits: tuple[str, ...] = ()
         self.trained_scores: Scores = {}
         self.traffic = Traffic()
@@ -232,15 +230,8 @@ class Federation:
         """
         everyone = range(self._context.num_clients) if clients is None else clients
         job = self._job("predictors", "evaluate", splits=tuple(splits), final=final)
-        costs = {client: float(self._sizes[client, 1:].sum() + 1) for client in everyone}
-        scores: Scores = {}
-        self.unscored = {}
-        for result in self._hosts.dispatch(job, costs, server, payloads or {}, at_a_time=_EVALUATED_AT_A_TIME):
-            scores.update(result.scores)
-            self.unscored.update(result.failures)
-            if report is not None:
-                report(len(scores) + len(self.unscored), len(costs))
-        return dict(sorted(scores.items()))
+        scores, self.unscored = self._evaluation.of_clients(job, everyone, server, payloads or {}, report)
+        return scores
 
     def evaluate_official(self, server: Tree, samples: int) -> dict[str, Statistics]:
         """Scores the server's own models on the official test part, in pieces spread over all hosts.
@@ -252,17 +243,7 @@ class Federation:
         Returns:
             By model.
         """
-        first = self._context.num_clients + 1
-        costs = {first + i: float(OFFICIAL_PIECE) for i in range(-(-samples // OFFICIAL_PIECE))}
-        job = self._job("global_predictors", "official")
-        pieces: Scores = {}
-        for result in self._hosts.dispatch(job, costs, server, {}):
-            pieces.update(result.scores)
-        total: dict[str, Statistics] = {}
-        for piece in sorted(pieces):
-            for model, statistics in pieces[piece]["official"].items():
-                total[model] = total.get(model, Statistics.empty()) + statistics
-        return total
+        return self._evaluation.of_server(self._job("global_predictors", "official"), server, samples)
 
     def _call(
         self,

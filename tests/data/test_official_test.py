@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-import actors.federation
+import actors.evaluation
 import actors.host
 import rayfl
 from algorithms.registry import Experiment
@@ -121,7 +121,7 @@ def test_nothing_else_changes(tmp_path: Path) -> None:
 
 def test_pieces_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = official_rows(rayfl.run(settings(tmp_path, name="whole")))
-    for module in (actors.federation, actors.host):
+    for module in (actors.evaluation, actors.host):
         monkeypatch.setattr(module, "OFFICIAL_PIECE", 7)
     pieces = official_rows(rayfl.run(settings(tmp_path, name="pieces")))
     for one, other in zip(whole, pieces, strict=True):
