@@ -40,9 +40,9 @@ def lent_threads(
             begins = 0.0
             for client in shares[host]:
                 busy = sum(ends[other] > begins + _NEARLY * costs[client] for other in hosts)
-                share = int(all_cores / busy)
-                if busy < len(hosts) and share > own:
-                    threads[client] = share
+                each = int(all_cores / busy)
+                if busy < len(hosts) and each > own:
+                    threads[client] = each
                 begins += costs[client]
     return threads
 
