@@ -11,8 +11,6 @@ from torch import Tensor
 from rayfl import tape
 from rayfl.params import tensors
 
-_TINY = 1e-12
-
 
 def squared_cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
     """cos^2 of the angle between two models, over all their parameters as one vector; a scalar.
@@ -30,7 +28,7 @@ def squared_cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) ->
 def products(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """cos^2, the inner product of both, and the squared norms of the first and the second."""
     product, left_norm, right_norm = _inner(left, right), _inner(left, left), _inner(right, right)
-    return product * product / (left_norm * right_norm).clamp_min(_TINY), product, left_norm, right_norm
+    return tape.squared_cosine_of(product, left_norm, right_norm), product, left_norm, right_norm
 
 
 def _inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:

@@ -222,7 +222,7 @@ def squared_cosine(tape: Tape, left: Sequence[Tensor], right: Sequence[Tensor]) 
     """
     rows = [(torch.dot(a, b), torch.dot(a, a), torch.dot(b, b)) for a, b in _pieces(left, right)]
     product, left_norm, right_norm = (_total(column) for column in zip(*rows, strict=True))
-    cosine = product * product / (left_norm * right_norm).clamp_min(_TINY)
+    cosine = squared_cosine_of(product, left_norm, right_norm)
     found = squared_cosine_factors(torch.ones_like(cosine), cosine, product, left_norm, right_norm)
     cross, own_left, own_right = (factor.item() for factor in found)
 
@@ -234,6 +234,11 @@ def squared_cosine(tape: Tape, left: Sequence[Tensor], right: Sequence[Tensor]) 
         tape.add(right, upstream * own_right, right)
 
     return tape.cut([cosine], pull)[0]
+
+
+def squared_cosine_of(product: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """It from the inner product of two vectors and their squared norms; all are scalars."""
+    return product * product / (left * right).clamp_min(_TINY)
 
 
 def squared_cosine_factors(

@@ -38,7 +38,7 @@ def step_of(request: TrainRequest, task: Task, model: Tree, moved: Moved, kernel
     if known is not None and isinstance(task, Classification):
         if known.mixture is None and task.chain(model if known.model is None else model[known.model]) is not None:
             return _closed_form(task, moved, known, request.frozen)
-        if known.mixture is not None and can_mix(known.mixture, task, model, moved):
+        if known.mixture is not None and can_mix(known.mixture, model, moved):
             exact = kernel == "reference"
             return mixed_step(known.mixture, known.pull, task, model, moved, request.frozen, exact)
     objective = partial(request.objective, model)

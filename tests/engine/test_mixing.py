@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +12,16 @@ from torch import Tensor
 
 from algorithms.superfed import SuPerFed
 from rayfl.data.federated import InputSpec
-from rayfl.engine import looped, mixing, moved, steps
+from rayfl.engine import line, looped, mixing, moved, steps
 from rayfl.engine.requests import ParameterGroup, TrainRequest
 from rayfl.engine.steps import Kernel
 from rayfl.models.base import Network
 from rayfl.models.perceptron import TwoNN
+from rayfl.models.recurrent import CharLSTM
 from rayfl.objectives import Declared, Mixture, Pull, declared
 from rayfl.params import Tree
 from rayfl.tasks import Classification, Model, Task
-from tests.engine.problems import CPU, SmallCNN, examples, request
+from tests.engine.problems import CPU, Dropping, Normalized, Partly, SmallCNN, examples, request
 from tests.toys import DoubleNetwork, assert_close, assert_equal
 
 SPEC = InputSpec("image", (1, 4, 4), 5)
@@ -46,11 +47,24 @@ OTHER_RULES: dict[str, dict[str, Any]] = {
 }
 
 
-def update(method: SuPerFed, task: Task, dtype: torch.dtype = torch.float32, **options: Any) -> TrainRequest:
+VECTORS, LETTERS = InputSpec("vector", (6,), 4), InputSpec("tokens", (7,), 9, vocabulary=9)
+NETWORKS: dict[str, tuple[Callable[[], Network], InputSpec]] = {
+    "chain": (lambda: ARCHITECTURE.network(SPEC), SPEC),
+    "convolution": (lambda: Network(lambda: SmallCNN(5)), InputSpec("image", (1, 6, 6), 5)),
+    "batch norm": (lambda: Network(Normalized), VECTORS),
+    "dropout": (lambda: Network(Dropping), VECTORS),
+    "idle layer": (lambda: Network(Partly), VECTORS),
+    "LSTM": (lambda: CharLSTM(hidden=13).network(LETTERS), LETTERS),
+}
+
+
+def update(
+    method: SuPerFed, task: Task, dtype: torch.dtype = torch.float32, spec: InputSpec = SPEC, **options: Any
+) -> TrainRequest:
     start, end, received = (task.network.initialize(seed) for seed in (1, 2, 3))
     width = () if method.mode == "mm" else (len(task.network.layers),)
     shares = torch.rand(6, *width, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    data = examples(23, SPEC, 5, dtype)
+    data = examples(23, spec, 5, dtype)
     base = request(data, {"federated": start, "local": end}, method.objective, frozen={"received": received})
     return replace(base, draws={"coefficient": shares}, **options)
 
@@ -64,7 +78,7 @@ def train(update: TrainRequest, task: Task, kernel: Kernel) -> tuple[Tree, Tree]
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_steps_are_those_of_autograd(method: str, rule: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixing, "_PIECE", piece)
+    monkeypatch.setattr(line, "PIECE", piece)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
         network = (
             ARCHITECTURE.network(SPEC) if dtype == torch.float32 else DoubleNetwork(lambda: ARCHITECTURE.build(SPEC))
@@ -115,14 +129,34 @@ def test_under_other_rules_fast_steps_are_exact_ones(rule: str) -> None:
         assert_equal(one, other)
 
 
-def test_convolutions_are_left_to_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("piece", [1 << 16, 64])
+@pytest.mark.parametrize("rule", ["as usual", *OTHER_RULES])
+@pytest.mark.parametrize("method", ["mm", "lm"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_any_network_is_mixed_without_a_graph(
+    network: str, method: str, rule: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default kernel with the bits of autograd, the fast one nearly; buffers and dropout included."""
+    monkeypatch.setattr(line, "PIECE", piece)
+    make, spec = NETWORKS[network]
+    task = Classification(make())
+    given = update(METHODS[method], task, spec=spec, **(RULES | OTHER_RULES)[rule])
+    undeclared = Undeclared(**METHODS[method].model_dump(exclude={"name"}))
+    expected = train(update(undeclared, task, spec=spec, **(RULES | OTHER_RULES)[rule]), task, "reference")
+    monkeypatch.setattr(steps, "_reference", None)  # the only other ways
+    monkeypatch.setattr(steps, "_fast", None)
+    for one, other in zip(train(given, task, "reference"), expected, strict=True):
+        assert_equal(one, other)
+    for one, other in zip(train(given, task, "fast"), expected, strict=True):
+        assert_close(one, other, 1e-5)
+
+
+def test_what_else_is_trained_is_left_to_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "mixed_step", None)
-    task = Classification(Network(lambda: SmallCNN(5)))
-    start, end = task.network.initialize(1), task.network.initialize(2)
-    data = examples(23, InputSpec("image", (1, 6, 6), 5), 5)
-    given = request(data, {"federated": start, "local": end}, SuPerFed().objective, frozen={"received": start})
-    given = replace(given, draws={"coefficient": torch.linspace(0, 1, 6)})
-    assert_close(train(given, task, "fast")[0], train(given, task, "reference")[0], 1e-5)
+    task = Classification(ARCHITECTURE.network(SPEC))
+    given = update(METHODS["mm"], task)
+    more = replace(given, trainable={**given.trainable, "more": {"head.bias": torch.zeros(5)}})
+    assert_close(train(more, task, "fast")[0], train(more, task, "reference")[0], 1e-5)
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["fused", "operation by operation"])
