@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rayfl.fixed_point import CARRY_EVERY, CPU, HIGH_BITS, HIGH_LIMIT
 from rayfl.limbs import Limbs, Summand, mean_of
-from rayfl.params import Tree, copy, from_leaves, from_numpy, leaves, map_leaves, num_bytes, to_numpy
+from rayfl.params import Tree, from_leaves, from_numpy, leaves, map_leaves, num_bytes, to_numpy
 
 Form = tuple[tuple[int, ...], torch.dtype] | None
 """Shape and type of a tensor leaf; None marks a plain number."""
@@ -129,7 +129,7 @@ class ExactSum:
         return self.bound * parts < HIGH_LIMIT
 
     def mean(self) -> Tree:
-        """The weighted mean, in the leaves' own types; fresh memory.
+        """The weighted mean, in the leaves' own types; fresh memory of this process, wherever contributions were.
 
         Raises:
             ValueError: when nothing was added.
@@ -137,7 +137,7 @@ class ExactSum:
         if self.count == 0:
             raise ValueError("the mean of no contributions is undefined")
         if self.count == 1:
-            return copy(self.waiting[0].tree)
+            return map_leaves(_fresh, self.waiting[0].tree)
         self._settle()
         parts = self.received if self.limbs is None else [self.limbs, *self.received]
         return _restore(mean_of(parts, float(self.weight)), self.template)
@@ -244,6 +244,10 @@ def _kept(tree: Mapping[str, Any]) -> Tree:
     return map_leaves(lambda leaf: leaf if isinstance(leaf, Tensor) else float(leaf), tree)
 
 
+def _fresh(leaf: Any, dtype: torch.dtype | None = None) -> Any:
+    return leaf.detach().to(CPU, dtype or leaf.dtype, copy=True) if isinstance(leaf, Tensor) else leaf
+
+
 def _restore(flat: Tensor, template: Mapping[str, Form]) -> Tree:
     sizes = {path: 1 if form is None else math.prod(form[0]) for path, form in template.items()}
     paths = sorted(template)
@@ -251,7 +255,7 @@ def _restore(flat: Tensor, template: Mapping[str, Form]) -> Tree:
     # Copies: leaves start where a fresh allocation does, and share no memory.
     return from_leaves(
         {
-            path: float(parts[path]) if form is None else parts[path].reshape(form[0]).to(form[1], copy=True)
+            path: float(parts[path]) if form is None else _fresh(parts[path].reshape(form[0]), form[1])
             for path, form in template.items()
         }
     )

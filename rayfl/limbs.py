@@ -73,7 +73,9 @@ class Limbs:
         limbs = cls(zeros(size, device), zeros(size, device), None)
         limbs._add(summands)
         if all(_agree(summands[0], one) for one in summands[1:]):
-            first = vector_of(torch.cat([torch.empty(0, dtype=kind), *(part.to(device, kind) for part in parts)]))
+            # An empty part more, for trees without leaves.
+            whole = [torch.empty(0, dtype=kind, device=device), *(part.to(device, kind) for part in parts)]
+            first = vector_of(torch.cat(whole))
             limbs.common = first, same(first, first)
             limbs._compare(summands[1:])
         return limbs

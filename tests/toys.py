@@ -221,6 +221,7 @@ class Toy:
         spill: bounds the memory for states (of one host).
         data_memory: bytes of samples that stay loaded.
         augmentation: of training images.
+        device: where clients train.
     """
 
     algorithm: Algorithm
@@ -234,6 +235,7 @@ class Toy:
     spill: Spill | None = None
     data_memory: int | None = None
     augmentation: Augmentation | None = None
+    device: torch.device = CPU
     server: Tree = field(init=False)
     federation: Federation = field(init=False)
     round: int = field(init=False, default=0)
@@ -246,7 +248,7 @@ class Toy:
         hosts = [
             ClientHost(
                 self.algorithm,
-                Engine(self.task, CPU, EngineConfig(mode=self.mode, width=8)),  # type: ignore[arg-type]
+                Engine(self.task, self.device, EngineConfig(mode=self.mode, width=8)),  # type: ignore[arg-type]
                 self.dataset,
                 self.context,
                 ClientStates(None, i, self.spill),
