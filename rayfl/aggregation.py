@@ -8,7 +8,7 @@ contributions agree to the bit the mean is that value, whatever its type and mag
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from numbers import Integral
@@ -56,9 +56,7 @@ class Weighted:
 
 def check_finite(tree: Mapping[str, Any]) -> None:
     """Raises NonFiniteError for the first leaf with NaN or infinity."""
-    for path, leaf in leaves(tree):
-        if not math.isfinite(_largest(leaf)):
-            raise NonFiniteError(path)
+    _largest(tree)
 
 
 @dataclass
@@ -214,29 +212,39 @@ def _bound(largest: float, weight: Any) -> int:
     return int(scaled) + 2 if scaled < HIGH_LIMIT else HIGH_LIMIT
 
 
-def _largest(leaf: Any) -> float:
-    """The largest magnitude; NaN or infinite if any value is."""
-    if not isinstance(leaf, Tensor):
-        return abs(float(leaf))
-    if leaf.numel() == 0:
-        return 0.0
-    low, high = leaf.detach().aminmax()
-    return max(abs(float(low)), abs(float(high)))
+def _largest(tree: Mapping[str, Any]) -> float:
+    """The largest magnitude of all leaves; raises NonFiniteError for the first one with NaN or infinity."""
+    paths: list[str] = []
+    bounds: list[Any] = []
+    for path, leaf in leaves(tree):
+        if isinstance(leaf, Tensor) and not leaf.numel():
+            continue
+        paths.append(path)
+        bounds += leaf.detach().aminmax() if isinstance(leaf, Tensor) else (leaf, leaf)
+    numbers, largest = _numbers(bounds), 0.0
+    for path, low, high in zip(paths, numbers[::2], numbers[1::2], strict=True):
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise NonFiniteError(path)
+        largest = max(largest, abs(low), abs(high))
+    return largest
+
+
+def _numbers(scalars: Sequence[Any]) -> list[float]:
+    """Scalars as numbers: those of an accelerator in one transfer, as each waits for all of its work."""
+    there = [i for i, one in enumerate(scalars) if isinstance(one, Tensor) and one.device.type != "cpu"]
+    brought = torch.cat([scalars[i].view(1) for i in there]).cpu().tolist() if there else []
+    found = dict(zip(there, brought, strict=True))
+    return [found[i] if i in found else float(one) for i, one in enumerate(scalars)]
 
 
 def _inspect(tree: Mapping[str, Any]) -> tuple[dict[str, Form], float]:
     """The form of each leaf and the largest magnitude of all."""
     template: dict[str, Form] = {}
-    largest = 0.0
     for path, leaf in leaves(tree):
         if isinstance(leaf, Tensor) and not leaf.dtype.is_floating_point:
             raise TypeError(f"only floating-point tensors can be averaged, {path!r} is {leaf.dtype}")
-        magnitude = _largest(leaf)
-        if not math.isfinite(magnitude):
-            raise NonFiniteError(path)
         template[path] = (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else None
-        largest = max(largest, magnitude)
-    return template, largest
+    return template, _largest(tree)
 
 
 def _kept(tree: Mapping[str, Any]) -> Tree:

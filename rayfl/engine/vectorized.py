@@ -7,9 +7,11 @@ the steps actually taken, up to the padding of partial batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
@@ -89,8 +91,8 @@ class _Feed:
         self._x = torch.cat([request.examples.x for request in ranked])
         self._y = torch.cat([request.examples.y for request in ranked])
         steps = [request.plan.steps for request in ranked]
-        widths = [[stop - start for start, stop in pairwise(request.plan.bounds)] for request in ranked]
-        width = max((max(row, default=0) for row in widths), default=0)
+        sizes = {stop - start for bounds in {one.plan.bounds for one in ranked} for start, stop in pairwise(bounds)}
+        width = max(sizes, default=0)
         index = torch.zeros(max(steps), len(ranked), width, dtype=torch.int64)
         mask = torch.zeros(max(steps), len(ranked), width, dtype=self._float_type(ranked[0]))
         first = ranked[0].variations
@@ -102,17 +104,16 @@ class _Feed:
         for rank, request in enumerate(ranked):
             # padding repeats the client's first sample: finite values that the mask removes
             index[:, rank] = offset
-            for step, (start, stop) in enumerate(pairwise(request.plan.bounds)):
-                index[step, rank, : stop - start] = request.plan.order[start:stop] + offset
-                mask[step, rank, : stop - start] = 1
-                for name, values in drawn.items():
-                    assert request.variations is not None
-                    values[step, rank, : stop - start] = request.variations.drawn[name][start:stop]
+            step, place = _slots(request.plan.bounds)
+            index[step, rank, place] = request.plan.order + offset
+            mask[step, rank, place] = 1
+            for name, values in drawn.items():
+                assert request.variations is not None
+                values[step, rank, place] = request.variations.drawn[name]
             offset += len(request.examples)
         self._steps = steps
         self._index = index.to(device)
-        full = all(size == width for row in widths for size in row)
-        self.masks = None if full else mask.to(device)
+        self.masks = None if len(sizes) <= 1 else mask.to(device)
         self._drawn = {name: values.to(device) for name, values in drawn.items()}
 
     @staticmethod
@@ -132,6 +133,14 @@ class _Feed:
             drawn = {name: values[step, :active].flatten(0, 1) for name, values in self._drawn.items()}
             x = self._augmentation(x.flatten(0, 1), drawn).view(x.shape)
         return x, self._y[index], None if self.masks is None else self.masks[step, :active]
+
+
+@lru_cache
+def _slots(bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The step of each sample of a plan, and its place in the mini-batch; clients of one size have the same."""
+    sizes = np.diff(bounds)
+    steps = np.repeat(np.arange(len(sizes)), sizes)
+    return torch.from_numpy(steps), torch.from_numpy(np.arange(len(steps)) - np.asarray(bounds)[steps])
 
 
 def _stack(trees: Sequence[Mapping[str, Any]], device: torch.device) -> Tree:
