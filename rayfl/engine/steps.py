@@ -1,4 +1,4 @@
-"""One local step of one client in three ways: by autograd, with sums of tensors out of the graph, without any graph."""
+"""One local step of one client: by autograd, with sums of tensors out of the graph, or without any graph."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def step_of(request: TrainRequest, task: Task, model: Tree, moved: Moved, kernel
         task: what the objective is given.
         model: views of the parameters; those that are moved require gradients.
         moved: the same as buffers.
-        kernel: ``reference`` leaves all gradients to autograd, ``fast`` those of penalties and mixtures to a tape.
+        kernel: ``reference`` keeps the bits of autograd, ``fast`` is equal to it up to rounding.
     """
     known = declared(request.objective)
     if known is not None and isinstance(task, Classification):
