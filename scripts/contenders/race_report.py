@@ -46,28 +46,43 @@ def write_report(found: Results, versions: Mapping[str, str], page: Path) -> Non
     _, _, after = rest.partition(END)
     if not rest or END not in text:
         raise SystemExit(f"{page} lacks the lines {BEGIN} and {END}")
-    table = seconds(found)
+    ratios = relative(found)
     shown = [contender for contender in TITLES if any(row["contender"] == contender for row in found)]
     parts = [
         _conditions(found, versions),
-        _times(table, shown),
+        _times(seconds(found), ratios, shown),
         _starts(found, shown),
         _memory(found, shown),
         _checks(found, shown),
     ]
     page.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + after)
     (page.parent / "images").mkdir(exist_ok=True)
-    draw(table, page.parent / "images" / "race.png")
+    draw(ratios, page.parent / "images" / "race.png")
 
 
 def seconds(found: Results) -> dict[str, dict[str, float]]:
     """By work and contender: the median over turns of each process's median, in seconds a round (or evaluation)."""
+    return {work: {c: float(np.median(own)) for c, own in turns.items()} for work, turns in _turns(found).items()}
+
+
+def relative(found: Results) -> dict[str, dict[str, float]]:
+    """The same, relative to rayfl in the same turn: a machine's speed may change from one to the next."""
     table: dict[str, dict[str, float]] = {}
+    for work, turns in _turns(found).items():
+        for contender, own in turns.items():
+            pairs = zip(own, turns["rayfl"], strict=False)  # not all need have been in all turns
+            table.setdefault(work, {})[contender] = float(np.median([one / base for one, base in pairs]))
+    return table
+
+
+def _turns(found: Results) -> dict[str, dict[str, list[float]]]:
+    """The times of each work and contender, turn by turn."""
+    table: dict[str, dict[str, list[float]]] = {}
     for work in WORKS:
         for contender in TITLES:
             own = [_time(row) for row in found if (row["work"], row["contender"]) == (work, contender)]
             if own:
-                table.setdefault(work, {})[contender] = float(np.median(own))
+                table.setdefault(work, {})[contender] = own
     return table
 
 
@@ -106,12 +121,15 @@ def _header(shown: Sequence[str]) -> list[str]:
     return ["work", *(TITLES[contender] for contender in shown)]
 
 
-def _times(table: Mapping[str, Mapping[str, float]], shown: Sequence[str]) -> str:
+def _times(
+    table: Mapping[str, Mapping[str, float]], ratios: Mapping[str, Mapping[str, float]], shown: Sequence[str]
+) -> str:
     rows = []
     for work, times in table.items():
-        cells = [f"{times[c]:.3f} ({times[c] / times['rayfl']:.2f})" if c in times else "-" for c in shown]
+        cells = [f"{times[c]:.3f} ({ratios[work][c]:.2f})" if c in times else "-" for c in shown]
         rows.append([f"**{work}** {WORKS[work].title}", *cells])
-    return "Seconds a round, and in brackets how many times rayfl's:\n\n" + _markdown(_header(shown), rows)
+    title = "Seconds a round, and in brackets how many times rayfl's in the same turn (medians of both):"
+    return f"{title}\n\n{_markdown(_header(shown), rows)}"
 
 
 def _starts(found: Results, shown: Sequence[str]) -> str:
@@ -153,13 +171,13 @@ def _checks(found: Results, shown: Sequence[str]) -> str:
 
 
 def draw(table: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """Bars of times relative to rayfl's, on a logarithmic axis."""
+    """Bars of times relative to rayfl's, by work and contender, on a logarithmic axis."""
     figure, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
     shown = [contender for contender in TITLES if any(contender in times for times in table.values())]
     width = 0.8 / len(shown)
     for place, contender in enumerate(shown):
         at = [i + (place - (len(shown) - 1) / 2) * width for i, w in enumerate(table) if contender in table[w]]
-        ratios = [table[w][contender] / table[w]["rayfl"] for w in table if contender in table[w]]
+        ratios = [table[w][contender] for w in table if contender in table[w]]
         bars = axis.bar(at, ratios, width * 0.92, color=COLOURS[contender], label=TITLES[contender], bottom=0)
         if not contender.startswith("rayfl"):
             axis.bar_label(bars, [f"{ratio:.1f}" for ratio in ratios], fontsize=7, padding=1)
