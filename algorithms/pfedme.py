@@ -14,6 +14,7 @@ from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.requests import ParameterGroup
 from rayfl.errors import ConfigError
+from rayfl.objectives import Declared, Envelope, declared_by
 from rayfl.params import Tree, interpolate
 from rayfl.tasks import Batch, Predictor, Task
 
@@ -110,6 +111,10 @@ class PFedMe(Averaging):
         first = np.arange(steps) % self.inner_steps == 0
         return {"renew": (first & (np.arange(steps) > 0)).astype(np.float64)}
 
+    def _form(self) -> Declared:
+        return Declared(model="personal", envelope=Envelope("local", "renew", "pull", self.proximal_weight))
+
+    @declared_by(_form)
     def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """One step of theta_k, and where it is due that of w_k, to which theta_k is then already pulled."""
         personal, local = parameters(model["personal"], task), model["local"]

@@ -26,6 +26,25 @@ class Pull:
 
 
 @dataclass(frozen=True)
+class Envelope:
+    """``factor / 2 ||theta - w||^2`` with a w that is trained too, and moves at some of the steps only.
+
+    At those the gradient of w is ``factor (w - theta)``, and theta is already pulled to ``w + share (theta - w)``.
+
+    Attributes:
+        centre: the entry of what is trained that is w, a model of the same network.
+        due: the entry of the draws that is 1 where w moves and else 0.
+        share: the entry of what the objective is given as ``frozen``, a number.
+        factor: see above.
+    """
+
+    centre: str
+    due: str
+    share: str
+    factor: float
+
+
+@dataclass(frozen=True)
 class Mixture:
     """``task.loss`` at ``(1 - c) start + c end`` with a drawn c, and ``orthogonality cos^2(start, end)``.
 
@@ -52,11 +71,13 @@ class Declared:
         pull: of that model; with a mixture, of its start. None for the loss alone.
         model: the entry of what is trained that is the model; None if all of it is.
         mixture: what the model is instead, if it is made of two.
+        envelope: a pull towards what is trained too; only with a ``model`` and without the others.
     """
 
     pull: Pull | None = None
     model: str | None = None
     mixture: Mixture | None = None
+    envelope: Envelope | None = None
 
 
 def loss_of_the_task(objective: Objective) -> Objective:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from torch import Tensor
@@ -47,6 +47,11 @@ class Moved:
     def _views(self, flat: Tensor) -> list[Tensor]:
         found = dict(leaves(self.layout.views(flat)))
         return [found[path] for path in self.paths]
+
+    def entry(self, key: str) -> Moved:
+        """What lies under one entry of the tree, in the same buffers."""
+        places = [i for i, path in enumerate(self.paths) if path.startswith(f"{key}/")]
+        return replace(self, sgd=self.sgd.of(places), paths=[self.paths[i] for i in places])
 
     def rule(self) -> tuple[Callable[[list[Tensor]], None], Callable[[], list[Tensor]] | None]:
         """What a step does with the gradients, and where it would best find them; the bits are the same everywhere."""

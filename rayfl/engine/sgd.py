@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -30,6 +31,19 @@ class SGD:
             members.setdefault(_rule(request, path), []).append(i)
         self.members = members
         self.has_momentum = any(rule.momentum for rule in members)
+
+    def of(self, places: Sequence[int]) -> SGD:
+        """The rule of some of the tensors alone, and of their gradient's norm alone.
+
+        Args:
+            places: which of ``paths``; from now on they count from 0.
+        """
+        part = copy(self)
+        new = {place: i for i, place in enumerate(places)}
+        found = {rule: [new[i] for i in members if i in new] for rule, members in self.members.items()}
+        part.members = {rule: members for rule, members in found.items() if members}
+        part.has_momentum = any(rule.momentum for rule in part.members)
+        return part
 
     def step(
         self, parameters: list[Tensor], gradients: list[Tensor], velocity: list[Tensor], stacked: bool = False

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,6 +19,7 @@ from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.fedprox import FedProx
 from algorithms.floco_plus import FlocoPlus
+from algorithms.pfedme import PFedMe
 from rayfl import objectives
 from rayfl.data.federated import InputSpec
 from rayfl.engine import fused, looped, moved, steps
@@ -103,6 +105,65 @@ def test_a_pull_is_that_of_autograd(options: str, factor: float, exact: bool, mo
         )
         for said in (True, False)
     ]  # fmt: skip
+    assert_equal(*trained)
+
+
+class Enveloped(PFedMe):
+    """The same, of which the engine cannot know."""
+
+    def objective(self, model: Any, batch: Batch, task: Any, frozen: Any, draw: Any) -> Tensor:
+        return super().objective(model, batch, task, frozen, draw)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["fused", "operation by operation"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("inner_steps", [1, 3])
+def test_an_envelope_is_that_of_autograd(
+    inner_steps: int, momentum: float, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moved, "is_exact", lambda dtype, device: exact and fused.is_exact(dtype, device))
+    task = Classification(TwoNN(hidden=(37, 6)).network(SPEC))
+    start, centre = task.network.initialize(3), task.network.initialize(4)
+    found = {}
+    for method in (PFedMe, Enveloped):
+        own = method(inner_steps=inner_steps, proximal_weight=0.7)
+        base = request(examples(47, SPEC, seed=2), {"personal": start, "local": centre}, own.objective)
+        flags = own.renewals(np.random.default_rng(0), base.plan.steps)
+        velocity: dict[str, Tensor] = {}
+        own_request = replace(
+            base, frozen={"pull": 0.3}, draws={name: torch.from_numpy(flag) for name, flag in flags.items()},
+            momentum=momentum, weight_decay=0.02, velocity=velocity,
+            groups=(("local", ParameterGroup(lr=0.4, momentum=0.0, weight_decay=0.0)),),
+        )  # fmt: skip
+        with monkeypatch.context() as patch:
+            if method is PFedMe:
+                patch.setattr(steps, "_reference", None)  # the only other way
+            found[method] = looped.train(own_request, task, CPU), velocity
+    assert_equal(*(trained for trained, _ in found.values()))
+    assert_equal(*(velocity for _, velocity in found.values()))
+    trained = found[PFedMe][0]
+    assert not torch.equal(trained["local"]["head.weight"], centre["head.weight"])
+    assert not torch.equal(trained["personal"]["head.weight"], start["head.weight"])
+
+
+@pytest.mark.parametrize(
+    "rule", [ParameterGroup(momentum=0.5), ParameterGroup(weight_decay=0.1), ParameterGroup(bounds=(-0.1, 0.1)), None]
+)
+def test_an_envelope_whose_centre_never_rests_is_left_to_autograd(
+    rule: ParameterGroup | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Classification(TwoNN(hidden=(7, 6)).network(SPEC))
+    start, centre = task.network.initialize(3), task.network.initialize(4)
+    trained = []
+    for method in (PFedMe(), Enveloped()):
+        base = request(examples(23, SPEC, seed=2), {"personal": start, "local": centre}, method.objective)
+        flags = method.renewals(np.random.default_rng(0), base.plan.steps)["renew"]
+        more: dict[str, Any] = {"max_grad_norm": 0.05} if rule is None else {"groups": (("local", rule),)}
+        base = replace(
+            base, frozen={"pull": 0.3}, draws={"renew": torch.from_numpy(flags)}, momentum=0.0, weight_decay=0.0, **more
+        )
+        monkeypatch.setattr(steps, "_enveloped", None)
+        trained.append(looped.train(base, task, CPU))
     assert_equal(*trained)
 
 
