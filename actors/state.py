@@ -13,8 +13,8 @@ from rayfl.commits import CommitStore
 from rayfl.manifest import StoredFile
 from rayfl.params import Tree, from_numpy, leaves, map_leaves, to_numpy
 
-_FILE_BYTES = 64 << 20
-"""States of several clients share a file of about this size."""
+_FILE_BYTES = 16 << 20
+"""States of several clients share a file of about this size, which while it is written is in memory twice more."""
 
 Signature = tuple[Any, ...]
 Change = tuple[int, int]

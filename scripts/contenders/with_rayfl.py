@@ -43,7 +43,7 @@ class RaceData(FederatedDataset):
     def load(self, client: int) -> Mapping[str, Examples]:
         def read(split: str) -> Examples:
             suffix = "_test" if split == "test" else ""
-            x, y = (torch.from_numpy(np.array(self._arrays[n + suffix][client])) for n in ("x", "y"))
+            x, y = (torch.from_numpy(self._arrays[n + suffix][client]) for n in ("x", "y"))
             return Examples(x[:0], y[:0]) if split == "validation" else Examples(x, y)
 
         return OnDemand(read)

@@ -186,8 +186,9 @@ class Task:
         path.write_text(json.dumps(asdict(self)))
 
     def array(self, name: str) -> np.ndarray:
-        """``x``, ``y``, ``x_test`` or ``y_test`` of all clients, memory-mapped; never written to."""
-        return np.load(f"{self.folder}/{name}.npy", mmap_mode="r")
+        """``x``, ``y``, ``x_test`` or ``y_test`` of all clients, memory-mapped."""
+        # Never written to; but PyTorch would warn of arrays that cannot be.
+        return np.load(f"{self.folder}/{name}.npy", mmap_mode="c")
 
     def client(self, client: int, test: bool = False) -> tuple[Tensor, Tensor]:
         """One client's samples and labels."""
