@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _SLACK = 1.1
 
 
-def assign(costs: Mapping[int, float], hosts: int, home: Mapping[int, int]) -> list[list[int]]:
+def assign(costs: Mapping[int, float], slowness: Sequence[float], home: Mapping[int, int]) -> list[list[int]]:
     """Splits clients over hosts.
 
     Args:
-        costs: expected work by client (samples x epochs).
-        hosts: number of hosts.
+        costs: expected work by client, positive.
+        slowness: what a unit of work takes on each host, positive; only ratios matter.
         home: the host that holds a client's state, for those that have one.
 
     Returns:
-        Client ids by host. A client stays at home unless that makes its host a tenth busier than the mean.
+        Client ids by host. A client stays at home unless its host would then need a tenth longer than all hosts need
+        if they end together, and longer than another one.
     """
-    shares: list[list[int]] = [[] for _ in range(hosts)]
-    load = [0.0] * hosts
-    fair = _SLACK * sum(costs.values()) / hosts
+    hosts = range(len(slowness))
+    shares: list[list[int]] = [[] for _ in hosts]
+    end = [0.0] * len(hosts)
+    fair = _SLACK * sum(costs.values()) / sum(1 / slow for slow in slowness)
     for client in sorted(costs, key=lambda client: (-costs[client], client)):
-        lightest = min(range(hosts), key=lambda host: (load[host], host))
-        host = home.get(client, lightest)
-        if load[host] + costs[client] > max(fair, load[lightest] + costs[client]):
-            host = lightest
+        ends = [end[host] + costs[client] * slowness[host] for host in hosts]
+        first = min(hosts, key=lambda host: (ends[host], host))
+        host = home.get(client, first)
+        if ends[host] > max(fair, ends[first]):
+            host = first
         shares[host].append(client)
-        load[host] += costs[client]
+        end[host] = ends[host]
     return shares

@@ -14,7 +14,6 @@ from actors.failures import ClientsFailedError, Failure
 from actors.hosts import Hosts
 from actors.job import Job, JobResult, Scores
 from actors.memory import Lookups
-from actors.pool import HostPool
 from actors.traffic import Traffic
 from algorithms.base import Algorithm, Procedure
 from rayfl.aggregation import ExactSum, Weighted
@@ -26,15 +25,13 @@ from rayfl.params import Tree, from_numpy, num_bytes
 
 
 class Federation:
-    """All clients of an experiment, spread over the hosts of a pool.
+    """All clients of an experiment, spread over hosts.
 
     Args:
-        pool: the hosts.
+        hosts: where they are.
         context: round context of the experiment.
         sizes: samples by client and split (K, 3): train, validation, test.
-        pinned: host i runs client i and no other (one client per actor).
         policy: what becomes of clients that fail; default: the run fails.
-        lends_beyond: see :class:`Hosts`.
 
     Attributes:
         trained_scores: of the models published in this round.
@@ -44,18 +41,15 @@ class Federation:
 
     def __init__(
         self,
-        pool: HostPool,
+        hosts: Hosts,
         context: RoundContext,
         sizes: np.ndarray,
-        pinned: bool = False,
         policy: ClientsConfig | None = None,
-        lends_beyond: int | None = None,
     ) -> None:
-        self._pool = pool
+        self._hosts = hosts
         self._context = context
         self._sizes = sizes
         self._policy = policy or ClientsConfig()
-        self._hosts = Hosts(pool, pinned, self._policy.deadline_s, lends_beyond)
         self._evaluation = Evaluation(self._hosts, sizes)
         self._trained_splits: tuple[str, ...] = ()
         self.trained_scores: Scores = {}
@@ -310,4 +304,4 @@ class Federation:
 
     def close(self) -> None:
         """Ends the hosts."""
-        self._pool.close()
+        self._hosts.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -88,8 +89,11 @@ class ClientHost:
             together = job.clients[start : start + width]
             # With stacked clients, or on a GPU, cores have nothing to add.
             lent = job.threads.get(together[0]) if width == 1 and self.engine.device.type == "cpu" else None
+            started = time.perf_counter()
             with training_with(lent):
                 self._run_together(job, together, common, result)
+            each = (time.perf_counter() - started) / len(together)
+            result.seconds.update(dict.fromkeys(together, each))
         result.stateful = [client for client in job.clients if self.states.holds(client)]
         result.lookups = self._samples.lookups + self.states.lookups
         self._samples.lookups, self.states.lookups = Lookups(), Lookups()

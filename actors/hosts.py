@@ -13,6 +13,7 @@ from actors.failures import named
 from actors.job import Job, JobResult
 from actors.lending import lent_threads
 from actors.memory import Lookups
+from actors.pace import Pace
 from actors.pool import HostDiedError, HostPool
 from actors.state import Change
 from rayfl.manifest import StoredFile
@@ -30,6 +31,7 @@ class Hosts:
         deadline_s: a host that has not answered its call for so long, in seconds, counts as dead; None: never.
         lends_beyond: clients that begin when other hosts of their machine have finished get those hosts' cores, where
             that is more than so many threads; None: they do not.
+        measured: clients are assigned by what they and the hosts took before, not by their costs alone.
 
     Attributes:
         committed: the file of a client's state in the last commit.
@@ -37,11 +39,19 @@ class Hosts:
         lookups: how often clients' states and samples were in the hosts' memory; the same.
     """
 
-    def __init__(self, pool: HostPool, pinned: bool, deadline_s: float | None, lends_beyond: int | None = None) -> None:
+    def __init__(
+        self,
+        pool: HostPool,
+        pinned: bool = False,
+        deadline_s: float | None = None,
+        lends_beyond: int | None = None,
+        measured: bool = False,
+    ) -> None:
         self._pool = pool
         self._pinned = pinned
         self._deadline_s = deadline_s
         self._lends_beyond = lends_beyond
+        self._pace = Pace() if measured else None
         # the host whose memory holds a client's state
         self._home: dict[int, int] = {}
         self.committed: dict[int, StoredFile] = {}
@@ -63,7 +73,7 @@ class Hosts:
         """
         hosts = self._pool.size
         pinned = {client: client % hosts for client in costs} if self._pinned else None
-        shares = _by_host(pinned, hosts) if pinned else assign(costs, hosts, self._home)
+        shares = _by_host(pinned, hosts) if pinned else self._assigned(job.procedure, costs)
         shares = [sorted(share) for share in shares]
         threads = {}
         if self._lends_beyond is not None and job.kind in ("mean", "map"):
@@ -92,10 +102,17 @@ class Hosts:
                     place = f"client {client}, round {job.round}, {job.procedure}"
                     _log.warning("%s: failed %d times, then succeeded", place, times)
                 self.lookups += result.lookups
+                if self._pace is not None:
+                    self._pace.observe(job.procedure, host, costs, result.seconds)
                 yield result
         except HostDiedError as death:
             lost = f"{job.procedure} of clients {named(shares[death.host])} in round {job.round}"
             raise HostDiedError(death.host, f"{death.reason} (it had {lost})") from None
+
+    def _assigned(self, procedure: str, costs: Mapping[int, float]) -> list[list[int]]:
+        if self._pace is None:
+            return assign(costs, [1.0] * self._pool.size, self._home)
+        return assign(self._pace.work(procedure, costs), self._pace.slowness(self._pool.size), self._home)
 
     def _collected(self, handles: Mapping[Any, int]) -> Iterator[tuple[int, JobResult]]:
         """The hosts' results; the time spent waiting for them is noted."""
@@ -150,6 +167,8 @@ class Hosts:
         """Back to the adopted commit: dead hosts are replaced, live ones forget; returns the replaced hosts."""
         self._home.clear()
         replaced = self._pool.revive()
+        if self._pace is not None:
+            self._pace.forget(replaced)
         living = [host for host in range(self._pool.size) if host not in replaced]
         forgetting = {self._pool.submit(host, "rewind"): host for host in living}
         for _ in self._pool.collect(forgetting, self._deadline_s):
@@ -159,6 +178,10 @@ class Hosts:
     def grow(self) -> None:
         """Takes hosts into use that have joined; clients are spread over them as well from the next call on."""
         self._pool.grow()
+
+    def close(self) -> None:
+        """Gives the hosts up."""
+        self._pool.close()
 
     def held_states(self) -> dict[int, Tree]:
         """All client states in the hosts' memories, by client."""

@@ -69,6 +69,7 @@ class JobResult:
         failures: the clients that are left out; nothing of them is in the rest.
         retried: how often a client had failed before it succeeded, by client, of those that did fail.
         lookups: how often the host found clients' states and samples in memory, since its last result.
+        seconds: how long each client's procedure took; of clients that ran together an equal part.
     """
 
     totals: dict[str, ExactSum] = field(default_factory=dict)
@@ -80,6 +81,7 @@ class JobResult:
     failures: dict[int, Failure] = field(default_factory=dict)
     retried: dict[int, int] = field(default_factory=dict)
     lookups: Lookups = field(default_factory=Lookups)
+    seconds: dict[int, float] = field(default_factory=dict)
 
     def absorb(self, other: JobResult) -> None:
         """Adds what another result has of clients' outcomes.

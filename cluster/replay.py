@@ -12,6 +12,7 @@ from torch import Tensor
 
 from actors.building import build_host
 from actors.federation import Federation
+from actors.hosts import Hosts
 from actors.pool import InlinePool
 from algorithms.base import Procedure
 from cluster.run import inline_device, limited_threads
@@ -120,7 +121,7 @@ class _Stage:
         self.algorithm = config.algorithm
         self.cohort = cohort
         self.host = build_host(config, 0, inline_device(config.cluster.device))
-        self.federation = Federation(InlinePool([self.host]), parts.context, parts.check())
+        self.federation = Federation(Hosts(InlinePool([self.host])), parts.context, parts.check())
         self.federation.adopt(before.states if before is not None else {})
         self.server = (
             self.algorithm.init(parts.task, parts.context) if before is None else run.store.read_server(before)

@@ -24,6 +24,7 @@ from actors.federation import Federation
 from actors.pool import HostPool, InlinePool
 from actors.ray_pool import RayPool
 from algorithms.registry import Experiment
+from cluster.balance import hosts_of
 from cluster.driver import Driver
 from cluster.gauges import Gauges
 from cluster.interrupts import StopRequest, stop_requests
@@ -106,13 +107,11 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
 
 def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]) -> Progress:
     with _log_file(parts), _pool(parts, sizes) as (pool, stop, plan):
-        config, cluster = parts.config, parts.config.cluster
-        lends_beyond = cluster.threads_per_actor if config.engine.lend_cores else None
-        pinned = cluster.clients_per_actor == 1
-        federation = Federation(pool, parts.context, sizes, pinned, config.clients, lends_beyond)
+        config = parts.config
+        hosts = pool.descriptions if isinstance(pool, RayPool) else []
+        federation = Federation(hosts_of(pool, config, hosts), parts.context, sizes, config.clients)
         listeners = [*callbacks, *_tracking(parts, recorder, federation)]
         driver = Driver(parts, federation, recorder, listeners, stop)
-        hosts = pool.descriptions if isinstance(pool, RayPool) else []
         for note in sorted({host["note"] for host in hosts} - {""}):
             _log.warning("%s", note)
         if isinstance(pool, RayPool):

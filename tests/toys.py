@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from actors.federation import Federation
 from actors.host import ClientHost
+from actors.hosts import Hosts
 from actors.memory import Spill
 from actors.pool import InlinePool
 from actors.state import ClientStates
@@ -257,7 +258,7 @@ class Toy:
             )
             for i in range(self.hosts)
         ]
-        self.federation = Federation(InlinePool(hosts), self.context, self.dataset.sizes())
+        self.federation = Federation(Hosts(InlinePool(hosts)), self.context, self.dataset.sizes())
         norm = PrivateNorm(self.task.network, self.train.private_norm, streams)
         self.server = norm.withheld(self.algorithm.init(self.task, self.context))
 

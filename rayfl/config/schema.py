@@ -66,6 +66,12 @@ class ClusterConfig(_Section):
     num_actors: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="how many actors host the clients; auto: as many as CPUs or GPU shares allow"
     )
+    balance: Literal["auto", "measured", "sizes"] = Field(
+        "auto",
+        description="which actors train which clients: sizes, by samples alone; measured, by how long clients and "
+        "actors took before; auto: measured where no result depends on it, sizes where clients are stacked or cores "
+        "are lent",
+    )
     clients_per_actor: Literal["auto", 1] = Field(
         "auto", description="auto: actors share the clients; 1: one actor, and so one process, per client"
     )

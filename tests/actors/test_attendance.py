@@ -14,6 +14,7 @@ from actors.attendance import Attendance, Call
 from actors.failures import ClientsFailedError, Failure, RoundUndoneError, named, reason_of
 from actors.federation import Federation
 from actors.host import ClientHost
+from actors.hosts import Hosts
 from actors.job import JobResult
 from actors.pool import InlinePool
 from actors.state import ClientStates
@@ -93,7 +94,7 @@ class World:
             )
             for number in range(hosts)
         ]
-        self.federation = Federation(InlinePool(self.hosts), context, dataset.sizes(), policy=policy)
+        self.federation = Federation(Hosts(InlinePool(self.hosts)), context, dataset.sizes(), policy)
 
     def play(self, round: int, cohort: list[int], how: dict[int, str], calls: Any = None, **options: Any) -> Tree:
         """A round in which each client visits, and does ``how`` asks for."""

@@ -65,6 +65,7 @@ EFFECTS = {
     "cluster.backend": "tests/cluster/test_same_bits.py",
     "cluster.address": "tests/cluster/test_session.py",
     "cluster.num_actors": "tests/cluster/test_resources.py",
+    "cluster.balance": "tests/actors/test_pace.py::test_hosts_share_clients_by_what_they_took_if_it_was_measured",
     "cluster.clients_per_actor": "tests/cluster/test_resources.py",
     "cluster.cpus_per_actor": "tests/cluster/test_resources.py",
     "cluster.actors_per_gpu": "tests/cluster/test_measured_plan.py::"

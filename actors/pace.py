@@ -1,0 +1,91 @@
+"""How long clients take, learned from how long they took."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from math import exp, log
+
+_HOST, _CLIENT = 0.3, 0.5
+"""How far (in logarithms) what is known moves towards a new measurement: for a whole share, and for one client."""
+
+
+_HOSTS_ALIKE, _CLIENTS_ALIKE = 1.1, 1.3
+"""Factors by which hosts may differ from their mean, and clients from what their costs say, by chance."""
+
+
+class Pace:
+    """Seconds of procedures, as the product of a client's work and a host's slowness.
+
+    Only ratios matter. A client's work is what was measured of it; before that, its cost at the rate of all others. The
+    first share of every host under a procedure is not counted: memory is touched for the first time then, and kernels
+    are chosen.
+    """
+
+    def __init__(self) -> None:
+        self._slowness: dict[int, float] = {}
+        self._rate: dict[str, float] = {}
+        self._work: defaultdict[str, dict[int, float]] = defaultdict(dict)
+        self._begun: set[tuple[str, int]] = set()
+
+    def work(self, procedure: str, costs: Mapping[int, float]) -> dict[int, float]:
+        """What clients are expected to take on a host of slowness 1.
+
+        Args:
+            procedure: the algorithm's method that they will run.
+            costs: what is expected of those about which nothing is known, up to a factor.
+        """
+        rate = self._rate.get(procedure)
+        if rate is None:
+            return dict(costs)
+        known = self._work[procedure]
+        return {k: _unless_alike(known.get(k, rate * cost), rate * cost, _CLIENTS_ALIKE) for k, cost in costs.items()}
+
+    def slowness(self, hosts: int) -> list[float]:
+        """Of each of so many hosts; 1 for those about which nothing is known."""
+        return [_unless_alike(self._slowness.get(host, 1.0), 1.0, _HOSTS_ALIKE) for host in range(hosts)]
+
+    def observe(self, procedure: str, host: int, costs: Mapping[int, float], seconds: Mapping[int, float]) -> None:
+        """Takes note of a share.
+
+        Args:
+            procedure: what was run.
+            host: where.
+            costs: as given to :meth:`work`, of these clients at least.
+            seconds: what each of them took.
+        """
+        if (procedure, host) not in self._begun:
+            self._begun.add((procedure, host))
+            return
+        taken, cost = sum(seconds.values()), sum(costs[client] for client in seconds)
+        if taken <= 0 or cost <= 0:
+            return
+        rate = self._rate.get(procedure)
+        if rate is None:
+            self._rate[procedure] = rate = taken / self._slowness.get(host, 1.0) / cost
+        expected = self.work(procedure, {client: costs[client] for client in seconds})
+        # Of a share that is much longer or shorter than was expected, both are to blame: host and clients.
+        surprise = log(taken / (sum(expected.values()) * self._slowness.get(host, 1.0)))
+        self._slowness[host] = self._slowness.get(host, 1.0) * exp(_HOST * surprise)
+        self._rescale()
+        slowness, known = self._slowness[host], self._work[procedure]
+        self._rate[procedure] = rate * exp(_HOST * log(taken / slowness / (rate * cost)))
+        for client, second in seconds.items():
+            found = max(second / slowness, 1e-9)
+            known[client] = exp(_CLIENT * log(found) + (1 - _CLIENT) * log(known[client])) if client in known else found
+
+    def forget(self, hosts: Iterable[int]) -> None:
+        """Of hosts that were replaced nothing is known."""
+        for host in hosts:
+            self._slowness.pop(host, None)
+            self._begun = {(procedure, begun) for procedure, begun in self._begun if begun != host}
+
+    def _rescale(self) -> None:
+        """Makes 1 the mean: otherwise the hosts' slowness and the clients' work could drift apart."""
+        mean = exp(sum(map(log, self._slowness.values())) / len(self._slowness))
+        self._slowness = {host: slowness / mean for host, slowness in self._slowness.items()}
+
+
+def _unless_alike(found: float, usual: float, factor: float) -> float:
+    """What was found, or what is usual where both are within a factor: noise would only make shares uneven."""
+    return usual if usual / factor < found < usual * factor else found
