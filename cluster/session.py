@@ -17,6 +17,9 @@ from rayfl.errors import ResourceError
 # Ray's own switch for machines where opening ports to the network is unwelcome: its name says Windows and macOS,
 # where it is the default, but it works on Linux too. `_node_ip_address="127.0.0.1"` alone is overruled by Ray.
 _LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+# How many objects the object store gathers before it frees them, or a second: until then every round's objects lie in
+# memory that no process has touched, a page fault for each four kilobytes. One node has nobody to spare the calls.
+_FREE_AT_ONCE = ("RAY_free_objects_batch_size", "1")
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _PROBE_TIMEOUT_S = 10.0
 
@@ -76,19 +79,24 @@ def _probe(host: str, port: str) -> None:
 
 
 @contextmanager
-def _loopback() -> Iterator[None]:
-    """Lets Ray use 127.0.0.1 as a node's address instead of one that the network can reach."""
-    # Only this variable is put back: Ray leaves others for its processes (the mode of authentication).
-    before = os.environ.get(_LOOPBACK_SWITCH)
-    os.environ[_LOOPBACK_SWITCH] = "0"
+def _variable(name: str, value: str) -> Iterator[None]:
+    """An environment variable, put back afterwards; no other one is: Ray leaves some (the mode of authentication)."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
-        with mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
-            yield
+        yield
     finally:
         if before is None:
-            del os.environ[_LOOPBACK_SWITCH]
+            del os.environ[name]
         else:
-            os.environ[_LOOPBACK_SWITCH] = before
+            os.environ[name] = before
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Lets Ray use 127.0.0.1 as a node's address instead of one that the network can reach."""
+    with _variable(_LOOPBACK_SWITCH, "0"), mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
+        yield
 
 
 def start_local(num_cpus: int | None = None) -> None:
@@ -97,7 +105,8 @@ def start_local(num_cpus: int | None = None) -> None:
     Args:
         num_cpus: CPUs it pretends to have; None: the machine's.
     """
-    with _loopback():
+    name, value = _FREE_AT_ONCE
+    with _loopback(), _variable(name, os.environ.get(name, value)):
         ray.init(
             address="local",
             num_cpus=num_cpus,

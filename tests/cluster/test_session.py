@@ -53,6 +53,27 @@ def test_a_local_ray_listens_on_the_loopback_interface_only_and_ends_with_the_ru
     assert set(addresses) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
+@pytest.mark.parametrize("user", [None, "100"])
+def test_a_local_ray_frees_objects_at_once_unless_the_user_wants_otherwise(user: str | None) -> None:
+    """The next object then lies where the last one was, in memory that processes know already."""
+    script = (
+        "from cluster.session import ray_session; import numpy as np, os, ray, time\n"
+        "def address():\n"
+        "    return ray.get(ray.put(np.zeros(500_000))).__array_interface__['data'][0]\n"
+        "before = dict(os.environ)\n"
+        "with ray_session(None):\n"
+        "    found = []\n"
+        "    for _ in range(6):\n"
+        "        found.append(address())\n"
+        "        time.sleep(0.1)\n"
+        "assert 'RAY_free_objects_batch_size' in before or 'RAY_free_objects_batch_size' not in os.environ\n"
+        "print(len(set(found)))\n"
+    )
+    environment = os.environ | ({} if user is None else {"RAY_free_objects_batch_size": user})
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, env=environment)
+    assert (int(done.stdout) <= 2) == (user is None)
+
+
 def test_no_cluster_at_an_address_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
