@@ -130,11 +130,12 @@ def main() -> None:
     found: list[dict[str, Any]] = json.loads(results.read_text()) if results.exists() else []
     for name in filter(None, arguments.works.split(",")):
         contenders = arguments.contenders.split(",")
+        before = 1 + max((row["turn"] for row in found if row["work"] == name), default=-1)
         for turn in range(arguments.repeats):
             # Everybody is first once: a machine's speed may change within a turn.
             for contender in contenders[turn % len(contenders) :] + contenders[: turn % len(contenders)]:
                 result = run(contender, WORKS[name], folder)
-                found.append({**result, "turn": turn})
+                found.append({**result, "turn": before + turn})
                 results.write_text(json.dumps(found))
                 median = float(np.median(result["rounds"]))
                 print(

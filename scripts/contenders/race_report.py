@@ -62,7 +62,10 @@ def write_report(found: Results, versions: Mapping[str, str], page: Path) -> Non
 
 def seconds(found: Results) -> dict[str, dict[str, float]]:
     """By work and contender: the median over turns of each process's median, in seconds a round (or evaluation)."""
-    return {work: {c: float(np.median(own)) for c, own in turns.items()} for work, turns in _turns(found).items()}
+    return {
+        work: {contender: float(np.median(list(own.values()))) for contender, own in turns.items()}
+        for work, turns in _turns(found).items()
+    }
 
 
 def relative(found: Results) -> dict[str, dict[str, float]]:
@@ -70,17 +73,18 @@ def relative(found: Results) -> dict[str, dict[str, float]]:
     table: dict[str, dict[str, float]] = {}
     for work, turns in _turns(found).items():
         for contender, own in turns.items():
-            pairs = zip(own, turns["rayfl"], strict=False)  # not all need have been in all turns
-            table.setdefault(work, {})[contender] = float(np.median([one / base for one, base in pairs]))
+            both = own.keys() & turns["rayfl"].keys()  # not all need have been in all turns
+            table.setdefault(work, {})[contender] = float(np.median([own[t] / turns["rayfl"][t] for t in both]))
     return table
 
 
-def _turns(found: Results) -> dict[str, dict[str, list[float]]]:
-    """The times of each work and contender, turn by turn."""
-    table: dict[str, dict[str, list[float]]] = {}
+def _turns(found: Results) -> dict[str, dict[str, dict[int, float]]]:
+    """The times of each work and contender, by turn."""
+    table: dict[str, dict[str, dict[int, float]]] = {}
     for work in WORKS:
         for contender in TITLES:
-            own = [_time(row) for row in found if (row["work"], row["contender"]) == (work, contender)]
+            rows = [row for row in found if (row["work"], row["contender"]) == (work, contender)]
+            own = {row["turn"]: _time(row) for row in rows}
             if own:
                 table.setdefault(work, {})[contender] = own
     return table
