@@ -239,6 +239,7 @@ class Toy:
     device: torch.device = CPU
     server: Tree = field(init=False)
     federation: Federation = field(init=False)
+    client_hosts: list[ClientHost] = field(init=False)
     round: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -246,7 +247,7 @@ class Toy:
         k = self.dataset.num_clients
         streams = self.streams or RandomStreams(self.seed)
         self.context = RoundContext(0, self.train.rounds, k, self.train, streams, augmentation=self.augmentation)
-        hosts = [
+        self.client_hosts = [
             ClientHost(
                 self.algorithm,
                 Engine(self.task, self.device, EngineConfig(mode=self.mode, width=8)),  # type: ignore[arg-type]
@@ -258,7 +259,7 @@ class Toy:
             )
             for i in range(self.hosts)
         ]
-        self.federation = Federation(Hosts(InlinePool(hosts)), self.context, self.dataset.sizes())
+        self.federation = Federation(Hosts(InlinePool(self.client_hosts)), self.context, self.dataset.sizes())
         norm = PrivateNorm(self.task.network, self.train.private_norm, streams)
         self.server = norm.withheld(self.algorithm.init(self.task, self.context))
 

@@ -105,7 +105,7 @@ def test_inv_dyn_3_fixed_point(alpha: float, adaptive: bool) -> None:
     points, average = (0.0, 4.0, 5.0), 3.0
     toy = exact(alpha, points, start=average, alpha_adaptive=adaptive)
     alphas = {k: alpha * 2 / (k + 1) if adaptive else alpha for k in range(3)}  # n_k = k + 1, 2 on average
-    states = toy.federation._pool.hosts[0].states
+    states = toy.client_hosts[0].states
     own = {k: torch.tensor([-(average - a) / alphas[k]], dtype=torch.float64) for k, a in enumerate(points)}
     for k, displacement in own.items():
         states.replace(k, {"displacement": {"theta": displacement}}, 0)

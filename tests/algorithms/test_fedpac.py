@@ -41,7 +41,7 @@ def trained_alone(toy: Toy, client: int) -> Toy:
     algorithm = toy.algorithm.model_copy(update={"combine_heads": False})
     alone = Toy(algorithm, toy.dataset, toy.task, toy.train)
     alone.round, alone.server = toy.round, {key: toy.server[key] for key in ("shared", "prototypes")}
-    states = alone.federation._pool.hosts[0].states  # type: ignore[attr-defined]
+    states = alone.client_hosts[0].states
     for other, state in toy.states().items():
         states.replace(other, state, toy.round)
     alone.step([client])

@@ -294,7 +294,7 @@ def test_posthoc_is_one_pass_of_all_clients_from_the_final_simplex() -> None:
     server, t = simplex_of(last.server), last.round - 1
     last.federation.begin_round(t)
     # the per-round pass from the same start, in the same round, is the same pass
-    for host in last.federation._pool.hosts:
+    for host in last.client_hosts:
         for k in range(6):
             host.states.replace(k, {"personal": server}, t)
     payloads = {k: {"point": last.server["points"][k]} for k in range(6)}

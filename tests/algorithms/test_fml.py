@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from actors.pool import InlinePool
 from algorithms.fedavg import FedAvg
 from algorithms.fml import FML, mutual_loss
 from algorithms.local import Local
@@ -96,9 +95,7 @@ def test_inv_fml_2_equal_models_teach_each_other_nothing(weight: float) -> None:
 @MODES
 def test_inv_fml_2_models_once_equal_stay_equal(mode: str) -> None:
     run = toy_of(FML(), mode=mode)
-    pool = run.federation._pool
-    assert isinstance(pool, InlinePool)
-    pool.hosts[0].states.replace(2, {"private": copy(run.server["model"])}, 0)
+    run.client_hosts[0].states.replace(2, {"private": copy(run.server["model"])}, 0)
     before = copy(run.server["model"])
     for _ in range(3):
         run.step([2])

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from actors.host import ClientHost
 from actors.job import Job, JobResult
-from actors.pool import InlinePool
 from algorithms.base import Averaging
 from rayfl.aggregation import Weighted
 from rayfl.data.federated import Examples, FederatedDataset
@@ -46,12 +45,6 @@ def digest(tree: Mapping[Any, Any]) -> str:
 def vectors(scores: Mapping[int, Mapping[str, Any]]) -> dict[tuple[int, str], list[float]]:
     """Statistics as plain lists, which compare to the bit."""
     return {(client, row): found.vector.tolist() for client, rows in scores.items() for row, found in rows.items()}
-
-
-def hosts_of(toy: Toy) -> list[ClientHost]:
-    pool = toy.federation._pool
-    assert isinstance(pool, InlinePool)
-    return pool.hosts
 
 
 @pytest.fixture
@@ -270,7 +263,7 @@ def test_inv_f8_shared_keys_are_never_read_from_client_state(case: Case) -> None
     poison_model = clean.task.network.initialize(0)
     for cohort in case.cohorts():
         assert_equal(poisoned.step(cohort), clean.step(cohort))
-        states = hosts_of(poisoned)[0].states
+        states = poisoned.client_hosts[0].states
         for client, state in states.all().items():
             poison = {key: copy(poison_model) for key in shared - case.private}
             for leaf in tensors(poison):

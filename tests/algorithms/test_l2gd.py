@@ -94,7 +94,7 @@ def test_inv_l2_2_g17_the_optimum_is_a_fixed_point_in_expectation() -> None:
         toy = Toy(algorithm, quadratic_clients(points, [1, 1]), Quadratic(), train)
         for client, optimum in enumerate(optima):
             state = {"personal": {"theta": torch.tensor([optimum], dtype=torch.float64)}}
-            toy.federation._pool.hosts[0].states.replace(client, state, 0)  # type: ignore[attr-defined]
+            toy.client_hosts[0].states.replace(client, state, 0)
         toy.federation.begin_round(0)
         return toy
 

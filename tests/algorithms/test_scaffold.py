@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from actors.pool import InlinePool
 from algorithms.fedavg import FedAvg
 from algorithms.scaffold import Scaffold, sum_of_step_weights
 from rayfl.engine.settings import TrainConfig
@@ -62,10 +61,8 @@ def controls(toy: Toy, clients: range = range(4)) -> list[Tree]:
 
 def give_controls(toy: Toy, values: dict[int, Tree]) -> None:
     """Puts control variates into the states of a federation of one host."""
-    pool = toy.federation._pool
-    assert isinstance(pool, InlinePool)
     for client, control in values.items():
-        pool.hosts[0].states.replace(client, {"control": control}, 0)
+        toy.client_hosts[0].states.replace(client, {"control": control}, 0)
 
 
 @pytest.mark.parametrize("option", ["option2", "option1"])

@@ -195,7 +195,7 @@ def test_inv_sf_14_only_the_federated_model_travels(start: float) -> None:
     assert run.federation.traffic == reference.federation.traffic
     assert set(run.server) == {"model"}
     assert set(run.server["model"]) == set(run.task.network.parameter_names)
-    engine = run.federation._pool.hosts[0].engine  # type: ignore[attr-defined]
+    engine = run.client_hosts[0].engine
     procedure = run.algorithm.local_update(client_of(run, 1), run.server["model"])  # type: ignore[attr-defined]
     reply = run_procedures({1: procedure}, engine)[1]
     assert set(reply.tree) == set(run.task.network.parameter_names)

@@ -20,7 +20,7 @@ from tests.toys import ListDataset, Toy, assert_equal, softmax_regression, two_l
 
 def rows_of(run: Toy, id: int, round: int) -> dict[str, Predictor]:
     """The predictors of a client."""
-    engine = run.federation._pool.hosts[0].engine  # type: ignore[attr-defined]
+    engine = run.client_hosts[0].engine
     procedure = run.algorithm.predictors(client_of(run, id, round), run.server)
     rows: dict[str, Predictor] = run_procedures({id: procedure}, engine)[id]
     return rows
