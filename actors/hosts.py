@@ -168,7 +168,7 @@ class Hosts:
         self._home.clear()
         replaced = self._pool.revive()
         if self._pace is not None:
-            self._pace.forget(replaced)
+            self._pace.forget_hosts()
         living = [host for host in range(self._pool.size) if host not in replaced]
         forgetting = {self._pool.submit(host, "rewind"): host for host in living}
         for _ in self._pool.collect(forgetting, self._deadline_s):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import exp, log
 
 _HOST, _CLIENT = 0.3, 0.5
 """How far (in logarithms) what is known moves towards a new measurement: for a whole share, and for one client."""
-
 
 _HOSTS_ALIKE, _CLIENTS_ALIKE = 1.1, 1.3
 """Factors by which hosts may differ from their mean, and clients from what their costs say, by chance."""
@@ -74,11 +73,10 @@ class Pace:
             found = max(second / slowness, 1e-9)
             known[client] = exp(_CLIENT * log(found) + (1 - _CLIENT) * log(known[client])) if client in known else found
 
-    def forget(self, hosts: Iterable[int]) -> None:
-        """Of hosts that were replaced nothing is known."""
-        for host in hosts:
-            self._slowness.pop(host, None)
-            self._begun = {(procedure, begun) for procedure, begun in self._begun if begun != host}
+    def forget_hosts(self) -> None:
+        """Once hosts were replaced or given up, the others may have other numbers; clients are what they were."""
+        self._slowness.clear()
+        self._begun.clear()
 
     def _rescale(self) -> None:
         """Makes 1 the mean: otherwise the hosts' slowness and the clients' work could drift apart."""

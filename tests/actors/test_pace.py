@@ -77,13 +77,15 @@ def test_the_first_share_of_a_host_does_not_count() -> None:
     assert pace.work("train", COSTS) == COSTS
 
 
-def test_nothing_is_known_of_a_host_that_was_replaced() -> None:
-    pace = learned(dict.fromkeys(COSTS, 0.2), [1.0, 3.0], noise=0.0)
+def test_after_hosts_were_replaced_clients_alone_are_known() -> None:
+    pace = learned({client: 0.1 if client % 4 else 0.5 for client in COSTS}, [1.0, 3.0], noise=0.0)
+    work = pace.work("train", COSTS)
     assert pace.slowness(2)[1] > 1.5
-    pace.forget([1])
-    assert pace.slowness(2)[1] == 1
+    pace.forget_hosts()
+    assert pace.slowness(2) == [1, 1]
+    assert pace.work("train", COSTS) == work
     pace.observe("train", 1, COSTS, {0: 50.0})
-    assert pace.slowness(2)[1] == 1
+    assert pace.slowness(2) == [1, 1]
 
 
 @pytest.mark.parametrize("seconds", [{}, {0: 0.0}])
