@@ -69,8 +69,17 @@ def test_a_local_ray_frees_objects_at_once_unless_the_user_wants_otherwise(user:
         "assert 'RAY_free_objects_batch_size' in before or 'RAY_free_objects_batch_size' not in os.environ\n"
         "print(len(set(found)))\n"
     )
-    environment = os.environ | ({} if user is None else {"RAY_free_objects_batch_size": user})
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, env=environment)
+    others = {"RAY_ADDRESS", "RAY_free_objects_batch_size"}
+    environment = {name: value for name, value in os.environ.items() if name not in others}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        env=environment | ({} if user is None else {"RAY_free_objects_batch_size": user}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert (int(done.stdout) <= 2) == (user is None)
 
 
