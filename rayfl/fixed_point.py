@@ -7,7 +7,7 @@ true one; on accelerators they are tensors, with the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,7 +32,7 @@ BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 CPU = torch.device("cpu")
 
 # Elements worked on at a time, so that intermediate values stay in the cache.
-_CHUNK = 8192
+_CHUNK = 16384
 
 
 def device_of(vector: Vector) -> torch.device:
@@ -71,10 +71,11 @@ def add_products(products: Sequence[tuple[Vector, float]], high: Vector, low: Ve
         products: values, float32 or float64, shape (n,), and their weight.
         high: units of 2^-20, int64, shape (n,).
         low: units of 2^-72, int64, shape (n,).
-        narrow: whether no product exceeds :data:`NARROW` units of 2^-20; the sums are the same, formed faster.
+        narrow: whether no sum of products exceeds :data:`NARROW` units of 2^-20; what the two stand for is the same,
+            formed faster, but which of them has half a unit of ``high`` may differ before :func:`carry`.
     """
     factors = [(values, weight * 2.0**HIGH_BITS) for values, weight in products]
-    add = _add_tensors if isinstance(high, Tensor) else _add_narrow if narrow else _add_wide
+    add = _add_tensors if isinstance(high, Tensor) else _narrow_adder(len(high)) if narrow else _add_wide
     for here in stretches(high):
         add([(values[here], factor) for values, factor in factors], high[here], low[here])
 
@@ -99,19 +100,27 @@ def _add_wide(products: Sequence[tuple[np.ndarray, float]], high: np.ndarray, lo
         np.add(low, fine.astype(np.int64), out=low)
 
 
-def _add_narrow(products: Sequence[tuple[np.ndarray, float]], high: np.ndarray, low: np.ndarray) -> None:
-    """The same without a conversion: after an addition that rounds to units, a float64 counts them in its last bits."""
-    fine, coarse = np.empty(len(high)), np.empty(len(high))
-    for values, factor in products:
-        np.multiply(values, factor, out=fine, dtype=np.float64)
-        np.add(fine, _ROUNDS_HIGH, out=coarse)
-        np.add(high, coarse.view(np.int64), out=high)
-        np.subtract(coarse, _ROUNDS_HIGH, out=coarse)
-        np.subtract(fine, coarse, out=fine)
-        np.add(fine, _ROUNDS_LOW, out=fine)
-        np.add(low, fine.view(np.int64), out=low)
-    np.subtract(high, _bits_of(_ROUNDS_HIGH, len(products)), out=high)
-    np.subtract(low, _bits_of(_ROUNDS_LOW, len(products)), out=low)
+def _narrow_adder(size: int) -> Callable[[Sequence[tuple[np.ndarray, float]], np.ndarray, np.ndarray], None]:
+    """The same without conversions: a float64 to which numbers are added, each rounded to units, counts these units in
+    its last bits; what rounding leaves is exact."""
+    scratch = np.empty((3, min(size, _CHUNK)))
+
+    def add(products: Sequence[tuple[np.ndarray, float]], high: np.ndarray, low: np.ndarray) -> None:
+        fine, total, further = scratch[:, : len(high)]
+        total.fill(_ROUNDS_HIGH)
+        for values, factor in products:
+            np.multiply(values, factor, out=fine, dtype=np.float64)
+            np.add(total, fine, out=further)
+            np.subtract(total, further, out=total)
+            np.add(fine, total, out=fine)
+            np.add(fine, _ROUNDS_LOW, out=fine)
+            np.add(low, fine.view(np.int64), out=low)
+            total, further = further, total
+        np.add(high, total.view(np.int64), out=high)
+        np.subtract(high, _bits_of(_ROUNDS_HIGH, 1), out=high)
+        np.subtract(low, _bits_of(_ROUNDS_LOW, len(products)), out=low)
+
+    return add
 
 
 def _bits_of(number: float, times: int) -> np.int64:
@@ -147,6 +156,17 @@ def same(one: Vector, other: Vector) -> Vector:
         return one.view(BITS[one.dtype]) == other.to(one.dtype).view(BITS[one.dtype])
     bits = f"i{one.dtype.itemsize}"
     return one.view(bits) == np.asarray(other, one.dtype).view(bits)
+
+
+def compare(first: Vector, others: Sequence[Vector], alike: Vector) -> None:
+    """Clears ``alike`` wherever one of the other vectors is not as the first."""
+    for here in stretches(first):
+        left = alike[here]
+        for other in others:
+            left &= same(first[here], other[here])
+            # An accelerator would have to be waited for.
+            if not isinstance(left, Tensor) and not left.any():
+                break
 
 
 def put(target: Vector, values: Vector, mask: Vector) -> None:

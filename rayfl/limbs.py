@@ -16,6 +16,7 @@ from rayfl.fixed_point import (
     Vector,
     add_products,
     carry,
+    compare,
     copied,
     device_of,
     mean_into,
@@ -70,14 +71,11 @@ class Limbs:
         kind = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
         device = next((part.device for part in parts if part.device.type != "cpu"), CPU)
         size = sum(map(len, parts))
-        limbs = cls(zeros(size, device), zeros(size, device), None)
-        limbs._add(summands)
-        if all(_agree(summands[0], one) for one in summands[1:]):
-            # An empty part more, for trees without leaves.
-            whole = [torch.empty(0, dtype=kind, device=device), *(part.to(device, kind) for part in parts)]
-            first = vector_of(torch.cat(whole))
-            limbs.common = first, same(first, first)
-            limbs._compare(summands[1:])
+        # An empty part more, for trees without leaves.
+        whole = [torch.empty(0, dtype=kind, device=device), *(part.to(device, kind) for part in parts)]
+        common = vector_of(torch.cat(whole)), vector_of(torch.ones(size, dtype=torch.bool, device=device))
+        limbs = cls(zeros(size, device), zeros(size, device), common)
+        limbs.add(summands)
         return limbs
 
     def on(self, device: torch.device, copy: bool = False) -> Limbs:
@@ -90,33 +88,19 @@ class Limbs:
         return Limbs(moved(self.high), moved(self.low), common)
 
     def add(self, summands: Sequence[Summand]) -> None:
-        """Adds trees of the same structure."""
-        self._add(summands)
-        self._compare(summands)
-
-    def _add(self, summands: Sequence[Summand]) -> None:
-        """All of them to one stretch of memory after the other."""
+        """Adds trees of the same structure: all of them to one stretch of memory after the other."""
         self._check_own()
         weights = [float(one.weight) for one in summands]
-        narrow = all(one.bound <= NARROW for one in summands)
+        narrow = sum(one.bound for one in summands) <= NARROW
         start = 0
         for own in zip(*(_vectors(one.tree, device_of(self.high)) for one in summands), strict=True):
             stop = start + len(own[0])
             add_products(list(zip(own, weights, strict=True)), self.high[start:stop], self.low[start:stop], narrow)
+            if self.common is not None:
+                first, alike = self.common
+                compare(first[start:stop], own, alike[start:stop])
             start = stop
-
-    def _compare(self, summands: Sequence[Summand]) -> None:
-        """Notes where they are not as the first."""
-        for one in summands:
-            if self.common is None:
-                return
-            first, alike = self.common
-            start = 0
-            for values in _vectors(one.tree, device_of(self.high)):
-                stop = start + len(values)
-                alike[start:stop] &= same(first[start:stop], values)
-                start = stop
-            self._forget_the_first()
+        self._forget_the_first()
 
     def merge(self, others: Sequence[Limbs]) -> None:
         """Adds other sums."""
@@ -152,15 +136,22 @@ def mean_of(parts: Sequence[Limbs], weight: float) -> Tensor:
     first, *others = (part.on(device_of(parts[0].high)) for part in parts)
     mean = torch.empty(len(first.high), dtype=torch.float64, device=device_of(first.high))
     found, common = vector_of(mean), _common([first, *others])
+    highs, lows = ([getattr(part, limb) for part in (first, *others)] for limb in ("high", "low"))
     for here in stretches(found):
-        high, low = first.high[here] + 0, first.low[here] + 0
-        for other in others:
-            high += other.high[here]
-            low += other.low[here]
+        high, low = (_total([vector[here] for vector in column]) for column in (highs, lows))
         mean_into(found[here], high, low, weight)
     if common is not None:
         put(found, *common)
     return mean
+
+
+def _total(vectors: Sequence[Vector]) -> Vector:
+    """Their sum, in memory of its own."""
+    first, second, *others = vectors if len(vectors) > 1 else (vectors[0], 0)
+    total = first + second
+    for other in others:
+        total += other
+    return total
 
 
 def _common(parts: Sequence[Limbs]) -> Common | None:
@@ -172,12 +163,6 @@ def _common(parts: Sequence[Limbs]) -> Common | None:
     for other, also in others:
         alike = alike & also & same(first, other)
     return first, alike
-
-
-def _agree(one: Summand, other: Summand) -> bool:
-    """Whether two summands have any value in common."""
-    pairs = zip(sorted_leaves(one.tree), sorted_leaves(other.tree), strict=True)
-    return any(same(vector_of(_flat(a)), vector_of(_flat(b))).any() for (_, a), (_, b) in pairs)
 
 
 def _vectors(tree: Mapping[str, Any], device: torch.device) -> list[Vector]:
