@@ -6,13 +6,15 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import ray
 
 from actors.building import build_host, pin_threads
 from actors.gpus import Gpu
 from actors.job import Job, JobResult
+from actors.shared_memory import Inbox, Outbox, Parcel
 from actors.state import Change
 from algorithms.registry import Experiment
 from rayfl.manifest import StoredFile
@@ -23,6 +25,18 @@ from rayfl.tracking.environment import device_name
 def host_name(host: int) -> str:
     """What a host is called in Ray's logs and dashboard."""
     return f"rayfl-host-{host:02d}"
+
+
+class Reply(NamedTuple):
+    """What a call returns to a driver that reads parcels.
+
+    Attributes:
+        value: the result.
+        done: whether nothing here refers to the broadcast any more.
+    """
+
+    value: JobResult | Parcel
+    done: bool
 
 
 class ClientActor:
@@ -50,14 +64,44 @@ class ClientActor:
         self._pin()
         self._gpu = own_gpu() if device == "cuda" else None
         self._host = build_host(self._config, host, self._gpu.device if self._gpu else device, neighbours)
+        self._inbox, self._limit = Inbox(), self._config.cluster.shared_memory // neighbours
+        self._outbox = Outbox(self._limit)
 
     def __repr__(self) -> str:
         return host_name(self._number)
 
-    def run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
-        """See :meth:`ClientHost.run`."""
+    def run(
+        self, job: Job, broadcast: Tree | Parcel, *incoming: Mapping[int, Tree], freed: Sequence[int] | None = None
+    ) -> JobResult | Reply:
+        """See :meth:`ClientHost.run`.
+
+        Args:
+            job: see there.
+            broadcast: see there.
+            incoming: see there.
+            freed: segments of earlier results that the driver no longer reads; None if it reads none of this process.
+        """
         self._pin()
-        return self._host.run(job, broadcast, *incoming)
+        if freed is None:
+            assert not isinstance(broadcast, Parcel)
+            return self._host.run(job, broadcast, *incoming)
+        for serial in freed:
+            self._outbox.free(serial)
+        if isinstance(broadcast, Parcel):
+            self._inbox.freed()  # what was read before, in the same memory too, is of no interest
+            result = self._host.run(job, self._inbox.open(broadcast), *incoming)
+            done = broadcast.serial in self._inbox.freed()
+        else:
+            result, done = self._host.run(job, broadcast, *incoming), True
+        return Reply(self._outbox.pack(result) or result, done)
+
+    @ray.method(concurrency_group="io")
+    def meet(self, greeting: Parcel) -> Parcel | None:
+        """The same message back, if the driver's parcels can be opened here."""
+        try:
+            return self._outbox.pack(np.array(self._inbox.open(greeting)), least=1)
+        except OSError:
+            return None
 
     def _pin(self) -> None:
         """The number of OpenMP threads belongs to the calling thread, which need not be the constructor's."""
@@ -70,8 +114,9 @@ class ClientActor:
         return self._host.release(clients)
 
     def rewind(self) -> None:
-        """See :meth:`ClientHost.rewind`."""
+        """See :meth:`ClientHost.rewind`; results of before may never have been read, nor freed."""
         self._host.rewind()
+        self._outbox = Outbox(self._limit)
 
     def held_states(self) -> dict[int, Tree]:
         """See :meth:`ClientHost.held_states`."""

@@ -26,6 +26,7 @@ class ActorOptions:
         per_gpu: k, how many actors may share a GPU; 0 without GPUs.
         at_least: with how few the run may go on when nodes have left.
         at_most: how many there may be when nodes have joined.
+        shared_memory: bytes that the driver may use for messages to actors on its machine.
     """
 
     count: int
@@ -36,6 +37,7 @@ class ActorOptions:
     per_gpu: int
     at_least: int
     at_most: int
+    shared_memory: int = 0
 
 
 @dataclass(frozen=True)

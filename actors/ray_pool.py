@@ -9,7 +9,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -21,7 +20,8 @@ from actors.gpu_bundles import GpuBundles
 from actors.gpus import Seated, check_gpus, own_gpu
 from actors.placement import ActorOptions, Node, free_nodes, room, whole_nodes
 from actors.pool import HostDiedError
-from actors.ray_errors import result_of
+from actors.ray_host import Broadcast, RayHost
+from actors.shared_memory import Outbox
 from rayfl.errors import RayflError, ResourceError
 from rayfl.params import Tree
 
@@ -29,15 +29,6 @@ _log = logging.getLogger("rayfl")
 _PING_TIMEOUT_S = 60.0
 _ASK_EVERY_S = 1.0
 _LOOK_EVERY_S = 2.0
-
-
-@dataclass
-class _Host:
-    number: int
-    actor: Any
-    started: Any
-    """handle of the description that the actor gives when it has started"""
-    description: dict[str, Any] = field(default_factory=dict)
 
 
 class RayPool:
@@ -62,13 +53,14 @@ class RayPool:
         self._options = options
         self._admit = admit
         self.namespace = f"rayfl-{run}-{uuid.uuid4().hex[:8]}"
+        self._outbox = Outbox(options.shared_memory)
         self._lives: Counter[int] = Counter()
         self._numbers = itertools.count()
         # Where a placement group is given (an experiment of a sweep), the actors stay in it.
         self._given = get_current_placement_group() is not None
         self._bundles = GpuBundles(options) if options.per_gpu and not self._given else None
-        self._hosts: list[_Host] = []
-        self._joining: list[_Host] = []
+        self._hosts: list[RayHost] = []
+        self._joining: list[RayHost] = []
         self._joining_since = self._looked_at = time.monotonic()
         self._unfit: frozenset[str] = frozenset()
         try:
@@ -92,10 +84,10 @@ class RayPool:
         return [(host.description["node_id"], self._options.num_cpus) for host in self._hosts]
 
     def put(self, tree: Tree) -> Any:
-        return ray.put(tree)
+        return Broadcast(tree, self._outbox)
 
     def submit(self, host: int, method: str, *args: Any) -> Any:
-        return getattr(self._hosts[host].actor, method).remote(*args)
+        return self._hosts[host].submit(method, *args)
 
     def collect(self, handles: Mapping[Any, int], deadline_s: float | None = None) -> Iterator[tuple[int, Any]]:
         waiting = list(handles)
@@ -123,7 +115,7 @@ class RayPool:
                 raise HostDiedError(silent, f"no answer within clients.deadline_s={deadline_s:g} s")
             host = handles[ready[0]]
             heard[host] = time.monotonic()
-            yield host, result_of(ready[0], host)
+            yield host, self._hosts[host].result(ready[0], host)
 
     def revive(self) -> list[int]:
         pings = [host.actor.describe.remote() for host in self._hosts]
@@ -137,6 +129,8 @@ class RayPool:
         for host in dead:
             self._end(host)
         self._hosts = [host for host in self._hosts if host not in dead]
+        for host in self._hosts:
+            host.forget()
         before = len(self._hosts)
         self._start([host.number for host in dead], self._hosts)
         self._await(self._hosts[before:], self._options.at_least)
@@ -173,7 +167,7 @@ class RayPool:
         reason = f"not started within {self._options.timeout_s:g} s"
         for host in list(joined):
             try:
-                host.description = result_of(host.started, host.number)
+                host.arrive(host.number, self._outbox)
                 self._check([*self._hosts, *(other for other in joined if other.description)])
             except (HostDiedError, ResourceError) as error:
                 joined.remove(host)
@@ -195,6 +189,7 @@ class RayPool:
         for host in [*self._hosts, *self._joining]:
             ray.kill(host.actor)
         self._hosts, self._joining = [], []
+        self._outbox = Outbox(0)
         if self._bundles is not None:
             self._bundles.close()
 
@@ -202,7 +197,7 @@ class RayPool:
         options = self._options
         return room(nodes, options.num_cpus, options.per_gpu, options.at_most)
 
-    def _start(self, numbers: Sequence[int], hosts: list[_Host]) -> None:
+    def _start(self, numbers: Sequence[int], hosts: list[RayHost]) -> None:
         """Starts actors, and adds them to ``hosts``; does not wait for them."""
         options = self._options
         if self._bundles is not None:
@@ -219,16 +214,16 @@ class RayPool:
                 num_gpus=options.num_gpus,
                 **(self._bundles.seat(number) if self._bundles is not None else {}),
             ).remote(self._config, number, options.device, neighbours, own_gpu)
-            hosts.append(_Host(number, actor, actor.describe.remote()))
+            hosts.append(RayHost(number, actor))
 
-    def _await(self, new: Sequence[_Host], at_least: int) -> None:
+    def _await(self, new: Sequence[RayHost], at_least: int) -> None:
         """Waits for hosts that were started, but not for those that no node has room for any more.
 
         Args:
             new: some of the hosts.
             at_least: with how few hosts in all the run may go on.
         """
-        waiting, given_up = list(new), list[_Host]()
+        waiting, given_up = list(new), list[RayHost]()
         ends = time.monotonic() + self._options.timeout_s
         while waiting:
             timeout = min(max(ends - time.monotonic(), 0.0), _ASK_EVERY_S)
@@ -250,10 +245,10 @@ class RayPool:
             _log.warning("goes on with %d actors instead of %d: nodes have left", self.size, self.size + len(given_up))
         for position, host in enumerate(self._hosts):
             if host in new:
-                host.description = result_of(host.started, position)
+                host.arrive(position, self._outbox)
         self._check(self._hosts)
 
-    def _check(self, hosts: Sequence[_Host]) -> None:
+    def _check(self, hosts: Sequence[RayHost]) -> None:
         if not self._options.per_gpu:
             return
         bundles = self._bundles
@@ -263,7 +258,7 @@ class RayPool:
         ]
         check_gpus(seated, self._options.per_gpu)
 
-    def _end(self, host: _Host) -> None:
+    def _end(self, host: RayHost) -> None:
         ray.kill(host.actor)
         if self._bundles is not None:
             self._bundles.leave(host.number)

@@ -92,7 +92,17 @@ def plan_actors(
             "cluster.cpus_per_actor, or raise cluster.actors_per_gpu"
         )
     at_least, at_most = (wanted if pinned else 1), (num_clients if config.num_actors == "auto" else wanted)
-    return ActorOptions(wanted, cpu_share, gpu_share, device, config.startup_timeout_s, per_gpu, at_least, at_most)
+    return ActorOptions(
+        wanted,
+        cpu_share,
+        gpu_share,
+        device,
+        config.startup_timeout_s,
+        per_gpu,
+        at_least,
+        at_most,
+        config.shared_memory,
+    )
 
 
 def asks_for(config: ClusterConfig, num_clients: int) -> int | None:

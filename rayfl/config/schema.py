@@ -103,6 +103,11 @@ class ClusterConfig(_Section):
     spill_dir: str | None = Field(
         None, description="folder on each node for states beyond state_memory; null: the folder for temporary files"
     )
+    shared_memory: Annotated[ByteSize, Field(ge=0)] = Field(
+        ByteSize(256 << 20),
+        description="memory through which the driver and actors on its machine send each other what fits into half of "
+        "it; as much for all these actors together, in equal parts; 0: all goes through Ray's object store",
+    )
     startup_timeout_s: float = Field(300, gt=0, description="how long to wait for the actors to start, in seconds")
     resources_timeout_s: float = Field(
         0, ge=0, description="how long to wait for nodes that have yet to join a cluster with too little, in seconds"

@@ -77,6 +77,8 @@ EFFECTS = {
     "cluster.state_memory": "tests/config/test_every_option.py::test_state_memory_and_spill_dir",
     "cluster.spill_dir": "tests/config/test_every_option.py::test_state_memory_and_spill_dir",
     "cluster.data_memory": "tests/config/test_every_option.py::test_data_memory",
+    "cluster.shared_memory": "tests/cluster/test_shared_memory.py::"
+    "test_large_trees_go_through_shared_memory_where_there_is_room",
     "cluster.startup_timeout_s": "tests/cluster/test_reliability.py::test_actors_that_do_not_start_in_time",
     "cluster.resources_timeout_s": "tests/cluster/test_resources.py",
     "cluster.stop_grace_s": "tests/config/test_every_option.py::test_stop_grace",
