@@ -10,6 +10,7 @@ import numpy as np
 import ray
 
 from actors.client_actor import Reply
+from actors.pool import HostDiedError
 from actors.ray_errors import result_of
 from actors.shared_memory import LEAST_BYTES, Inbox, Outbox, Parcel
 from rayfl.params import Tree, leaves
@@ -131,7 +132,12 @@ class RayHost:
             return value
         if broadcast is not None and not value.done:
             broadcast.abandon()
-        return self._inbox.open(value.value) if isinstance(value.value, Parcel) else value.value
+        if not isinstance(value.value, Parcel):
+            return value.value
+        try:
+            return self._inbox.open(value.value)
+        except OSError as error:
+            raise HostDiedError(position, f"its answer cannot be read any more: {error}") from None
 
     def forget(self) -> None:
         """Nobody will ask for the results of calls made so far; some may still be running."""

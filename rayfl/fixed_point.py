@@ -7,7 +7,9 @@ true one; on accelerators they are tensors, with the same bits.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,6 +35,8 @@ CPU = torch.device("cpu")
 
 # Elements worked on at a time, so that intermediate values stay in the cache.
 _CHUNK = 16384
+_CHUNK_IN_THREADS, _A_THREAD = 1 << 16, 1 << 21
+_CORES = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def device_of(vector: Vector) -> torch.device:
@@ -62,6 +66,28 @@ def stretches(vector: Vector) -> Iterator[slice]:
     size = _CHUNK if isinstance(vector, np.ndarray) else max(1, len(vector))
     for start in range(0, len(vector), size):
         yield slice(start, min(start + size, len(vector)))
+
+
+def over_stretches(work: Callable[[slice], None], vector: Vector) -> None:
+    """Does ``work`` on all stretches of a vector, which are independent of each other; of a large one in threads.
+
+    For whoever has been waiting for others, so that there are idle cores. NumPy lets go of Python's lock while it
+    computes, but to take it again costs time: the pieces are larger then.
+    """
+    threads = min(_CORES, len(vector) // _A_THREAD) if isinstance(vector, np.ndarray) else 1
+    if threads < 2:
+        for here in stretches(vector):
+            work(here)
+        return
+    starts = range(0, len(vector), _CHUNK_IN_THREADS)
+    pieces = [slice(start, min(start + _CHUNK_IN_THREADS, len(vector))) for start in starts]
+
+    def share(thread: int) -> None:
+        for here in pieces[thread::threads]:
+            work(here)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(share, range(threads)))
 
 
 def add_products(products: Sequence[tuple[Vector, float]], high: Vector, low: Vector, narrow: bool) -> None:

@@ -20,6 +20,7 @@ from rayfl.fixed_point import (
     copied,
     device_of,
     mean_into,
+    over_stretches,
     put,
     same,
     stretches,
@@ -137,11 +138,14 @@ def mean_of(parts: Sequence[Limbs], weight: float) -> Tensor:
     mean = torch.empty(len(first.high), dtype=torch.float64, device=device_of(first.high))
     found, common = vector_of(mean), _common([first, *others])
     highs, lows = ([getattr(part, limb) for part in (first, *others)] for limb in ("high", "low"))
-    for here in stretches(found):
+
+    def divide(here: slice) -> None:
         high, low = (_total([vector[here] for vector in column]) for column in (highs, lows))
         mean_into(found[here], high, low, weight)
-    if common is not None:
-        put(found, *common)
+        if common is not None:
+            put(found[here], *(vector[here] for vector in common))
+
+    over_stretches(divide, found)
     return mean
 
 

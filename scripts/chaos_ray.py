@@ -17,7 +17,7 @@ from chaos_trials import KILLED, MENDABLE, Moments, Trial, difference, experimen
 from ray._private import worker
 from ray.exceptions import ObjectLostError
 
-from actors import ray_pool
+from actors import ray_errors
 from cluster.run import run
 from cluster.session import start_local
 from rayfl.tracking.callback import RunInfo
@@ -63,7 +63,7 @@ def ray_experiment(folder: Path, actors: int = 2) -> dict[str, Any]:
     """The experiment of a trial on Ray; ``actors=0``: the undisturbed one, without Ray."""
     places = {"num_actors": actors, "startup_timeout_s": 60} if actors else {}
     config = experiment(folder, _METHOD, **({"backend": "ray", **places} if actors else {}))
-    config["model"] = {"name": "two_nn", "hidden": [512]}  # large enough for the object store
+    config["model"] = {"name": "two_nn", "hidden": [512]}  # too large to travel within a call
     return config | {"train": config["train"] | {"local_epochs": _EPOCHS}, "max_failures": 10}
 
 
@@ -86,10 +86,10 @@ def _pause_raylet(pids: list[int]) -> None:
 
 
 class _LossyRay:
-    """The module ``ray`` as an actor's handle sees it, with one answer lost on its way."""
+    """The module ``ray`` where answers are asked for, with one of them lost on its way."""
 
     def get(self, reference: Any, **options: Any) -> Any:
-        ray_pool.ray = ray
+        ray_errors.ray = ray
         raise ObjectLostError(reference.hex(), None, "")
 
     def __getattr__(self, name: str) -> Any:
@@ -97,7 +97,7 @@ class _LossyRay:
 
 
 def _lose_answer(pids: list[int]) -> None:
-    ray_pool.ray = _LossyRay()  # type: ignore[assignment]
+    ray_errors.ray = _LossyRay()  # type: ignore[assignment]
 
 
 HARMS: dict[str, tuple[str, Callable[[random.Random], Callable[[list[int]], None]]]] = {
@@ -116,6 +116,7 @@ def ray_trial(laboratory: Laboratory, rng: random.Random, kind: str) -> Trial:
     folder = laboratory.folder()
     calm = laboratory.once("ray", lambda place: ray_experiment(place, actors=0))
     config = ray_experiment(folder)
+    config["cluster"]["shared_memory"] = rng.choice([0, "256MiB"])
     log = folder / "log"
     if kind in ("driver", "raylet"):
         return _ended_by(kind, rng, config, calm, log)
@@ -155,7 +156,7 @@ def _sabotaged(
     finally:
         ray.shutdown()
     begun, went_on = saboteur.struck_at, saboteur.failures
-    struck = kind not in HARMS or (begun is not None and begun < over)
+    struck = kind not in HARMS or (begun is not None and begun < over and (kind != "lost" or bool(went_on)))
     recover_s = went_on[0] - begun if kind in HARMS and went_on and begun is not None else None
     if kind == "hang" and recover_s is not None:
         recover_s -= _DEADLINE_S

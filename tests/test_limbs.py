@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -106,3 +108,26 @@ def test_what_is_waiting_and_what_was_received_is_bounded(monkeypatch: pytest.Mo
         running.merge(pickle.loads(pickle.dumps(other)))
         assert len(running.received) <= 3
     assert torch.equal(running.mean()["w"], torch.full((10,), 4.5))
+
+
+def test_means_of_large_sums_are_divided_by_threads_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(3)
+    tree = {"w": torch.randn(70_001, generator=generator)}
+    other = {"w": torch.where(torch.rand(70_001, generator=generator) < 0.5, tree["w"], -tree["w"])}
+    parts = [Limbs.of([Summand(one, 3, NARROW)]) for one in (tree, other)]
+    alone = mean_of(parts, 6.0)
+    monkeypatch.setattr(fixed_point, "_CORES", 3)
+    monkeypatch.setattr(fixed_point, "_A_THREAD", 20_000)
+    monkeypatch.setattr(fixed_point, "_CHUNK_IN_THREADS", 1_000)
+    used = set()
+    inner = fixed_point.carry
+
+    def noted(high: np.ndarray, low: np.ndarray) -> None:
+        used.add(threading.get_ident())
+        time.sleep(0.001)
+        inner(high, low)
+
+    monkeypatch.setattr(fixed_point, "carry", noted)
+    assert torch.equal(mean_of(parts, 6.0), alone)
+    assert len(used) == 3
+    assert parts[0].common is not None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ import ray
 import rayfl
 from actors.client_actor import Reply
 from actors.job import JobResult
+from actors.pool import HostDiedError
 from actors.ray_host import Broadcast, RayHost
 from actors.shared_memory import Inbox, Outbox, Parcel
 from tests.cluster.experiments import assert_same, outcome, small_experiment
@@ -151,6 +155,18 @@ def test_memory_that_an_actor_still_reads_is_never_written_again() -> None:
     finally:
         for host in hosts:
             ray.kill(host.actor)
+
+
+def test_an_actor_that_has_answered_and_died_before_its_answer_was_read_counts_as_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = RayHost(0, SimpleNamespace(describe=SimpleNamespace(remote=lambda: None)))
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    answer = Reply(Parcel(process.pid, 3, 1, 1 << 20, b"", ()), True)
+    monkeypatch.setattr("actors.ray_host.result_of", lambda handle, position: answer)
+    with pytest.raises(HostDiedError, match="host 4 died: its answer cannot be read any more"):
+        host.result("handle", 4)
 
 
 @pytest.mark.usefixtures("local_ray")
