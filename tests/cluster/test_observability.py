@@ -74,7 +74,8 @@ def test_names_and_gauges(tmp_path: Path, recorded: dict[tuple[str, str], list[f
     assert len(hits) == len(misses) == 4
     assert misses[0] >= 1
     assert hits[-1] > hits[0]
-    assert sum(misses) <= 10 * 2
+    # An actor reads a split of a client once; clients may move between the two.
+    assert sum(misses) <= 5 * 3 * 2
     # The same names are free again at once, in a namespace of the next run's own.
     rayfl.run(small_experiment(tmp_path, "next", "fedavg", num_actors=2), callbacks=[listener])
     assert listener.names == ["rayfl-host-00", "rayfl-host-01"]
