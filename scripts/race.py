@@ -4,14 +4,16 @@
     python scripts/race.py --folder FOLDER [--works W1,W3] [--contenders rayfl,pfl] [--repeats 5] [--out PAGE]
 
 Each contender runs in a virtual environment of its own below ``--folder``, made on first use with the newest release on
-the package index; rayfl and the bare loop in the environment of this script. All get the same data and initial weights,
-two processes with one thread each (fluke has one process), and tell loss and accuracy beside their times. Results go to
+the package index and the release of PyTorch that this script runs with; rayfl and the bare loop in the environment of
+this script. All get the same data and initial weights, two processes with one thread each (fluke has one process), and
+tell loss and accuracy beside their times. Results go to
 ``<folder>/results.json``, which later calls extend, and from there to a table and a picture.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import shutil
@@ -34,7 +36,7 @@ from rayfl.data.federated import InputSpec
 from rayfl.models.zoo import Architecture, CharLSTM, TwoCNN, TwoNN
 from rayfl.randomness import RandomStreams
 
-REQUIREMENTS = {"flower": ["flwr[simulation]", "torch"], "pfl": ["pfl[pytorch]"], "fluke": ["fluke-fl"]}
+REQUIREMENTS = {"flower": ["flwr[simulation]"], "pfl": ["pfl[pytorch]"], "fluke": ["fluke-fl"]}
 CONTENDERS = ("rayfl", "rayfl-fast", "rayfl-commits", "bare", "pfl", "flower", "fluke")
 VARIANTS = {"rayfl-fast": {"RAYFL_RACE_FAST": "1"}, "rayfl-commits": {"RAYFL_RACE_COMMITS": "1"}}
 """``rayfl-commits`` commits every round, the others at the end alone; ``rayfl-fast`` has ``engine.kernel=fast`` and
@@ -51,7 +53,9 @@ def interpreter(contender: str, folder: Path) -> str:
     if not (environment / "ready").exists():
         print(f"installing {contender}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-        subprocess.run([environment / "bin/pip", "install", "--quiet", *REQUIREMENTS[contender]], check=True)
+        # Frameworks are compared, not releases of PyTorch. ("2.13.0+cpu" is a build of a release.)
+        torch = "torch==" + importlib.metadata.version("torch").partition("+")[0]
+        subprocess.run([environment / "bin/pip", "install", "--quiet", *REQUIREMENTS[contender], torch], check=True)
         (environment / "ready").touch()
     return str(environment / "bin/python")
 
