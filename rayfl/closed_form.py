@@ -24,6 +24,11 @@ _nll_loss = torch.ops.aten.nll_loss_forward.default
 _nll_loss_backward = torch.ops.aten.nll_loss_backward.default
 _log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
 _relu_backward = torch.ops.aten.threshold_backward.default
+_log_softmax_into = torch.ops.aten._log_softmax.out
+_nll_loss_into = torch.ops.aten.nll_loss_forward.output
+_nll_loss_backward_into = torch.ops.aten.nll_loss_backward.grad_input
+_log_softmax_backward_into = torch.ops.aten._log_softmax_backward_data.out
+_relu_backward_into = torch.ops.aten.threshold_backward.grad_input
 _MEAN = 1
 _IGNORED = -100
 _PIECE = 1 << 15
@@ -202,18 +207,57 @@ def pulling(
     return by_numpy
 
 
-def gradients_into(layers: Sequence[Layer], room: Sequence[Layer], x: Tensor, y: Tensor) -> None:
-    """Writes the gradients of the mean cross-entropy with respect to all weights and biases. No graph may be recorded.
+def writing_gradients(layers: Sequence[Layer], room: Sequence[Layer]) -> Callable[[Tensor, Tensor], None]:
+    """Writes the gradients of the mean cross-entropy with respect to all weights and biases, each time it is called.
+
+    It takes the inputs and labels of a mini-batch, as :func:`forward` does, and no graph may be recorded. What lies
+    between is kept for the next mini-batch of that size: the operations are so short that making their results would
+    take as long as they do.
 
     Args:
-        layers: see :func:`forward`.
-        room: where they go, tensors of the same shapes.
-        x: see :func:`forward`.
-        y: see there.
+        layers: see :func:`forward`; their tensors are read anew at every call.
+        room: where the gradients go, tensors of the same shapes.
     """
-    done = forward(layers, x, y)
-    for i, delta in backward(layers, done, torch.ones_like(done.loss)):
-        weight, bias = room[i]
-        torch.mm(delta.t(), done.inputs[i], out=weight)
-        if bias is not None:
-            torch.sum(delta, 0, out=bias)
+    by_size: dict[int, Callable[[Tensor, Tensor], None]] = {}
+
+    def write(x: Tensor, y: Tensor) -> None:
+        size = len(y)
+        if size not in by_size:
+            by_size[size] = _writing(layers, room, size)
+        by_size[size](x, y)
+
+    return write
+
+
+def _writing(layers: Sequence[Layer], room: Sequence[Layer], size: int) -> Callable[[Tensor, Tensor], None]:
+    """The same for mini-batches of one size."""
+    outputs, deltas = ([weight.new_empty(size, len(weight)) for weight, _ in layers] for _ in range(2))
+    logits, delta = outputs[-1], deltas[-1]
+    predicted, of_predicted = torch.empty_like(logits), torch.empty_like(logits)
+    loss, total, upstream = (logits.new_ones(()) for _ in range(3))
+    upwards = [(weight.t(), bias, out) for (weight, bias), out in zip(layers, outputs, strict=True)]
+    rows = zip(layers, room, deltas, [None, *deltas], [None, *outputs], strict=False)
+    downwards = [(weight, *into, delta, delta.t(), below, read) for (weight, _), into, delta, below, read in rows]
+    downwards.reverse()
+
+    def write(x: Tensor, y: Tensor) -> None:
+        reached = lowest = x.flatten(1)
+        for turned, bias, out in upwards:
+            if bias is None:
+                torch.mm(reached, turned, out=out)
+            else:
+                torch.addmm(bias, reached, turned, out=out)
+            reached = out if out is logits else out.relu_()
+        _log_softmax_into(logits, 1, False, out=predicted)
+        _nll_loss_into(predicted, y, None, _MEAN, _IGNORED, output=loss, total_weight=total)
+        _nll_loss_backward_into(upstream, predicted, y, None, _MEAN, _IGNORED, total, grad_input=of_predicted)
+        _log_softmax_backward_into(of_predicted, predicted, 1, predicted.dtype, out=delta)
+        for weight, weight_room, bias_room, above, turned, below, read in downwards:
+            torch.mm(turned, lowest if read is None else read, out=weight_room)
+            if bias_room is not None:
+                torch.sum(above, 0, out=bias_room)
+            if below is not None:
+                torch.mm(above, weight, out=below)
+                _relu_backward_into(below, read, 0, grad_input=below)
+
+    return write

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayfl.closed_form import gradients_into
+from rayfl.closed_form import writing_gradients
 from rayfl.engine.moved import Moved
 from rayfl.objectives import Mixture
 from rayfl.params import ALIGNMENT_BYTES, Layout, Tree, leaves
@@ -80,7 +80,8 @@ class Line:
         layers, room = (task.chain(self.half.views(flat)) for flat in (mixed, into))
         if layers is None or room is None:
             return None
-        return lambda batch: gradients_into(layers, room, batch.x, batch.y)
+        write = writing_gradients(layers, room)
+        return lambda batch: write(batch.x, batch.y)
 
     def by_autograd(self, task: Classification, mixed: Tensor, start: Tree) -> Callable[[Batch], list[Tensor]]:
         """Makes that gradient, one vector a parameter.

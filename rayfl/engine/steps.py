@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rayfl.closed_form import gradients_into, pulling
+from rayfl.closed_form import pulling, writing_gradients
 from rayfl.engine.blocked import BlockedSGD
 from rayfl.engine.mixing import can_mix, mixed_step
 from rayfl.engine.moved import Moved
@@ -93,7 +93,8 @@ def _gradient_of_chain(
     layers, into = (task.chain(from_leaves(dict(zip(names, tensors, strict=True)))) for tensors in (values, gradients))
     assert layers is not None
     assert into is not None
-    return lambda batch: gradients_into(layers, into, batch.x, batch.y)
+    write = writing_gradients(layers, into)
+    return lambda batch: write(batch.x, batch.y)
 
 
 def _can_follow(envelope: Envelope, moved: Moved) -> bool:
