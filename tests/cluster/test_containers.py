@@ -1,4 +1,4 @@
-"""A driver that shares its Ray node with actors whose processes it does not see, as in a container of its own."""
+"""A driver that shares its Ray node with actors which do not know its processes by their numbers, as in a container."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import rayfl
 from tests.cluster.experiments import assert_same, outcome, small_experiment
 
 ROOT = Path(__file__).parents[2]
-UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]
+"""Process 1 of its own namespace. With a ``/proc`` of its own too, Ray itself does not find its node."""
 PATIENCE_S = 200
 WIDE = {"name": "two_nn", "hidden": [256, 128]}
 """200 kB: a broadcast does not travel within a call."""
@@ -67,7 +68,7 @@ def test_a_driver_in_another_container_than_its_actors(method: str, tmp_path: Pa
     rayfl.run(experiment("inline", backend="inline"))
     beside = drive(tmp_path, experiment("beside", num_actors=2))
     within = drive(tmp_path, experiment("within", num_actors=2), *UNSHARE)
-    assert within["pid"] == 1, "it should see its own processes alone"
+    assert within["pid"] == 1, "it should have a namespace of its own"
     assert beside["stored"] == 0 < within["stored"]
     assert_same(outcome(tmp_path / "inline"), outcome(tmp_path / "beside"))
     assert_same(outcome(tmp_path / "inline"), outcome(tmp_path / "within"))
