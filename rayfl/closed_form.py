@@ -211,8 +211,8 @@ def writing_gradients(layers: Sequence[Layer], room: Sequence[Layer]) -> Callabl
     """Writes the gradients of the mean cross-entropy with respect to all weights and biases, each time it is called.
 
     It takes the inputs and labels of a mini-batch, as :func:`forward` does, and no graph may be recorded. What lies
-    between is kept for the next mini-batch of that size: the operations are so short that making their results would
-    take as long as they do.
+    between is kept for the next mini-batch of that size: the operations are so short that to make room for their
+    results counts.
 
     Args:
         layers: see :func:`forward`; their tensors are read anew at every call.
