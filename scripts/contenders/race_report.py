@@ -6,7 +6,7 @@ import datetime
 import os
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ COLOURS = {
     "fluke": "#CC79A7",
 }
 Results = Sequence[Mapping[str, Any]]
+Measure = Callable[[Mapping[str, Any]], float]
 
 
 def write_report(found: Results, versions: Mapping[str, str], page: Path) -> None:
@@ -46,51 +47,51 @@ def write_report(found: Results, versions: Mapping[str, str], page: Path) -> Non
     _, _, after = rest.partition(END)
     if not rest or END not in text:
         raise SystemExit(f"{page} lacks the lines {BEGIN} and {END}")
-    ratios = relative(found)
     shown = [contender for contender in TITLES if any(row["contender"] == contender for row in found)]
     parts = [
         _conditions(found, versions),
-        _times(seconds(found), ratios, shown),
+        _times(found, shown),
         _starts(found, shown),
         _memory(found, shown),
         _checks(found, shown),
     ]
     page.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + after)
     (page.parent / "images").mkdir(exist_ok=True)
-    draw(ratios, page.parent / "images" / "race.png")
+    draw(relative(found, _time), page.parent / "images" / "race.png")
 
 
-def seconds(found: Results) -> dict[str, dict[str, float]]:
-    """By work and contender: the median over turns of each process's median, in seconds a round (or evaluation)."""
+def medians(found: Results, measure: Measure) -> dict[str, dict[str, float]]:
+    """By work and contender: the median over turns of what was measured."""
     return {
         work: {contender: float(np.median(list(own.values()))) for contender, own in turns.items()}
-        for work, turns in _turns(found).items()
+        for work, turns in _turns(found, measure).items()
     }
 
 
-def relative(found: Results) -> dict[str, dict[str, float]]:
+def relative(found: Results, measure: Measure) -> dict[str, dict[str, float]]:
     """The same, relative to rayfl in the same turn: a machine's speed may change from one to the next."""
     table: dict[str, dict[str, float]] = {}
-    for work, turns in _turns(found).items():
+    for work, turns in _turns(found, measure).items():
         for contender, own in turns.items():
             both = own.keys() & turns["rayfl"].keys()  # not all need have been in all turns
             table.setdefault(work, {})[contender] = float(np.median([own[t] / turns["rayfl"][t] for t in both]))
     return table
 
 
-def _turns(found: Results) -> dict[str, dict[str, dict[int, float]]]:
-    """The times of each work and contender, by turn."""
+def _turns(found: Results, measure: Measure) -> dict[str, dict[str, dict[int, float]]]:
+    """What was measured of each work and contender, by turn."""
     table: dict[str, dict[str, dict[int, float]]] = {}
     for work in WORKS:
         for contender in TITLES:
             rows = [row for row in found if (row["work"], row["contender"]) == (work, contender)]
-            own = {row["turn"]: _time(row) for row in rows}
+            own = {row["turn"]: measure(row) for row in rows}
             if own:
                 table.setdefault(work, {})[contender] = own
     return table
 
 
 def _time(row: Mapping[str, Any]) -> float:
+    """A process's median, in seconds a round (or evaluation)."""
     return float(np.median(row["evaluation"] if WORKS[row["work"]].evaluate else row["rounds"]))
 
 
@@ -125,24 +126,25 @@ def _header(shown: Sequence[str]) -> list[str]:
     return ["work", *(TITLES[contender] for contender in shown)]
 
 
-def _times(
-    table: Mapping[str, Mapping[str, float]], ratios: Mapping[str, Mapping[str, float]], shown: Sequence[str]
-) -> str:
-    rows = []
-    for work, times in table.items():
-        cells = [f"{times[c]:.3f} ({ratios[work][c]:.2f})" if c in times else "-" for c in shown]
-        rows.append([f"**{work}** {WORKS[work].title}", *cells])
+def _times(found: Results, shown: Sequence[str]) -> str:
+    rows = _with_ratios(found, shown, _time, "{:.3f}")
+    titled = [[f"**{work}** {WORKS[work].title}", *cells] for work, *cells in rows]
     title = "Seconds a round, and in brackets how many times rayfl's in the same turn (medians of both):"
-    return f"{title}\n\n{_markdown(_header(shown), rows)}"
+    return f"{title}\n\n{_markdown(_header(shown), titled)}"
 
 
 def _starts(found: Results, shown: Sequence[str]) -> str:
-    rows = [
-        _cells(found, shown, work, "start", "{:.1f}") for work in WORKS if any(row["work"] == work for row in found)
+    rows = _with_ratios(found, shown, lambda row: row["start"], "{:.1f}")
+    title = "**W6**: seconds from the start of the process to the end of the first round, and likewise in brackets:"
+    return f"{title}\n\n{_markdown(_header(shown), rows)}"
+
+
+def _with_ratios(found: Results, shown: Sequence[str], measure: Measure, form: str) -> list[list[str]]:
+    ratios = relative(found, measure)
+    return [
+        [work, *(f"{form.format(own[c])} ({ratios[work][c]:.2f})" if c in own else "-" for c in shown)]
+        for work, own in medians(found, measure).items()
     ]
-    return "**W6**: seconds from the start of the process to the end of the first round:\n\n" + _markdown(
-        _header(shown), rows
-    )
 
 
 def _memory(found: Results, shown: Sequence[str]) -> str:
