@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field_validator, model_validator
 
+from rayfl.config.added import without_added
 from rayfl.config.objects import import_object, names_an_object
 from rayfl.data.augment import AugmentConfig
 from rayfl.data.holdout import HoldoutConfig
@@ -290,6 +291,7 @@ class ExperimentConfig(_Section):
         changing: list[str] = [self.engine.kernel] if self.engine.kernel != "reference" else []
         changing += ["lend_cores"] if self.engine.lend_cores else []
         content["engine"] = ", ".join([self.engine.mode, *changing])
+        without_added(content)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
