@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from ray import cloudpickle
 
-from rayfl.params import ALIGNMENT_BYTES
+from rayfl.engine.flat import ALIGNMENT_BYTES
 
 LEAST_BYTES = 1 << 16
 """Messages with less in their arrays travel well as they are."""

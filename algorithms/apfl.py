@@ -13,7 +13,8 @@ from algorithms.base import Averaging, setting
 from algorithms.mixture import mixed_weights, parameters
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.requests import ParameterGroup
+from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.terms import constant, line, loss
 from rayfl.params import Tree
 from rayfl.tasks import Batch, Model, Predictor, Task
 
@@ -71,17 +72,24 @@ class APFL(Averaging):
         )
         return self.weighted(client, trained["federated"])
 
-    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        """CE(w) + CE(mixture), whose gradients are apart: the mixture takes w as a constant."""
+    @property
+    def objective(self) -> Any:
+        """CE(w) + CE(alpha v + (1 - alpha) w), whose gradients are apart: the mixture takes w as a constant."""
+        if self.adaptive or self.mix == "logits":
+            return self._adaptive_objective
+        return loss(at="federated") + loss(at=line(constant("federated"), "local", self.alpha, buffers_of="local"))
+
+    def _adaptive_objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        """The same where alpha is trained too, or logits are mixed."""
         federated, local = model["federated"], model["local"]
         alpha = model["alpha"] if self.adaptive else self.alpha
         if self.mix == "logits":
             logits = task.logits(federated, batch)
             mixed = _mixed_logits(logits.detach(), task.logits(local, batch), alpha)
             return task.cross_entropy(logits, batch) + task.cross_entropy(mixed, batch)
-        loss: Tensor = task.loss(federated, batch)
-        constant = {name: leaf.detach() for name, leaf in federated.items()}
-        return loss + task.loss(mixed_weights(constant, local, alpha, task, buffers=local), batch)
+        value: Tensor = task.loss(federated, batch)
+        received = {name: leaf.detach() for name, leaf in federated.items()}
+        return value + task.loss(mixed_weights(received, local, alpha, task, buffers=local), batch)
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         local, alpha = self._own(client, server["model"])

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
-from rayfl.objectives import loss_of_the_task
+from rayfl.engine.terms import loss
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Predictor, Task
+from rayfl.tasks import Predictor, Task
 
 Procedure = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -164,11 +164,13 @@ class Algorithm(BaseModel):
         """One round on the server: returns the entries of ``server`` that change."""
         raise TypeError(f"{type(self).__name__} does not define a round")
 
-    @loss_of_the_task
-    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        """The loss of one mini-batch; a scalar."""
-        loss: Tensor = task.loss(model, batch)
-        return loss
+    @property
+    def objective(self) -> Any:
+        """What a local step goes down: a sum of terms (:mod:`rayfl.engine.terms`).
+
+        A method may have a function ``objective(self, model, batch, task, frozen, draw) -> scalar`` instead.
+        """
+        return loss()
 
     def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
         """How a client's training changed the last linear layer, for the variance of updates over the cohort.

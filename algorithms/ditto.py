@@ -6,8 +6,10 @@ from typing import ClassVar, Literal
 
 from algorithms.base import setting
 from algorithms.personal_copy import PersonalCopy
+from algorithms.proximity import proximity
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.terms import TRAINED, Sum
 from rayfl.params import Tree
 from rayfl.tasks import Predictor
 
@@ -54,8 +56,8 @@ class Ditto(PersonalCopy):
         return self.weighted(client, trained)
 
     @property
-    def form(self) -> str:
-        return self.proximal_form
+    def proximal_term(self) -> Sum:
+        return proximity(self.proximal_form, TRAINED, "received")
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         personal: Tree | None = client.state.get("personal")

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
-
 from algorithms.base import Algorithm, Clients, setting
-from algorithms.proximity import penalty
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.terms import TRAINED, frozen, loss, squared_distance
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, subtract, zeros_like
-from rayfl.tasks import Batch, Predictor, Task
+from rayfl.tasks import Predictor, Task
 
 
 class FedDyn(Algorithm):
@@ -95,18 +93,16 @@ class FedDyn(Algorithm):
         displacement = client.state.get("displacement") or zeros_like(received)
         # a tensor, so that clients with unequal alpha_k can be trained together
         weight = next(iter(received.values())).new_tensor(self.alpha if alpha is None else alpha)
-        frozen = {"anchor": subtract(received, displacement), "alpha": weight}
-        trained = await client.train(model, self.objective, frozen=frozen)
+        known = {"anchor": subtract(received, displacement), "alpha": weight}
+        trained = await client.train(model, self.objective, frozen=known)
         client.state["displacement"] = add_scaled(displacement, subtract(_parameters(trained, received), received), 1)
         client.publish(local=Predictor.of(trained))
         return Weighted(trained)
 
-    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+    @property
+    def objective(self) -> Any:
         """F_k + alpha/2 ||theta - (w - d_k)||^2."""
-        anchor = frozen["anchor"]
-        pull = penalty("half_squared", _parameters(model, anchor), anchor)
-        loss: Tensor = task.loss(model, batch) + frozen["alpha"] * pull
-        return loss
+        return loss() + frozen("alpha") * squared_distance(TRAINED, "anchor") / 2
 
     def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
         model, displacement = server["model"], server["displacement"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from algorithms.base import Averaging, Clients, setting
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
-from rayfl.engine.requests import ParameterGroup
+from rayfl.engine.optimizers import ParameterGroup
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, interpolate
 from rayfl.tasks import Batch, Model, Predictor, Task

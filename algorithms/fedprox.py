@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
-
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
-from algorithms.proximity import declared_form, penalty
+from algorithms.proximity import proximity
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
-from rayfl.objectives import Declared, declared_by
+from rayfl.engine.terms import TRAINED, Sum, loss
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Model, Predictor, Task
+from rayfl.tasks import Predictor
 
 
 class FedProx(FineTuned):
@@ -56,22 +54,18 @@ class FedProx(FineTuned):
         client.publish(local=Predictor.of(trained))
         return self.weighted(client, trained)
 
-    def _form(self) -> Declared | None:
-        return declared_form(self.proximal_form, self.proximal_weight)
+    @property
+    def objective(self) -> Any:
+        """CE + mu/2 ||theta - w||^2."""
+        return loss() + self._proximal_term
 
-    @declared_by(_form)
-    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        loss: Tensor = task.loss(model, batch)
-        return loss + self._proximity(model, frozen["received"], task)
+    @property
+    def finetune_objective(self) -> Any:
+        """Cross-entropy, with ``finetune_proximal`` also the proximal term."""
+        return (
+            super().finetune_objective + self._proximal_term if self.finetune_proximal else super().finetune_objective
+        )
 
-    def finetune_objective(self, moving: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        loss = super().finetune_objective(moving, batch, task, frozen, draw)
-        return loss + self._proximity(moving, frozen["received"], task) if self.finetune_proximal else loss
-
-    def _proximity(self, model: Model, received: Model, task: Task) -> Tensor | float:
-        """mu times the penalty of those parameters that ``model`` has."""
-        if not self.proximal_weight:
-            return 0.0
-        names = [name for name in task.network.parameter_names if name in model]
-        moved, anchor = ({name: tree[name] for name in names} for tree in (model, received))
-        return self.proximal_weight * penalty(self.proximal_form, moved, anchor)
+    @property
+    def _proximal_term(self) -> Sum:
+        return self.proximal_weight * proximity(self.proximal_form, TRAINED, "received")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from torch import Tensor
-
 from algorithms.base import Algorithm, setting
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.terms import TRAINED, loss
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Predictor, Task
+from rayfl.tasks import Predictor, Task
 
 
 class FineTuning(Algorithm):
@@ -100,7 +99,7 @@ class FineTuning(Algorithm):
         in_head, in_body = moves[self.finetune_scope]
         return tuple(name for name in network.parameter_names if (in_head if name in head else in_body))
 
-    def finetune_objective(self, moving: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+    @property
+    def finetune_objective(self) -> Any:
         """Cross-entropy of the received model with its moving part, without any method's own terms."""
-        loss: Tensor = task.loss({**frozen["received"], **moving}, batch)
-        return loss
+        return loss(TRAINED, completed_by="received")

@@ -12,7 +12,7 @@ from torch import Tensor
 from algorithms.base import Averaging, setting
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.requests import ParameterGroup
+from rayfl.engine.optimizers import ParameterGroup
 from rayfl.params import Tree
 from rayfl.tasks import Batch, Model, Predictor, Task
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,9 +15,11 @@ from algorithms.simplex import principal_coordinates, scale_candidates, spread_o
 from algorithms.simplex_sampling import sample_ball, sample_ball_legacy, sample_simplex
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, Draw, RoundContext
+from rayfl.engine.numbers import Number
+from rayfl.engine.terms import Point, Scope, Share, drawn, loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Predictor, Task
+from rayfl.tasks import Predictor, Task
 
 
 def barycenter(vertices: int) -> Tensor:
@@ -36,6 +39,34 @@ def model_at(simplex: Tree, point: Tensor, task: Task) -> Tree:
     weights = point.to(endpoints).view(-1, *(1,) * (endpoints.dim() - 1))
     # a sum of products instead of a matrix product: exact for one endpoint, whatever precision matmul is set to
     return {**simplex["body"], task.network.head_weight: (weights * endpoints).sum(0)}
+
+
+@dataclass(frozen=True)
+class InSimplex(Point):
+    """The model w_alpha of a trained simplex; see :func:`model_at`.
+
+    Attributes:
+        vertices: d, the number of endpoints.
+        point: alpha, a vector of d numbers.
+    """
+
+    vertices: int
+    point: Number
+
+    def shares(self, scope: Scope) -> Mapping[str, Sequence[Share]]:
+        """Of the head's weight one of each endpoint; the body as it is."""
+        head = scope.task.network.head_weight
+        endpoints = [Share("endpoints", "", self.point, row=m, group=m) for m in range(self.vertices)]
+        names = scope.task.network.parameter_names
+        return {name: endpoints if name == head else [Share("body", name)] for name in names}
+
+    def rest(self, scope: Scope) -> Tree:
+        """The body's buffers."""
+        return {name: scope.trained["body"][name] for name in scope.task.network.buffer_names}
+
+    def model(self, scope: Scope) -> Tree:
+        """See :func:`model_at`."""
+        return model_at(dict(scope.trained), scope.number(self.point), scope.task)
 
 
 class Floco(Averaging):
@@ -155,10 +186,10 @@ class Floco(Averaging):
         client.publish(local=Predictor.of(model_at(trained, own, client.task)))
         return self.weighted(client, trained)
 
-    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+    @property
+    def objective(self) -> Any:
         """The loss of the model at the drawn point."""
-        loss: Tensor = task.loss(model_at(model, draw["point"], task), batch)
-        return loss
+        return loss(at=InSimplex(self.vertices, drawn("point")))
 
     def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
         """The mean change of the endpoints, and that of the last layer's bias (eq. 13)."""

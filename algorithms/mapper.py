@@ -12,9 +12,9 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.base import Averaging, setting
-from algorithms.mixture import mixed_weights
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.terms import frozen, line, loss
 from rayfl.params import Tree, interpolate
 from rayfl.tasks import Batch, Model, Predictor, Task
 
@@ -93,18 +93,19 @@ class Mapper(Averaging):
         _, coefficient, local = min(fits, key=lambda fit: fit[0])
         return coefficient, local
 
-    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        """The loss of the interpolation; ``model`` is one of its ends, the other is in ``frozen``."""
-        ends, coefficient = {**frozen["end"], **model}, frozen["coefficient"]
-        central, local = ends["central"], ends["local"]
-        if self.space == "weights":
-            (trained,) = model.values()
-            loss: Tensor = task.loss(mixed_weights(central, local, coefficient, task, buffers=trained), batch)
-            return loss
+    def objective_of(self, end: str) -> Any:
+        """The loss of the interpolation, of which one end is trained."""
+        if self.space == "outputs":
+            return self._loss_of_outputs
+        return loss(at=line("central", "local", frozen("coefficient"), buffers_of=end))
+
+    def _loss_of_outputs(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        ends = {**frozen, **model}
         # The end that is not trained predicts as it does in the evaluation.
         first, second = (task.logits(ends[end], batch, training=end in model) for end in ("central", "local"))
         # Log-probabilities are logits that the softmax leaves as they are.
-        return task.cross_entropy(_log_mixture(first, second, coefficient), batch)
+        found: Tensor = task.cross_entropy(_log_mixture(first, second, frozen["coefficient"]), batch)
+        return found
 
     def interpolation(self, central: Model, local: Model, coefficient: float, task: Task) -> Predictor:
         """lambda h_l + (1 - lambda) h_c; running statistics are interpolated as the weights are."""
@@ -127,11 +128,12 @@ class Mapper(Averaging):
     async def _fit(self, client: Client, end: Tree, other: Tree, coefficient: float, suffix: str = "") -> Tree:
         """Trains one end of the interpolation."""
         # a tensor, so that clients with unequal lambda can be trained together
-        frozen = {"end": other, "coefficient": torch.tensor(coefficient, dtype=torch.float64)}
+        known = {**other, "coefficient": torch.tensor(coefficient, dtype=torch.float64)}
         # a fit of h_l starts from the winner of another grid point: no momentum of its own to go on with
         keep = False if suffix else None
-        trained = await client.train(end, self.objective, frozen=frozen, keep_optimizer=keep, stream=suffix)
-        (tree,) = trained.values()
+        (name,) = end
+        trained = await client.train(end, self.objective_of(name), frozen=known, keep_optimizer=keep, stream=suffix)
+        tree = trained[name]
         return tree  # type: ignore[no-any-return]
 
 

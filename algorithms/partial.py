@@ -11,10 +11,11 @@ from algorithms.base import Averaging, Clients, setting
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.requests import Objective
+from rayfl.engine.terms import TRAINED, loss
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Model, Predictor, Task
+from rayfl.tasks import Model, Predictor, Task
 
 
 class PartialModel(Averaging):
@@ -128,10 +129,10 @@ class PartialModel(Averaging):
         )
         return part(trained, names)
 
-    def part_objective(self, moving: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+    @property
+    def part_objective(self) -> Any:
         """The loss of the model with its moving part."""
-        loss: Tensor = task.loss({**frozen["model"], **moving}, batch)
-        return loss
+        return loss(TRAINED, completed_by="model")
 
     def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
         return super().update(trained, {"model": received.get("shared", {})}, task)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
-
 from algorithms.base import Averaging, setting
-from algorithms.proximity import declared_form, penalty
+from algorithms.proximity import proximity
 from rayfl.engine.client import Client, Draw
-from rayfl.objectives import Declared, declared_by, is_loss_of_the_task
-from rayfl.params import Tree, from_leaves, leaves
-from rayfl.tasks import Batch, Task
+from rayfl.engine.terms import TRAINED, Sum
+from rayfl.params import Tree
 
 
 class PersonalCopy(Averaging):
@@ -43,32 +40,12 @@ class PersonalCopy(Averaging):
             stream=".1",
         )
 
-    def _personal_form(self) -> Declared | None:
-        """What the personal objective is, where it is the task's loss and a pull towards the received model."""
-        plain = is_loss_of_the_task(self.objective) and type(self).distance is PersonalCopy.distance
-        return declared_form(self.form, self.proximal_weight) if plain else None
-
-    @declared_by(_personal_form)
-    def personal_objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+    @property
+    def personal_objective(self) -> Any:
         """The method's loss at the copy, and the proximal term of its parameters."""
-        loss = self.objective(model, batch, task, None, draw)
-        if not self.proximal_weight:
-            return loss
-        moved, anchor = _parameters(model, task), _parameters(frozen["received"], task)
-        return loss + self.proximal_weight * self.distance(moved, anchor)
-
-    def distance(self, model: Tree, anchor: Tree) -> Tensor:
-        """What the proximal weight multiplies; a scalar."""
-        return penalty(self.form, model, anchor)
+        return self.proximal_weight * self.proximal_term + self.objective
 
     @property
-    def form(self) -> str:
-        """Which distance that is; see :func:`algorithms.proximity.penalty`."""
-        return "half_squared"
-
-
-def _parameters(tree: Tree, task: Task) -> Tree:
-    """A tree of models or parts of models without their buffers."""
-    return from_leaves(
-        {path: leaf for path, leaf in leaves(tree) if path.rpartition("/")[2] not in task.network.buffer_names}
-    )
+    def proximal_term(self) -> Sum:
+        """What the proximal weight multiplies."""
+        return proximity("half_squared", TRAINED, "received")

@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from torch import Tensor
 
 from algorithms.base import Averaging, setting
 from algorithms.mixture import parameters
-from algorithms.proximity import penalty
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
-from rayfl.engine.requests import ParameterGroup
+from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.terms import drawn, envelope, frozen, loss
 from rayfl.errors import ConfigError
-from rayfl.objectives import Declared, Envelope, declared_by
 from rayfl.params import Tree, interpolate
-from rayfl.tasks import Batch, Predictor, Task
+from rayfl.tasks import Predictor, Task
 
 
 class PFedMe(Averaging):
@@ -111,20 +109,12 @@ class PFedMe(Averaging):
         first = np.arange(steps) % self.inner_steps == 0
         return {"renew": (first & (np.arange(steps) > 0)).astype(np.float64)}
 
-    def _form(self) -> Declared:
-        return Declared(model="personal", envelope=Envelope("local", "renew", "pull", self.proximal_weight))
-
-    @declared_by(_form)
-    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        """One step of theta_k, and where it is due that of w_k, to which theta_k is then already pulled."""
-        personal, local = parameters(model["personal"], task), model["local"]
-        reached = {name: leaf.detach() for name, leaf in personal.items()}
-        moved = interpolate(local, reached, draw["renew"] * frozen["pull"])
-        anchor = {name: leaf.detach() for name, leaf in moved.items()}
-        loss: Tensor = task.loss(model["personal"], batch)
-        pull = penalty("half_squared", personal, anchor) + draw["renew"] * penalty("half_squared", local, reached)
-        loss = loss + self.proximal_weight * pull
-        return loss
+    @property
+    def objective(self) -> Any:
+        """CE(theta) + lambda/2 ||theta - w||^2, whose w moves once a mini-batch."""
+        return loss(at="personal") + self.proximal_weight * envelope(
+            "personal", "local", due=drawn("renew"), pull=frozen("pull")
+        )
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         personal: Tree | None = client.state.get("personal")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfl.objectives import Declared, Pull
-from rayfl.params import leaves, map_leaves, squared_distance
+from rayfl.engine.pairs import DISTANCE, Pair
+from rayfl.engine.terms import Name, Sum, penalty
+from rayfl.params import leaves, map_leaves
 
 
 def _norm_per_layer(model: Mapping[str, Any], anchor: Mapping[str, Any]) -> Tensor:
@@ -27,34 +28,23 @@ def _smooth_l1_mean(model: Mapping[str, Any], anchor: Mapping[str, Any]) -> Tens
     return torch.stack([leaf for _, leaf in leaves(map_leaves(F.smooth_l1_loss, model, anchor))]).mean()
 
 
-_FORMS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Tensor]] = {
-    "half_squared": lambda model, anchor: squared_distance(model, anchor) / 2,
-    "squared": squared_distance,
-    "norm_per_layer": _norm_per_layer,
-    "smooth_l1_mean": _smooth_l1_mean,
+_FORMS = {
+    "half_squared": (0.5, DISTANCE),
+    "squared": (1, DISTANCE),
+    "norm_per_layer": (1, Pair("norm_per_layer", _norm_per_layer)),
+    "smooth_l1_mean": (1, Pair("smooth_l1_mean", _smooth_l1_mean)),
 }
 
 
-def penalty(form: str, model: Mapping[str, Any], anchor: Mapping[str, Any]) -> Tensor:
-    """The distance of ``model`` from ``anchor``; a scalar.
+def proximity(form: str, of: Name, to: Name) -> Sum:
+    """The distance of a model from an anchor, as a term.
 
     Args:
         form: ``half_squared`` (1/2 ||.||^2: FedProx), ``squared`` (||.||^2: the SuPerFed papers),
             ``norm_per_layer`` (sum over weight tensors of the unsquared norm: the official SuPerFed code),
             ``smooth_l1_mean`` (mean over tensors of the mean smooth L1: the official FedPHP code).
+        of: the name of the model, or of what is trained of it.
+        to: the name of the anchor.
     """
-    return _FORMS[form](model, anchor)
-
-
-def declared_form(form: str, weight: float, anchor: str = "received") -> Declared | None:
-    """The task's loss and ``weight`` times the penalty, as far as the engine can do without calling an objective.
-
-    Args:
-        form: see :func:`penalty`.
-        weight: of the penalty.
-        anchor: the entry of the objective's ``frozen`` that it is towards.
-    """
-    if not weight:
-        return Declared()
-    factor = {"half_squared": weight, "squared": 2 * weight}.get(form)
-    return None if factor is None else Declared(Pull(anchor, factor))
+    factor, pair = _FORMS[form]
+    return factor * penalty(pair, of, to)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
-
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.mixture import parameters
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.terms import TRAINED, inner_product, loss
 from rayfl.errors import ConfigError
-from rayfl.params import Tree, add_scaled, inner_product, interpolate, map_leaves, subtract, zeros_like
-from rayfl.tasks import Batch, Predictor, Task
+from rayfl.params import Tree, add_scaled, interpolate, map_leaves, subtract, zeros_like
+from rayfl.tasks import Predictor, Task
 
 
 def sum_of_step_weights(steps: int, momentum: float) -> float:
@@ -104,10 +103,10 @@ class Scaffold(Algorithm):
         client.state["control"] = renewed
         return Weighted({"model": trained, "control": subtract(renewed, own)})
 
-    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        loss: Tensor = task.loss(model, batch)
-        correction = frozen["correction"]
-        return loss + inner_product({name: model[name] for name in correction}, correction)
+    @property
+    def objective(self) -> Any:
+        """CE + <c - c_k, y>, whose gradient is the corrected one."""
+        return loss() + inner_product(TRAINED, "correction")
 
     async def _renewed(self, client: Client, received: Tree, trained: Tree, correction: Tree, own: Tree) -> Tree:
         """c_k^+; c_k itself where nothing was learned about the gradient."""
@@ -117,7 +116,7 @@ class Scaffold(Algorithm):
             return own
         start = parameters(received, client.task)
         if self.control_update == "option1":
-            gradient = await client.gradient(received, super().objective)
+            gradient = await client.gradient(received, loss())
             return add_scaled(parameters(gradient, client.task), start, train.weight_decay)
         scale = 1 / (client.lr * sum_of_step_weights(steps, train.momentum))
         moved = map_leaves(lambda leaf: leaf * scale, subtract(start, parameters(trained, client.task)))

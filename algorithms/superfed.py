@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from torch import Tensor
 
 from algorithms.base import Averaging, setting
-from algorithms.mixture import mixed_weights, parameters
-from algorithms.proximity import declared_form, penalty
+from algorithms.mixture import mixed_weights
+from algorithms.proximity import proximity
 from rayfl.aggregation import Weighted
-from rayfl.cosine import squared_cosine
 from rayfl.engine.client import Client
-from rayfl.objectives import Declared, Mixture, declared_by
-from rayfl.params import Tree, interpolate
-from rayfl.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.terms import Sum, drawn, line, loss, squared_cosine
+from rayfl.params import Tree
+from rayfl.tasks import Model, Predictor, Task
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
 """Mixing coefficients that are evaluated."""
@@ -97,47 +94,21 @@ class SuPerFed(Averaging):
         client.publish(**_line(trained["federated"], trained["local"], client.task))
         return self.weighted(client, trained["federated"])
 
-    def _pulled(self) -> Declared | None:
-        plain = type(self)._proximity is SuPerFed._proximity and type(self).mix is SuPerFed.mix
-        return declared_form(self.proximal_form, self.proximal_weight) if plain else None
+    @property
+    def proximal_term(self) -> Sum:
+        """mu ||w^f - w^g||^2."""
+        return self.proximal_weight * proximity(self.proximal_form, "federated", "received")
 
-    def _federated_form(self) -> Declared | None:
-        known = self._pulled()
-        return known and replace(known, model="federated")
-
-    @declared_by(_federated_form)
-    def federated_objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+    @property
+    def federated_objective(self) -> Any:
         """The first phase: w^f alone, near w^g."""
-        loss: Tensor = task.loss(model["federated"], batch)
-        return loss + self._proximity(model["federated"], frozen["received"], task)
+        return loss(at="federated") + self.proximal_term
 
-    def _form(self) -> Declared | None:
-        known = self._pulled()
-        groups = self._layers if self.mode == "lm" else None
-        return known and replace(known, mixture=Mixture("federated", "local", "coefficient", groups, self.nu))
-
-    @declared_by(_form)
-    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+    @property
+    def objective(self) -> Any:
         """The second phase: the mixed model's loss, and the two penalties."""
-        federated, local = model["federated"], model["local"]
-        loss: Tensor = task.loss(self.mix(federated, local, draw["coefficient"], task), batch)
-        loss = loss + self._proximity(federated, frozen["received"], task)
-        if self.nu:
-            loss = loss + self.nu * squared_cosine(parameters(federated, task), parameters(local, task))
-        return loss
-
-    def mix(self, federated: Model, local: Model, coefficient: Tensor, task: Task) -> Tree:
-        """(1 - lambda) w^f + lambda w^l; ``coefficient`` is a scalar (mm) or one a layer (lm).
-
-        Buffers are those of w^f, not copies: what a forward pass records in them must reach the server.
-        """
-        if self.mode == "mm":
-            return mixed_weights(federated, local, coefficient, task, buffers=federated)
-        mixed: Tree = {}
-        for i, names in enumerate(self._layers(task)):
-            start, end = ({name: model[name] for name in names} for model in (federated, local))
-            mixed |= interpolate(start, end, coefficient[i])
-        return {**federated, **mixed}
+        mixed = line("federated", "local", drawn("coefficient"), groups=self._layers if self.mode == "lm" else None)
+        return loss(at=mixed) + self.proximal_term + self.nu * squared_cosine("federated", "local")
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         rows = {"global": Predictor.of(server["model"])}
@@ -167,12 +138,6 @@ class SuPerFed(Averaging):
         if self.local_init == "copy":
             return received
         return client.fresh_model(shared=self.local_init == "shared")
-
-    def _proximity(self, federated: Model, received: Model, task: Task) -> Tensor | float:
-        if not self.proximal_weight:
-            return 0.0
-        moved, anchor = parameters(federated, task), parameters(received, task)
-        return self.proximal_weight * penalty(self.proximal_form, moved, anchor)
 
 
 def _line(federated: Model, local: Model, task: Task) -> dict[str, Predictor]:

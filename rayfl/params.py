@@ -8,7 +8,6 @@ A leaf's path is its keys joined by ``/``, which therefore cannot be part of a k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -17,14 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfl import tape
-
 Tree = dict[str, Any]
 Number = int | float
 
-# MKL picks its kernel, and so the last bit of a product, by the alignment of its operands: every view of a
-# flat buffer starts where a freshly allocated tensor would.
-ALIGNMENT_BYTES = 64
+TINY = 1e-12
+"""The smallest product of squared norms that a cosine is divided by."""
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -68,11 +64,6 @@ def zeros_like(tree: Mapping[str, Any]) -> Tree:
 
 def interpolate(start: Mapping[str, Any], end: Mapping[str, Any], coefficient: float | Tensor) -> Tree:
     """``(1 - coefficient) * start + coefficient * end``; exact at 0 and at 1."""
-    if tape.recording() and not (isinstance(coefficient, Tensor) and (coefficient.requires_grad or coefficient.dim())):
-        left, right = _columns(start, end)
-        if (active := tape.tape_for(left, right)) is not None:
-            mixed = iter(tape.interpolate(active, left, right, float(coefficient)))
-            return map_leaves(lambda _: next(mixed), start)
     return map_leaves(lambda a, b: torch.lerp(a, b, _weight(coefficient, a)), start, end)
 
 
@@ -104,10 +95,6 @@ def weighted_sum(trees: Sequence[Mapping[str, Any]], weights: Sequence[float]) -
 
 def inner_product(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tensor:
     """Euclidean inner product over all leaves; a scalar tensor."""
-    if tape.recording():
-        left, right = _columns(tree, other)
-        if (active := tape.tape_for(left, right)) is not None:
-            return tape.inner_product(active, left, right)
     return _total(map_leaves(lambda a, b: torch.dot(a.flatten(), b.flatten()), tree, other))
 
 
@@ -118,19 +105,14 @@ def squared_norm(tree: Mapping[str, Any]) -> Tensor:
 
 def squared_distance(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tensor:
     """Squared Euclidean distance over all leaves; a scalar tensor."""
-    if tape.recording():
-        left, right = _columns(tree, other)
-        if (active := tape.tape_for(left, right)) is not None:
-            return tape.squared_distance(active, left, right)
     # One pass forward and one backward; writing it with subtractions and products takes five.
     return _total(map_leaves(lambda a, b: F.mse_loss(a, b, reduction="sum"), tree, other))
 
 
-def _columns(tree: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """The corresponding leaves of two trees of one structure, in the order of the first."""
-    pairs: list[tuple[Tensor, Tensor]] = []
-    map_leaves(lambda a, b: pairs.append((a, b)), tree, other)
-    return [a for a, _ in pairs], [b for _, b in pairs]
+def squared_cosine(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tensor:
+    """cos^2 of the angle between two trees as one vector each; a scalar tensor, 0 where one of them is zero."""
+    product, norms = inner_product(tree, other), squared_norm(tree) * squared_norm(other)
+    return product * product / norms.clamp_min(TINY)
 
 
 def _total(tree: Mapping[str, Any]) -> Tensor:
@@ -163,78 +145,3 @@ def from_numpy(tree: Mapping[str, Any], device: torch.device | str = "cpu") -> T
 
 def _weight(coefficient: float | Tensor, like: Tensor) -> float | Tensor:
     return coefficient.to(like.dtype) if isinstance(coefficient, Tensor) else coefficient
-
-
-def _zeros(size: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """A vector of zeros that starts where a fresh tensor would.
-
-    On CPUs its memory is malloc's. PyTorch's comes from posix_memalign, for which glibc before 2.38 uses no freed block
-    of just the size that is asked for: vectors of one size would always be in new pages.
-    """
-    if torch.device(device).type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
-    room = np.zeros(size * dtype.itemsize + ALIGNMENT_BYTES, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT_BYTES
-    return torch.from_numpy(room[start : start + size * dtype.itemsize]).view(dtype)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where each leaf of a tree of equal-typed tensors lies in one flat buffer.
-
-    Attributes:
-        paths: leaf paths.
-        shapes: leaf shapes.
-        offsets: first element of each leaf; aligned as a fresh allocation is.
-        size: elements of the buffer, padding included.
-        dtype: the leaves' common type.
-    """
-
-    paths: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-    offsets: tuple[int, ...]
-    size: int
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tree: Mapping[str, Any]) -> Layout:
-        """The layout of a tree of tensors.
-
-        Raises:
-            TypeError: when leaves differ in type or are no tensors.
-        """
-        pairs = list(leaves(tree))
-        numbers = [path for path, leaf in pairs if not isinstance(leaf, Tensor)]
-        if numbers:
-            raise TypeError(f"a trained tree holds tensors only, {numbers} are numbers")
-        types = {leaf.dtype for _, leaf in pairs}
-        if len(types) != 1:
-            raise TypeError(f"a trained tree needs leaves of one type, got {sorted(map(str, types))}")
-        dtype = types.pop()
-        step = ALIGNMENT_BYTES // dtype.itemsize
-        offsets, position = [], 0
-        for _, leaf in pairs:
-            offsets.append(position)
-            position += -(-leaf.numel() // step) * step
-        return cls(tuple(p for p, _ in pairs), tuple(leaf.shape for _, leaf in pairs), tuple(offsets), position, dtype)
-
-    def views(self, flat: Tensor) -> Tree:
-        """The tree whose leaves are views of ``flat`` (of ``size`` elements)."""
-        return from_leaves(
-            {
-                path: flat[offset : offset + shape.numel()].view(shape)
-                for path, shape, offset in zip(self.paths, self.shapes, self.offsets, strict=True)
-            }
-        )
-
-    def padded(self, flat: Tensor) -> dict[str, Tensor]:
-        """One-dimensional views of ``flat`` by path: each leaf with the padding behind it."""
-        ends = (*self.offsets[1:], self.size)
-        return {p: flat[start:end] for p, start, end in zip(self.paths, self.offsets, ends, strict=True)}
-
-    def pack(self, tree: Mapping[str, Any], device: torch.device | str) -> Tensor:
-        """A fresh flat buffer on ``device`` holding a copy of ``tree``."""
-        flat = _zeros(self.size, self.dtype, device)
-        for (_, view), (_, leaf) in zip(leaves(self.views(flat)), leaves(tree), strict=True):
-            view.copy_(leaf)
-        return flat

@@ -288,8 +288,7 @@ class ExperimentConfig(_Section):
         )
         if isinstance(self.system, NoSystem):
             del content["system"]  # runs from before there was the section continue
-        changing: list[str] = [self.engine.kernel] if self.engine.kernel != "reference" else []
-        changing += ["lend_cores"] if self.engine.lend_cores else []
+        changing = ["lend_cores"] if self.engine.lend_cores else []
         content["engine"] = ", ".join([self.engine.mode, *changing])
         without_added(content)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

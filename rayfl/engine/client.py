@@ -13,11 +13,12 @@ from torch import Tensor
 from rayfl.data.augment import Augmentation, Variations
 from rayfl.data.federated import Examples
 from rayfl.engine.batches import num_steps, plan_batches
-from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, ParameterGroup, TrainRequest
+from rayfl.engine.optimizers import Kept, ParameterGroup
+from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.trampoline import Ask
 from rayfl.metrics import Statistics, batch_statistics
-from rayfl.params import Tree, from_leaves, leaves, map_leaves
+from rayfl.params import Tree, map_leaves
 from rayfl.randomness import RandomStreams
 from rayfl.tasks import Predictor, Task
 
@@ -193,12 +194,8 @@ class Client:
             repeats,
         )
         kept = train.persist_optimizer if keep_optimizer is None else keep_optimizer
-        velocity = self._velocity(stream) if kept else None
-        draws = None
-        if draw is not None:
-            dtype = next(leaf.dtype for _, leaf in leaves(trainable))
-            numbers = draw(streams.generator(f"mix{stream}", t, self.id), plan.steps)
-            draws = map_leaves(lambda a: torch.as_tensor(a, dtype=dtype, device=self._device), numbers)
+        memory = self._kept(stream) if kept else None
+        draws = None if draw is None else draw(streams.generator(f"mix{stream}", t, self.id), plan.steps)
         variations = None
         if (augmentation := self.context.augmentation) is not None:
             generator = streams.generator(f"augment{stream}", t, self.id)
@@ -211,13 +208,11 @@ class Client:
             objective=objective,
             draws=draws,
             plan=plan,
-            lr=self.lr if lr is None else lr,
-            momentum=train.momentum if momentum is None else momentum,
-            weight_decay=train.weight_decay if weight_decay is None else weight_decay,
+            rule=ParameterGroup(self.lr if lr is None else lr, momentum, weight_decay).applied(train.rule),
             seed=streams.integer(f"dropout{stream}", t, self.id),
             groups=tuple((groups or {}).items()),
             max_grad_norm=train.max_grad_norm,
-            velocity=velocity,
+            kept=memory,
             task=task,
             variations=variations,
         )
@@ -225,11 +220,9 @@ class Client:
             trained: Tree = await Ask(request)
         else:
             trained = await self._by_epoch(request, repeats, each_epoch)
-        if kept and velocity:
-            buffers = from_leaves(velocity)
-            if not isinstance(kept, bool):
-                buffers = {key: buffers[key] for key in kept}
-            self.state["optimizer"] = {**self.state.get("optimizer", {}), _pass_name(stream): buffers}
+        if memory is not None and memory.slots:
+            stored = memory.stored(train.optimizer, None if isinstance(kept, bool) else kept)
+            self.state["optimizer"] = {**self.state.get("optimizer", {}), _pass_name(stream): stored}
         return trained
 
     async def gradient(
@@ -287,10 +280,10 @@ class Client:
     ) -> Tree:
         """A training pass in pieces of an epoch; without dropout the same as in one piece."""
         epoch = num_steps(self.num_samples, self.context.train.batch_size, 1) * repeats
-        tree, velocity = request.trainable, {} if request.velocity is None else request.velocity
+        tree, kept = request.trainable, Kept() if request.kept is None else request.kept
         for number, piece in enumerate(request.pieces(epoch)):
             # each piece seeds dropout anew
-            tree = await Ask(replace(piece, trainable=tree, velocity=velocity, seed=request.seed ^ number))
+            tree = await Ask(replace(piece, trainable=tree, kept=kept, seed=request.seed ^ number))
             await each_epoch(tree)
         return tree
 
@@ -298,9 +291,9 @@ class Client:
         seed = self.context.streams.integer(stream, client=client)
         return map_leaves(self._to_device, (task or self.task).network.initialize(seed))
 
-    def _velocity(self, stream: str) -> dict[str, Tensor]:
-        """The momentum buffers that the last pass of a stream left, by path; empty before the first."""
-        return dict(leaves(self.state.get("optimizer", {}).get(_pass_name(stream), {})))
+    def _kept(self, stream: str) -> Kept:
+        """What the optimizer of the last pass of a stream has left; nothing before the first."""
+        return Kept.of(self.state.get("optimizer", {}).get(_pass_name(stream), {}), self.context.train.optimizer)
 
     def _to_device(self, leaf: Any) -> Any:
         return leaf.to(self._device) if isinstance(leaf, Tensor) else leaf

@@ -11,8 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rayfl.engine import looped, vectorized
 from rayfl.engine.requests import GradientRequest, OutputRequest, Request, TrainRequest
-from rayfl.engine.steps import Kernel
-from rayfl.engine.workspace import Workspace
 from rayfl.tasks import Task
 
 _log = logging.getLogger(__name__)
@@ -33,12 +31,6 @@ class EngineConfig(BaseModel):
         "of an actor's clients in a round as its memory was measured to have room for (32 where nothing is measured: "
         "cluster.probe)",
     )
-    kernel: Literal["reference", "fast"] = Field(
-        "reference",
-        description="fast: gradients of penalties and of mixed models in closed form, images of several channels laid "
-        "out channels last, on CPUs and client by client; agrees with reference up to rounding (1e-5); not for "
-        "objectives that differentiate on their own",
-    )
     lend_cores: bool = Field(
         False,
         description="on CPUs, client by client: clients that begin when other actors of their machine have none left "
@@ -47,8 +39,6 @@ class EngineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _one_by_one(self) -> EngineConfig:
-        if self.kernel == "fast" and self.mode == "vectorized":
-            raise ValueError("kernel=fast trains client by client: set mode=looped, or kernel=reference")
         if self.lend_cores and self.mode == "vectorized":
             raise ValueError("lend_cores is for clients trained one by one: set mode=looped, or lend_cores=false")
         return self
@@ -74,10 +64,7 @@ class Engine:
         wanted = config.mode == "vectorized" or (config.mode == "auto" and device.type == "cuda")
         obstacle = next((c.network.why_not_vectorizable for c in task.candidates if not c.network.vectorizable), "")
         self.vectorized = wanted and not obstacle
-        self._kernel: Kernel = config.kernel if device.type == "cpu" else "reference"
         notes = [f"clients are trained one by one: {obstacle}"] if wanted and obstacle else []
-        if self._kernel != config.kernel:
-            notes.append(f"engine.kernel={config.kernel} is for CPUs: on {device.type} it is {self._kernel}")
         if config.lend_cores and device.type != "cpu":
             notes.append(f"engine.lend_cores is for CPUs: on {device.type} it changes nothing")
         self.note = "; ".join(notes)
@@ -85,7 +72,6 @@ class Engine:
             _log.warning("%s", self.note)
         width = _UNMEASURED_WIDTH if config.width == "auto" else config.width
         self.width = width if self.vectorized else 1
-        self._workspace = Workspace()
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
         """One reply a request, in order; what a request raised is its reply."""
@@ -141,6 +127,6 @@ class Engine:
                 raise TypeError(f"a procedure may await what a client offers, not a {type(first).__name__}")
             if self.vectorized and any(request.plan.steps for request in trains):
                 return self._train_stacked(trains, task)
-            return [looped.train(request, task, self.device, self._kernel, self._workspace) for request in trains]
+            return [looped.train(request, task, self.device) for request in trains]
         except Exception as error:
             return [error] * len(group)

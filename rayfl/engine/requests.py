@@ -6,34 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rayfl.data.augment import Variations
 from rayfl.data.federated import Examples
 from rayfl.engine.batches import BatchPlan
-from rayfl.params import Layout, Tree, leaves, map_leaves
+from rayfl.engine.flat import Layout
+from rayfl.engine.optimizers import Groups, Kept, Rule
+from rayfl.params import Tree, leaves, map_leaves
 from rayfl.tasks import Task
 
 Objective = Callable[[Any, Any, Any, Any, Any], Tensor]
 """``objective(trainable, batch, task, frozen, draw) -> scalar``: pure, the same looped and under vmap."""
-
-
-@dataclass(frozen=True)
-class ParameterGroup:
-    """How SGD treats some of the trained tensors; None stands for what holds for the others.
-
-    Attributes:
-        lr: learning rate.
-        momentum: momentum.
-        weight_decay: L2 coefficient added to the gradient.
-        bounds: interval to which the values are clipped after every step.
-    """
-
-    lr: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    bounds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,16 +30,14 @@ class TrainRequest:
         trainable: the tree to train; not modified.
         frozen: a tree the objective reads; None when it reads none.
         objective: see :data:`Objective`.
-        draws: None, or a tree whose leaves have one entry a step along dimension 0.
+        draws: None, or a tree of arrays with one entry a step along dimension 0.
         plan: the mini-batches.
-        lr: learning rate of the round.
-        momentum: momentum; buffers start at ``velocity``.
-        weight_decay: L2 coefficient added to the gradient.
+        rule: how steps move what is trained.
         seed: seed of PyTorch's generator for networks with dropout.
-        groups: first keys of ``trainable`` and how SGD treats what lies under them.
+        groups: first keys of ``trainable``, and how what lies under them is treated.
         max_grad_norm: largest norm of a step's gradient; None sets no limit.
-        velocity: None for empty momentum buffers that are dropped afterwards; or those at the start, by path, which
-            the engine replaces by those at the end.
+        kept: None for an optimizer that begins afresh and leaves nothing; or what it has kept, which the engine
+            replaces by what it keeps in the end.
         task: what the objective is given; None stands for the engine's own task.
         variations: how the samples of ``plan.order`` are changed, row by row; None: not at all.
     """
@@ -67,13 +49,11 @@ class TrainRequest:
     objective: Objective
     draws: Mapping[str, Any] | None
     plan: BatchPlan
-    lr: float
-    momentum: float
-    weight_decay: float
+    rule: Rule
     seed: int
-    groups: tuple[tuple[str, ParameterGroup], ...] = ()
+    groups: Groups = ()
     max_grad_norm: float | None = None
-    velocity: dict[str, Tensor] | None = None
+    kept: Kept | None = None
     task: Task | None = None
     variations: Variations | None = None
 
@@ -104,10 +84,9 @@ class TrainRequest:
             _structure(self.draws, skip=1),
             self.examples.x.shape[1:],
             self.examples.x.dtype,
-            self.lr,
-            self.momentum,
-            self.weight_decay,
+            self.rule,
             self.groups,
+            None if self.kept is None else tuple(sorted(self.kept.counts.items())),
             self.max_grad_norm,
             self.task,
             None if self.variations is None else self.variations.augmentation,
@@ -164,4 +143,4 @@ Request = TrainRequest | GradientRequest | OutputRequest
 def _structure(tree: Mapping[str, Any] | None, skip: int = 0) -> tuple[Any, ...] | None:
     if tree is None:
         return None
-    return tuple((p, v.shape[skip:], v.dtype) if isinstance(v, torch.Tensor) else (p, v) for p, v in leaves(tree))
+    return tuple((p, v.shape[skip:], v.dtype) if hasattr(v, "shape") else (p, v) for p, v in leaves(tree))

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rayfl.engine.optimizers import OptimizerName, Rule
 from rayfl.models.private_norm import PrivateNormPolicy
 
 
@@ -24,7 +25,14 @@ class TrainConfig(BaseModel):
     lr_decay: float = Field(
         1.0, gt=0, le=1, description="factor on the learning rate per round: eta_t = lr * lr_decay^t"
     )
+    optimizer: OptimizerName = Field("sgd", description="local optimizer: sgd, adam, or adamw (decoupled weight decay)")
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum; buffers start empty in every local update")
+    dampening: float = Field(0.0, ge=0, lt=1, description="dampening of SGD's momentum")
+    nesterov: bool = Field(False, description="Nesterov's momentum")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.999), description="decay of Adam's two moments"
+    )
+    eps: float = Field(1e-8, gt=0, description="Adam: added to the root of the second moment")
     weight_decay: float = Field(0.0, ge=0, description="L2 coefficient added to the gradient")
     max_grad_norm: float | None = Field(
         None,
@@ -42,6 +50,20 @@ class TrainConfig(BaseModel):
         description="what of the model's normalization layers stays with the client and is never sent: none; "
         "statistics, their running statistics; all, also their scales and shifts (FedBN)",
     )
+
+    @property
+    def rule(self) -> Rule:
+        """The optimizer's rule in round 0."""
+        return Rule(
+            self.lr,
+            self.optimizer,
+            self.momentum,
+            self.dampening,
+            self.nesterov,
+            self.weight_decay,
+            self.betas,
+            self.eps,
+        )
 
     def lr_in(self, round: int) -> float:
         """eta_t, the learning rate of round t (0-indexed)."""

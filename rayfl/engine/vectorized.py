@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from rayfl.engine.buffers import key_of
 from rayfl.engine.looped import is_buffer
+from rayfl.engine.optimizers import Kept, clipped, rule_of
 from rayfl.engine.requests import TrainRequest
-from rayfl.engine.sgd import SGD
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
 from rayfl.tasks import Batch, Task
 
@@ -33,8 +34,7 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
     parameters = [leaf for _, leaf in leaves(model)]
     moved = [i for i, path in enumerate(paths) if not is_buffer(path, task)]
     moved_paths = [paths[i] for i in moved]
-    sgd = SGD(first, moved_paths)
-    velocity = _stacked_velocity(ranked, moved_paths, [parameters[i] for i in moved]) if sgd.has_momentum else []
+    mover = _Mover(ranked, moved_paths, [parameters[i] for i in moved])
     frozen, frozen_dims = _stack_frozen(ranked, device)
     draws = None if first.draws is None else _pad_draws(ranked, device)
     feed = _Feed(ranked, device)
@@ -49,30 +49,68 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
         fixed = None if frozen is None else _first(frozen, frozen_dims, active)
         draw = None if draws is None else map_leaves(lambda leaf, s=step, a=active: leaf[s, :a], draws)
         step_gradients = [leaf for _, leaf in leaves(gradients(now, x, y, mask, fixed, draw))]
-        sgd.step(
-            [parameters[i][:active] for i in moved],
-            [step_gradients[i] for i in moved],
-            [v[:active] for v in velocity],
-            stacked=True,
-        )
+        mover.step([step_gradients[i] for i in moved], active)
     results: list[Tree] = [{} for _ in requests]
     for rank, position in enumerate(order):
         results[position] = map_leaves(lambda leaf, r=rank: leaf[r].clone(), model)
-        kept = ranked[rank].velocity
-        if kept is not None:
-            kept.update({path: v[rank].clone() for path, v in zip(moved_paths, velocity, strict=bool(velocity))})
+        mover.keep(rank)
     return results
 
 
-def _stacked_velocity(ranked: Sequence[TrainRequest], paths: list[str], stacks: list[Tensor]) -> list[Tensor]:
-    """The momentum buffers before the first step: those the requests bring, zeros for the rest."""
-    velocity = [torch.zeros_like(stack) for stack in stacks]
-    for rank, request in enumerate(ranked):
-        kept = request.velocity or {}
-        for path, buffer in zip(paths, velocity, strict=True):
-            if path in kept:
-                buffer[rank].copy_(kept[path])
-    return velocity
+class _Mover:
+    """The optimizer of a stack: its first clients make a step together."""
+
+    def __init__(self, ranked: Sequence[TrainRequest], paths: Sequence[str], stacks: Sequence[Tensor]) -> None:
+        first = ranked[0]
+        self._ranked, self._paths, self._stacks = ranked, paths, stacks
+        self._max_norm = first.max_grad_norm
+        self._rules = [rule_of(path, first.rule, first.groups) for path in paths]
+        kept = first.kept or Kept()
+        keys = dict.fromkeys(map(key_of, paths))
+        self._counts = {key: torch.tensor(float(kept.counts.get(key, 0)), device=stacks[0].device) for key in keys}
+        self._made = {key: [kept.counts.get(key, 0)] * len(ranked) for key in keys}
+        self._slots = [
+            {name: self._begun(name, path, stack) for name in rule.slots}
+            for path, rule, stack in zip(paths, self._rules, stacks, strict=True)
+        ]
+        members: dict[Any, list[int]] = {}
+        for place, (path, rule) in enumerate(zip(paths, self._rules, strict=True)):
+            members.setdefault((rule, key_of(path)), []).append(place)
+        self._members = members
+
+    def _begun(self, name: str, path: str, stack: Tensor) -> Tensor:
+        buffer = torch.zeros_like(stack)
+        for rank, request in enumerate(self._ranked):
+            stored = {} if request.kept is None else request.kept.slots.get(name, {})
+            if path in stored:
+                buffer[rank].copy_(stored[path])
+        return buffer
+
+    def step(self, gradients: list[Tensor], active: int) -> None:
+        """One step of the first ``active`` clients."""
+        if self._max_norm is not None:
+            gradients = clipped(gradients, self._max_norm, stacked=True)
+        for key, count in self._counts.items():
+            count += 1
+            self._made[key][:active] = [made + 1 for made in self._made[key][:active]]
+        for (rule, key), places in self._members.items():
+            rule.step(
+                [self._stacks[i][:active] for i in places],
+                [gradients[i].contiguous() for i in places],
+                [[self._slots[i][name][:active] for i in places] for name in rule.slots],
+                self._counts[key],
+            )
+
+    def keep(self, rank: int) -> None:
+        """Hands on what the optimizer keeps of a client."""
+        kept = self._ranked[rank].kept
+        if kept is not None:
+            names = {name for rule in self._rules for name in rule.slots}
+            rows = list(zip(self._paths, self._slots, strict=True))
+            kept.slots = {
+                name: {path: slots[name][rank].clone() for path, slots in rows if name in slots} for name in names
+            }
+            kept.counts = {key: made[rank] for key, made in self._made.items()}
 
 
 def _on_tensors(request: TrainRequest, task: Task) -> Callable[..., Tensor]:
@@ -172,9 +210,10 @@ def _first(tree: Tree, dims: Tree, active: int) -> Tree:
 def _pad_draws(ranked: Sequence[TrainRequest], device: torch.device) -> Tree:
     """Draws as (steps, clients, ...); entries of finished clients are never read."""
     steps = ranked[0].plan.steps
+    kind = next(leaf.dtype for _, leaf in leaves(ranked[0].trainable))
 
-    def column(*parts: Tensor) -> Tensor:
-        padded = [torch.cat([p, p.new_zeros(steps - p.shape[0], *p.shape[1:])]) for p in parts]
-        return torch.stack(padded, dim=1).to(device)
+    def column(*parts: Any) -> Tensor:
+        padded = [np.concatenate([p, np.zeros((steps - len(p), *p.shape[1:]), p.dtype)]) for p in parts]
+        return torch.as_tensor(np.stack(padded, axis=1), dtype=kind).to(device)
 
     return map_leaves(column, *[request.draws or {} for request in ranked])

@@ -12,7 +12,7 @@ from algorithms.fedbabu import FedBABU
 from algorithms.fedper import FedPer
 from algorithms.local import Local
 from rayfl.engine.client import Client
-from rayfl.engine.requests import ParameterGroup
+from rayfl.engine.optimizers import ParameterGroup
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
 from tests.algorithms.partial_toys import (

@@ -1,0 +1,115 @@
+"""Trees of tensors as one flat buffer each, so that a step is a few operations on long vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.params import Tree, from_leaves, leaves
+
+# MKL picks its kernel, and so the last bit of a product, by the alignment of its operands: every view of a
+# flat buffer starts where a freshly allocated tensor would.
+ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each leaf of a tree of equal-typed tensors lies in one flat buffer.
+
+    Attributes:
+        paths: leaf paths, in the order of the tree.
+        shapes: leaf shapes.
+        offsets: first element of each leaf; aligned as a fresh allocation is. What stays lies behind what moves.
+        moving: elements of what moves, padding included.
+        size: elements of the buffer, padding included.
+        dtype: the leaves' common type.
+    """
+
+    paths: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    offsets: tuple[int, ...]
+    moving: int
+    size: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any], stays: Callable[[str], bool] = lambda path: False) -> Layout:
+        """The layout of a tree of tensors.
+
+        Args:
+            tree: the tree.
+            stays: which paths no step moves.
+
+        Raises:
+            TypeError: when leaves differ in type or are no tensors.
+        """
+        found = dict(leaves(tree))
+        numbers = [path for path, leaf in found.items() if not isinstance(leaf, Tensor)]
+        if numbers:
+            raise TypeError(f"a trained tree holds tensors only, {numbers} are numbers")
+        types = {leaf.dtype for leaf in found.values()}
+        if len(types) != 1:
+            raise TypeError(f"a trained tree needs leaves of one type, got {sorted(map(str, types))}")
+        dtype = types.pop()
+        step = ALIGNMENT_BYTES // dtype.itemsize
+        offsets, position, moving = {}, 0, 0
+        for path in sorted(found, key=stays):
+            offsets[path] = position
+            position += -(-found[path].numel() // step) * step
+            moving = moving if stays(path) else position
+        shapes = tuple(leaf.shape for leaf in found.values())
+        return cls(tuple(found), shapes, tuple(offsets[path] for path in found), moving, position, dtype)
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """By path, where a leaf lies, with the padding behind it."""
+        step = ALIGNMENT_BYTES // self.dtype.itemsize
+        rows = zip(self.paths, self.shapes, self.offsets, strict=True)
+        return {path: slice(start, start + -(-shape.numel() // step) * step) for path, shape, start in rows}
+
+    @cached_property
+    def moved(self) -> list[str]:
+        """The paths of what moves."""
+        return [path for path, offset in zip(self.paths, self.offsets, strict=True) if offset < self.moving]
+
+    def leaves(self, flat: Tensor) -> dict[str, Tensor]:
+        """By path, views of a buffer (of ``size`` or ``moving`` elements) with the leaves' shapes."""
+        return {
+            path: flat[offset : offset + shape.numel()].view(shape)
+            for path, shape, offset in zip(self.paths, self.shapes, self.offsets, strict=True)
+            if offset < len(flat) or not shape.numel()
+        }
+
+    def views(self, flat: Tensor) -> Tree:
+        """The tree whose leaves are views of a buffer of ``size`` elements."""
+        return from_leaves(self.leaves(flat))
+
+    def zeros(self, device: torch.device, size: int | None = None) -> Tensor:
+        """A fresh buffer, by default of ``size`` elements."""
+        return _zeros(self.size if size is None else size, self.dtype, device)
+
+    def pack(self, tree: Mapping[str, Any], device: torch.device) -> Tensor:
+        """A fresh buffer that holds a copy of a tree; the tree may have further leaves."""
+        flat, found = self.zeros(device), dict(leaves(tree))
+        for path, view in self.leaves(flat).items():
+            view.copy_(found[path])
+        return flat
+
+
+def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A vector of zeros that starts where a fresh tensor would.
+
+    On CPUs its memory is malloc's. PyTorch's comes from posix_memalign, for which glibc before 2.38 uses no freed block
+    of just the size that is asked for: vectors of one size would always be in new pages.
+    """
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    room = np.zeros(size * dtype.itemsize + ALIGNMENT_BYTES, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT_BYTES
+    return torch.from_numpy(room[start : start + size * dtype.itemsize]).view(dtype)

@@ -1,0 +1,53 @@
+"""Numbers in objectives: what is drawn or frozen by its name, and arithmetic on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+class Number:
+    """A number that is known when a step is taken."""
+
+    def __add__(self, other: Factor) -> Number:
+        return Arithmetic("+", self, other)
+
+    def __mul__(self, other: Factor) -> Number:
+        return Arithmetic("*", self, other) if isinstance(other, Number | int | float) else NotImplemented
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __sub__(self, other: Factor) -> Number:
+        return self + -1 * other
+
+    def __rsub__(self, other: Factor) -> Number:
+        return -1 * self + other
+
+
+Factor = Number | int | float
+
+
+@dataclass(frozen=True)
+class Read(Number):
+    """A number by its name: ``draw`` and ``frozen`` are what an objective is given, ``measured`` the engine's own."""
+
+    source: Literal["draw", "frozen", "measured"]
+    name: str
+
+
+@dataclass(frozen=True)
+class Arithmetic(Number):
+    """The sum or the product of two numbers."""
+
+    sign: Literal["+", "*"]
+    left: Factor
+    right: Factor
+
+
+def evaluated(factor: Factor, read: Callable[[Read], Any]) -> Any:
+    """The value of a number; ``read`` finds those that have names."""
+    if isinstance(factor, Arithmetic):
+        left, right = evaluated(factor.left, read), evaluated(factor.right, read)
+        return left + right if factor.sign == "+" else left * right
+    return read(factor) if isinstance(factor, Read) else factor

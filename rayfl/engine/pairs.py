@@ -1,0 +1,47 @@
+"""Penalties between two vectors f and l."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rayfl.params import TINY, inner_product, squared_cosine, squared_distance
+
+
+class Slopes(NamedTuple):
+    """The gradient in f is ``cross l + own_first f``, that in l is ``cross f + own_second l``."""
+
+    cross: Any
+    own_first: Any
+    own_second: Any
+
+
+class Pair(NamedTuple):
+    """A kind of penalty.
+
+    Attributes:
+        name: what it is called.
+        value: of two trees; a scalar.
+        slopes: factors of its gradient; or a function that makes them of <f, l>, |f|^2 and |l|^2; None where the
+            gradient is no such combination.
+    """
+
+    name: str
+    value: Callable[[Mapping[str, Any], Mapping[str, Any]], Tensor]
+    slopes: Slopes | Callable[[Tensor, Tensor, Tensor], Slopes] | None = None
+
+
+def _cosine_slopes(product: Tensor, first: Tensor, second: Tensor) -> Slopes:
+    """With q = p^2 / (|f|^2 |l|^2): 2 p / (|f|^2 |l|^2) and -2 q / |f|^2 (Hahn et al., KDD 2022, eqs. 5 and 6)."""
+    norms = first * second
+    safe = norms.clamp_min(TINY)
+    own = torch.where(norms > TINY, -2 * product * product / safe, torch.zeros_like(norms))
+    return Slopes(2 * product / safe, own / first.clamp_min(TINY), own / second.clamp_min(TINY))
+
+
+DISTANCE = Pair("squared_distance", squared_distance, Slopes(-2.0, 2.0, 2.0))
+PRODUCT = Pair("inner_product", inner_product, Slopes(1.0, 0.0, 0.0))
+COSINE = Pair("squared_cosine", squared_cosine, _cosine_slopes)

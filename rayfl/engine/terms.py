@@ -1,0 +1,343 @@
+"""Objectives as sums of terms, as papers write them.
+
+For example SuPerFed's, with the federated model w^f, the local model w^l and the received model w^g:
+
+    loss(at=line("federated", "local", drawn("coefficient")))
+    + mu * squared_distance("federated", "received")
+    + nu * squared_cosine("federated", "local")
+
+A sum can be called like any objective, ``(trained, batch, task, frozen, draw) -> scalar``, and autograd differentiates
+it. It can also be read: the engine knows the gradient of each term and builds no graph of the penalties.
+
+A name is a key of the trained tree, or else of ``frozen``; :data:`TRAINED` is the trained tree itself. Penalties are
+over the parameters of what the first name says, without buffers; the second may have more tensors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rayfl.engine.numbers import Factor, Number, Read, evaluated
+from rayfl.engine.pairs import COSINE, DISTANCE, PRODUCT, Pair
+from rayfl.params import Tree, leaves, map_leaves
+
+TRAINED = ""
+"""The name of the trained tree itself."""
+
+Groups = Callable[[Any], Sequence[Sequence[str]]]
+"""Given the task, the names of the parameters that share a coefficient, group by group."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A name whose tensors a term takes as constants, although they may be trained."""
+
+    name: str
+
+
+Name = str | Constant
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What an objective is given for one step."""
+
+    trained: Mapping[str, Any]
+    task: Any
+    frozen: Any = None
+    draw: Any = None
+
+    def tree(self, name: Name) -> Any:
+        """The tree (or tensor) under a name, a constant's without its graph.
+
+        Raises:
+            KeyError: there is none of this name, saying which there are.
+        """
+        if isinstance(name, Constant):
+            return map_leaves(Tensor.detach, self.tree(name.name))
+        if name == TRAINED:
+            return self.trained
+        for entries in (self.trained, self.frozen or {}):
+            if name in entries:
+                return entries[name]
+        names = sorted([*self.trained, *(self.frozen or {})])
+        raise KeyError(f"an objective's term names {name!r}, which is neither trained nor frozen: there are {names}")
+
+    def number(self, factor: Factor) -> Any:
+        """The value of a number."""
+        sources = {"draw": self.draw, "frozen": self.frozen}
+        return evaluated(factor, lambda one: sources[one.source][one.name])
+
+    def parameters(self, name: Name) -> Tree:
+        """What lies under a name, by path, without buffers."""
+        buffers = self.task.network.buffer_names
+        return {path: leaf for path, leaf in leaves(self.tree(name)) if path.rpartition("/")[2] not in buffers}
+
+
+class Share(NamedTuple):
+    """A part of a parameter of a model: ``coefficient`` times a tensor, or one row of it.
+
+    Attributes:
+        of: the name under which the tensor lies.
+        path: where it lies there.
+        coefficient: its factor.
+        row: which entry along dimension 0; None for the whole tensor.
+        group: which entry of the coefficient's value, where that is a vector; None where it is a scalar.
+    """
+
+    of: Name
+    path: str
+    coefficient: Factor = 1
+    row: int | None = None
+    group: int | None = None
+
+
+class Point(ABC):
+    """Where a loss is taken: a model whose parameters are sums of shares of what is trained and frozen."""
+
+    @abstractmethod
+    def shares(self, scope: Scope) -> Mapping[str, Sequence[Share]]:
+        """By parameter, its shares; a single one, with coefficient 1, is the tensor itself."""
+
+    @abstractmethod
+    def rest(self, scope: Scope) -> Tree:
+        """The model's buffers: themselves and no copies, since a forward pass writes to them."""
+
+    def model(self, scope: Scope) -> Tree:
+        """The model, differentiable with respect to what is trained."""
+        return {**self.rest(scope), **{name: _sum_of(parts, scope) for name, parts in self.shares(scope).items()}}
+
+
+@dataclass(frozen=True)
+class At(Point):
+    """The model under a name; another one may lend the tensors that it lacks, as constants."""
+
+    name: str
+    completed_by: str | None = None
+
+    def shares(self, scope: Scope) -> Mapping[str, Sequence[Share]]:
+        """See :class:`Point`."""
+        own, names = scope.tree(self.name), scope.task.network.parameter_names
+        rest = names if self.completed_by is not None else ()
+        lent = {name: [Share(Constant(self.completed_by or ""), name)] for name in rest}
+        return {**lent, **{name: [Share(self.name, name)] for name in names if name in own}}
+
+    def rest(self, scope: Scope) -> Tree:
+        """See :class:`Point`."""
+        lent = {} if self.completed_by is None else scope.tree(self.completed_by)
+        return _buffers({**lent, **scope.tree(self.name)}, scope)
+
+
+@dataclass(frozen=True)
+class Line(Point):
+    """The model ``(1 - coefficient) start + coefficient end``; see :func:`line`."""
+
+    start: Name
+    end: Name
+    coefficient: Factor
+    groups: Groups | None = None
+    buffers_of: str | None = None
+
+    def shares(self, scope: Scope) -> Mapping[str, Sequence[Share]]:
+        """See :class:`Point`."""
+        grouped = [scope.task.network.parameter_names] if self.groups is None else self.groups(scope.task)
+        return {
+            name: [
+                Share(self.start, name, 1 - self.coefficient, None, None if self.groups is None else group),
+                Share(self.end, name, self.coefficient, None, None if self.groups is None else group),
+            ]
+            for group, names in enumerate(grouped)
+            for name in names
+        }
+
+    def rest(self, scope: Scope) -> Tree:
+        """See :class:`Point`."""
+        return _buffers(scope.tree(self.start if self.buffers_of is None else self.buffers_of), scope)
+
+
+def line(
+    start: Name, end: Name, coefficient: Factor, groups: Groups | None = None, buffers_of: str | None = None
+) -> Line:
+    """The point ``(1 - coefficient) start + coefficient end`` between two models; exact at 0 and at 1.
+
+    Args:
+        start: a model.
+        end: a model of the same network.
+        coefficient: a number, or with groups a vector with one entry for each.
+        groups: which parameters share an entry; None if all share one number.
+        buffers_of: whose buffers the mixed model has; default the start's.
+    """
+    return Line(start, end, coefficient, groups, buffers_of)
+
+
+class Term(ABC):
+    """A term of a sum."""
+
+    @abstractmethod
+    def value(self, scope: Scope, batch: Any) -> Tensor:
+        """Its value, a scalar, for autograd."""
+
+
+@dataclass(frozen=True)
+class Loss(Term):
+    """The task's loss of a mini-batch at a point."""
+
+    at: Point
+
+    def value(self, scope: Scope, batch: Any) -> Tensor:
+        """See :class:`Term`."""
+        found: Tensor = scope.task.loss(self.at.model(scope), batch)
+        return found
+
+
+@dataclass(frozen=True)
+class Penalty(Term):
+    """A function of two vectors: the parameters under two names."""
+
+    pair: Pair
+    of: Name
+    to: Name
+
+    def value(self, scope: Scope, batch: Any) -> Tensor:
+        """See :class:`Term`."""
+        one, other = scope.parameters(self.of), dict(leaves(scope.tree(self.to)))
+        return self.pair.value(one, {path: other[path] for path in one})
+
+
+@dataclass(frozen=True)
+class Function(Term):
+    """Any pure function with an objective's arguments."""
+
+    of: Callable[..., Tensor]
+
+    def value(self, scope: Scope, batch: Any) -> Tensor:
+        """See :class:`Term`."""
+        return self.of(scope.trained, batch, scope.task, scope.frozen, scope.draw)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """An objective that is a sum of terms, each with its factor.
+
+    Attributes:
+        terms: factors and terms.
+    """
+
+    terms: tuple[tuple[Factor, Term], ...]
+
+    def __call__(self, trained: Any, batch: Any, task: Any, frozen: Any = None, draw: Any = None) -> Tensor:
+        """The value, a scalar, for autograd and ``vmap``."""
+        scope = Scope(trained, task, frozen, draw)
+        return torch.stack([_times(scope.number(f), term.value(scope, batch)) for f, term in self.terms]).sum()
+
+    def __add__(self, other: Sum | Callable[..., Tensor]) -> Sum:
+        return Sum(self.terms + (other if isinstance(other, Sum) else function(other)).terms)
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: Factor) -> Sum:
+        return Sum(tuple((factor if own == 1 else factor * own, term) for own, term in self.terms if factor != 0))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: int | float) -> Sum:
+        return self * (1 / divisor)
+
+    @property
+    def readable(self) -> bool:
+        """Whether the gradient of every term is known without calling it."""
+        return all(isinstance(t, Loss) or (isinstance(t, Penalty) and t.pair.slopes is not None) for _, t in self.terms)
+
+
+def loss(at: str | Point = TRAINED, completed_by: str | None = None) -> Sum:
+    """The task's loss of the mini-batch.
+
+    Args:
+        at: the model: a name, or a point such as a :func:`line`.
+        completed_by: with a name, that of a model that lends the tensors that ``at`` lacks, as constants.
+    """
+    return Sum(((1, Loss(At(at, completed_by) if isinstance(at, str) else at)),))
+
+
+def penalty(pair: Pair, of: Name, to: Name) -> Sum:
+    """A function of two trees; each side is moved by it where it is trained and no constant."""
+    return Sum(((1, Penalty(pair, of, to)),))
+
+
+def squared_distance(of: Name, to: Name) -> Sum:
+    """``||of - to||^2``; see :func:`penalty`."""
+    return penalty(DISTANCE, of, to)
+
+
+def inner_product(of: Name, to: Name) -> Sum:
+    """``<of, to>``; see :func:`penalty`."""
+    return penalty(PRODUCT, of, to)
+
+
+def squared_cosine(of: Name, to: Name) -> Sum:
+    """``cos^2`` of the angle between all parameters of both as one vector each; see :func:`penalty`."""
+    return penalty(COSINE, of, to)
+
+
+def envelope(of: str, centre: str, due: Factor, pull: Factor) -> Sum:
+    """``1/2 ||of - centre||^2`` for a centre that is trained too, but moves at some of the steps only.
+
+    Where ``due`` is 1, the centre moves by the share ``pull`` of its way to ``of`` (its gradient is the distance), and
+    ``of`` is pulled to where the centre then is. Where it is 0, the centre stays.
+
+    Args:
+        of: a model.
+        centre: its parameters, under a learning rate that makes such a step ``pull``.
+        due: 1 or 0.
+        pull: the share.
+    """
+    pulled = squared_distance(of, Constant(centre)) * (1 - due * pull)
+    return (pulled + squared_distance(centre, Constant(of)) * due) / 2
+
+
+def function(of: Callable[..., Tensor]) -> Sum:
+    """A pure function with an objective's arguments as a term; its gradient is autograd's."""
+    return Sum(((1, Function(of)),))
+
+
+def constant(name: str) -> Constant:
+    """What lies under a name as a constant: the term has no gradient there."""
+    return Constant(name)
+
+
+def drawn(name: str) -> Number:
+    """The number that was drawn for the step, an entry of ``draw``."""
+    return Read("draw", name)
+
+
+def frozen(name: str) -> Number:
+    """A number that stays during a local update, an entry of ``frozen``."""
+    return Read("frozen", name)
+
+
+def _buffers(model: Tree, scope: Scope) -> Tree:
+    parameters = set(scope.task.network.parameter_names)
+    return {name: leaf for name, leaf in model.items() if name not in parameters}
+
+
+def _times(factor: Any, value: Tensor) -> Tensor:
+    return value if isinstance(factor, int | float) and factor == 1 else factor * value
+
+
+def _sum_of(parts: Sequence[Share], scope: Scope) -> Tensor:
+    """A parameter from its shares."""
+    total: Tensor | None = None
+    for part in parts:
+        found = dict(leaves(scope.tree(part.of)))[part.path] if part.path else scope.tree(part.of)
+        weight = scope.number(part.coefficient)
+        weight = weight if part.group is None else weight[part.group]
+        tensor = _times(weight, found if part.row is None else found[part.row])
+        total = tensor if total is None else total + tensor
+    assert total is not None
+    return total
