@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rayfl.engine.buffers import Buffers
 from rayfl.engine.flat import ALIGNMENT_BYTES, Layout
+from rayfl.engine.memory import Memory
 from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
 from rayfl.engine.step import step_of
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
@@ -28,13 +28,13 @@ def is_buffer(path: str, task: Task) -> bool:
 
 def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
     """Runs one local update and returns the trained tree (fresh memory)."""
-    buffers = Buffers(request, Layout.of(request.trainable, partial(is_buffer, task=task)), device)
-    take = step_of(request, task, buffers)
+    memory = Memory(request, Layout.of(request.trainable, partial(is_buffer, task=task)), device)
+    take = step_of(request, task, memory)
     with _seeded(request.seed, task, device):
         for number, batch in enumerate(_batches(request, device)):
             take(batch, number)
-    buffers.keep(request)
-    return map_leaves(Tensor.detach, buffers.tree())
+    memory.keep()
+    return map_leaves(Tensor.detach, memory.tree)
 
 
 def _batches(request: TrainRequest, device: torch.device) -> Iterator[Batch]:

@@ -51,3 +51,15 @@ def evaluated(factor: Factor, read: Callable[[Read], Any]) -> Any:
         left, right = evaluated(factor.left, read), evaluated(factor.right, read)
         return left + right if factor.sign == "+" else left * right
     return read(factor) if isinstance(factor, Read) else factor
+
+
+def measured(name: str) -> Number:
+    """A number that the engine finds in the course of a step."""
+    return Read("measured", name)
+
+
+def is_measured(factor: Factor, of: str = "") -> bool:
+    """Whether a number depends on measured ones (whose names begin with ``of``)."""
+    if isinstance(factor, Arithmetic):
+        return is_measured(factor.left, of) or is_measured(factor.right, of)
+    return isinstance(factor, Read) and factor.source == "measured" and factor.name.startswith(of)

@@ -57,7 +57,7 @@ class Rule:
         parameters: list[Tensor],
         gradients: list[Tensor],
         slots: Sequence[list[Tensor]],
-        count: Tensor,
+        steps: Tensor,
         own: float = 0.0,
     ) -> None:
         """One step of contiguous tensors of equal sizes, which PyTorch's kernels do not check.
@@ -66,7 +66,7 @@ class Rule:
             parameters: changed in place.
             gradients: left in no defined state.
             slots: what is kept, changed in place; as many lists as :attr:`slots` has names.
-            count: how many steps these parameters have made, this one included; a scalar of type float32.
+            steps: how many steps these parameters have made, this one included; a scalar of type float32.
             own: added to the gradients as a multiple of the parameters.
         """
         if self.optimizer == "sgd":
@@ -80,7 +80,7 @@ class Rule:
                 dampening=self.dampening,
                 nesterov=self.nesterov,
                 maximize=False,
-                is_first_step=bool(self.dampening and count == 1),
+                is_first_step=bool(self.dampening and steps == 1),
             )
         else:
             decoupled = self.optimizer == "adamw"
@@ -93,7 +93,7 @@ class Rule:
                 first,
                 second,
                 [],
-                [count] * len(parameters),
+                [steps] * len(parameters),
                 lr=self.lr,
                 beta1=self.betas[0],
                 beta2=self.betas[1],
@@ -134,6 +134,12 @@ Groups = tuple[tuple[str, ParameterGroup], ...]
 """First keys (or paths) of the trained tree, and how what lies under them is treated."""
 
 
+def key_of(path: str) -> str:
+    """The first key of a path in the trained tree; empty for a tree without entries."""
+    key, mark, _ = path.partition("/")
+    return key if mark else ""
+
+
 def rule_of(path: str, rule: Rule, groups: Groups) -> Rule:
     """The rule of one tensor."""
     found = (group for key, group in groups if path == key or path.startswith(f"{key}/"))
@@ -146,7 +152,7 @@ def clipped(gradients: Sequence[Tensor], max_norm: float, stacked: bool = False)
     Args:
         gradients: all of them.
         max_norm: largest Euclidean norm of all together.
-        stacked: whether dimension 0 counts clients, each with a norm of its own.
+        stacked: whether dimension 0 steps clients, each with a norm of its own.
     """
     if not stacked:
         norm = torch.stack(torch._foreach_norm(list(gradients))).norm()
@@ -162,15 +168,15 @@ class Kept:
 
     Attributes:
         slots: by name of the slot and path, tensors.
-        counts: by first key of the trained tree, how many steps were made.
+        steps: by first key of the trained tree, how many steps were made.
     """
 
     slots: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, stored: Mapping[str, Any], optimizer: OptimizerName) -> Kept:
-        """From a client's state: a tree of momentum buffers for SGD, of moments and counts for Adam."""
+        """From a client's state: a tree of momentum buffers for SGD, of moments and steps for Adam."""
         if optimizer == "sgd":
             return cls({"momentum": dict(leaves(stored))} if stored else {}, dict.fromkeys(stored, 1))
         slots = {name: dict(leaves(stored[name])) for name in SLOTS[optimizer] if name in stored}
@@ -185,4 +191,4 @@ class Kept:
         trees = {name: from_leaves({p: t for p, t in kept.items() if wanted(p)}) for name, kept in self.slots.items()}
         if optimizer == "sgd":
             return trees.get("momentum", {})
-        return {**trees, "count": {key: count for key, count in self.counts.items() if wanted(key)}} if trees else {}
+        return {**trees, "count": {key: count for key, count in self.steps.items() if wanted(key)}} if trees else {}

@@ -86,7 +86,7 @@ class TrainRequest:
             self.examples.x.dtype,
             self.rule,
             self.groups,
-            None if self.kept is None else tuple(sorted(self.kept.counts.items())),
+            None if self.kept is None else tuple(sorted(self.kept.steps.items())),
             self.max_grad_norm,
             self.task,
             None if self.variations is None else self.variations.augmentation,

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.engine.buffers import Buffers
-from rayfl.engine.factors import Factors
-from rayfl.engine.gradients import LossGradient
-from rayfl.engine.optimizers import clipped
-from rayfl.engine.plan import MOVED, LossPlan, Place, Plan, plan_of, structure
+from rayfl.engine.chain import writing_gradients
+from rayfl.engine.flat import Layout
+from rayfl.engine.memory import MOVED, Memory
+from rayfl.engine.numbers import Factor, is_measured, measured
+from rayfl.engine.optimizers import clipped, key_of
+from rayfl.engine.pairs import Slopes
 from rayfl.engine.requests import TrainRequest
-from rayfl.engine.terms import Scope, Sum
-from rayfl.engine.vectors import PIECE, Row, Source, Target, blocks, combine, merged, pieces
+from rayfl.engine.rows import SCRATCH, Combination, Products, Row, Source, Target, Update, Vector, merged, pieces
+from rayfl.engine.terms import Constant, Loss, Penalty, Scope, Share, Sum, bare
 from rayfl.params import Tree, leaves, map_leaves
-from rayfl.tasks import Batch, Task
+from rayfl.tasks import Batch, Classification, Task
 
 Step = Callable[[Batch, int], None]
 """Takes a mini-batch and the number of the step, and moves the parameters."""
 
 
-def step_of(request: TrainRequest, task: Task, buffers: Buffers) -> Step:
+def step_of(request: TrainRequest, task: Task, memory: Memory) -> Step:
     """How the steps of a local update are taken.
 
     Terms with known gradients are taken on flat buffers. All else is autograd's: functions, and sums whose gradients
@@ -33,13 +36,13 @@ def step_of(request: TrainRequest, task: Task, buffers: Buffers) -> Step:
     Args:
         request: the local update.
         task: what the objective is given.
-        buffers: the parameters, and what the optimizer keeps.
+        memory: the parameters, and what the optimizer keeps.
     """
     objective = request.objective
-    plain = request.max_grad_norm is not None or any(rule.bounds for rule in buffers.rules.values())
+    plain = request.max_grad_norm is not None or any(rule.bounds for rule in memory.rules.values())
     if isinstance(objective, Sum) and objective.readable and not plain:
-        return _OnTerms(objective, request, task, buffers).take
-    return _by_autograd(request, task, buffers)
+        return _OnTerms(objective, request, task, memory).take
+    return _by_autograd(request, task, memory)
 
 
 def draw_of_step(draws: Tree, number: int) -> Tree:
@@ -47,151 +50,268 @@ def draw_of_step(draws: Tree, number: int) -> Tree:
     return map_leaves(lambda leaf: leaf[number], draws)
 
 
-def _by_autograd(request: TrainRequest, task: Task, buffers: Buffers) -> Step:
+def _by_autograd(request: TrainRequest, task: Task, memory: Memory) -> Step:
     """A step along the gradient of the whole objective."""
-    model = buffers.tree()
-    found = dict(leaves(model))
-    variables = [found[path].requires_grad_() for path in buffers.layout.moved]
-    move, draws = buffers.mover(), request.draws
+    found = dict(leaves(memory.tree))
+    variables = [found[path].requires_grad_() for path in memory.layout.moved]
+    draws = request.draws
     if draws is not None:
-        as_tensor = partial(torch.as_tensor, dtype=buffers.layout.dtype, device=buffers.flat.device)
+        as_tensor = partial(torch.as_tensor, dtype=memory.layout.dtype, device=memory.flats[MOVED].device)
         draws = map_leaves(as_tensor, draws)
 
     def take(batch: Batch, number: int) -> None:
         draw = None if draws is None else draw_of_step(draws, number)
-        value = request.objective(model, batch, task, request.frozen, draw)
+        value = request.objective(memory.tree, batch, task, request.frozen, draw)
         # zeros for what the objective does not read, as under vmap
         gradients = list(torch.autograd.grad(value, variables, materialize_grads=True))
         with torch.no_grad():
-            if request.max_grad_norm is not None:
-                gradients = clipped(gradients, request.max_grad_norm)
-            buffers.advance()
-            move([gradient.contiguous() for gradient in gradients])
+            memory.begin()
+            memory.move(gradients if request.max_grad_norm is None else clipped(gradients, request.max_grad_norm))
 
     return take
 
 
-class _OnTerms:
-    """Steps on a sum whose terms all have known gradients."""
+class _LossGradient:
+    """The gradient of the task's loss; that of a fully connected network's is written out.
 
-    def __init__(self, objective: Sum, request: TrainRequest, task: Task, buffers: Buffers) -> None:
-        plan = plan_of(objective, buffers.layout, structure(request.frozen), task)
-        scope, device = Scope(buffers.tree(), task, request.frozen), buffers.flat.device
-        self._buffers, self._factors = buffers, Factors(request.draws, request.frozen)
-        self._flats = {home: layout.zeros(device) for home, layout in plan.layouts.items()} | {MOVED: buffers.flat}
-        for home, name in plan.frozen.items():
-            found = scope.parameters(name)
-            for path, view in plan.layouts[home].leaves(self._flats[home]).items():
-                view.copy_(found[path])
-        self._losses = [self._gradient(loss, plan, scope) for loss in plan.losses]
-        rows = blocks(plan, buffers, self._factors.place)
-        # A gradient that is all there is to a step is not copied from where autograd has put it.
-        direct = not any(loss.written for loss in self._losses) and len(self._losses) == 1
-        self._move = buffers.mover() if direct and all(self._is_bare(row) for row in rows) else None
-        self._before = [action for _, action in sorted(self._preparations(plan), key=lambda pair: pair[0])]
-        self._measures = plan.measures
-        self._updates = [] if self._move else [update for row in merged(rows) for update in self._of_row(row)]
+    Args:
+        task: knows the network and the loss.
+        model: its tensors, which are read at every call.
+        into: by parameter, where its gradient goes; the others are constant.
+    """
+
+    def __init__(self, task: Any, model: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+        layers = task.chain(model) if isinstance(task, Classification) else None
+        room: Any = None if layers is None else task.chain({name: into.get(name) for name in model})
+        self.written = None if layers is None else writing_gradients(layers, room)
+        self._variables = {name: model[name].detach().requires_grad_() for name in into}
+        self._task, self._model, self._into = task, {**model, **self._variables}, list(into.values())
+
+    def write(self, batch: Batch) -> None:
+        """Writes it where it belongs."""
+        if self.written is not None:
+            self.written(batch.x, batch.y)
+        else:
+            torch._foreach_copy_(self._into, self.made(batch))
+
+    def made(self, batch: Batch) -> list[Tensor]:
+        """The gradients by autograd."""
+        with torch.enable_grad():
+            loss = self._task.loss(self._model, batch)
+            return list(torch.autograd.grad(loss, list(self._variables.values()), materialize_grads=True))
+
+
+class _OnTerms:
+    """Steps on a sum whose terms all have known gradients.
+
+    The gradient of a term is a combination of vectors: the loss's gradient at a point, trained and frozen models. Its
+    factors are known when the step is taken. So a step mixes the models at which losses are taken, measures inner
+    products where factors depend on them, takes the gradients of the losses, and combines.
+    """
+
+    def __init__(self, objective: Sum, request: TrainRequest, task: Task, memory: Memory) -> None:
+        self._memory, self._flats, self._layouts = memory, dict(memory.flats), {MOVED: memory.layout}
+        self._scope = Scope(memory.tree, task, request.frozen, request.draws)
+        self._factors: dict[tuple[Factor, int | None], int] = {}
+        self._known: list[Any] = []
+        self._losses: list[_LossGradient] = []
+        self._measures: dict[str, tuple[Callable[..., Slopes], Products]] = {}
+        self._rows_of: dict[str, int] = {}
+        self._parts: dict[Vector, list[tuple[Vector, int]]] = {}
+        self._tails: dict[Vector, tuple[str, int | None]] = {}
+        self._paths: dict[Vector, str] = {}
+        losses = [(str(n), factor, term) for n, (factor, term) in enumerate(objective.terms) if isinstance(term, Loss)]
+        others = [(str(n), f, term) for n, (f, term) in enumerate(objective.terms) if isinstance(term, Penalty)]
+        # Losses first: penalties go row by row where losses are taken at combinations of rows.
+        before = [row for loss in losses for row in self._loss(*loss)]
+        before += [row for penalty in others for row in self._penalty(*penalty)]
+        ready = [piece for row in merged(before) for piece in pieces(row, self._flats)]
+        self._before = [run for _, run in sorted(ready, key=lambda piece: piece[0])]
+        rows = list(self._updates())
+        # What autograd makes is copied only where more than it moves the parameters.
+        direct = len(self._losses) == 1 and self._losses[0].written is None and all(map(self._is_bare, rows))
+        self._direct = self._losses[0] if direct else None
+        self._after = [] if direct else [run for row in merged(rows) for _, run in pieces(row, self._flats)]
 
     @torch.no_grad()
     def take(self, batch: Batch, number: int) -> None:
         """Moves the parameters along the gradient of one mini-batch."""
-        self._buffers.advance()
-        if self._move is not None:
-            self._move(self._losses[0].made(batch))
+        self._memory.begin()
+        if self._direct is not None:
+            self._memory.move(self._direct.made(batch))
             return
-        values = self._factors.values(number)
-        products: dict[str, list[Tensor]] = {measure.name: [] for measure in self._measures}
+        values = [known[number] if isinstance(known, list) else known for known in self._known]
         for prepare in self._before:
-            prepare(values, products)
-        for name, slopes_of, _ in self._measures:
-            slopes = slopes_of(*torch.stack(products[name]).view(-1, 3).sum(0).unbind())
-            found = torch.stack(list(slopes)).tolist()
-            self._factors.measure(
-                values, number, {f"{name}.{key}": one for key, one in zip(slopes._fields, found, strict=True)}
-            )
+            prepare(values)
+        for name, (slopes_of, products) in self._measures.items():
+            self._settle(values, number, name, slopes_of(*products.sums()))
         for loss in self._losses:
             loss.write(batch)
-        for update in self._updates:
+        for update in self._after:
             update(values)
 
-    def _gradient(self, loss: LossPlan, plan: Plan, scope: Scope) -> LossGradient:
-        """The gradient of a loss, from where its model lies to where it has room."""
-        shapes = dict(zip(plan.layouts[loss.room].paths, plan.layouts[loss.room].shapes, strict=True))
+    def _settle(self, values: list[Any], number: int, name: str, slopes: Slopes) -> None:
+        """Fills in what depends on measured slopes."""
+        found = zip(slopes._fields, torch.stack(list(slopes)).tolist(), strict=True)
+        numbers = {f"{name}.{slope}": value for slope, value in found}
+        draws = self._scope.draw
+        scope = Scope({}, None, self._scope.frozen, None if draws is None else draw_of_step(draws, number), numbers)
+        for (factor, _), place in self._factors.items():
+            if is_measured(factor, name):
+                values[place] = float(scope.number(factor))
 
-        def view(place: Place, name: str) -> Tensor:
-            return self._flats[place.home][place.start : place.start + shapes[name].numel()].view(shapes[name])
+    def _loss(self, number: str, factor: Factor, term: Loss) -> Iterator[Row]:
+        """Has the model made where it is no tensor of the tree itself, and its gradient passed on to its shares."""
+        shares = term.at.shares(self._scope)
+        tensors = {name: self._tensor(parts[0]) for name, parts in shares.items()}
+        made = {name: tensor for name, tensor in tensors.items() if not _is_tensor(shares[name])}
+        model = {**term.at.rest(self._scope), **tensors, **self._new(f"mixed.{number}", made)}
+        room, into = self._new(f"gradient.{number}", tensors), {}
+        for name, parts in shares.items():
+            if name in made:
+                sources = tuple(
+                    Source(i, self._factor(part.coefficient, part.group)) for i, part in enumerate(parts, 1)
+                )
+                vectors = (self._in(f"mixed.{number}", name), *map(self._vector, parts))
+                yield Row(Combination(0, sources), vectors)
+            for part in filter(self._moves, parts):
+                self._rows_of |= {} if part.row is None else {_path(part): len(self._whole(part))}
+                self._add(part, self._in(f"gradient.{number}", name), factor, part.coefficient, part.group)
+                into[name] = room[name]
+        if into:
+            self._losses.append(_LossGradient(self._scope.task, model, into))
 
-        model = {**loss.term.at.rest(scope), **{name: view(place, name) for name, place in loss.model.items()}}
-        room = plan.layouts[loss.room].leaves(self._flats[loss.room])
-        return LossGradient(scope.task, model, {name: room[name] for name in loss.wanted})
+    def _penalty(self, number: str, factor: Factor, term: Penalty) -> Iterator[Row]:
+        """Adds both gradients, each a combination of the two vectors; has the factors measured that depend on these."""
+        slopes, products = term.pair.slopes, Products()
+        if not isinstance(slopes, Slopes):
+            assert slopes is not None
+            self._measures[number] = slopes, products
+            slopes = Slopes(*(measured(f"{number}.{slope}") for slope in Slopes._fields))
+        for path in self._scope.parameters(term.of):
+            count = max(self._rows_of.get(_path(Share(name, path)), 0) for name in (term.of, term.to))
+            for row in range(count) if count else (None,):
+                first, second = (Share(name, path, row=row) for name in (term.of, term.to))
+                vectors = self._vector(first), self._vector(second)
+                if number in self._measures:
+                    yield Row(products, vectors)
+                for own, other, slope in (
+                    (first, vectors[1], slopes.own_first),
+                    (second, vectors[0], slopes.own_second),
+                ):
+                    if self._moves(own):
+                        self._add(own, other, factor, slopes.cross)
+                        self._add(own, self._vector(own), factor, slope)
+
+    def _add(self, part: Share, source: Vector, factor: Factor, slope: Factor, group: int | None = None) -> None:
+        """Adds a summand to the gradient of what is trained."""
+        vector = self._vector(part)
+        tail = part.path, part.row
+        # Vectors that terms compare have equal tails; a term on a whole tree has longer ones.
+        self._tails[vector] = min(tail, self._tails.get(vector, tail), key=lambda one: len(one[0]))
+        found = slope if factor == 1 else factor if slope == 1 else factor * slope
+        self._paths[vector] = _path(part)
+        self._parts.setdefault(vector, [])
+        if found != 0:
+            self._parts[vector].append((source, self._factor(found, group)))
+
+    def _updates(self) -> Iterator[Row]:
+        """What is trained, and of what its gradients are made: vectors that read each other in one row."""
+        for path in self._memory.layout.moved:
+            whole = self._vector(Share("", path))
+            if path not in self._rows_of and whole not in self._parts:
+                self._parts[whole], self._tails[whole], self._paths[whole] = [], (path, None), path
+        readers = Counter(source for parts in self._parts.values() for source, _ in parts)
+        together: dict[tuple[str, int | None], list[Vector]] = {}
+        for vector in sorted(self._parts):
+            together.setdefault(self._tails[vector], []).append(vector)
+        for moved in together.values():
+            yield self._row(moved, readers)
+
+    def _row(self, moved: list[Vector], readers: Mapping[Vector, int]) -> Row:
+        """Vectors that are moved together."""
+        vectors: list[Vector] = []
+        targets = []
+        for number, vector in enumerate(moved):
+            rule = self._memory.rules[self._paths[vector]]
+            parts = sorted(self._parts[vector], key=lambda one: not one[0].home.startswith("gradient"))
+            # A loss's gradient that nothing else reads is changed in place.
+            own_room = bool(parts) and parts[0][0].home.startswith("gradient") and readers[parts[0][0]] == 1
+            room = parts[0][0] if own_room else vector._replace(home=f"{SCRATCH}{number}")
+            place = len(vectors)
+            vectors += [vector, *(vector._replace(home=slot) for slot in rule.slots), room]
+            targets.append((place, rule, parts))
+        places = {vector: place for place, vector in enumerate(vectors)}
+        for vector in (source for _, _, parts in targets for source, _ in parts):
+            if vector not in places:
+                places[vector] = len(vectors)
+                vectors.append(vector)
+        found = []
+        for vector, (place, rule, parts) in zip(moved, targets, strict=True):
+            sources = tuple(Source(places[source], factor) for source, factor in parts if source != vector)
+            own = tuple(factor for source, factor in parts if source == vector)
+            gradient = Combination(place + len(rule.slots) + 1, sources)
+            found.append(Target(place, rule, key_of(self._paths[vector]), gradient, own))
+        return Row(Update(tuple(found), self._memory.steps), tuple(vectors))
 
     def _is_bare(self, row: Row) -> bool:
-        target, *others = row.signature
-        return not others and target.bare and self._factors.is_one(target.sources[0].factor)
+        target, *others = row.operation.targets
+        sources = target.gradient.sources
+        return not (others or target.own) and len(sources) == 1 and self._known[sources[0].factor] == 1.0
 
-    def _preparations(self, plan: Plan) -> Iterator[tuple[int, Callable[..., None]]]:
-        """What is done before the losses: models are mixed, and pairs measured while they are in the cache."""
-        mixes = [
-            Row(
-                tuple(Source(i, self._factors.place(part)) for i, part in enumerate(parts, 1)),
-                (place, *(p.place for p in parts)),
-            )
-            for place, parts in plan.mixes
-        ]
-        for row in merged(mixes):
-            for begin, views in pieces(row, self._flats):
-                yield row.places[-1].start + begin, partial(_mix, views, row.signature)
-        for name, _, places in plan.measures:
-            for row in merged(Row((name,), pair) for pair in places):
-                for begin, views in pieces(row, self._flats):
-                    yield row.places[-1].start + begin, partial(_measure, views, name)
+    def _factor(self, factor: Factor, group: int | None = None) -> int:
+        """Where among the values a factor's will be."""
+        if (factor, group) not in self._factors:
+            self._factors[factor, group] = len(self._known)
+            value = np.asarray(0.0 if is_measured(factor) else self._scope.number(factor), np.float64)
+            self._known.append((value if group is None or not value.ndim else value[..., group]).tolist())
+        return self._factors[factor, group]
 
-    def _of_row(self, row: Row) -> Iterator[Callable[[Sequence[float]], None]]:
-        """The update of a row of blocks, piece by piece."""
-        targets: Sequence[Target] = row.signature
-        size = row.places[0].size if all(target.bare for target in targets) else PIECE
-        scratch = [
-            None if target.room else self._buffers.layout.zeros(self._buffers.flat.device, size) for target in targets
-        ]
-        for begin, views in pieces(row, self._flats, size):
-            moves = []
-            for target, spare in zip(targets, scratch, strict=True):
-                moved = views[target.vector]
-                start = row.places[target.vector].start + begin
-                slots = [[self._buffers.slots[name][start : start + len(moved)]] for name in target.rule.slots]
-                room = views[target.sources[0].vector] if spare is None else spare[: len(moved)]
-                moves.append(_Move(target, moved, room, slots, self._buffers.counts[target.key]))
-            yield partial(_update, moves, views)
+    def _moves(self, part: Share) -> bool:
+        return not isinstance(part.of, Constant) and _path(part) in self._memory.rules
 
+    def _whole(self, part: Share) -> Any:
+        tree = self._scope.tree(bare(part.of))
+        return dict(leaves(tree))[part.path] if part.path else tree
 
-class _Move(NamedTuple):
-    """A piece of a target: its parameters, room for their gradient, and what the optimizer keeps of them."""
+    def _tensor(self, part: Share) -> Any:
+        return self._whole(part) if part.row is None else self._whole(part)[part.row]
 
-    target: Target
-    moved: Tensor
-    room: Tensor
-    slots: list[list[Tensor]]
-    steps: Tensor
+    def _vector(self, part: Share) -> Vector:
+        """Where a share's tensor lies; what is frozen is packed first."""
+        home, path, name = MOVED, _path(part), bare(part.of)
+        if path not in self._memory.rules:
+            home, path = f"frozen.{name}", part.path
+            if home not in self._flats:
+                found = {p: leaf.to(self._memory.layout.dtype) for p, leaf in self._scope.parameters(name).items()}
+                self._layouts[home] = Layout.of(found)
+                self._flats[home] = self._layouts[home].pack(found, self._flats[MOVED].device)
+        vector = self._in(home, path)
+        if part.row is None:
+            return vector
+        size = self._tensor(part).numel()
+        return Vector(home, vector.start + part.row * size, size)
 
+    def _new(self, home: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Room for tensors like these."""
+        if not tensors:
+            return {}
+        self._layouts[home] = Layout.of(tensors)
+        self._flats[home] = self._layouts[home].zeros(self._flats[MOVED].device)
+        return self._layouts[home].leaves(self._flats[home])
 
-def _update(moves: Sequence[_Move], views: Sequence[Tensor], values: Sequence[float]) -> None:
-    """Moves corresponding pieces, all of them along gradients at where they were before."""
-    taken = []
-    for move in moves:
-        target = move.target
-        own = sum(values[place] for place in target.own)
-        if target.rule.still and not own and not any(values[factor] for _, factor in target.sources):
-            continue
-        combine(move.room, views, target.sources, values)
-        taken.append((move, own))
-    for move, own in taken:
-        move.target.rule.step([move.moved], [move.room], move.slots, move.steps, own)
+    def _in(self, home: str, path: str) -> Vector:
+        place = self._layouts[home].places[path]
+        return Vector(home, place.start, place.stop - place.start)
 
 
-def _mix(views: Sequence[Tensor], sources: Sequence[Source], values: Sequence[float], products: Any) -> None:
-    combine(views[0], views, sources, values)
+def _path(part: Share) -> str:
+    """The path in the trained tree, if it is there."""
+    name = bare(part.of)
+    return f"{name}/{part.path}" if name and part.path else name or part.path
 
 
-def _measure(views: Sequence[Tensor], name: str, values: Sequence[float], products: dict[str, list[Tensor]]) -> None:
-    first, second = views
-    products[name] += [torch.dot(first, second), torch.dot(first, first), torch.dot(second, second)]
+def _is_tensor(parts: Sequence[Share]) -> bool:
+    """Whether a parameter is a tensor of a tree itself."""
+    first, *others = parts
+    return not others and first.row is None and first.group is None and first.coefficient == 1

@@ -52,6 +52,7 @@ class Scope:
     task: Any
     frozen: Any = None
     draw: Any = None
+    measured: Any = None
 
     def tree(self, name: Name) -> Any:
         """The tree (or tensor) under a name, a constant's without its graph.
@@ -71,7 +72,7 @@ class Scope:
 
     def number(self, factor: Factor) -> Any:
         """The value of a number."""
-        sources = {"draw": self.draw, "frozen": self.frozen}
+        sources = {"draw": self.draw, "frozen": self.frozen, "measured": self.measured}
         return evaluated(factor, lambda one: sources[one.source][one.name])
 
     def parameters(self, name: Name) -> Tree:
@@ -319,6 +320,11 @@ def drawn(name: str) -> Number:
 def frozen(name: str) -> Number:
     """A number that stays during a local update, an entry of ``frozen``."""
     return Read("frozen", name)
+
+
+def bare(name: Name) -> str:
+    """The name, of a constant too."""
+    return name.name if isinstance(name, Constant) else name
 
 
 def _buffers(model: Tree, scope: Scope) -> Tree:

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from rayfl.engine.buffers import key_of
 from rayfl.engine.looped import is_buffer
-from rayfl.engine.optimizers import Kept, clipped, rule_of
+from rayfl.engine.optimizers import Kept, clipped, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
 from rayfl.tasks import Batch, Task
@@ -67,8 +66,8 @@ class _Mover:
         self._rules = [rule_of(path, first.rule, first.groups) for path in paths]
         kept = first.kept or Kept()
         keys = dict.fromkeys(map(key_of, paths))
-        self._counts = {key: torch.tensor(float(kept.counts.get(key, 0)), device=stacks[0].device) for key in keys}
-        self._made = {key: [kept.counts.get(key, 0)] * len(ranked) for key in keys}
+        self._counts = {key: torch.tensor(float(kept.steps.get(key, 0)), device=stacks[0].device) for key in keys}
+        self._made = {key: [kept.steps.get(key, 0)] * len(ranked) for key in keys}
         self._slots = [
             {name: self._begun(name, path, stack) for name in rule.slots}
             for path, rule, stack in zip(paths, self._rules, stacks, strict=True)
@@ -110,7 +109,7 @@ class _Mover:
             kept.slots = {
                 name: {path: slots[name][rank].clone() for path, slots in rows if name in slots} for name in names
             }
-            kept.counts = {key: made[rank] for key, made in self._made.items()}
+            kept.steps = {key: made[rank] for key, made in self._made.items()}
 
 
 def _on_tensors(request: TrainRequest, task: Task) -> Callable[..., Tensor]:

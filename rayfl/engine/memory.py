@@ -1,0 +1,77 @@
+"""The memory of a local update: parameters, and what the optimizer keeps, as flat buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rayfl.engine.flat import Layout
+from rayfl.engine.optimizers import Kept, Rule, key_of, rule_of
+from rayfl.engine.requests import TrainRequest
+
+MOVED = "moved"
+"""The buffer of the parameters."""
+
+
+class Memory:
+    """What a local update moves.
+
+    Args:
+        request: the local update.
+        layout: of its tree.
+        device: where it runs.
+
+    Attributes:
+        layout: of the tree.
+        flats: buffers by name: the parameters, with what is not moved behind them, and the optimizer's slots.
+        tree: the trained tree as views.
+        rules: by path, how it is moved.
+        steps: by first key of the tree, how many steps were made; scalars.
+    """
+
+    def __init__(self, request: TrainRequest, layout: Layout, device: torch.device) -> None:
+        self.layout = layout
+        self.flats = {MOVED: layout.pack(request.trainable, device)}
+        self.tree = layout.views(self.flats[MOVED])
+        self.rules = {path: rule_of(path, request.rule, request.groups) for path in layout.moved}
+        self._kept = request.kept
+        kept = request.kept or Kept()
+        for name in dict.fromkeys(name for rule in self.rules.values() for name in rule.slots):
+            self.flats[name] = layout.zeros(device, layout.moving)
+            for path, stored in kept.slots.get(name, {}).items():
+                layout.leaves(self.flats[name])[path].copy_(stored)
+        keys = dict.fromkeys(map(key_of, layout.moved))
+        self.steps = {key: torch.tensor(float(kept.steps.get(key, 0)), device=device) for key in keys}
+        self._groups: list[tuple[Rule, Tensor, list[int], list[list[Tensor]]]] | None = None
+
+    def begin(self) -> None:
+        """One more step begins."""
+        for count in self.steps.values():
+            count += 1
+
+    def move(self, gradients: Sequence[Tensor]) -> None:
+        """Moves everything along gradients in the order of ``layout.moved``."""
+        if self._groups is None:
+            self._groups = self._grouped()
+        for rule, steps, members, (moved, *slots) in self._groups:
+            rule.step(moved, [gradients[member].contiguous() for member in members], slots, steps)
+
+    def _grouped(self) -> list[tuple[Rule, Tensor, list[int], list[list[Tensor]]]]:
+        """What has one rule: its places among what is moved, its parameters and slots."""
+        views = {name: self.layout.leaves(flat) for name, flat in self.flats.items()}
+        groups: dict[tuple[Rule, str], list[int]] = {}
+        for place, path in enumerate(self.layout.moved):
+            groups.setdefault((self.rules[path], key_of(path)), []).append(place)
+        return [
+            (rule, self.steps[key], own, [[views[n][self.layout.moved[i]] for i in own] for n in (MOVED, *rule.slots)])
+            for (rule, key), own in groups.items()
+        ]
+
+    def keep(self) -> None:
+        """Hands on what the optimizer keeps, if that is asked for."""
+        if self._kept is not None:
+            slots = {name: self.layout.leaves(flat) for name, flat in self.flats.items() if name != MOVED}
+            self._kept.slots = {name: {p: views[p].clone() for p in self.rules} for name, views in slots.items()}
+            self._kept.steps = {key: int(count) for key, count in self.steps.items()}
