@@ -133,8 +133,8 @@ class Mapper(Averaging):
         keep = False if suffix else None
         (name,) = end
         trained = await client.train(end, self.objective_of(name), frozen=known, keep_optimizer=keep, stream=suffix)
-        tree = trained[name]
-        return tree  # type: ignore[no-any-return]
+        tree: Tree = trained[name]
+        return tree
 
 
 def _log_mixture(central: Tensor, local: Tensor, coefficient: Tensor) -> Tensor:

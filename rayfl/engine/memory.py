@@ -44,12 +44,14 @@ class Memory:
                 layout.leaves(self.flats[name])[path].copy_(stored)
         keys = dict.fromkeys(map(key_of, layout.moved))
         self.steps = {key: torch.tensor(float(kept.steps.get(key, 0)), device=device) for key in keys}
+        self._counts = any(rule.counts for rule in self.rules.values())
         self._groups: list[tuple[Rule, Tensor, list[int], list[list[Tensor]]]] | None = None
 
     def begin(self) -> None:
         """One more step begins."""
-        for count in self.steps.values():
-            count += 1
+        if self._counts:
+            for count in self.steps.values():
+                count += 1
 
     def move(self, gradients: Sequence[Tensor]) -> None:
         """Moves everything along gradients in the order of ``layout.moved``."""

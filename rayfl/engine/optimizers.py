@@ -48,6 +48,11 @@ class Rule:
         return () if self.optimizer == "sgd" and not self.momentum else SLOTS[self.optimizer]
 
     @property
+    def counts(self) -> bool:
+        """Whether it matters how many steps were made."""
+        return self.optimizer != "sgd" or self.dampening > 0
+
+    @property
     def still(self) -> bool:
         """Whether a gradient of zero moves nothing and changes nothing that is kept."""
         return not self.slots and not self.weight_decay and self.bounds is None

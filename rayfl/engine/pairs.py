@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from rayfl.params import TINY, inner_product, squared_cosine, squared_distance
@@ -31,15 +30,16 @@ class Pair(NamedTuple):
 
     name: str
     value: Callable[[Mapping[str, Any], Mapping[str, Any]], Tensor]
-    slopes: Slopes | Callable[[Tensor, Tensor, Tensor], Slopes] | None = None
+    slopes: Slopes | Callable[[Any, Any, Any], Slopes] | None = None
 
 
-def _cosine_slopes(product: Tensor, first: Tensor, second: Tensor) -> Slopes:
+def _cosine_slopes(product: Any, first: Any, second: Any) -> Slopes:
     """With q = p^2 / (|f|^2 |l|^2): 2 p / (|f|^2 |l|^2) and -2 q / |f|^2 (Hahn et al., KDD 2022, eqs. 5 and 6)."""
     norms = first * second
-    safe = norms.clamp_min(TINY)
-    own = torch.where(norms > TINY, -2 * product * product / safe, torch.zeros_like(norms))
-    return Slopes(2 * product / safe, own / first.clamp_min(TINY), own / second.clamp_min(TINY))
+    whole = norms > TINY
+    safe = norms * whole + TINY * (norms <= TINY)
+    own = -2 * product * product / safe * whole
+    return Slopes(2 * product / safe, own / (first + TINY * (first <= TINY)), own / (second + TINY * (second <= TINY)))
 
 
 DISTANCE = Pair("squared_distance", squared_distance, Slopes(-2.0, 2.0, 2.0))

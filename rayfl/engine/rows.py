@@ -20,6 +20,10 @@ SCRATCH = "scratch"
 """Begins the names of buffers that are as long as a piece and hold nothing between operations."""
 
 
+Operation = Callable[[Sequence[float]], object]
+"""What is done to a piece in a step, given the values of all factors."""
+
+
 class Vector(NamedTuple):
     """Neighbouring elements of a flat buffer, by its name."""
 
@@ -29,7 +33,7 @@ class Vector(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Corresponding vectors, and what is done with them."""
+    """Corresponding vectors, and what is done with them: given views of them, that makes what is run in a step."""
 
     operation: Any
     vectors: tuple[Vector, ...]
@@ -51,18 +55,18 @@ def _before(one: Vector, other: Vector) -> bool:
     return one.home == other.home and one.start + one.size == other.start
 
 
-def pieces(row: Row, flats: Mapping[str, Tensor]) -> Iterator[tuple[int, Callable[[Sequence[float]], None]]]:
+def pieces(row: Row, flats: Mapping[str, Tensor], most: int = PIECE) -> Iterator[tuple[int, Operation]]:
     """Where a piece begins in its last buffer, and the operation on it."""
     size = row.vectors[0].size
     like = flats[row.vectors[0].home]
-    scratch = {home: like.new_empty(min(PIECE, size)) for home, *_ in row.vectors if home.startswith(SCRATCH)}
-    for begin in range(0, size, PIECE):
-        stop = min(begin + PIECE, size)
+    scratch = {home: like.new_empty(min(most, size)) for home, *_ in row.vectors if home.startswith(SCRATCH)}
+    for begin in range(0, size, most):
+        stop = min(begin + most, size)
         views = [
             scratch[home][: stop - begin] if home in scratch else flats[home][start + begin : start + stop]
             for home, start, _ in row.vectors
         ]
-        yield row.vectors[-1].start + begin, partial(row.operation, views)
+        yield row.vectors[-1].start + begin, row.operation(views)
 
 
 class Source(NamedTuple):
@@ -72,24 +76,38 @@ class Source(NamedTuple):
     factor: int
 
 
+class Between(NamedTuple):
+    """Writes the point between a row's second and third vector to its first."""
+
+    share: int
+
+    def __call__(self, views: Sequence[Tensor]) -> Operation:
+        out, start, end = views
+        return lambda values: torch.lerp(start, end, values[self.share], out=out)
+
+
 class Combination(NamedTuple):
     """Writes a sum of vectors times the values of their factors; the first summand may be the vector itself."""
 
     to: int
     sources: tuple[Source, ...]
 
-    def __call__(self, views: Sequence[Tensor], values: Sequence[float]) -> None:
+    def __call__(self, views: Sequence[Tensor]) -> Operation:
+        out = views[self.to]
         if not self.sources:
-            views[self.to].zero_()
-            return
-        (first, factor), *others = self.sources
-        if first != self.to:
-            torch.mul(views[first], values[factor], out=views[self.to])
-        elif values[factor] != 1:
-            views[self.to].mul_(values[factor])
-        for vector, factor in others:
-            if values[factor]:
-                views[self.to].add_(views[vector], alpha=values[factor])
+            return lambda values: out.zero_()
+        (first, scale), *others = ((views[vector], factor) for vector, factor in self.sources)
+
+        def combine(values: Sequence[float]) -> None:
+            if first is not out:
+                torch.mul(first, values[scale], out=out)
+            elif values[scale] != 1:
+                out.mul_(values[scale])
+            for vector, factor in others:
+                if values[factor]:
+                    out.add_(vector, alpha=values[factor])
+
+        return combine
 
 
 @dataclass(eq=False)
@@ -98,15 +116,16 @@ class Products:
 
     found: list[Tensor] = field(default_factory=list)
 
-    def __call__(self, views: Sequence[Tensor], values: Sequence[float]) -> None:
+    def __call__(self, views: Sequence[Tensor]) -> Operation:
         first, second = views
-        self.found.extend((torch.dot(first, second), torch.dot(first, first), torch.dot(second, second)))
+        pairs = ((first, second), (first, first), (second, second))
+        return lambda values: self.found.extend([torch.dot(*pair) for pair in pairs])
 
-    def sums(self) -> tuple[Tensor, ...]:
+    def sums(self) -> list[float]:
         """The three of all pieces; the next ones begin at zero."""
-        total = torch.stack(self.found).view(-1, 3).sum(0)
+        total: list[float] = torch.stack(self.found).view(-1, 3).sum(0).tolist()
         self.found.clear()
-        return total.unbind()
+        return total
 
 
 class Target(NamedTuple):
@@ -133,14 +152,35 @@ class Update(NamedTuple):
     targets: tuple[Target, ...]
     steps: Mapping[str, Tensor]
 
-    def __call__(self, views: Sequence[Tensor], values: Sequence[float]) -> None:
-        taken = []
-        for target in self.targets:
-            own = sum(values[place] for place in target.own)
-            if target.rule.still and not own and not any(values[factor] for _, factor in target.gradient.sources):
-                continue
-            target.gradient(views, values)
-            taken.append((target, own))
-        for (vector, rule, key, gradient, _), own in taken:
-            moved, *slots = views[vector : vector + 1 + len(rule.slots)]
-            rule.step([moved], [views[gradient.to]], [[slot] for slot in slots], self.steps[key], own)
+    def __call__(self, views: Sequence[Tensor]) -> Operation:
+        makers = [_Maker(target, target.gradient(views)) for target in self.targets]
+        movers = [self._mover(target, views) for target in self.targets]
+
+        def run(values: Sequence[float]) -> None:
+            made = [maker(values) for maker in makers]
+            for move, own in zip(movers, made, strict=True):
+                if own is not None:
+                    move(own)
+
+        return run
+
+    def _mover(self, target: Target, views: Sequence[Tensor]) -> Callable[[float], None]:
+        vector, rule, key, gradient, _ = target
+        moved, *slots = ([view] for view in views[vector : vector + 1 + len(rule.slots)])
+        return partial(rule.step, moved, [views[gradient.to]], slots, self.steps[key])
+
+
+class _Maker:
+    """Makes the gradient of a target; returns its own factor, or None where nothing would move."""
+
+    def __init__(self, target: Target, gradient: Operation) -> None:
+        self._gradient, self._own = gradient, target.own
+        self._factors = [factor for _, factor in target.gradient.sources]
+        self._still = target.rule.still
+
+    def __call__(self, values: Sequence[float]) -> float | None:
+        own = sum([values[place] for place in self._own]) if self._own else 0.0
+        if self._still and not own and not any(values[factor] for factor in self._factors):
+            return None
+        self._gradient(values)
+        return own

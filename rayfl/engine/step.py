@@ -18,7 +18,20 @@ from rayfl.engine.numbers import Factor, is_measured, measured
 from rayfl.engine.optimizers import clipped, key_of
 from rayfl.engine.pairs import Slopes
 from rayfl.engine.requests import TrainRequest
-from rayfl.engine.rows import SCRATCH, Combination, Products, Row, Source, Target, Update, Vector, merged, pieces
+from rayfl.engine.rows import (
+    PIECE,
+    SCRATCH,
+    Combination,
+    Operation,
+    Products,
+    Row,
+    Source,
+    Target,
+    Update,
+    Vector,
+    merged,
+    pieces,
+)
 from rayfl.engine.terms import Constant, Loss, Penalty, Scope, Share, Sum, bare
 from rayfl.params import Tree, leaves, map_leaves
 from rayfl.tasks import Batch, Classification, Task
@@ -131,7 +144,10 @@ class _OnTerms:
         # What autograd makes is copied only where more than it moves the parameters.
         direct = len(self._losses) == 1 and self._losses[0].written is None and all(map(self._is_bare, rows))
         self._direct = self._losses[0] if direct else None
-        self._after = [] if direct else [run for row in merged(rows) for _, run in pieces(row, self._flats)]
+        self._after: list[Operation] = []
+        for row in [] if direct else merged(rows):
+            most = row.vectors[0].size if self._is_bare(row) else PIECE
+            self._after += [run for _, run in pieces(row, self._flats, most)]
 
     @torch.no_grad()
     def take(self, batch: Batch, number: int) -> None:
@@ -152,8 +168,7 @@ class _OnTerms:
 
     def _settle(self, values: list[Any], number: int, name: str, slopes: Slopes) -> None:
         """Fills in what depends on measured slopes."""
-        found = zip(slopes._fields, torch.stack(list(slopes)).tolist(), strict=True)
-        numbers = {f"{name}.{slope}": value for slope, value in found}
+        numbers = {f"{name}.{slope}": value for slope, value in slopes._asdict().items()}
         draws = self._scope.draw
         scope = Scope({}, None, self._scope.frozen, None if draws is None else draw_of_step(draws, number), numbers)
         for (factor, _), place in self._factors.items():
