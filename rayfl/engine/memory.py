@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -45,7 +45,6 @@ class Memory:
         keys = dict.fromkeys(map(key_of, layout.moved))
         self.steps = {key: torch.tensor(float(kept.steps.get(key, 0)), device=device) for key in keys}
         self._counts = any(rule.counts for rule in self.rules.values())
-        self._groups: list[tuple[Rule, Tensor, list[int], list[list[Tensor]]]] | None = None
 
     def begin(self) -> None:
         """One more step begins."""
@@ -53,23 +52,27 @@ class Memory:
             for count in self.steps.values():
                 count += 1
 
-    def move(self, gradients: Sequence[Tensor]) -> None:
-        """Moves everything along gradients in the order of ``layout.moved``."""
-        if self._groups is None:
-            self._groups = self._grouped()
-        for rule, steps, members, (moved, *slots) in self._groups:
-            rule.step(moved, [gradients[member].contiguous() for member in members], slots, steps)
-
-    def _grouped(self) -> list[tuple[Rule, Tensor, list[int], list[list[Tensor]]]]:
-        """What has one rule: its places among what is moved, its parameters and slots."""
+    def mover(self, paths: Sequence[str]) -> Callable[[Sequence[Tensor]], None]:
+        """What moves the tensors at some paths along gradients in that order."""
         views = {name: self.layout.leaves(flat) for name, flat in self.flats.items()}
         groups: dict[tuple[Rule, str], list[int]] = {}
-        for place, path in enumerate(self.layout.moved):
+        for place, path in enumerate(paths):
             groups.setdefault((self.rules[path], key_of(path)), []).append(place)
-        return [
-            (rule, self.steps[key], own, [[views[n][self.layout.moved[i]] for i in own] for n in (MOVED, *rule.slots)])
+        rows = [
+            (
+                rule,
+                self.steps[key],
+                own,
+                [[views[name][paths[place]] for place in own] for name in (MOVED, *rule.slots)],
+            )
             for (rule, key), own in groups.items()
         ]
+
+        def move(gradients: Sequence[Tensor]) -> None:
+            for rule, steps, places, (moved, *slots) in rows:
+                rule.step(moved, [gradients[place].contiguous() for place in places], slots, steps)
+
+        return move
 
     def keep(self) -> None:
         """Hands on what the optimizer keeps, if that is asked for."""

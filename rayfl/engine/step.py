@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,7 +67,7 @@ def _by_autograd(request: TrainRequest, task: Task, memory: Memory) -> Step:
     """A step along the gradient of the whole objective."""
     found = dict(leaves(memory.tree))
     variables = [found[path].requires_grad_() for path in memory.layout.moved]
-    draws = request.draws
+    move, draws = memory.mover(memory.layout.moved), request.draws
     if draws is not None:
         as_tensor = partial(torch.as_tensor, dtype=memory.layout.dtype, device=memory.flats[MOVED].device)
         draws = map_leaves(as_tensor, draws)
@@ -79,7 +79,7 @@ def _by_autograd(request: TrainRequest, task: Task, memory: Memory) -> Step:
         gradients = list(torch.autograd.grad(value, variables, materialize_grads=True))
         with torch.no_grad():
             memory.begin()
-            memory.move(gradients if request.max_grad_norm is None else clipped(gradients, request.max_grad_norm))
+            move(gradients if request.max_grad_norm is None else clipped(gradients, request.max_grad_norm))
 
     return take
 
@@ -98,20 +98,26 @@ class _LossGradient:
         room: Any = None if layers is None else task.chain({name: into.get(name) for name in model})
         self.written = None if layers is None else writing_gradients(layers, room)
         self._variables = {name: model[name].detach().requires_grad_() for name in into}
-        self._task, self._model, self._into = task, {**model, **self._variables}, list(into.values())
+        self._task, self._model, self._into = task, {**model, **self._variables}, into
+        self.direct: list[str] = []
+        self.mover: Callable[[list[Tensor]], None] | None = None
 
     def write(self, batch: Batch) -> None:
         """Writes it where it belongs."""
         if self.written is not None:
             self.written(batch.x, batch.y)
-        else:
-            torch._foreach_copy_(self._into, self.made(batch))
-
-    def made(self, batch: Batch) -> list[Tensor]:
-        """The gradients by autograd."""
+            return
         with torch.enable_grad():
             loss = self._task.loss(self._model, batch)
-            return list(torch.autograd.grad(loss, list(self._variables.values()), materialize_grads=True))
+            made = torch.autograd.grad(loss, list(self._variables.values()), materialize_grads=True)
+        self._made = dict(zip(self._into, made, strict=True))
+        if copied := [name for name in self._into if name not in self.direct]:
+            torch._foreach_copy_([self._into[name] for name in copied], [self._made[name] for name in copied])
+
+    def move(self) -> None:
+        """Moves what only this gradient moves."""
+        if self.mover is not None:
+            self.mover([self._made[name] for name in self.direct])
 
 
 class _OnTerms:
@@ -128,6 +134,7 @@ class _OnTerms:
         self._factors: dict[tuple[Factor, int | None], int] = {}
         self._known: list[Any] = []
         self._losses: list[_LossGradient] = []
+        self._made: dict[Vector, tuple[_LossGradient | None, str]] = {}
         self._measures: dict[str, tuple[Callable[..., Slopes], Products]] = {}
         self._rows_of: dict[str, int] = {}
         self._parts: dict[Vector, list[tuple[Vector, int]]] = {}
@@ -140,22 +147,29 @@ class _OnTerms:
         before += [row for penalty in others for row in self._penalty(*penalty)]
         ready = [piece for row in merged(before) for piece in pieces(row, self._flats)]
         self._before = [run for _, run in sorted(ready, key=lambda piece: piece[0])]
-        rows = list(self._updates())
-        # What autograd makes is copied only where more than it moves the parameters.
-        direct = len(self._losses) == 1 and self._losses[0].written is None and all(map(self._is_bare, rows))
-        self._direct = self._losses[0] if direct else None
-        self._after: list[Operation] = []
-        for row in [] if direct else merged(rows):
-            most = row.vectors[0].size if self._is_bare(row) else PIECE
-            self._after += [run for _, run in pieces(row, self._flats, most)]
+        self._after = [run for row in merged(self._beyond(self._updates())) for run in self._in_pieces(row)]
+
+    def _beyond(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Rows but those that a gradient as autograd makes it moves, without a copy."""
+        direct: dict[_LossGradient, list[str]] = {}
+        for row in rows:
+            loss, name = self._made.get(row.vectors[-1], (None, ""))
+            if loss is None or loss.written is not None or not self._is_bare(row):
+                yield row
+            else:
+                loss.direct.append(name)
+                direct.setdefault(loss, []).append(self._paths[row.vectors[0]])
+        for loss, paths in direct.items():
+            loss.mover = self._memory.mover(paths)
+
+    def _in_pieces(self, row: Row) -> Iterator[Operation]:
+        size = row.vectors[0].size if self._is_bare(row) else PIECE
+        return (run for _, run in pieces(row, self._flats, size))
 
     @torch.no_grad()
     def take(self, batch: Batch, number: int) -> None:
         """Moves the parameters along the gradient of one mini-batch."""
         self._memory.begin()
-        if self._direct is not None:
-            self._memory.move(self._direct.made(batch))
-            return
         values = [known[number] if isinstance(known, list) else known for known in self._known]
         for prepare in self._before:
             prepare(values)
@@ -165,6 +179,8 @@ class _OnTerms:
             loss.write(batch)
         for update in self._after:
             update(values)
+        for loss in self._losses:
+            loss.move()
 
     def _settle(self, values: list[Any], number: int, name: str, slopes: Slopes) -> None:
         """Fills in what depends on measured slopes."""
@@ -195,6 +211,8 @@ class _OnTerms:
                 into[name] = room[name]
         if into:
             self._losses.append(_LossGradient(self._scope.task, model, into))
+            home = f"gradient.{number}"
+            self._made |= {self._in(home, name): (self._losses[-1], name) for name in into}
 
     def _penalty(self, number: str, factor: Factor, term: Penalty) -> Iterator[Row]:
         """Adds both gradients, each a combination of the two vectors; has the factors measured that depend on these."""
@@ -270,9 +288,10 @@ class _OnTerms:
         return Row(Update(tuple(found), self._memory.steps), tuple(vectors))
 
     def _is_bare(self, row: Row) -> bool:
-        target, *others = row.operation.targets
-        sources = target.gradient.sources
-        return not (others or target.own) and len(sources) == 1 and self._known[sources[0].factor] == 1.0
+        """Whether its only vector is moved along the gradient of a loss as it is."""
+        (_, _, _, gradient, own), *others = row.operation.targets
+        alone = not others and not own and len(gradient.sources) == 1 and gradient.to == gradient.sources[0].vector
+        return alone and self._known[gradient.sources[0].factor] == 1.0
 
     def _factor(self, factor: Factor, group: int | None = None) -> int:
         """Where among the values a factor's will be."""
