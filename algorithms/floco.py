@@ -60,9 +60,9 @@ class InSimplex(Point):
         names = scope.task.network.parameter_names
         return {name: endpoints if name == head else [Share("body", name)] for name in names}
 
-    def rest(self, scope: Scope) -> Tree:
-        """The body's buffers."""
-        return {name: scope.trained["body"][name] for name in scope.task.network.buffer_names}
+    def base(self, scope: Scope) -> Tree:
+        """The body."""
+        return dict(scope.trained["body"])
 
     def model(self, scope: Scope) -> Tree:
         """See :func:`model_at`."""

@@ -82,7 +82,7 @@ class PFedMe(Averaging):
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         pull = client.lr * self.proximal_weight
-        personal_lr = self.personal_lr * client.context.train.lr_decay**client.round
+        personal_lr = self.personal_lr * client.context.train.factor_in(client.round)
         trained = await client.train(
             {"personal": model, "local": parameters(model, client.task)},
             self.objective,

@@ -13,7 +13,7 @@ from algorithms.mixture import mixed_weights
 from algorithms.proximity import proximity
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.terms import Sum, drawn, line, loss, squared_cosine
+from rayfl.engine.terms import Line, Sum, drawn, line, loss, squared_cosine
 from rayfl.params import Tree
 from rayfl.tasks import Model, Predictor, Task
 
@@ -107,8 +107,15 @@ class SuPerFed(Averaging):
     @property
     def objective(self) -> Any:
         """The second phase: the mixed model's loss, and the two penalties."""
-        mixed = line("federated", "local", drawn("coefficient"), groups=self._layers if self.mode == "lm" else None)
-        return loss(at=mixed) + self.proximal_term + self.nu * squared_cosine("federated", "local")
+        return loss(at=self.mixture) + self.proximal_term + self.nu * squared_cosine("federated", "local")
+
+    @property
+    def mixture(self) -> Line:
+        """(1 - lambda) w^f + lambda w^l, with one lambda (mm) or one a layer (lm).
+
+        Buffers are those of w^f: what a forward pass records in them must reach the server.
+        """
+        return line("federated", "local", drawn("coefficient"), groups=self._layers if self.mode == "lm" else None)
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         rows = {"global": Predictor.of(server["model"])}

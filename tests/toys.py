@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from actors.memory import Spill
 from actors.pool import InlinePool
 from actors.state import ClientStates
 from algorithms.base import Algorithm
+from algorithms.proximity import proximity
 from rayfl.data.augment import Augmentation
 from rayfl.data.federated import Examples, FederatedDataset, InputSpec
 from rayfl.engine.client import RoundContext
@@ -316,3 +318,9 @@ def assert_close(left: Any, right: Any, atol: float = 1e-10, path: str = "") -> 
         assert (left - right).abs().max() <= atol, f"{path}: differ by {(left - right).abs().max()}"
     else:
         assert abs(left - right) <= atol, f"{path}: {left} != {right}"
+
+
+def distance(form: str, model: Tree, anchor: Tree) -> Tensor:
+    """A proximal term without its weight; a scalar."""
+    term, task = proximity(form, "model", "anchor"), SimpleNamespace(network=SimpleNamespace(buffer_names=()))
+    return term({"model": model}, None, task, {"anchor": anchor})

@@ -123,7 +123,7 @@ class Products:
 
     def sums(self) -> list[float]:
         """The three of all pieces; the next ones begin at zero."""
-        total: list[float] = torch.stack(self.found).view(-1, 3).sum(0).tolist()
+        total: list[float] = torch.stack(self.found).view(-1, 3).sum(0).cpu().tolist()
         self.found.clear()
         return total
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rayfl.engine.optimizers import OptimizerName, Rule
+from rayfl.engine.schedules import Schedule
 from rayfl.models.private_norm import PrivateNormPolicy
 
 
@@ -24,6 +25,11 @@ class TrainConfig(BaseModel):
     lr: float = Field(0.01, ge=0, description="local learning rate in round 0 (eta)")
     lr_decay: float = Field(
         1.0, gt=0, le=1, description="factor on the learning rate per round: eta_t = lr * lr_decay^t"
+    )
+    schedule: Schedule | None = Field(
+        None,
+        description="learning rate by round: constant, exponential, cosine, linear, step or multistep, each with "
+        "warm-up rounds; null: exponential with lr_decay",
     )
     optimizer: OptimizerName = Field("sgd", description="local optimizer: sgd, adam, or adamw (decoupled weight decay)")
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum; buffers start empty in every local update")
@@ -67,4 +73,20 @@ class TrainConfig(BaseModel):
 
     def lr_in(self, round: int) -> float:
         """eta_t, the learning rate of round t (0-indexed)."""
-        return self.lr * self.lr_decay**round
+        if self.schedule is None:
+            return self.lr * self.lr_decay**round
+        return self.schedule.rate(self.lr, round, self.rounds)
+
+    def factor_in(self, round: int) -> float:
+        """eta_t / eta, for rates of a method's own."""
+        return self.lr_in(round) / self.lr if self.lr else 1.0
+
+    @model_validator(mode="after")
+    def _one_schedule(self) -> TrainConfig:
+        if self.schedule is not None and self.lr_decay != 1:
+            raise ValueError("train.schedule and train.lr_decay both change the learning rate: give one of them")
+        if self.optimizer != "sgd" and (self.momentum or self.nesterov or self.dampening):
+            raise ValueError(f"momentum, nesterov and dampening are SGD's: with optimizer={self.optimizer} set betas")
+        if self.nesterov and (not self.momentum or self.dampening):
+            raise ValueError("nesterov needs momentum, and no dampening")
+        return self

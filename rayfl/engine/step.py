@@ -196,7 +196,7 @@ class _OnTerms:
         shares = term.at.shares(self._scope)
         tensors = {name: self._tensor(parts[0]) for name, parts in shares.items()}
         made = {name: tensor for name, tensor in tensors.items() if not _is_tensor(shares[name])}
-        model = {**term.at.rest(self._scope), **tensors, **self._new(f"mixed.{number}", made)}
+        model = {**term.at.base(self._scope), **tensors, **self._new(f"mixed.{number}", made)}
         room, into = self._new(f"gradient.{number}", tensors), {}
         for name, parts in shares.items():
             if name in made:
@@ -297,7 +297,7 @@ class _OnTerms:
         """Where among the values a factor's will be."""
         if (factor, group) not in self._factors:
             self._factors[factor, group] = len(self._known)
-            value = np.asarray(0.0 if is_measured(factor) else self._scope.number(factor), np.float64)
+            value = np.asarray(0.0 if is_measured(factor) else _on_host(self._scope.number(factor)), np.float64)
             self._known.append((value if group is None or not value.ndim else value[..., group]).tolist())
         return self._factors[factor, group]
 
@@ -343,6 +343,10 @@ def _path(part: Share) -> str:
     """The path in the trained tree, if it is there."""
     name = bare(part.of)
     return f"{name}/{part.path}" if name and part.path else name or part.path
+
+
+def _on_host(number: Any) -> Any:
+    return number.cpu() if isinstance(number, Tensor) else number
 
 
 def _is_tensor(parts: Sequence[Share]) -> bool:

@@ -107,12 +107,12 @@ class Point(ABC):
         """By parameter, its shares; a single one, with coefficient 1, is the tensor itself."""
 
     @abstractmethod
-    def rest(self, scope: Scope) -> Tree:
-        """The model's buffers: themselves and no copies, since a forward pass writes to them."""
+    def base(self, scope: Scope) -> Tree:
+        """The model whose buffers it has: themselves and no copies, since a forward pass writes to them."""
 
     def model(self, scope: Scope) -> Tree:
         """The model, differentiable with respect to what is trained."""
-        return {**self.rest(scope), **{name: _sum_of(parts, scope) for name, parts in self.shares(scope).items()}}
+        return {**self.base(scope), **{name: _sum_of(parts, scope) for name, parts in self.shares(scope).items()}}
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,10 @@ class At(Point):
         lent = {name: [Share(Constant(self.completed_by or ""), name)] for name in rest}
         return {**lent, **{name: [Share(self.name, name)] for name in names if name in own}}
 
-    def rest(self, scope: Scope) -> Tree:
+    def base(self, scope: Scope) -> Tree:
         """See :class:`Point`."""
         lent = {} if self.completed_by is None else scope.tree(self.completed_by)
-        return _buffers({**lent, **scope.tree(self.name)}, scope)
+        return {**lent, **scope.tree(self.name)}
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,9 @@ class Line(Point):
             for name in names
         }
 
-    def rest(self, scope: Scope) -> Tree:
+    def base(self, scope: Scope) -> Tree:
         """See :class:`Point`."""
-        return _buffers(scope.tree(self.start if self.buffers_of is None else self.buffers_of), scope)
+        return dict(scope.tree(self.start if self.buffers_of is None else self.buffers_of))
 
 
 def line(
@@ -325,11 +325,6 @@ def frozen(name: str) -> Number:
 def bare(name: Name) -> str:
     """The name, of a constant too."""
     return name.name if isinstance(name, Constant) else name
-
-
-def _buffers(model: Tree, scope: Scope) -> Tree:
-    parameters = set(scope.task.network.parameter_names)
-    return {name: leaf for name, leaf in model.items() if name not in parameters}
 
 
 def _times(factor: Any, value: Tensor) -> Tensor:

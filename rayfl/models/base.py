@@ -82,6 +82,7 @@ class Network:
         norm_names: parameters and buffers of normalization layers.
         vectorizable: whether the model can be trained under ``torch.func.vmap`` over a stack of trees.
         why_not_vectorizable: the reason, empty for a vectorizable model.
+        batch_statistics: whether a forward pass in training mode normalizes by the statistics of its batch.
         stochastic: whether a forward pass in training mode draws random numbers (active dropout).
         num_parameters: number of scalars over ``parameter_names``.
         feature_channels: see :class:`ClassificationModel`.
@@ -129,6 +130,7 @@ class Network:
         chain = skeleton.chain() if "chain" in type(skeleton).__dict__ else ()
         self._chain = [(f"{name}.weight", f"{name}.bias") for name in chain]
         self._biases = frozenset(bias for _, bias in self._chain if bias in parameters)
+        self.batch_statistics = any(isinstance(module, _BatchNorm) for module in skeleton.modules())
         self.stochastic = any(_draws(module) for module in skeleton.modules())
         self.why_not_vectorizable = next(filter(None, map(_obstacle, skeleton.modules())), "")
         self.vectorizable = not self.why_not_vectorizable

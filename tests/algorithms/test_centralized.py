@@ -97,7 +97,7 @@ def test_it_is_one_run_of_sgd_on_everybodys_samples(budget: Any, steps: int) -> 
             torch.nn.functional.cross_entropy(run.task.network.logits(parameters, x[index]), y[index]).backward()
             optimizer.step()
         run.step()
-        assert_equal(run.server["model"], {name: leaf.detach() for name, leaf in parameters.items()})
+        assert_close(run.server["model"], {name: leaf.detach() for name, leaf in parameters.items()}, 1e-12)
 
 
 def test_steps_follow_the_least_number_of_local_steps_and_the_epochs() -> None:

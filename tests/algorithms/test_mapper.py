@@ -127,8 +127,8 @@ def test_inv_map_4_chain_factors(coefficient: float) -> None:
     def gradient(end: str) -> Tree:
         moving = {name: leaf.clone().requires_grad_() for name, leaf in ends[end].items()}
         other = {name: model for name, model in ends.items() if name != end}
-        frozen = {"end": other, "coefficient": torch.tensor(coefficient, dtype=torch.float64)}
-        loss = algorithm.objective({end: moving}, batch, task, frozen, None)
+        frozen = {**other, "coefficient": torch.tensor(coefficient, dtype=torch.float64)}
+        loss = algorithm.objective_of(end)({end: moving}, batch, task, frozen, None)
         return dict(zip(moving, torch.autograd.grad(loss, list(moving.values())), strict=True))
 
     mixed = {n: leaf.requires_grad_() for n, leaf in interpolate(ends["central"], ends["local"], coefficient).items()}

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.proximity import penalty
-from algorithms.superfed import SuPerFed, squared_cosine
+from algorithms.superfed import SuPerFed
 from rayfl.data.federated import InputSpec
+from rayfl.engine.terms import Scope
 from rayfl.models.zoo import CharLSTM
-from rayfl.params import Tree, copy
+from rayfl.params import Tree, copy, squared_cosine
 from rayfl.tasks import Batch, Classification
 from tests.algorithms.superfed_toys import FREE, MODES, models, normed, some_batch
-from tests.toys import Quadratic, two_layers
+from tests.toys import Quadratic, distance, two_layers
 
 
 def gradients(algorithm: SuPerFed, federated: Tree, local: Tree, received: Tree, coefficient: Any) -> tuple[Tree, Tree]:
@@ -29,6 +29,12 @@ def gradients(algorithm: SuPerFed, federated: Tree, local: Tree, received: Tree,
     flat = torch.autograd.grad(loss, [leaf for end in ends for leaf in end.values()], allow_unused=False)
     names = list(federated)
     return dict(zip(names, flat[: len(names)], strict=True)), dict(zip(names, flat[len(names) :], strict=True))
+
+
+def mixed_model(algorithm: SuPerFed, federated: Tree, local: Tree, coefficients: list[float], task: Any) -> Tree:
+    """The model at which the loss is taken."""
+    scope = Scope({"federated": federated, "local": local}, task, None, {"coefficient": torch.tensor(coefficients)})
+    return algorithm.mixture.model(scope)
 
 
 def gradient_of_mixed(federated: Tree, local: Tree, of_name: dict[str, float]) -> Tree:
@@ -162,7 +168,7 @@ def test_a_model_of_zeros_has_no_angle_and_no_nan() -> None:
 def test_layers_of_lm_share_one_coefficient_between_weight_and_bias() -> None:
     task = normed()
     federated, local = models(task, 2)
-    mixed = SuPerFed(mode="lm").mix(federated, local, torch.tensor([0.0, 1.0, 0.25], dtype=torch.float64), task)
+    mixed = mixed_model(SuPerFed(mode="lm"), federated, local, [0.0, 1.0, 0.25], task)
     for name, leaf in mixed.items():
         ends = (federated[name], local[name])
         expected = {
@@ -182,7 +188,7 @@ def test_stacked_recurrent_layers_share_a_coefficient_unless_taken_apart() -> No
         (False, [0.0, 0.25, 1.0], {"embedding": 0.0, "l0": 0.25, "l1": 0.25, "head": 1.0}),
         (True, [0.0, 0.25, 0.75, 1.0], {"embedding": 0.0, "l0": 0.25, "l1": 0.75, "head": 1.0}),
     ):
-        mixed = SuPerFed(mode="lm", lm_lstm_per_layer=apart).mix(federated, local, torch.tensor(coefficients), task)
+        mixed = mixed_model(SuPerFed(mode="lm", lm_lstm_per_layer=apart), federated, local, coefficients, task)
         for name, leaf in mixed.items():
             share = shares[names.get(name, name.rpartition("_")[2])]
             torch.testing.assert_close(leaf, (1 - share) * federated[name] + share * local[name])
@@ -241,4 +247,4 @@ def test_norm_per_layer_sums_the_unsquared_norms_of_weights() -> None:
 def test_norm_per_layer_knows_the_weights_of_recurrent_layers() -> None:
     model = {name: torch.ones(4) for name in ("lstm.weight_ih_l0", "lstm.weight_hh_l1", "lstm.bias_ih_l0", "head.bias")}
     anchor = {name: torch.zeros(4) for name in model}
-    assert penalty("norm_per_layer", model, anchor) == 4.0
+    assert distance("norm_per_layer", model, anchor) == 4.0

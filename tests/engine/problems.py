@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rayfl.data.federated import Examples, InputSpec
 from rayfl.engine.batches import num_steps, plan_batches
+from rayfl.engine.optimizers import Rule
 from rayfl.engine.requests import TrainRequest
 from rayfl.models.base import ClassificationModel
 from rayfl.params import Tree
@@ -128,6 +129,5 @@ def request(
     """A local update with the usual hyper-parameters."""
     steps = num_steps(len(data), batch_size, epochs)
     plan = plan_batches(len(data), batch_size, steps, np.random.default_rng(client))
-    return TrainRequest(
-        client, data, trainable, frozen, objective, draws, plan, lr, momentum, weight_decay, seed=1000 + client
-    )
+    rule = Rule(lr, momentum=momentum, weight_decay=weight_decay)
+    return TrainRequest(client, data, trainable, frozen, objective, draws, plan, rule, seed=1000 + client)

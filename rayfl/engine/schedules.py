@@ -1,0 +1,104 @@
+"""Learning rates by round."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+
+class _Schedule(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    warmup: int = Field(0, ge=0, description="rounds in which the rate rises evenly to train.lr, before all others")
+
+    def rate(self, lr: float, round: int, rounds: int) -> float:
+        """eta_t.
+
+        Args:
+            lr: eta, the rate of the training section.
+            round: t, 0-indexed.
+            rounds: T.
+        """
+        if round < self.warmup:
+            return lr * (round + 1) / self.warmup
+        return self._after_warmup(lr, round - self.warmup, max(rounds - self.warmup, 1))
+
+    @abstractmethod
+    def _after_warmup(self, lr: float, round: int, rounds: int) -> float: ...
+
+
+class Constant(_Schedule):
+    """eta in all rounds."""
+
+    name: Literal["constant"] = "constant"
+
+    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
+        return lr
+
+
+class Exponential(_Schedule):
+    """eta factor^t."""
+
+    name: Literal["exponential"] = "exponential"
+    factor: float = Field(gt=0, le=1, description="factor on the rate per round")
+
+    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
+        return lr * self.factor**round
+
+
+class Cosine(_Schedule):
+    """eta_min + (eta - eta_min) (1 + cos(pi t / T)) / 2."""
+
+    name: Literal["cosine"] = "cosine"
+    minimum: float = Field(0.0, ge=0, description="eta_min, the rate that round T would have")
+
+    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
+        return self.minimum + (lr - self.minimum) * (1 + math.cos(math.pi * round / rounds)) / 2
+
+
+class Linear(_Schedule):
+    """eta (1 - t / T)."""
+
+    name: Literal["linear"] = "linear"
+
+    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
+        return lr * (1 - round / rounds)
+
+
+class Step(_Schedule):
+    """eta factor^floor(t / every)."""
+
+    name: Literal["step"] = "step"
+    every: int = Field(ge=1, description="rounds between two changes")
+    factor: float = Field(0.1, gt=0, le=1, description="factor on the rate at each of them")
+
+    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
+        return lr * self.factor ** (round // self.every)
+
+
+class MultiStep(_Schedule):
+    """eta factor^(number of milestones that are at most t)."""
+
+    name: Literal["multistep"] = "multistep"
+    milestones: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, description="rounds, ascending")
+    factor: float = Field(0.1, gt=0, le=1, description="factor on the rate at each of them")
+
+    @field_validator("milestones")
+    @classmethod
+    def _ascending(cls, milestones: tuple[int, ...]) -> tuple[int, ...]:
+        if list(milestones) != sorted(set(milestones)):
+            raise ValueError("milestones must ascend")
+        return milestones
+
+    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
+        return lr * self.factor ** sum(milestone <= round for milestone in self.milestones)
+
+
+Schedule = Annotated[
+    Constant | Exponential | Cosine | Linear | Step | MultiStep,
+    Field(discriminator="name"),
+]
+"""Any of them, told apart by their names."""
