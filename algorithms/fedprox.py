@@ -57,7 +57,8 @@ class FedProx(FineTuned):
         return self.weighted(client, trained)
 
     def _form(self) -> Declared | None:
-        return declared_form(self.proximal_form, self.proximal_weight)
+        plain = type(self)._proximity is FedProx._proximity
+        return declared_form(self.proximal_form, self.proximal_weight) if plain else None
 
     @declared_by(_form)
     def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl import tape
 from rayfl.params import tensors
+
+_TINY = 1e-12
 
 
 def squared_cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
@@ -19,8 +20,6 @@ def squared_cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) ->
     Autograd through the three inner products would read the models three times as often.
     """
     left, right = tensors(first), tensors(second)
-    if (active := tape.tape_for(left, right)) is not None:
-        return tape.squared_cosine(active, left, right)
     result: Tensor = _SquaredCosine.apply(len(left), *left, *right)[0]
     return result
 
@@ -28,7 +27,33 @@ def squared_cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) ->
 def products(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """cos^2, the inner product of both, and the squared norms of the first and the second."""
     product, left_norm, right_norm = _inner(left, right), _inner(left, left), _inner(right, right)
-    return tape.squared_cosine_of(product, left_norm, right_norm), product, left_norm, right_norm
+    return squared_cosine_of(product, left_norm, right_norm), product, left_norm, right_norm
+
+
+def squared_cosine_of(product: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """cos^2 from the inner product of two vectors and their squared norms; all are scalars."""
+    return product * product / (left * right).clamp_min(_TINY)
+
+
+def squared_cosine_factors(
+    upstream: Tensor, cosine: Tensor, product: Tensor, left: Tensor, right: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the squared cosine q between f and l: those of l in f's and of f in l's, f in f's, l in l's.
+
+    As a function of f it is 2 p / (|f|^2 |l|^2) l - 2 q / |f|^2 f. Where the denominator is held at its floor it is a
+    constant, and only the numerator has a gradient.
+
+    Args:
+        upstream: the gradient of q; all are scalars.
+        cosine: q.
+        product: p, of f and l.
+        left: |f|^2.
+        right: |l|^2.
+    """
+    norms = left * right
+    own = torch.where(norms > _TINY, -2 * upstream * cosine, torch.zeros_like(cosine))
+    cross = 2 * upstream * product / norms.clamp_min(_TINY)
+    return cross, own / left.clamp_min(_TINY), own / right.clamp_min(_TINY)
 
 
 def _inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
@@ -53,7 +78,7 @@ class _SquaredCosine(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Any, ...]:
         *models, cosine, product, left_norm, right_norm = ctx.saved_tensors
         left, right = models[: ctx.count], models[ctx.count :]
-        cross, own_left, own_right = tape.squared_cosine_factors(upstream, cosine, product, left_norm, right_norm)
+        cross, own_left, own_right = squared_cosine_factors(upstream, cosine, product, left_norm, right_norm)
         return (
             None,
             *(torch.addcmul(b * cross, a, own_left) for a, b in zip(left, right, strict=True)),

@@ -17,8 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfl import tape
-
 Tree = dict[str, Any]
 Number = int | float
 
@@ -68,11 +66,6 @@ def zeros_like(tree: Mapping[str, Any]) -> Tree:
 
 def interpolate(start: Mapping[str, Any], end: Mapping[str, Any], coefficient: float | Tensor) -> Tree:
     """``(1 - coefficient) * start + coefficient * end``; exact at 0 and at 1."""
-    if tape.recording() and not (isinstance(coefficient, Tensor) and (coefficient.requires_grad or coefficient.dim())):
-        left, right = _columns(start, end)
-        if (active := tape.tape_for(left, right)) is not None:
-            mixed = iter(tape.interpolate(active, left, right, float(coefficient)))
-            return map_leaves(lambda _: next(mixed), start)
     return map_leaves(lambda a, b: torch.lerp(a, b, _weight(coefficient, a)), start, end)
 
 
@@ -104,10 +97,6 @@ def weighted_sum(trees: Sequence[Mapping[str, Any]], weights: Sequence[float]) -
 
 def inner_product(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tensor:
     """Euclidean inner product over all leaves; a scalar tensor."""
-    if tape.recording():
-        left, right = _columns(tree, other)
-        if (active := tape.tape_for(left, right)) is not None:
-            return tape.inner_product(active, left, right)
     return _total(map_leaves(lambda a, b: torch.dot(a.flatten(), b.flatten()), tree, other))
 
 
@@ -118,19 +107,8 @@ def squared_norm(tree: Mapping[str, Any]) -> Tensor:
 
 def squared_distance(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tensor:
     """Squared Euclidean distance over all leaves; a scalar tensor."""
-    if tape.recording():
-        left, right = _columns(tree, other)
-        if (active := tape.tape_for(left, right)) is not None:
-            return tape.squared_distance(active, left, right)
     # One pass forward and one backward; writing it with subtractions and products takes five.
     return _total(map_leaves(lambda a, b: F.mse_loss(a, b, reduction="sum"), tree, other))
-
-
-def _columns(tree: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """The corresponding leaves of two trees of one structure, in the order of the first."""
-    pairs: list[tuple[Tensor, Tensor]] = []
-    map_leaves(lambda a, b: pairs.append((a, b)), tree, other)
-    return [a for a, _ in pairs], [b for _, b in pairs]
 
 
 def _total(tree: Mapping[str, Any]) -> Tensor:

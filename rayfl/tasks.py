@@ -11,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfl import closed_form
-from rayfl.closed_form import Layer, tensors_of
+from rayfl.closed_form import Layer
 from rayfl.models.base import Network
-from rayfl.tape import recording, tape_of
 
 Model = Mapping[str, Tensor]
 
@@ -128,23 +126,19 @@ class Classification:
 
     def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
         """Logits of shape (b, C). ``training=False`` for a teacher: no dropout, no change of buffers."""
-        found = self._without_graph(model, batch)
-        return self.network.logits(model, batch.x, training=training) if found is None else found[1]
+        return self.network.logits(model, batch.x, training=training)
 
     def features_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
         """Features of shape (b, f) and logits of shape (b, C) from one forward pass."""
-        found = self._without_graph(model, batch)
-        return found or self.network.features_and_logits(model, batch.x, training=training)
+        return self.network.features_and_logits(model, batch.x, training=training)
 
     def head_inputs_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
         """What the last linear layer reads, shape (b, f), and logits of shape (b, C) from one forward pass."""
-        found = self._without_graph(model, batch)
-        return found or self.network.head_inputs_and_logits(model, batch.x, training=training)
+        return self.network.head_inputs_and_logits(model, batch.x, training=training)
 
     def features(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
         """Features of shape (b, f); ``training`` as for :meth:`logits`."""
-        found = self._without_graph(model, batch)
-        return self.network.features(model, batch.x, training=training) if found is None else found[0]
+        return self.network.features(model, batch.x, training=training)
 
     def classify(self, model: Model, features: Tensor, training: bool = True) -> Tensor:
         """Logits of shape (b, C) of given features of shape (b, f); ``training`` as for :meth:`logits`."""
@@ -152,23 +146,7 @@ class Classification:
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
         """Mean cross-entropy of ``model`` on ``batch``; a scalar."""
-        layers = self.network.chain(model) if batch.mask is None and recording() else None
-        if layers is not None and (tape := tape_of(tensors_of(layers))) is not None:
-            return closed_form.cross_entropy(tape, layers, batch.x, batch.y)
         return self.cross_entropy(self.logits(model, batch), batch)
-
-    def _without_graph(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor] | None:
-        """Features and logits of a fully connected network in a local step, with the bits of autograd."""
-        layers = self.network.chain(model) if batch.mask is None and recording() else None
-        if layers is None or len(layers) < 2:
-            return None
-        if (tape := tape_of(tensors_of(layers))) is not None:
-            return closed_form.features_and_logits(tape, layers, batch.x)
-        if any(tensor.requires_grad for tensor in tensors_of(layers)):
-            return None
-        with torch.no_grad():
-            inputs, logits = closed_form.activations(layers, batch.x)
-        return inputs[-1], logits
 
     def chain(self, model: Model) -> list[Layer] | None:
         """The layers of a fully connected network whose :meth:`loss` is their cross-entropy; None for any other.
@@ -176,7 +154,9 @@ class Classification:
         Raises:
             ModelError: ``model`` is not of this network.
         """
-        return self.network.chain(model) if type(self).loss is Classification.loss else None
+        own, base = type(self), Classification
+        plain = own.loss is base.loss and own.logits is base.logits and own.cross_entropy is base.cross_entropy
+        return self.network.chain(model) if plain else None
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean cross-entropy of given logits; a scalar."""

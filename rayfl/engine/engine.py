@@ -35,9 +35,8 @@ class EngineConfig(BaseModel):
     )
     kernel: Literal["reference", "fast"] = Field(
         "reference",
-        description="fast: gradients of penalties and of mixed models in closed form, images of several channels laid "
-        "out channels last, on CPUs and client by client; agrees with reference up to rounding (1e-5); not for "
-        "objectives that differentiate on their own",
+        description="fast: mixtures of two models (SuPerFed) in fewer operations, images of several channels laid out "
+        "channels last, on CPUs and client by client; agrees with reference up to rounding (1e-5)",
     )
     lend_cores: bool = Field(
         False,

@@ -40,8 +40,8 @@ def train(
         request: the local update.
         task: what the objective is given.
         device: where the steps run.
-        kernel: ``reference`` leaves all gradients to autograd, ``fast`` those of penalties and mixtures to a tape, and
-            lays images out channels last.
+        kernel: ``reference`` keeps the bits of autograd; ``fast`` mixes two models in fewer operations, and lays images
+            out channels last.
         workspace: memory of earlier local updates.
     """
     workspace = workspace or Workspace()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.cosine import products
+from rayfl.cosine import products, squared_cosine_factors, squared_cosine_of
 from rayfl.engine import line as lines
 from rayfl.engine.fused import fused_step, is_exact
 from rayfl.engine.line import Line, Span
@@ -23,7 +23,6 @@ from rayfl.engine.requests import ParameterGroup
 from rayfl.engine.sgd import step_in_place
 from rayfl.objectives import Mixture, Pull
 from rayfl.params import Layout, Tree, leaves
-from rayfl.tape import squared_cosine_factors, squared_cosine_of
 from rayfl.tasks import Batch, Classification
 
 

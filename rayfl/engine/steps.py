@@ -1,4 +1,4 @@
-"""One local step of one client: by autograd, with sums of tensors out of the graph, or without any graph."""
+"""One local step of one client: by autograd, or by what its objective declares, with less of a graph or none."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from rayfl.closed_form import pulling, writing_gradients
-from rayfl.engine.blocked import BlockedSGD
 from rayfl.engine.mixing import can_mix, mixed_step
 from rayfl.engine.moved import Moved
 from rayfl.engine.requests import TrainRequest
 from rayfl.objectives import Declared, Envelope, declared
 from rayfl.params import Tree, from_leaves, leaves
-from rayfl.tape import Tape, total
 from rayfl.tasks import Batch, Classification, Task
 
 Kernel = Literal["reference", "fast"]
@@ -36,25 +34,20 @@ def step_of(request: TrainRequest, task: Task, model: Tree, moved: Moved, kernel
     """
     known = declared(request.objective)
     if known is not None and isinstance(task, Classification):
-        if known.mixture is None and task.chain(model if known.model is None else model[known.model]) is not None:
+        if known.mixture is not None:
+            if can_mix(known.mixture, model, moved):
+                exact = kernel == "reference"
+                return mixed_step(known.mixture, known.pull, task, model, moved, request.frozen, exact)
+        elif task.chain(model if known.model is None else model[known.model]) is not None:
             if known.envelope is None:
                 return _closed_form(task, moved, known, request.frozen)
             if _can_follow(known.envelope, moved):
                 return _enveloped(task, moved, known, known.envelope, request.frozen)
-        elif known.mixture is not None and can_mix(known.mixture, model, moved):
-            exact = kernel == "reference"
-            return mixed_step(known.mixture, known.pull, task, model, moved, request.frozen, exact)
-    objective = partial(request.objective, model)
-
-    def loss(batch: Batch, draw: Any) -> Tensor:
-        return objective(batch, task, request.frozen, draw)
-
-    found = dict(leaves(model))
-    return (_fast if kernel == "fast" else _reference)(loss, [found[path] for path in moved.paths], moved)
+    return _by_autograd(request, task, model, moved)
 
 
 def _closed_form(task: Classification, moved: Moved, known: Declared, frozen: Any) -> Step:
-    """Along the gradient of a fully connected network's own loss: the operations of the tape's, without the tape."""
+    """Along the gradient of a fully connected network's own loss, and of a pull: the operations of autograd."""
     step, gradients = _rule(moved)
     names = moved.paths if known.model is None else [path.removeprefix(f"{known.model}/") for path in moved.paths]
     write = _gradient_of_chain(task, names, moved.values, gradients)
@@ -134,32 +127,17 @@ def _enveloped(task: Classification, moved: Moved, known: Declared, envelope: En
     return take
 
 
-def _reference(loss: Callable[[Batch, Any], Tensor], model: Sequence[Tensor], moved: Moved) -> Step:
-    """Along the gradient of a loss, all of it from autograd."""
-    step, room = moved.rule()
-    tape, values = Tape(model, exact=True, room=room), moved.values
+def _by_autograd(request: TrainRequest, task: Task, model: Tree, moved: Moved) -> Step:
+    """Along the gradient of any objective: nothing stands between it and its graph."""
+    step, _ = moved.rule()
+    objective, found = partial(request.objective, model), dict(leaves(model))
+    variables = [found[path] for path in moved.paths]
 
     def take(batch: Batch, draw: Any) -> None:
-        value = tape.record(partial(loss, batch, draw))
+        loss = objective(batch, task, request.frozen, draw)
         # zeros for what the objective does not read, as under vmap(grad)
-        step([total(terms, like) for terms, like in zip(tape.gradients(value), values, strict=True)])
-
-    return take
-
-
-def _fast(loss: Callable[[Batch, Any], Tensor], model: Sequence[Tensor], moved: Moved) -> Step:
-    """The same up to rounding, with the gradients of penalties and mixtures from a tape."""
-    step, room = moved.rule()
-    tape, values = Tape(model, room=room), moved.values
-    blocked = BlockedSGD(moved.sgd, values, model, moved.momentum)
-
-    def take(batch: Batch, draw: Any) -> None:
-        value = tape.record(partial(loss, batch, draw))
-        gradients = tape.gradients(value)
-        if moved.sgd.max_norm is None and any(len(terms) != 1 for terms in gradients):
-            blocked.step(gradients)
-        else:
-            with torch.no_grad():
-                step([total(terms, like) for terms, like in zip(gradients, values, strict=True)])
+        gradients = torch.autograd.grad(loss, variables, materialize_grads=True)
+        with torch.no_grad():
+            step(list(gradients))
 
     return take

@@ -88,7 +88,7 @@ def test_the_steps_are_those_of_autograd(method: str, rule: str, piece: int, mon
         expected = train(given, task, "reference")
         with monkeypatch.context() as patch:
             patch.setattr(mixing, "_exact", None)
-            patch.setattr(steps, "_fast", None)  # the only other ways
+            patch.setattr(steps, "_by_autograd", None)  # the only other ways
             found = train(given, task, "fast")
         for one, other in zip(found, expected, strict=True):
             assert_close(one, other, tolerance)
@@ -115,7 +115,7 @@ def test_the_reference_has_the_bits_of_autograd(
         undeclared = Undeclared(**METHODS[method].model_dump(exclude={"name"}))
         expected = train(update(undeclared, task, **(RULES | OTHER_RULES)[rule]), task, "reference")
         with monkeypatch.context() as patch:
-            patch.setattr(steps, "_reference", None)  # the only other way
+            patch.setattr(steps, "_by_autograd", None)  # the only other way
             found = train(update(METHODS[method], task, **(RULES | OTHER_RULES)[rule]), task, "reference")
         for one, other in zip(found, expected, strict=True):
             assert_equal(one, other)
@@ -143,8 +143,7 @@ def test_any_network_is_mixed_without_a_graph(
     given = update(METHODS[method], task, spec=spec, **(RULES | OTHER_RULES)[rule])
     undeclared = Undeclared(**METHODS[method].model_dump(exclude={"name"}))
     expected = train(update(undeclared, task, spec=spec, **(RULES | OTHER_RULES)[rule]), task, "reference")
-    monkeypatch.setattr(steps, "_reference", None)  # the only other ways
-    monkeypatch.setattr(steps, "_fast", None)
+    monkeypatch.setattr(steps, "_by_autograd", None)  # the only other way
     for one, other in zip(train(given, task, "reference"), expected, strict=True):
         assert_equal(one, other)
     for one, other in zip(train(given, task, "fast"), expected, strict=True):

@@ -137,7 +137,7 @@ def test_an_envelope_is_that_of_autograd(
         )  # fmt: skip
         with monkeypatch.context() as patch:
             if method is PFedMe:
-                patch.setattr(steps, "_reference", None)  # the only other way
+                patch.setattr(steps, "_by_autograd", None)  # the only other way
             found[method] = looped.train(own_request, task, CPU), velocity
     assert_equal(*(trained for trained, _ in found.values()))
     assert_equal(*(velocity for _, velocity in found.values()))
@@ -182,6 +182,12 @@ def test_methods_that_declare_a_pull() -> None:
             return super().distance(model, anchor)
 
     assert objectives.declared(Other().personal_objective) is None
+
+    class Further(FedProx):
+        def _proximity(self, model: Any, received: Any, task: Any) -> Tensor | float:
+            return 2 * super()._proximity(model, received, task)
+
+    assert objectives.declared(Further().objective) is None
 
 
 class OtherLoss(Classification):
