@@ -18,6 +18,7 @@ from rayfl.data.opening import open_dataset
 from rayfl.engine.client import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.models.private_norm import PrivateNorm, private_names
+from rayfl.objectives import declared
 from rayfl.params import Tree, leaves
 from rayfl.randomness import RandomStreams
 from rayfl.storage import Storage
@@ -153,6 +154,7 @@ class Parts:
                 f"model.candidates: all clients of {algorithm.name} share one architecture; give a single model"
             )
         algorithm.check(self.task, self.context)
+        self._check_kernel()
         if self.config.train.private_norm != "none":
             self._check_private_norm()
         if self.config.evaluation.official_test:
@@ -161,6 +163,16 @@ class Parts:
         sizes = self.dataset.sizes()
         algorithm.check_data(self.task, sizes, self.config.holdout.public)
         return sizes
+
+    def _check_kernel(self) -> None:
+        known = declared(self.config.algorithm.objective)
+        if self.config.engine.kernel != "fast" or known is None or known.envelope is None:
+            return
+        if any(task.chain(task.network.initialize(0)) is None for task in self.task.candidates):
+            raise ConfigError(
+                f"engine.kernel is fast, but the pull of {self.config.algorithm.name} towards a model that is trained "
+                "too has a fast form for fully connected ReLU networks alone: set engine.kernel=reference"
+            )
 
     def _check_system(self, num_clients: int) -> None:
         """Makes the devices, and so finds what is wrong with lists and traces."""

@@ -1,4 +1,4 @@
-"""The fast kernel agrees with the reference kernel for every method."""
+"""The fast kernel agrees with the reference kernel for every method, and is refused where it has nothing to offer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from algorithms.registry import Experiment
+from rayfl.config.loading import load_config
 from rayfl.data.federated import InputSpec
 from rayfl.engine import looped
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.requests import ParameterGroup
+from rayfl.errors import ConfigError
+from rayfl.experiment import Parts
 from rayfl.models.base import Network
 from rayfl.models.perceptron import TwoNN
 from rayfl.models.recurrent import CharLSTM
@@ -99,3 +103,18 @@ def test_the_configuration_says_where_there_is_no_fast_kernel() -> None:
     elsewhere = Engine(task, torch.device("cuda"), EngineConfig(kernel="fast"))
     assert elsewhere.note == "engine.kernel=fast is for CPUs: on cuda it is reference"
     assert elsewhere.vectorized
+
+
+PFEDME = ["algorithm=pfedme", "train.momentum=0", "train.weight_decay=0"]
+
+
+@pytest.mark.parametrize("model", ["two_cnn", "reddi_cnn"])
+def test_an_envelope_of_another_network_is_refused_before_the_start(model: str) -> None:
+    config = load_config(Experiment, "quickstart", [*PFEDME, f"model={model}", "engine.kernel=fast"])
+    with pytest.raises(ConfigError, match=r"engine\.kernel is fast, .* pfedme .* fully connected .* engine\.kernel="):
+        Parts(config).check()
+    Parts(load_config(Experiment, "quickstart", [*PFEDME, f"model={model}"])).check()
+
+
+def test_an_envelope_of_a_perceptron_is_not() -> None:
+    Parts(load_config(Experiment, "quickstart", [*PFEDME, "model=two_nn", "engine.kernel=fast"])).check()
