@@ -112,6 +112,11 @@ class Task(Protocol):
     def log_probabilities(self, models: Sequence[Model], x: Tensor) -> Tensor: ...
 
 
+def recorded_names(task: Task) -> frozenset[str]:
+    """Names of the tensors that travel with the parameters, and that no step moves but a forward pass may write to."""
+    return frozenset(name for candidate in task.candidates for name in candidate.network.buffer_names)
+
+
 class Classification:
     """Classification with cross-entropy.
 

@@ -14,8 +14,10 @@ from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
 from rayfl.engine.sgd import SGD
 from rayfl.engine.steps import Kernel, step_of
 from rayfl.engine.workspace import Workspace
+from rayfl.errors import MethodError
 from rayfl.params import ALIGNMENT_BYTES, Layout, Tree, from_leaves, leaves, map_leaves
-from rayfl.tasks import Batch, Task
+from rayfl.tasks import Batch, Task, recorded_names
+from rayfl.untouched import Untouched
 
 _GATHERED_BYTES = 1 << 18
 """Samples copied at a time: few operations, and all of it still in the processor's cache when it is read."""
@@ -23,8 +25,7 @@ _GATHERED_BYTES = 1 << 18
 
 def is_buffer(path: str, task: Task) -> bool:
     """Whether a leaf is a module buffer: it travels with the weights but no gradient step moves it."""
-    name = path.rsplit("/", 1)[-1]
-    return any(name in candidate.network.buffer_names for candidate in task.candidates)
+    return path.rsplit("/", 1)[-1] in recorded_names(task)
 
 
 def train(
@@ -56,13 +57,24 @@ def train(
     if velocity is not None:
         _begin_velocity(request, layout, velocity)
     take = step_of(request, task, model, Moved(sgd, layout, paths, flat, velocity, workspace), kernel)
+    lent = Untouched(request.frozen or {}, recorded_names(task))
     with _seeded(request.seed, task, device):
         for step, batch in enumerate(_batches(request, device, kernel)):
             take(batch, None if request.draws is None else draw_of_step(request.draws, step))
+    check_frozen(lent)
     if request.velocity is not None and velocity is not None:
         buffers = dict(leaves(layout.views(velocity)))
         request.velocity.update({path: buffers[path].clone() for path in paths})
     return map_leaves(Tensor.detach, model)
+
+
+def check_frozen(lent: Untouched) -> None:
+    """Raises a MethodError if an objective has written to what it only reads, where no other step would find it."""
+    if (leaf := lent.written()) is not None:
+        raise MethodError(
+            f"the objective writes to {leaf!r} of frozen in place: it must only read it; what an objective changes "
+            "belongs into the trained tree (a forward pass in training mode writes running statistics: training=False)"
+        )
 
 
 def _batches(request: TrainRequest, device: torch.device, kernel: Kernel = "reference") -> Iterator[Batch]:
@@ -134,6 +146,7 @@ def gradient(request: GradientRequest, task: Task, device: torch.device) -> Tree
     point = {path: leaf.detach().to(device).clone().requires_grad_(not is_buffer(path, task)) for path, leaf in pairs}
     moved = [leaf for leaf in point.values() if leaf.requires_grad]
     total = [torch.zeros_like(leaf) for leaf in moved]
+    lent = Untouched(request.frozen or {}, recorded_names(task))
     x, y = request.examples.x, request.examples.y
     with _seeded(request.seed, task, device):
         for part in torch.split(torch.arange(len(y), device=device), request.batch_size):
@@ -142,6 +155,7 @@ def gradient(request: GradientRequest, task: Task, device: torch.device) -> Tree
             loss = request.objective(from_leaves(point), batch, task, request.frozen, None)
             parts = torch.autograd.grad(loss, moved, materialize_grads=True)
             torch._foreach_add_(total, list(parts), alpha=len(part) / len(y))
+    check_frozen(lent)
     gradients = iter(total)
     return from_leaves(
         {path: next(gradients) if leaf.requires_grad else torch.zeros_like(leaf) for path, leaf in point.items()}

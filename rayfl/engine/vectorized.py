@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from rayfl.engine.looped import is_buffer
+from rayfl.engine.looped import check_frozen, is_buffer
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.sgd import SGD
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
 from rayfl.tasks import Batch, Task
+from rayfl.untouched import Untouched
 
 
 def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) -> list[Tree]:
@@ -36,6 +37,7 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
     sgd = SGD(first, moved_paths)
     velocity = _stacked_velocity(ranked, moved_paths, [parameters[i] for i in moved]) if sgd.has_momentum else []
     frozen, frozen_dims = _stack_frozen(ranked, device)
+    lent = Untouched(frozen or {})
     draws = None if first.draws is None else _pad_draws(ranked, device)
     feed = _Feed(ranked, device)
     gradients = vmap(
@@ -55,6 +57,7 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
             [v[:active] for v in velocity],
             stacked=True,
         )
+    check_frozen(lent)
     results: list[Tree] = [{} for _ in requests]
     for rank, position in enumerate(order):
         results[position] = map_leaves(lambda leaf, r=rank: leaf[r].clone(), model)
