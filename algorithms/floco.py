@@ -161,11 +161,9 @@ class Floco(Averaging):
         return loss
 
     def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
-        """The mean change of the endpoints, and that of the last layer's bias (eq. 13)."""
-        before = received["model"]
-        moved = [(trained["endpoints"] - before["endpoints"]).mean(0).flatten()]
-        bias = (name for name in task.network.head_names if name in trained["body"])
-        return torch.cat([*moved, *((trained["body"][name] - before["body"][name]).flatten() for name in bias)])
+        """The mean change of the endpoints alone (eq. 13)."""
+        change: Tensor = trained["endpoints"] - received["model"]["endpoints"]
+        return change.mean(0)
 
     def draw_around(self, point: Tensor | None) -> Draw:
         """One point a step: of the whole simplex (None), or of the subregion around ``point``."""
