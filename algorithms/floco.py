@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.base import Averaging, Clients, setting
+from algorithms.base import Averaging, Clients, check_head, setting
 from algorithms.simplex import principal_coordinates, scale_candidates, spread_on_simplex
 from algorithms.simplex_sampling import sample_ball, sample_ball_legacy, sample_simplex
 from rayfl.aggregation import Weighted
@@ -97,6 +97,7 @@ class Floco(Averaging):
         return self.simplex_dimension + 1
 
     def check(self, task: Task, context: RoundContext) -> None:
+        check_head("FLOCO", task.network)
         if self.assignment_round < context.rounds and context.num_clients < self.vertices:
             raise ConfigError(
                 f"algorithm.simplex_dimension: {self.simplex_dimension} needs at least {self.vertices} clients to "

@@ -23,9 +23,10 @@ _GATHERED_BYTES = 1 << 18
 """Samples copied at a time: few operations, and all of it still in the processor's cache when it is read."""
 
 
-def is_buffer(path: str, task: Task) -> bool:
-    """Whether a leaf is a module buffer: it travels with the weights but no gradient step moves it."""
-    return path.rsplit("/", 1)[-1] in recorded_names(task)
+def moved_paths(tree: Tree, task: Task) -> list[str]:
+    """The paths of the leaves that steps move: all but module buffers, which travel with the weights."""
+    recorded = recorded_names(task)
+    return [path for path, _ in leaves(tree) if path.rpartition("/")[2] not in recorded]
 
 
 def train(
@@ -49,7 +50,7 @@ def train(
     layout = Layout.of(request.trainable)
     flat = layout.pack(request.trainable, device)
     model = layout.views(flat)
-    paths = [path for path, _ in leaves(model) if not is_buffer(path, task)]
+    paths = moved_paths(model, task)
     for path, leaf in leaves(model):
         leaf.requires_grad_(path in paths)
     sgd = SGD(request, paths)
@@ -142,8 +143,9 @@ def draw_of_step(draws: Mapping[str, Any], step: int) -> Tree:
 
 def gradient(request: GradientRequest, task: Task, device: torch.device) -> Tree:
     """The sample-weighted mean of the gradients of consecutive batches: the full-batch gradient."""
-    pairs = list(leaves(request.point))
-    point = {path: leaf.detach().to(device).clone().requires_grad_(not is_buffer(path, task)) for path, leaf in pairs}
+    paths = moved_paths(request.point, task)
+    pairs = leaves(request.point)
+    point = {path: leaf.detach().to(device).clone().requires_grad_(path in paths) for path, leaf in pairs}
     moved = [leaf for leaf in point.values() if leaf.requires_grad]
     total = [torch.zeros_like(leaf) for leaf in moved]
     lent = Untouched(request.frozen or {}, recorded_names(task))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from rayfl.engine.looped import check_frozen, is_buffer
+from rayfl.engine.looped import check_frozen, moved_paths
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.sgd import SGD
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
@@ -32,10 +32,10 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
     paths = [path for path, _ in leaves(first.trainable)]
     model = _stack([request.trainable for request in ranked], device)
     parameters = [leaf for _, leaf in leaves(model)]
-    moved = [i for i, path in enumerate(paths) if not is_buffer(path, task)]
-    moved_paths = [paths[i] for i in moved]
-    sgd = SGD(first, moved_paths)
-    velocity = _stacked_velocity(ranked, moved_paths, [parameters[i] for i in moved]) if sgd.has_momentum else []
+    names = moved_paths(model, task)
+    moved = [i for i, path in enumerate(paths) if path in names]
+    sgd = SGD(first, names)
+    velocity = _stacked_velocity(ranked, names, [parameters[i] for i in moved]) if sgd.has_momentum else []
     frozen, frozen_dims = _stack_frozen(ranked, device)
     lent = Untouched(frozen or {})
     draws = None if first.draws is None else _pad_draws(ranked, device)
@@ -63,7 +63,7 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
         results[position] = map_leaves(lambda leaf, r=rank: leaf[r].clone(), model)
         kept = ranked[rank].velocity
         if kept is not None:
-            kept.update({path: v[rank].clone() for path, v in zip(moved_paths, velocity, strict=bool(velocity))})
+            kept.update({path: v[rank].clone() for path, v in zip(names, velocity, strict=bool(velocity))})
     return results
 
 
