@@ -23,7 +23,9 @@ class Untouched:
     """
 
     def __init__(self, tree: Mapping[str, Any], recorded: Collection[str] = ()) -> None:
-        lent = [(path, leaf) for path, leaf in leaves(tree) if isinstance(leaf, Tensor)]
+        found = [(path, leaf) for path, leaf in leaves(tree) if isinstance(leaf, Tensor)]
+        # PyTorch itself refuses writes to what was made in inference mode, and counts none.
+        lent = [(path, leaf) for path, leaf in found if not leaf.is_inference()]
         self._lent = [(path, leaf, leaf._version) for path, leaf in lent]
         self._recorded = [(path, leaf, leaf.clone()) for path, leaf in lent if path.rpartition("/")[2] in recorded]
 
@@ -32,5 +34,5 @@ class Untouched:
         counted = next((path for path, tensor, version in self._lent if tensor._version != version), None)
         if counted is not None or not self._recorded:
             return counted
-        differ = torch.stack([(tensor != before).any() for _, tensor, before in self._recorded]).tolist()
+        differ = torch.stack([(tensor != before).any() for _, tensor, before in self._recorded]).cpu().tolist()
         return next((path for (path, _, _), differs in zip(self._recorded, differ, strict=True) if differs), None)

@@ -336,6 +336,9 @@ def test_versions_tell() -> None:
     assert lent.written() is None
     tree["a"] = {"b": torch.zeros(2)}
     assert lent.written() is None
+    with torch.inference_mode():
+        made = torch.ones(2)
+    assert Untouched({"made": made}).written() is None
     inner = torch.ones(3)
     lent = Untouched({"view": inner[1:]})
     inner[0] = 2  # a view's version is that of all its memory

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from algorithms.registry import Experiment
@@ -9,18 +12,17 @@ from rayfl.config.added import ADDED, without_added
 from rayfl.config.loading import load_config
 
 
-def nested(path: str, value: object) -> dict[str, object]:
-    for key in reversed(path.split(".")):
+def nested(keys: Sequence[str], value: Any) -> Any:
+    for key in reversed(keys):
         value = {key: value}
-    assert isinstance(value, dict)
     return value
 
 
 @pytest.mark.parametrize("path", ADDED)
 def test_the_value_of_before_does_not_count(path: str) -> None:
-    *parents, _ = path.split(".")
-    assert without_added(nested(path, ADDED[path])) == nested(".".join(parents), {})
-    assert without_added(nested(path, "another")) == nested(path, "another")
+    keys = path.split(".")
+    assert without_added(nested(keys, ADDED[path])) == nested(keys[:-1], {})
+    assert without_added(nested(keys, "another")) == nested(keys, "another")
 
 
 @pytest.mark.parametrize("method", ["fedmmd", "fedphp"])
