@@ -50,7 +50,7 @@ def export_model(models: CommittedModels, client: int, model: str, destination: 
 
     The tensors have the names of the model's ``state_dict`` and are as they were computed with, on the CPU; parameters
     that require no gradient, which no commit has, are those of the model as it is made today. The file's metadata have,
-    besides ``format``, one entry ``rayfl``: JSON with the method, where the model is from, the section ``model`` of its
+    next to ``format``, one entry ``rayfl``: JSON with the method, where the model is from, the section ``model`` of its
     configuration, the kind and shape of its inputs, the section ``transform`` (what was done to images), the modules,
     and the metrics of the tables.
 
