@@ -26,10 +26,6 @@ class Failure:
     reason: str
 
 
-class MethodError(TypeError):
-    """A procedure does something that no client's data can be blamed for."""
-
-
 class ClientsFailedError(Exception):
     """Clients failed in the first call of a round: it is begun again without them, from where it stands."""
 

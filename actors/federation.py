@@ -19,9 +19,11 @@ from algorithms.base import Algorithm, Procedure
 from rayfl.aggregation import ExactSum, Weighted
 from rayfl.config.schema import ClientsConfig
 from rayfl.engine.client import RoundContext
+from rayfl.errors import MethodError
 from rayfl.manifest import StoredFile
 from rayfl.metrics import Statistics
 from rayfl.params import Tree, from_numpy, num_bytes
+from rayfl.untouched import Untouched
 
 
 class Federation:
@@ -128,16 +130,25 @@ class Federation:
 
         Raises:
             ClientError: when a client failed that may not be left out.
+            MethodError: when the method writes to the server's tree in place, which a commit may be reading.
             RoundUndoneError: when the clients' states must be what they were before the round, first.
         """
+        lent = Untouched(server)
         while True:
             present = self.present(cohort)
             try:
                 changed = algorithm.round(server, present, self) if present else {}
                 self._attendance.end()
-                return changed
             except ClientsFailedError:
+                changed = None
                 self._begin_attempt()
+            if (leaf := lent.written()) is not None:
+                raise MethodError(
+                    f"{algorithm.name}: round {self._context.round} on the server writes to {leaf!r} of its tree in "
+                    "place: return new tensors (rayfl.params.copy, Tensor.clone)"
+                )
+            if changed is not None:
+                return changed
 
     def update_variance(self) -> float | None:
         """Total variance of the round's updates, sum of ||D_k - mean D||^2; None if the method reports none."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from actors.failures import Failure, MethodError, reason_of
+from actors.failures import Failure, reason_of
 from actors.job import Job, JobResult
 from actors.lending import training_with
 from actors.memory import Lookups
@@ -23,11 +23,12 @@ from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.trampoline import run_procedures
-from rayfl.errors import ClientError, RayflError
+from rayfl.errors import ClientError, MethodError, RayflError
 from rayfl.manifest import StoredFile
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, from_numpy, map_leaves, num_bytes, to_numpy
-from rayfl.tasks import Predictor
+from rayfl.tasks import Predictor, recorded_names
+from rayfl.untouched import Untouched
 
 
 class ClientHost:
@@ -62,6 +63,7 @@ class ClientHost:
         self._context = context
         self._batch_size = batch_size
         self._official = official
+        self._recorded = recorded_names(engine.task)
         self._norm = PrivateNorm(engine.task.network, context.train.private_norm, context.streams)
 
     def run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
@@ -109,7 +111,7 @@ class ClientHost:
                 return
         for id, error in failed.items():
             # What the files, the disk or the method are to blame for would come back with every client.
-            if not job.skips or isinstance(error, RayflError | MethodError):
+            if not job.skips or isinstance(error, RayflError):
                 raise _blame(error, id, job) from error
             result.failures[id] = Failure(job.procedure, reason_of(error))
 
@@ -124,7 +126,12 @@ class ClientHost:
             if self._norm.names:
                 given = self._norm.joined(given, client.state, self.engine.device)
             coroutines[id] = procedure(client, given) if job.kind == "evaluate" else procedure(client, **given)
-        outcomes = run_procedures(coroutines, self.engine)
+        lent = Untouched(common, self._recorded)
+
+        def unharmed(id: int) -> None:
+            self._check_lent(lent, id, job)
+
+        outcomes = run_procedures(coroutines, self.engine, unharmed)
         outcomes = {id: self._kept_back(job, clients[id], outcome) for id, outcome in outcomes.items()}
         failed: dict[int, Exception] = {}
         for id, client in clients.items():
@@ -140,6 +147,8 @@ class ClientHost:
                     check_finite(client.state)
             except Exception as error:
                 failed[id] = error
+            unharmed(id)  # what it published or returned as a predictor is code, too
+            if id in failed:
                 continue
             try:
                 result.absorb(own)
@@ -148,6 +157,18 @@ class ClientHost:
             except Exception as error:
                 raise _blame(error, id, job) from error
         return failed
+
+    def _check_lent(self, lent: Untouched, id: int, job: Job) -> None:
+        """Raises an error if a client has written to what others are given, too, or what it will be given again."""
+        method = self.algorithm.name
+        if (leaf := lent.written()) is not None:
+            what = f"{leaf!r} of what is sent to all clients"
+        elif (part := self._samples.written(id)) is not None:
+            what = f"{part}, which are read once for all rounds"
+        else:
+            return
+        error = MethodError(f"{method} writes to {what}, in place: work on a copy (rayfl.params.copy, Tensor.clone)")
+        raise _blame(error, id, job)
 
     def _kept_back(self, job: Job, client: Client, outcome: Any) -> Any:
         """What a procedure returned, without what must stay with the client, which goes into its state."""
@@ -206,12 +227,18 @@ class ClientHost:
         """Scores the server's own models on pieces of the official test part, which stand in the place of clients."""
         assert self._official is not None
         official, task, device = self._official(), self.engine.task, self.engine.device
+        lent = Untouched(server, self._recorded)
         predictors = self.algorithm.global_predictors(server, task)
         for piece in job.clients:
             start = (piece - self._context.num_clients - 1) * OFFICIAL_PIECE
             part = official.load(start, start + OFFICIAL_PIECE)
             examples = Examples(part.x.to(device), part.y.to(device))
             result.scores[piece] = {"official": evaluate(predictors, examples, task, self._batch_size)}
+        if (leaf := lent.written()) is not None:
+            raise MethodError(
+                f"{self.algorithm.name}: global_predictors, or a predictor of it, writes to the server's {leaf!r} in "
+                "place: work on a copy (rayfl.params.copy, Tensor.clone)"
+            )
 
     def _client(self, id: int, job: Job) -> Client:
         device = self.engine.device

@@ -8,6 +8,7 @@ import torch
 
 from actors.memory import LeastRecentlyUsed, Lookups
 from rayfl.data.federated import SPLITS, Examples, FederatedDataset, OnDemand
+from rayfl.untouched import Untouched
 
 _Key = tuple[int, str]
 """Client and split."""
@@ -29,8 +30,10 @@ class Samples:
         self._dataset = dataset
         self._device = device
         self._loaded: dict[_Key, Examples] = {}
+        self._lent: dict[_Key, Untouched] = {}
         self._recent = LeastRecentlyUsed[_Key](limit, self._unload)
         self._public: torch.Tensor | None = None
+        self._lent_public = Untouched({})
         self.lookups = Lookups()
 
     def of(self, client: int) -> Mapping[str, Examples]:
@@ -51,11 +54,12 @@ class Samples:
         for name in (split,) if isinstance(parts, OnDemand) else SPLITS:
             part = Examples(parts[name].x.to(self._device), parts[name].y.to(self._device))
             self._loaded[client, name] = part
+            self._lent[client, name] = Untouched({"inputs": part.x, "labels": part.y})
             if name != split:
                 self._recent.touch((client, name), part.x.nbytes + part.y.nbytes)
 
     def _unload(self, key: _Key) -> None:
-        del self._loaded[key]
+        del self._loaded[key], self._lent[key]
 
     def _everybodys(self, split: str) -> Examples:
         """All clients' samples of a split, in ascending order of the clients."""
@@ -66,4 +70,12 @@ class Samples:
         """The samples that belong to no client, on the device, loaded at the first call."""
         if self._public is None:
             self._public = self._dataset.load_public().to(self._device)
+            self._lent_public = Untouched({"samples": self._public})
         return self._public
+
+    def written(self, client: int) -> str | None:
+        """Which samples a client has written to in place, its own or the public ones; None for none."""
+        if self._lent_public.written() is not None:
+            return "the public samples"
+        found = ((split, self._lent[client, split].written()) for split in SPLITS if (client, split) in self._lent)
+        return next((f"its {split} {part}" for split, part in found if part is not None), None)

@@ -18,6 +18,8 @@ from torch import Tensor
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.terms import loss
+from rayfl.errors import ConfigError
+from rayfl.models.base import Network
 from rayfl.params import Tree
 from rayfl.tasks import Predictor, Task
 
@@ -206,6 +208,23 @@ class Algorithm(BaseModel):
             server: what :meth:`served` gives it.
         """
         return self.global_predictors(server, client.task)
+
+
+def check_head(method: str, network: Network) -> None:
+    """Refuses a model whose last layer a method works on, but which does not train that layer.
+
+    Args:
+        method: what to call the method.
+        network: the model.
+
+    Raises:
+        ConfigError: the weight of the last layer requires no gradient, and so is in no model of a client or the server.
+    """
+    if network.head_is_fixed:
+        raise ConfigError(
+            f"{method} needs the last layer's weight to be trained, but in this model {network.head_weight!r} has "
+            "requires_grad=False: leave it on there, or choose another method"
+        )
 
 
 class Averaging(Algorithm):

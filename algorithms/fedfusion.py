@@ -62,7 +62,7 @@ class FedFusion(Averaging):
             return
         model = network.initialize(0)
         try:
-            network.classify(model, model[network.head_weight].new_zeros(1, _channels(model, task)))
+            network.classify(model, next(iter(model.values())).new_zeros(1, _channels(task)))
         except RuntimeError as error:
             raise ConfigError(
                 f"algorithm.operator {self.operator} has a weight for every channel of the features, whose number the "
@@ -71,10 +71,10 @@ class FedFusion(Averaging):
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         server = super().init(task, context)
-        like = server["model"][task.network.head_weight]
+        like = next(iter(server["model"].values()))
         if self.operator == "single":
             return {**server, "fusion": {"gate": like.new_zeros(())}}
-        channels = _channels(server["model"], task)
+        channels = _channels(task)
         if self.operator == "multi":
             return {**server, "fusion": {"gate": like.new_zeros(channels)}}
         generator = context.streams.generator("init.fusion")
@@ -140,6 +140,6 @@ def _fused_prediction(models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
     return logits.log_softmax(-1)
 
 
-def _channels(model: Model, task: Task) -> int:
+def _channels(task: Task) -> int:
     """c; of features that are no map f, which the head takes as they are."""
-    return task.network.feature_channels or model[task.network.head_weight].shape[1]
+    return task.network.feature_channels or task.network.head_shape[1]

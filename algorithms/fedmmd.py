@@ -8,7 +8,7 @@ from torch import Tensor
 
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
-from algorithms.transfer import maximum_mean_discrepancy
+from algorithms.transfer import ONE_SAMPLE, OneSample, maximum_mean_discrepancy
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client
 from rayfl.params import Tree
@@ -23,7 +23,8 @@ class FedMMD(FineTuned):
         CE(theta) + lambda MMD^2(h_theta, h_w)
 
     with h the features that enter the classifier and w the model they received, a constant in evaluation mode. The
-    squared maximum mean discrepancy is that of FedPHP: the biased estimate under five Gaussian kernels.
+    squared maximum mean discrepancy is that of FedPHP: the biased estimate under five Gaussian kernels, and 0 on
+    mini-batches of one sample (``one_sample``).
 
     Server: model w. Client: nothing. Down: w. Up: w_k and n_k. Evaluated: w (``global``), after training w_k
     (``local``).
@@ -45,6 +46,8 @@ class FedMMD(FineTuned):
         0.1, "lambda", "weight of the squared maximum mean discrepancy; 0 is federated averaging", ge=0
     )
 
+    one_sample: OneSample = setting("skip", "", ONE_SAMPLE)
+
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         if self.transfer_weight:
             trained = await client.train(model, self.objective, frozen={"received": model})
@@ -56,5 +59,5 @@ class FedMMD(FineTuned):
     def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         features, logits = task.features_and_logits(model, batch)
         received = task.features(frozen["received"], batch, training=False)
-        discrepancy = maximum_mean_discrepancy(features, received, batch)
+        discrepancy = maximum_mean_discrepancy(features, received, batch, self.one_sample)
         return task.cross_entropy(logits, batch) + self.transfer_weight * discrepancy

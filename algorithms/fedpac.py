@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Clients, setting
+from algorithms.base import Clients, check_head, setting
 from algorithms.combination import combination_weights, pruned
 from algorithms.partial import PartialModel, part, shared_part
 from rayfl.aggregation import ExactSum, Weighted
@@ -93,8 +93,11 @@ class FedPAC(PartialModel):
     )
 
     def check(self, task: Task, context: RoundContext) -> None:
+        check_head("FedPAC", task.network)
         if not set(self.body(task.network)) & set(task.network.parameter_names):
-            raise ConfigError("FedPAC aligns features, but model has no layer before the last: choose a deeper model")
+            raise ConfigError(
+                "FedPAC aligns features, but the model trains no layer before the last: choose a deeper model"
+            )
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         model = task.network.initialize(context.streams.integer("init.global"))

@@ -8,7 +8,13 @@ from torch import Tensor
 
 from algorithms.base import Averaging, setting
 from algorithms.mixture import parameters
-from algorithms.transfer import distillation, half_squared_distance, maximum_mean_discrepancy
+from algorithms.transfer import (
+    ONE_SAMPLE,
+    OneSample,
+    distillation,
+    half_squared_distance,
+    maximum_mean_discrepancy,
+)
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.params import Tree, interpolate, squared_distance
@@ -31,6 +37,7 @@ class FedPHP(Averaging):
     neither is ever sent. Down: theta_s. Up: theta (and n_k). Evaluated: the HPM. Right after local training
     also theta (local), and the mean of their probabilities (ensemble).
 
+    The discrepancy of a mini-batch of one sample is 0 here (``one_sample``): no paper says what it should be.
     Where the official code deviates (mean weighted by samples, mu clipped at 0.9, distillation without softening
     the student) the paper is followed and the deviation is an option. That code's gradient clipping and minimum number
     of local steps are ``train.max_grad_norm`` and ``train.min_local_steps``; its augmentation is left out.
@@ -77,6 +84,7 @@ class FedPHP(Averaging):
     kd_form: Literal["paper", "code"] = setting(
         "paper", "", "distillation with both models softened (paper), or with the teacher alone (official code)"
     )
+    one_sample: OneSample = setting("skip", "", f"transfer=mmd: {ONE_SAMPLE}")
     skip_first_transfer: bool = setting(
         False, "", "train without transfer in a client's first selection, when its HPM is still the initial model"
     )
@@ -133,8 +141,9 @@ class FedPHP(Averaging):
         loss: Tensor = task.cross_entropy(logits, batch)
         if self.transfer == "kd":
             return loss, distillation(logits, old_logits, batch, self.temperature, self.kd_form)
-        measure = maximum_mean_discrepancy if self.transfer == "mmd" else half_squared_distance
-        return loss, measure(features, old_features, batch)
+        if self.transfer == "mmd":
+            return loss, maximum_mean_discrepancy(features, old_features, batch, self.one_sample)
+        return loss, half_squared_distance(features, old_features, batch)
 
     @staticmethod
     def _inherited(client: Client) -> Tree:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.base import Averaging, Clients, setting
+from algorithms.base import Averaging, Clients, check_head, setting
 from algorithms.simplex import principal_coordinates, scale_candidates, spread_on_simplex
 from algorithms.simplex_sampling import sample_ball, sample_ball_legacy, sample_simplex
 from rayfl.aggregation import Weighted
@@ -128,6 +128,7 @@ class Floco(Averaging):
         return self.simplex_dimension + 1
 
     def check(self, task: Task, context: RoundContext) -> None:
+        check_head("FLOCO", task.network)
         if self.assignment_round < context.rounds and context.num_clients < self.vertices:
             raise ConfigError(
                 f"algorithm.simplex_dimension: {self.simplex_dimension} needs at least {self.vertices} clients to "
@@ -192,11 +193,9 @@ class Floco(Averaging):
         return loss(at=InSimplex(self.vertices, drawn("point")))
 
     def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
-        """The mean change of the endpoints, and that of the last layer's bias (eq. 13)."""
-        before = received["model"]
-        moved = [(trained["endpoints"] - before["endpoints"]).mean(0).flatten()]
-        bias = (name for name in task.network.head_names if name in trained["body"])
-        return torch.cat([*moved, *((trained["body"][name] - before["body"][name]).flatten() for name in bias)])
+        """The mean change of the endpoints alone (eq. 13)."""
+        change: Tensor = trained["endpoints"] - received["model"]["endpoints"]
+        return change.mean(0)
 
     def draw_around(self, point: Tensor | None) -> Draw:
         """One point a step: of the whole simplex (None), or of the subregion around ``point``."""

@@ -38,10 +38,15 @@ class PartialModel(Averaging):
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
         proper = self.head_group in ("last_layer", "classifier_block")
+        if proper and not self.head(task.network):
+            raise ConfigError(
+                f"algorithm.head_group is {self.head_group}, of which this model trains nothing (requires_grad=False): "
+                "leave it on there, or set head_group=none if that is meant"
+            )
         if proper and not set(self.body(task.network)) & set(task.network.parameter_names):
             raise ConfigError(
-                f"algorithm.head_group is {self.head_group}, which is all of this model, so that no body is left: "
-                "choose a model with more layers, or head_group=all if that is meant"
+                f"algorithm.head_group is {self.head_group}, which is all that this model trains, so that no body is "
+                "left: choose a model with more layers, or head_group=all if that is meant"
             )
 
     def head(self, network: Network) -> tuple[str, ...]:

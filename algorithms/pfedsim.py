@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Averaging, Clients, setting
+from algorithms.base import Averaging, Clients, check_head, setting
 from rayfl.engine.client import Client, RoundContext
 from rayfl.params import Tree, weighted_sum
 from rayfl.tasks import Predictor, Task
@@ -80,6 +80,10 @@ class PFedSim(Averaging):
     def personalizes(self, round: int, rounds: int) -> bool:
         """Whether round t (0-indexed) belongs to the second phase, t >= floor(rho T)."""
         return round >= math.floor(self.warmup * rounds + 1e-9)
+
+    def check(self, task: Task, context: RoundContext) -> None:
+        super().check(task, context)
+        check_head("pFedSim", task.network)
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         similarities = torch.eye(context.num_clients, dtype=torch.float64)

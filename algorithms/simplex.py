@@ -16,6 +16,8 @@ _BLOCK_ELEMENTS = 2**22
 # Loadings that differ by less are equal but for rounding (the head gradients of two classes are opposite).
 _TIE = 1e-6
 _ROUND_OFF = 1e-12
+# Energies that differ by a smaller share are equal.
+_EQUAL = 1e-9
 
 
 def project_onto_simplex(rows: Array, scale: float) -> Array:
@@ -94,12 +96,14 @@ def spread_on_simplex(
 
     Returns:
         The first candidate of least energy, and the points of shape (K, d), which are non-negative and sum to 1.
+        Energies that differ by round-off alone are equal: once every projection lies inside the simplex, those of beta
+        all are.
     """
     best_energy, best_scale, best = np.inf, float(candidates[0]), project_onto_simplex(coordinates, candidates[0])
     for scale in candidates:
         projected = project_onto_simplex(coordinates, scale)
         energy = riesz_energy(projected / scale if energy_on == "alpha" else projected)
-        if energy < best_energy:
+        if energy < best_energy * (1 - _EQUAL):
             best_energy, best_scale, best = energy, float(scale), projected
     points = best / best_scale
     # coordinates that are zero but for rounding would put a client just off the face it belongs on

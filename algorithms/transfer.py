@@ -13,6 +13,13 @@ from torch import Tensor
 
 from rayfl.tasks import Batch
 
+OneSample = Literal["skip", "paper"]
+ONE_SAMPLE = (
+    "mini-batches of one sample: without the discrepancy, which one sample a side does not define (skip), or with the "
+    "papers' estimate of it, whose gradient is then unbounded (paper)"
+)
+"""What options of that type mean."""
+
 _BANDWIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _TINY = 1e-8
 
@@ -47,20 +54,34 @@ def half_squared_distance(student: Tensor, teacher: Tensor, batch: Batch) -> Ten
     return batch.mean(((student - teacher) ** 2).sum(-1) / 2)
 
 
-def maximum_mean_discrepancy(student: Tensor, teacher: Tensor, batch: Batch) -> Tensor:
+def maximum_mean_discrepancy(student: Tensor, teacher: Tensor, batch: Batch, one_sample: OneSample = "skip") -> Tensor:
     """The squared distance of the two kernel means of features of shape (b, f); a scalar.
 
     The biased estimate (V-statistic) under a sum of five Gaussian kernels exp(-D / (s 2^i)), i = -2..2, where D is
     the squared distance of two samples and s, a constant for the gradient, its mean over the pairs of the
     2b stacked samples.
 
+    Of one sample a side the value is a constant, but its gradient, with s held, is about 4.8 divided by the distance
+    of the two: it has no bound, and a step along it ruins a model that is near its teacher.
+
+    Args:
+        student: features of the trained model.
+        teacher: features of the frozen model.
+        batch: the mini-batch they belong to.
+        one_sample: ``skip``: the value and its gradient are 0 where the batch has fewer than two samples; ``paper``:
+            the estimate as it is.
+
     References:
         Long, Cao, Wang, Jordan: Learning Transferable Features with Deep Adaptation Networks, ICML 2015, eqs. 1-2.
     """
     weights = torch.ones_like(student[:, 0]) if batch.mask is None else batch.mask
     valid = torch.cat([weights, weights])
-    # Padding is replaced, not multiplied away: nothing keeps the distances of padding rows finite.
-    samples = torch.where(valid[:, None] > 0, torch.cat([student, teacher]), 0.0)
+    counted = valid > 0
+    if one_sample == "skip":
+        counted = counted & (weights.sum() >= 2)
+    # What does not count is replaced, not multiplied away: nothing keeps the distances of padding rows finite. Where
+    # nothing counts all samples are equal, so that there is neither a value nor a gradient.
+    samples = torch.where(counted[:, None], torch.cat([student, teacher]), 0.0)
     distances = _squared_distances(samples, valid)
     count = valid.sum()
     bandwidth = (valid @ distances @ valid / (count * count - count) + _TINY).detach()

@@ -22,6 +22,10 @@ class ModelError(RayflError):
     """A model that does not fit the data set or the method."""
 
 
+class MethodError(RayflError):
+    """A method does something that no client's data can be blamed for; says what, and what to do instead."""
+
+
 class ClientError(RayflError):
     """A client's procedure failed or returned non-finite values; names the client, round and phase."""
 

@@ -66,6 +66,8 @@ class Parts:
     def task(self) -> Classification:
         """What is learned, with the model built for the data set's inputs."""
         networks = self.config.model.networks(self.dataset.spec)
+        for network in networks:
+            network.settle(self.streams.integer("init.global"))
         if len(networks) == 1:
             return Classification(networks[0])
         return Classification(networks[0], [Classification(network) for network in networks])

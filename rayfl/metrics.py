@@ -6,11 +6,15 @@ the mean of theirs, so both are worth recording.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Key = TypeVar("Key", bound=Hashable)
 
 NUM_BINS = 15
 """Calibration bins (lower, upper] of equal width on (0, 1] (Guo et al., 2017)."""
@@ -184,6 +188,20 @@ class ClientSummary:
     std: float
     worst5: float
     jain: float
+
+
+def first_best(values: Mapping[Key, float], mode: Literal["max", "min"] = "max") -> Key:
+    """The key of the best value; of several the first.
+
+    A mean of equal values depends in its last bit on the order they are added in: what is equal after rounding to 1e-9
+    is equal.
+
+    Args:
+        values: at least one.
+        mode: whether the greatest is best, or the least.
+    """
+    choose = max if mode == "max" else min
+    return choose(values, key=lambda key: round(values[key], 9))
 
 
 def summarize(values: np.ndarray, weights: np.ndarray | None = None) -> ClientSummary:

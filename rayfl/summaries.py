@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfl.metrics import STATISTICS_SIZE, Statistics, metric_values, summarize
+from rayfl.metrics import STATISTICS_SIZE, Statistics, first_best, metric_values, summarize
 from rayfl.table_schemas import METRICS
 
 Scores = Mapping[int, Mapping[str, Mapping[str, Statistics]]]
@@ -79,7 +79,7 @@ class ScoreTable:
             if not test or not grid:
                 continue
             means = {name: float(self._values("top1", list(entries.values())).mean()) for name, entries in grid.items()}
-            best = max(means, key=means.__getitem__)
+            best = first_best(means)
             rows.append(self._row("test", f"{sweep}=best", judge, best, list(test[best].values())))
             each = [test[self._best_of(grid, client, best)][client] for client in next(iter(test.values()))]
             rows.append(self._row("test", f"{sweep}=best", f"{judge} per client", "", each))
@@ -88,8 +88,8 @@ class ScoreTable:
     def _best_of(self, grid: Grid, client: int, fallback: str) -> str:
         """The first of the client's best sweep members; the common best for a client the judging split lacks."""
         top1 = self.metrics["top1"]
-        known = {name: top1[entries[client]] for name, entries in grid.items() if client in entries}
-        return max(known, key=known.__getitem__) if known else fallback
+        known = {name: float(top1[entries[client]]) for name, entries in grid.items() if client in entries}
+        return first_best(known) if known else fallback
 
     def _row(
         self, split: str, model: str, judge: str, choice: str, entries: Sequence[int]

@@ -112,6 +112,11 @@ class Task(Protocol):
     def log_probabilities(self, models: Sequence[Model], x: Tensor) -> Tensor: ...
 
 
+def recorded_names(task: Task) -> frozenset[str]:
+    """Names of the tensors that travel with the parameters, and that no step moves but a forward pass may write to."""
+    return frozenset(name for candidate in task.candidates for name in candidate.network.buffer_names)
+
+
 class Classification:
     """Classification with cross-entropy.
 
@@ -154,7 +159,9 @@ class Classification:
         Raises:
             ModelError: ``model`` is not of this network.
         """
-        return self.network.chain(model) if type(self).loss is Classification.loss else None
+        own, base = type(self), Classification
+        plain = own.loss is base.loss and own.logits is base.logits and own.cross_entropy is base.cross_entropy
+        return self.network.chain(model) if plain else None
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean cross-entropy of given logits; a scalar."""

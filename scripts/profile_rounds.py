@@ -39,7 +39,6 @@ from rayfl.tracking.callback import Callback
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = {
     "rayfl/closed_form": "gradients",
-    "rayfl/tape": "gradients",
     "rayfl/tasks": "gradients",
     "rayfl/models": "gradients",
     "algorithms": "gradients",

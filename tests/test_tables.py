@@ -89,6 +89,22 @@ def test_ties_go_to_the_first_of_the_sweep() -> None:
     assert [row["choice"] for row in rows if row["selected_on"] == "validation"] == ["lambda=0.0"]
 
 
+def test_equal_means_whose_last_bits_differ_are_ties() -> None:
+    """0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 are two numbers: three clients swap what two lambdas give them."""
+    hits = {"lambda=0.0": (3, 2, 1), "lambda=0.5": (1, 2, 3), "lambda=1.0": (2, 2, 2)}
+    scores = {
+        client: {split: {name: scored(10, h[client]) for name, h in hits.items()} for split in ("validation", "test")}
+        for client in range(3)
+    }
+    for order in (hits, dict(reversed(hits.items()))):
+        ranked = {c: {s: {name: models[name] for name in order} for s, models in v.items()} for c, v in scores.items()}
+        rows = ResultTables(["a", "b", "c"], "lambda").add(1, "all", "received", ranked, (0, 0))
+        means = {row["model"]: row["top1"] for row in rows if row["split"] == "test" and not row["selected_on"]}
+        assert len(set(means.values())) > 1
+        found = {row["selected_on"]: row["choice"] for row in rows if row["selected_on"]}
+        assert found["validation"] == found["test"] == next(iter(order))
+
+
 def test_parquet_round_trip_is_exact_and_deterministic() -> None:
     tables = ResultTables(["a"], None)
     for round in (1, 2):

@@ -81,9 +81,9 @@ class DirichletPartition(SizedPartition):
 class DirichletEqualPartition(SizedPartition):
     """Clients of equal size, each with label proportions of its own from a Dirichlet distribution.
 
-    Slots are filled one after the other: a random client that is not full draws a class from its proportions,
-    restricted to classes that have samples left (the published code of FLOCO). All samples are dealt; sizes differ by
-    at most one.
+    Slots are filled one after the other, in a random order of all clients' slots: the slot's client draws a class from
+    its proportions, restricted to classes that have samples left. All samples are dealt; sizes differ by at most one.
+    (The published code of FLOCO draws each time among the clients that are not full, all with the same probability.)
     """
 
     name: Literal["dirichlet_equal"] = Field(
@@ -99,7 +99,7 @@ class DirichletEqualPartition(SizedPartition):
         stock = Stock(labels, generator)
         proportions = generator.dirichlet(np.full(stock.num_classes, self.alpha), size=self.num_clients)
         sizes = np.array([len(part) for part in np.array_split(np.arange(len(labels)), self.num_clients)])
-        # Filling random non-full clients one slot at a time visits them in the order of a shuffled list of slots.
+        # Of a shuffled list of slots the next one belongs to a client in proportion to the slots it has left.
         slots = generator.permutation(np.repeat(np.arange(self.num_clients), sizes))
         draws = generator.random(len(slots))
         parts: list[list[int]] = [[] for _ in range(self.num_clients)]

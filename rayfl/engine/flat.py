@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -39,12 +39,12 @@ class Layout:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tree: Mapping[str, Any], stays: Callable[[str], bool] = lambda path: False) -> Layout:
+    def of(cls, tree: Mapping[str, Any], moved: Collection[str] | None = None) -> Layout:
         """The layout of a tree of tensors.
 
         Args:
             tree: the tree.
-            stays: which paths no step moves.
+            moved: the paths that steps move; None for all.
 
         Raises:
             TypeError: when leaves differ in type or are no tensors.
@@ -59,10 +59,10 @@ class Layout:
         dtype = types.pop()
         step = ALIGNMENT_BYTES // dtype.itemsize
         offsets, position, moving = {}, 0, 0
-        for path in sorted(found, key=stays):
+        for path in sorted(found, key=lambda path: moved is not None and path not in moved):
             offsets[path] = position
             position += -(-found[path].numel() // step) * step
-            moving = moving if stays(path) else position
+            moving = position if moved is None or path in moved else moving
         shapes = tuple(leaf.shape for leaf in found.values())
         return cls(tuple(found), shapes, tuple(offsets[path] for path in found), moving, position, dtype)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,28 +12,42 @@ from rayfl.engine.flat import ALIGNMENT_BYTES, Layout
 from rayfl.engine.memory import Memory
 from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
 from rayfl.engine.step import step_of
+from rayfl.errors import MethodError
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
-from rayfl.tasks import Batch, Task
+from rayfl.tasks import Batch, Task, recorded_names
+from rayfl.untouched import Untouched
 
 _GATHERED_BYTES = 1 << 18
 """Samples copied at a time: few operations, and all of it still in the processor's cache when it is read."""
 
 
-def is_buffer(path: str, task: Task) -> bool:
-    """Whether a leaf is a module buffer: it travels with the weights but no gradient step moves it."""
-    name = path.rsplit("/", 1)[-1]
-    return any(name in candidate.network.buffer_names for candidate in task.candidates)
+def moved_paths(tree: Tree, task: Task) -> list[str]:
+    """The paths of the leaves that steps move: all but module buffers, which travel with the weights."""
+    recorded = recorded_names(task)
+    return [path for path, _ in leaves(tree) if path.rpartition("/")[2] not in recorded]
 
 
 def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
     """Runs one local update and returns the trained tree (fresh memory)."""
-    memory = Memory(request, Layout.of(request.trainable, partial(is_buffer, task=task)), device)
+    moved = frozenset(moved_paths(request.trainable, task))
+    memory = Memory(request, Layout.of(request.trainable, moved), device)
+    lent = Untouched(request.frozen or {}, recorded_names(task))
     take = step_of(request, task, memory)
     with _seeded(request.seed, task, device):
         for number, batch in enumerate(_batches(request, task, device)):
             take(batch, number)
+    check_frozen(lent)
     memory.keep()
     return map_leaves(Tensor.detach, memory.tree)
+
+
+def check_frozen(lent: Untouched) -> None:
+    """Raises a MethodError if an objective has written to what it only reads, where no other step would find it."""
+    if (leaf := lent.written()) is not None:
+        raise MethodError(
+            f"the objective writes to {leaf!r} of frozen in place: it must only read it; what an objective changes "
+            "belongs into the trained tree (a forward pass in training mode writes running statistics: training=False)"
+        )
 
 
 def _batches(request: TrainRequest, task: Task, device: torch.device) -> Iterator[Batch]:
@@ -92,10 +105,12 @@ def _seeded(seed: int, task: Task, device: torch.device) -> Iterator[None]:
 
 def gradient(request: GradientRequest, task: Task, device: torch.device) -> Tree:
     """The sample-weighted mean of the gradients of consecutive batches: the full-batch gradient."""
-    pairs = list(leaves(request.point))
-    point = {path: leaf.detach().to(device).clone().requires_grad_(not is_buffer(path, task)) for path, leaf in pairs}
+    paths = moved_paths(request.point, task)
+    pairs = leaves(request.point)
+    point = {path: leaf.detach().to(device).clone().requires_grad_(path in paths) for path, leaf in pairs}
     moved = [leaf for leaf in point.values() if leaf.requires_grad]
     total = [torch.zeros_like(leaf) for leaf in moved]
+    lent = Untouched(request.frozen or {}, recorded_names(task))
     x, y = request.examples.x, request.examples.y
     with _seeded(request.seed, task, device):
         for part in torch.split(torch.arange(len(y), device=device), request.batch_size):
@@ -104,6 +119,7 @@ def gradient(request: GradientRequest, task: Task, device: torch.device) -> Tree
             loss = request.objective(from_leaves(point), batch, task, request.frozen, None)
             parts = torch.autograd.grad(loss, moved, materialize_grads=True)
             torch._foreach_add_(total, list(parts), alpha=len(part) / len(y))
+    check_frozen(lent)
     gradients = iter(total)
     return from_leaves(
         {path: next(gradients) if leaf.requires_grad else torch.zeros_like(leaf) for path, leaf in point.items()}

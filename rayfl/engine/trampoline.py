@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rayfl.engine.requests import Request
+from rayfl.engine.requests import GradientRequest, OutputRequest, Request
 
 
 class Executor(Protocol):
@@ -27,12 +27,17 @@ class Ask:
         return (yield self.request)
 
 
-def run_procedures(procedures: Mapping[int, Coroutine[Request, Any, Any]], executor: Executor) -> dict[int, Any]:
+def run_procedures(
+    procedures: Mapping[int, Coroutine[Request, Any, Any]],
+    executor: Executor,
+    after: Callable[[int], None] = lambda client: None,
+) -> dict[int, Any]:
     """Runs procedures in lock-step to their ends.
 
     Args:
         procedures: started by this call, keyed by client id.
-        executor: does all requests that are pending at a time in one call, so it can group equal work.
+        executor: does all local updates that are pending at a time in one call, so it can group equal work.
+        after: called with a client whenever code of its own has run. What it raises ends all procedures.
 
     Returns:
         What each procedure returned, or the exception it raised, by client id.
@@ -48,12 +53,30 @@ def run_procedures(procedures: Mapping[int, Coroutine[Request, Any, Any]], execu
             results[client] = end.value
         except Exception as error:
             results[client] = error
+        after(client)
 
-    for client in procedures:
-        advance(client, None)
-    while waiting:
-        pending = dict(waiting)
-        waiting.clear()
-        for client, reply in zip(pending, executor.execute(list(pending.values())), strict=True):
-            advance(client, reply)
+    try:
+        for client in procedures:
+            advance(client, None)
+        while waiting:
+            pending = dict(waiting)
+            waiting.clear()
+            replies: dict[int, Any] = {}
+            for clients in _together(pending):
+                replies |= zip(clients, executor.execute([pending[client] for client in clients]), strict=True)
+                after(clients[0])
+            for client in pending:
+                advance(client, replies[client])
+    finally:
+        for procedure in procedures.values():
+            procedure.close()
     return results
+
+
+def _together(pending: Mapping[int, Request]) -> Iterator[list[int]]:
+    """The clients whose requests are executed in one call: nothing but local updates gains by that."""
+    alone = [client for client, request in pending.items() if isinstance(request, GradientRequest | OutputRequest)]
+    updates = [client for client in pending if client not in set(alone)]
+    if updates:
+        yield updates
+    yield from ([client] for client in alone)

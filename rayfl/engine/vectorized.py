@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from rayfl.engine.looped import is_buffer
+from rayfl.engine.looped import check_frozen, moved_paths
 from rayfl.engine.optimizers import Kept, clipped, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
 from rayfl.tasks import Batch, Task
+from rayfl.untouched import Untouched
 
 
 def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) -> list[Tree]:
@@ -31,10 +32,11 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
     paths = [path for path, _ in leaves(first.trainable)]
     model = _stack([request.trainable for request in ranked], device)
     parameters = [leaf for _, leaf in leaves(model)]
-    moved = [i for i, path in enumerate(paths) if not is_buffer(path, task)]
-    moved_paths = [paths[i] for i in moved]
-    mover = _Mover(ranked, moved_paths, [parameters[i] for i in moved])
+    names = moved_paths(model, task)
+    moved = [i for i, path in enumerate(paths) if path in names]
+    mover = _Mover(ranked, names, [parameters[i] for i in moved])
     frozen, frozen_dims = _stack_frozen(ranked, device)
+    lent = Untouched(frozen or {})
     draws = None if first.draws is None else _pad_draws(ranked, device)
     feed = _Feed(ranked, device)
     gradients = vmap(
@@ -49,6 +51,7 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
         draw = None if draws is None else map_leaves(lambda leaf, s=step, a=active: leaf[s, :a], draws)
         step_gradients = [leaf for _, leaf in leaves(gradients(now, x, y, mask, fixed, draw))]
         mover.step([step_gradients[i] for i in moved], active)
+    check_frozen(lent)
     results: list[Tree] = [{} for _ in requests]
     for rank, position in enumerate(order):
         results[position] = map_leaves(lambda leaf, r=rank: leaf[r].clone(), model)

@@ -48,10 +48,11 @@ def check_destination(destination: Path) -> None:
 def export_model(models: CommittedModels, client: int, model: str, destination: Path) -> Exported:
     """Writes one model of a client.
 
-    The tensors have the names of the model's ``state_dict`` and are as they were computed with, on the CPU. The file's
-    metadata have, besides ``format``, one entry ``rayfl``: JSON with the method, where the model is from, the section
-    ``model`` of its configuration, the kind and shape of its inputs, the section ``transform`` (what was done to
-    images), the modules, and the metrics of the tables.
+    The tensors have the names of the model's ``state_dict`` and are as they were computed with, on the CPU; parameters
+    that require no gradient, which no commit has, are those of the model as it is made today. The file's metadata have,
+    next to ``format``, one entry ``rayfl``: JSON with the method, where the model is from, the section ``model`` of its
+    configuration, the kind and shape of its inputs, the section ``transform`` (what was done to images), the modules,
+    and the metrics of the tables.
 
     Args:
         models: the commit.
@@ -68,9 +69,9 @@ def export_model(models: CommittedModels, client: int, model: str, destination: 
     found = models.predictors(client)
     row = personalized_model(run, rounds) if model == PERSONALIZED and PERSONALIZED not in found else model
     predictor = models.predictor(client, row)
-    tensors = {
-        name: tensor.detach().cpu().contiguous().clone() for name, tensor in single_model(predictor, row).items()
-    }
+    network = task_of(predictor, models.parts.task).network
+    whole = {**single_model(predictor, row), **network.fixed_parameters}
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in whole.items()}
     section, modules = _architecture(models, predictor)
     spec = models.parts.dataset.spec
     metrics = _metrics(models, client, row)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from rayfl.errors import ModelError
+from rayfl.models.anatomy import draws, grouped, named_tensors, obstacle, owner_of, slots, stacked_at, under
 from rayfl.models.normalization import NORMALIZATION_LAYERS
 
 
@@ -58,10 +56,11 @@ class ClassificationModel(nn.Module):
 class Network:
     """A model as a function of its parameters, which live outside of it in a tree: a mapping from name to tensor.
 
-    The tree holds every parameter and every persistent floating-point buffer under its ``state_dict`` name (the
-    first one where a tensor is shared). Integer and non-persistent buffers are no part of it; they follow it from
-    device to device. In training mode a module that updates a buffer writes into the bound tensor itself, so a
-    caller that passes views of a larger vector finds the new running statistics there.
+    The tree holds every parameter that requires a gradient and every persistent floating-point buffer under its
+    ``state_dict`` name (the first one where a tensor is shared). What is fixed is no part of it: parameters that
+    require no gradient, integer and non-persistent buffers. The network has these, once for all trees, and they follow
+    the tree from device to device. In training mode a module that updates a buffer writes into the bound tensor itself,
+    so a caller that passes views of a larger vector finds the new running statistics there.
 
     The tensors of a tree are bound to one module that is reused, which avoids the per-call cost of
     ``torch.func.functional_call``. An instance therefore holds on to the last tree it saw (an enclosing
@@ -71,11 +70,13 @@ class Network:
         factory: builds the model on the CPU; draws its initial values from PyTorch's global generator.
 
     Attributes:
-        parameter_names: all parameters in the order of the model.
+        parameter_names: all parameters that require a gradient, in the order of the model.
         buffer_names: the buffers of the tree in the order of the model.
         layers: ``parameter_names`` grouped by the module that owns them; stacked recurrent layers are one group.
         unstacked_layers: ``layers``, but every one of stacked recurrent layers is a group of its own.
         head_weight: name of the head's weight matrix, shape (C, f).
+        head_shape: shape (C, f) of the head's weight matrix, which may be fixed.
+        head_is_fixed: whether the head's weight matrix requires no gradient, and so is in no tree.
         head_names: parameters of the head.
         body_names: all parameters but the head's.
         classifier_names: parameters of the classifier block.
@@ -88,22 +89,23 @@ class Network:
         feature_channels: see :class:`ClassificationModel`.
 
     Raises:
-        ModelError: the head or classifier names do not fit the model, or a batch normalization keeps a cumulative
-            average (``momentum=None``), whose count would be shared by all clients.
+        ModelError: the head or classifier names do not fit the model, no parameter requires a gradient, or a batch
+            normalization keeps a cumulative average (``momentum=None``), whose count would be shared by all clients.
     """
 
     def __init__(self, factory: Callable[[], ClassificationModel]) -> None:
         self._factory = factory
-        with torch.random.fork_rng(devices=[]):
-            skeleton = factory()
+        skeleton = self._made(0)
         self._skeleton = skeleton
-        parameters = dict(skeleton.named_parameters())
+        everything = dict(skeleton.named_parameters())
+        parameters = {name: parameter for name, parameter in everything.items() if parameter.requires_grad}
         persistent = skeleton.state_dict().keys()
         buffers = {n: b for n, b in skeleton.named_buffers() if b.is_floating_point() and n in persistent}
-        self._slots = _slots(skeleton, {**parameters, **buffers})
-        others = {name: buffer for name, buffer in skeleton.named_buffers() if name not in buffers}
-        self._others = [(tensors, key, others[name]) for tensors, key, name in _slots(skeleton, others)]
-        self._device = torch.device("cpu")
+        self._slots = slots(skeleton, {**parameters, **buffers})
+        others = {n: t for n, t in (*everything.items(), *skeleton.named_buffers()) if n not in {*parameters, *buffers}}
+        self._fixed_slots = slots(skeleton, others)
+        self._fixed_parameters = tuple(name for name in everything if name not in parameters)
+        self._device: torch.device | None = None
         self._drawn: tuple[int, dict[str, Tensor]] | None = None
         self._recurrent = tuple(module for module in skeleton.modules() if isinstance(module, nn.RNNBase))
         for module in self._recurrent:
@@ -114,27 +116,49 @@ class Network:
         self.parameter_names = tuple(parameters)
         self.buffer_names = tuple(buffers)
         self._tree_names = self.parameter_names + self.buffer_names
-        self.layers = _grouped(self.parameter_names, _owner)
+        self.layers = grouped(self.parameter_names, owner_of)
         recurrent = {name for name, module in skeleton.named_modules() if isinstance(module, nn.RNNBase)}
-        self.unstacked_layers = _grouped(
-            self.parameter_names, lambda name: (_owner(name), _stacked_at(name) if _owner(name) in recurrent else "")
+        self.unstacked_layers = grouped(
+            self.parameter_names, lambda name: (owner_of(name), stacked_at(name) if owner_of(name) in recurrent else "")
         )
         self.head_weight = f"{skeleton.head_module}.weight"
-        self.head_names = _under(self.parameter_names, (skeleton.head_module,))
+        self.head_is_fixed = self.head_weight in others
+        self.head_names = under(self.parameter_names, (skeleton.head_module,))
         self.body_names = tuple(name for name in self.parameter_names if name not in self.head_names)
-        self.classifier_names = _under(self.parameter_names, skeleton.classifier_modules)
+        self.classifier_names = under(self.parameter_names, skeleton.classifier_modules)
         norms = {name for name, module in skeleton.named_modules() if isinstance(module, NORMALIZATION_LAYERS)}
-        self.norm_names = tuple(name for name in self._tree_names if _owner(name) in norms)
+        self.norm_names = tuple(name for name in self._tree_names if owner_of(name) in norms)
         self.num_parameters = sum(parameter.numel() for parameter in parameters.values())
         self.feature_channels = skeleton.feature_channels
         chain = skeleton.chain() if "chain" in type(skeleton).__dict__ else ()
-        self._chain = [(f"{name}.weight", f"{name}.bias") for name in chain]
+        fixed = any(name in others for layer in chain for name in (f"{layer}.weight", f"{layer}.bias"))
+        self._chain = [] if fixed else [(f"{name}.weight", f"{name}.bias") for name in chain]
         self._biases = frozenset(bias for _, bias in self._chain if bias in parameters)
         self.batch_statistics = any(isinstance(module, _BatchNorm) for module in skeleton.modules())
-        self.stochastic = any(_draws(module) for module in skeleton.modules())
-        self.why_not_vectorizable = next(filter(None, map(_obstacle, skeleton.modules())), "")
+        self.stochastic = any(draws(module) for module in skeleton.modules())
+        self.why_not_vectorizable = next(filter(None, map(obstacle, skeleton.modules())), "")
         self.vectorizable = not self.why_not_vectorizable
-        self._check(skeleton)
+        self._check(skeleton, everything)
+        self.head_shape = tuple(everything[self.head_weight].shape)
+        self._fixed = self._fixed_of(skeleton)
+
+    def settle(self, seed: int) -> None:
+        """Takes what is fixed from the initial model of a seed, so that every process has the same.
+
+        Before, it is that of the seed 0.
+
+        Args:
+            seed: as for :meth:`initialize`.
+        """
+        if self._fixed_parameters or any(tensor.is_floating_point() for tensor in self._fixed.values()):
+            model = self._made(seed)
+            self._drawn = seed, self._tree_of(model)
+            self._fixed, self._device = self._fixed_of(model), None
+
+    @property
+    def fixed_parameters(self) -> dict[str, Tensor]:
+        """The parameters that require no gradient, by name, on the CPU: no part of any tree."""
+        return {name: self._fixed[name] for name in self._fixed_parameters}
 
     def refuse_vectorization(self, why: str) -> None:
         """Notes an obstacle to vmap that cannot be seen from the layers; the first one noted stays."""
@@ -149,16 +173,24 @@ class Network:
         """
         # Most clients ask for one and the same initial model, some every time they are evaluated.
         if self._drawn is None or self._drawn[0] != seed:
-            self._drawn = seed, self._draw(seed)
+            self._drawn = seed, self._tree_of(self._made(seed))
         return {name: tensor.clone() for name, tensor in self._drawn[1].items()}
 
-    def _draw(self, seed: int) -> dict[str, Tensor]:
+    def _made(self, seed: int) -> ClassificationModel:
         with torch.random.fork_rng(devices=[]):
             # torch.manual_seed would also reseed the accelerators, which fork_rng(devices=[]) does not restore.
             torch.default_generator.manual_seed(seed)
-            model = self._factory()
-        values: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            return self._factory()
+
+    def _tree_of(self, model: ClassificationModel) -> dict[str, Tensor]:
+        values = named_tensors(model)
         return {name: values[name].detach().to(torch.float32, copy=True) for name in self._tree_names}
+
+    def _fixed_of(self, model: ClassificationModel) -> dict[str, Tensor]:
+        values = {name: tensor.detach() for name, tensor in named_tensors(model).items()}
+        # Parameters are of the tree's type; buffers are as the model has made them.
+        floats = {name for name in self._fixed_parameters if values[name].is_floating_point()}
+        return {name: values[name].float() if name in floats else values[name] for _, _, name in self._fixed_slots}
 
     def logits(self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False) -> Tensor:
         """Logits of shape (b, C) for inputs (b, *input shape), differentiable with respect to the tree.
@@ -228,10 +260,10 @@ class Network:
                 tensors[key] = tree[name]
         except KeyError:
             raise self._misfit(tree) from None
-        device = tree[self.head_weight].device
+        device = tree[self._tree_names[0]].device
         if device != self._device:
-            for tensors, key, buffer in self._others:
-                tensors[key] = buffer.to(device)
+            for tensors, key, name in self._fixed_slots:
+                tensors[key] = self._fixed[name].to(device)
             self._device = device
         for module in self._recurrent:
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
@@ -242,70 +274,25 @@ class Network:
     def _misfit(self, tree: Iterable[str]) -> ModelError:
         missing, extra = sorted(set(self._tree_names).difference(tree)), sorted(set(tree).difference(self._tree_names))
         model = type(self._skeleton).__name__
-        return ModelError(f"parameters do not fit the model {model}: missing {missing}, unknown {extra}")
+        fixed = set(extra) & set(self._fixed_parameters)
+        old = f"; {len(fixed)} of these require no gradient: an older version of rayfl trained them" if fixed else ""
+        return ModelError(f"parameters do not fit the model {model}: missing {missing}, unknown {extra}{old}")
 
-    def _check(self, skeleton: ClassificationModel) -> None:
+    def _check(self, skeleton: ClassificationModel, everything: Collection[str]) -> None:
         model = type(skeleton).__name__
-        if self.head_weight not in self.parameter_names:
+        if self.head_weight not in everything:
             raise ModelError(
                 f"model {model}: head_module is {skeleton.head_module!r}, but there is no such linear layer"
             )
+        if not self.parameter_names:
+            raise ModelError(
+                f"model {model}: no parameter requires a gradient, so that there is nothing to train: leave "
+                "requires_grad on for those that are to be trained"
+            )
         for module in skeleton.classifier_modules:
-            if not _under(self.parameter_names, (module,)):
+            if not under(everything, (module,)):
                 raise ModelError(f"model {model}: classifier_modules names {module!r}, which has no parameters")
-        if not set(self.head_names) <= set(self.classifier_names):
+        if self.head_weight not in under(everything, skeleton.classifier_modules):
             raise ModelError(f"model {model}: classifier_modules must contain the head {skeleton.head_module!r}")
         if any(isinstance(m, _BatchNorm) and m.track_running_stats and m.momentum is None for m in skeleton.modules()):
             raise ModelError(f"model {model}: batch normalization needs a momentum, a cumulative average has none")
-
-
-def _slots(module: nn.Module, tree: Mapping[str, Tensor]) -> tuple[tuple[dict[str, Any], str, str], ...]:
-    """Every place that holds a tensor of the tree: (dictionary of the owner, key in it, name in the tree)."""
-    names = {id(tensor): name for name, tensor in tree.items()}
-    return tuple(
-        (tensors, key, names[id(tensor)])
-        for owner in module.modules()
-        for tensors in (owner._parameters, owner._buffers)
-        for key, tensor in tensors.items()
-        if id(tensor) in names
-    )
-
-
-def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> tuple[tuple[str, ...], ...]:
-    """Runs of names with one key."""
-    return tuple(tuple(group) for _, group in groupby(names, key))
-
-
-def _owner(name: str) -> str:
-    """The module that a parameter belongs to."""
-    return name.rpartition(".")[0]
-
-
-def _stacked_at(name: str) -> str:
-    """The layer of a recurrent module that ``weight_ih_l0``, ``bias_hh_l1_reverse`` and the like belong to."""
-    return name.removesuffix("_reverse").rpartition("_l")[2]
-
-
-def _under(names: Iterable[str], modules: Iterable[str]) -> tuple[str, ...]:
-    """The names that belong to one of the modules."""
-    prefixes = tuple(f"{module}." for module in modules)
-    return tuple(name for name in names if name.startswith(prefixes))
-
-
-def _draws(module: nn.Module) -> bool:
-    """Whether the module draws random numbers in training mode."""
-    if isinstance(module, nn.RNNBase):
-        return module.dropout > 0 and module.num_layers > 1
-    return isinstance(module, _DropoutNd) and module.p > 0
-
-
-def _obstacle(module: nn.Module) -> str:
-    """Why the module cannot be trained under vmap; empty if it can."""
-    kind = type(module).__name__
-    if isinstance(module, nn.RNNBase):
-        return f"{kind} has no batching rule"
-    if isinstance(module, _BatchNorm):
-        return f"{kind} uses batch statistics in training"
-    if _draws(module):
-        return f"{kind} draws random numbers"
-    return ""

@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from rayfl.metrics import first_best
 from rayfl.sweeps.measures import Measure
 from rayfl.table_schemas import METRICS
 
@@ -57,7 +58,7 @@ def groups_table(trials: pa.Table, varied: Sequence[str], measure: Measure) -> p
     whole = [row for row in rows if row["experiments"] == row["finished"] and row[target] is not None]
     best = None
     if len(rows) > 1 and whole:
-        best = (max if measure.mode == "max" else min)(whole, key=lambda row: float(row[target]))
+        best = whole[first_best({place: float(row[target]) for place, row in enumerate(whole)}, measure.mode)]
     for row in rows:
         row["selected_on"] = measure.judge if row is best else ""
     schema = [(path, trials.schema.field(path).type) for path in keys]

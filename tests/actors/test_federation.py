@@ -19,13 +19,16 @@ from algorithms.base import Averaging
 from algorithms.floco import Floco
 from rayfl.aggregation import Weighted
 from rayfl.commits import CommitStore
+from rayfl.data.federated import InputSpec
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError
+from rayfl.models.perceptron import TwoNN
 from rayfl.params import Tree, num_bytes, to_numpy
 from rayfl.randomness import RandomStreams
 from rayfl.storage import Storage
+from rayfl.tasks import Classification
 from tests.algorithms.cases import ALGORITHMS, SIZES, Case, toy_of
 from tests.toys import CPU, assert_equal, random_clients, softmax_regression
 
@@ -318,9 +321,16 @@ def test_with_one_host_per_client_the_pooled_client_is_the_guest_of_the_first(tm
 
 
 def test_a_simplex_of_one_endpoint_has_the_update_variance_of_federated_averaging() -> None:
-    average = toy_of(ALGORITHMS["fedavg"])
-    point = toy_of(Case(Floco(simplex_dimension=0, assignment_round=0)))
-    simplex = toy_of(Case(Floco(simplex_dimension=2, assignment_round=9)))
+    """Of a last layer without bias: endpoints are weights alone."""
+    task = Classification(TwoNN(hidden=(7,), bias=False).network(InputSpec("image", (5,), 3)))
+    average, point, simplex = (
+        toy_of(case, double=False, task=task)
+        for case in (
+            ALGORITHMS["fedavg"],
+            Case(Floco(simplex_dimension=0, assignment_round=0)),
+            Case(Floco(simplex_dimension=2, assignment_round=9)),
+        )
+    )
     for cohort in ([0, 2, 3], [1, 2]):
         for toy in (average, point, simplex):
             toy.step(cohort)

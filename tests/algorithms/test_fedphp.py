@@ -312,9 +312,15 @@ def test_inv_php_7_discrepancy_of_the_features_that_enter_the_classifier() -> No
     assert not gradient["head.weight"].any() and gradient["inner.weight"].any()
     value, gradient = objective_at(algorithm, task, model, model, batch)
     assert abs(value) < 1e-12 and max(leaf.abs().max() for leaf in gradient.values()) < 1e-12
+
+    value, gradient = objective_at(algorithm, task, model, hpm, some_batch(1))
+    assert value == 0
+    assert not any(leaf.any() for leaf in gradient.values())
+    of_the_paper = FedPHP(transfer="mmd", transfer_weight=1.0, one_sample="paper")
     constant = 2 * sum(1 - math.exp(-(2.0 ** (2 - i))) for i in range(5))
-    value, _ = objective_at(algorithm, task, model, hpm, some_batch(1))
+    value, gradient = objective_at(of_the_paper, task, model, hpm, some_batch(1))
     assert value == pytest.approx(constant, abs=1e-6)
+    assert gradient["inner.weight"].any()
 
 
 def test_inv_php_8_prox_is_zero_at_the_hpm_and_leaves_buffers_out() -> None:

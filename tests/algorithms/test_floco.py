@@ -362,3 +362,26 @@ def test_own_points_beat_other_clients_points() -> None:
     final = run.scores(final=True)
     accuracy = {row: np.mean([final[k][row].top1 for k in range(6)]) for row in ("global", "personalized")}
     assert accuracy["personalized"] > 0.9 > accuracy["global"] + 0.2
+
+
+def test_the_variance_of_updates_is_that_of_the_endpoints_alone() -> None:
+    """Eq. 13: of the mean change of a client's endpoints, without the bias, which is no endpoint."""
+    run = toy(floco())
+    before, cohort = copy(run.server), [0, 2, 5]
+    replies = [toy(floco()).step([client]) for client in cohort]
+    run.step(cohort)
+    changes = torch.stack([(reply["endpoints"] - before["endpoints"]).mean(0).flatten() for reply in replies])
+    expected = float(((changes - changes.mean(0)) ** 2).sum())
+    assert run.federation.update_variance() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_variance_of_one_endpoint_is_that_of_the_last_layers_weight() -> None:
+    class WeightAlone(FedAvg):
+        def update(self, trained: Tree, received: Tree, task: Any) -> Tensor:
+            return trained[HEAD] - received["model"][HEAD]
+
+    single, average = toy(floco(simplex_dimension=0)), toy(WeightAlone())
+    for _ in range(2):
+        single.step([0, 2, 5])
+        average.step([0, 2, 5])
+        assert single.federation.update_variance() == average.federation.update_variance()

@@ -223,6 +223,21 @@ def test_inv_flo_9_scale_is_the_brute_force_minimizer(energy_on: str, grid: str)
     assert_allclose(points, betas[best] / scale, atol=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_round_off_does_not_choose_among_equal_energies(seed: int) -> None:
+    """Of beta the energy is the same for every scale from which on all projections lie inside the simplex."""
+    kappa = generator(seed).normal(size=(6, 3)) * 0.02
+    candidates = scale_candidates("linear")
+    betas = [project_onto_simplex(kappa, z) for z in candidates]
+    inside = [bool((beta > 0).all()) for beta in betas]
+    first = inside.index(True)
+    assert all(inside[first:])
+    energies = np.array([riesz_energy(beta) for beta in betas])
+    assert_allclose(energies[first:], energies[first], rtol=1e-9)
+    assert energies[:first].min() > energies[first] * (1 + 1e-6)
+    assert spread_on_simplex(kappa, candidates, "beta")[0] == candidates[first]
+
+
 def test_inv_flo_9_energy_of_beta_is_that_of_alpha_over_z_squared() -> None:
     kappa = generator(5).normal(size=(6, 3)) * 0.1
     for z in (0.3, 1.0, 2.5):

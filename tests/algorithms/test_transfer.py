@@ -158,11 +158,38 @@ def test_inv_php_7_mmd_ignores_common_motions_and_scales() -> None:
     assert abs(alone - expected) > 1e-2
 
 
+def mmd_of_the_paper(student: Tensor, teacher: Tensor, batch: Batch) -> Tensor:
+    return maximum_mean_discrepancy(student, teacher, batch, "paper")
+
+
 @pytest.mark.parametrize("distance", [0.5, 2.0, 70.0])
-def test_inv_php_7_mmd_of_one_pair_is_a_constant(distance: float) -> None:
+def test_inv_php_7_mmd_of_one_pair_is_a_constant_whose_gradient_has_no_bound(distance: float) -> None:
+    """Of the estimate as it is: with the bandwidth held, the gradient's length is 4.84 over the distance."""
     student = rows(1, 3)
-    value = maximum_mean_discrepancy(student, student + distance, batch_of(1))
+    teacher = student + distance / 3**0.5
+    value, gradient = value_and_gradient(mmd_of_the_paper, student, teacher, batch_of(1))
     assert value.item() == pytest.approx(ONE_PAIR, abs=1e-6)
+    assert gradient.norm().item() == pytest.approx(4.84 / distance, rel=0.01)
+
+
+@pytest.mark.parametrize("distance", [0.0, 1e-12, 0.5, 70.0])
+@pytest.mark.parametrize("padding", [None, 0.0, 1e6])
+def test_one_sample_a_side_has_no_discrepancy(padding: float | None, distance: float) -> None:
+    student = rows(1, 3)
+    teacher, batch = student + distance, batch_of(1)
+    if padding is not None:
+        filler = torch.full((2, 3), padding, dtype=torch.float64)
+        student, teacher = torch.cat([student, filler]), torch.cat([teacher, -filler])
+        batch = batch_of(3, torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))
+    value, gradient = value_and_gradient(maximum_mean_discrepancy, student, teacher, batch)
+    assert value.item() == 0
+    assert torch.equal(gradient, torch.zeros_like(student))
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_of_two_samples_on_the_option_changes_nothing(count: int) -> None:
+    student, teacher, batch = rows(count, 3), rows(count, 3, seed=1), batch_of(count)
+    assert torch.equal(maximum_mean_discrepancy(student, teacher, batch), mmd_of_the_paper(student, teacher, batch))
 
 
 def test_inv_php_7_mmd_gradient_treats_the_bandwidth_as_a_constant() -> None:

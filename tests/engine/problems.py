@@ -35,6 +35,23 @@ class SmallCNN(ClassificationModel):
         return self.head(features)  # type: ignore[no-any-return]
 
 
+class ColourCNN(ClassificationModel):
+    """Two convolutions, pooling and a linear head for (3, 6, 6)."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 6, 3, padding=1)
+        self.head = nn.Linear(6 * 3 * 3, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        maps = torch.relu(self.second(torch.relu(self.first(x))))
+        return nn.functional.max_pool2d(maps, 2).flatten(1)
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
 class Normalized(ClassificationModel):
     """Batch normalization between two linear layers, on vectors of 6."""
 

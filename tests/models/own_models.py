@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import torch
@@ -30,6 +31,38 @@ class Own(ClassificationModel):
 
     def classify(self, features: Tensor) -> Tensor:
         return self.head(features)  # type: ignore[no-any-return]
+
+
+class Frozen(ClassificationModel):
+    """A random projection that stays as it was drawn, before two layers that are trained."""
+
+    def __init__(self, spec: InputSpec, frozen: tuple[str, ...] = ("project",)) -> None:
+        super().__init__()
+        self.project = nn.Linear(math.prod(spec.shape), 16)
+        self.inner = nn.Linear(16, 8)
+        self.head = nn.Linear(8, spec.num_classes)
+        for name in frozen:
+            self.get_submodule(name).requires_grad_(False)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.inner(torch.tanh(self.project(x.flatten(1)))))
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+def probed(spec: InputSpec) -> nn.Module:
+    """Only the last layer is trained."""
+    return Frozen(spec, ("project", "inner"))
+
+
+def fixed_head(spec: InputSpec) -> nn.Module:
+    """Only what is before the last layer is trained."""
+    return Frozen(spec, ("head",))
+
+
+def untrainable(spec: InputSpec) -> nn.Module:
+    return Frozen(spec, ("project", "inner", "head"))
 
 
 class Dropping(Own):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import rayfl
-from actors.failures import MethodError
 from actors.host import ClientHost
 from algorithms.base import Averaging
 from algorithms.fedavg import FedAvg
@@ -19,7 +18,7 @@ from algorithms.registry import Experiment
 from rayfl.aggregation import Weighted
 from rayfl.config.loading import load_config
 from rayfl.engine.client import Client
-from rayfl.errors import ClientError, ConfigError
+from rayfl.errors import ClientError, ConfigError, MethodError
 from rayfl.experiment import Parts
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.normalization import normalize_by
