@@ -219,7 +219,6 @@ class Toy:
         train: the training section.
         hosts: number of in-process hosts.
         mode: looped or vectorized.
-        kernel: reference or fast.
         seed: experiment seed.
         streams: the random streams, in place of those of ``seed``.
         spill: bounds the memory for states (of one host).
@@ -234,7 +233,6 @@ class Toy:
     train: TrainConfig
     hosts: int = 1
     mode: str = "looped"
-    kernel: str = "reference"
     seed: int = 0
     streams: RandomStreams | None = None
     spill: Spill | None = None
@@ -254,7 +252,7 @@ class Toy:
         self.client_hosts = [
             ClientHost(
                 self.algorithm,
-                Engine(self.task, self.device, EngineConfig(mode=self.mode, width=8, kernel=self.kernel)),  # type: ignore[arg-type]
+                Engine(self.task, self.device, EngineConfig(mode=self.mode, width=8)),  # type: ignore[arg-type]
                 self.dataset,
                 self.context,
                 ClientStates(None, i, self.spill),
