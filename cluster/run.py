@@ -92,7 +92,10 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
     config = parts.config
     recorder = Recorder(parts.storage, config.fingerprint(), config.storage.keep_commits, lease)
     try:
-        progress = recorder.restore(ResultTables(parts.dataset.names, config.algorithm.sweep, parts.partition_hash))
+        method, names = config.algorithm, parts.dataset.names
+        progress = recorder.restore(
+            ResultTables(names, method.sweep, parts.partition_hash, personalized=method.personalized)
+        )
         if not parts.storage.exists("partition.parquet"):
             parts.storage.write("partition.parquet", to_parquet(parts.assignment))
         if progress is None or progress.rounds_completed < config.train.rounds:

@@ -97,7 +97,7 @@ def _cell(runs: Sequence[RunFolder], split: str) -> list[dict[str, Any]]:
     return [
         {
             **label,
-            **{key: row[key] for key in ("lambda", "top1", "top1_std_over_clients", "seeds")},
+            **{key: row[key] for key in ("lambda", "top1", "top1_std_over_clients", "clients", "seeds")},
             "global_top1": overall,
         }
         for row in table.to_pylist()
@@ -143,6 +143,7 @@ def _over_ratio(runs: Sequence[RunFolder], split: str) -> tuple[Figure, pa.Table
                 "top1": float(np.mean([row["top1"] for row in last])),
                 "top1_std_over_clients": float(np.mean([row["top1_std"] for row in last])),
                 "global_top1": _mean_last(series.runs, "global", split),
+                "clients": min(row["clients"] for row in last),
                 "seeds": len(series.runs),
             }
         )

@@ -123,12 +123,12 @@ def _own(
     models: CommittedModels, title: str, clients: Sequence[int] | None, points: int, samples: int, split: str
 ) -> _Panel:
     """The plane through the global model and those of two clients."""
-    algorithm = models.run.config.algorithm
-    row = f"{algorithm.sweep}=1.0" if algorithm.sweep is not None else algorithm.personalized
+    rows = models.run.own
+    row = f"{rows.sweep}=1.0" if rows.sweep is not None else rows.model
     if row == "global":
         raise ConfigError(
-            f"landscape: the clients of {algorithm.name} have no models of their own; give three runs, or --plane "
-            "random"
+            f"landscape: the clients of {models.run.config.algorithm.name} have no models of their own; give three "
+            "runs, or --plane random"
         )
     chosen = list(clients) if clients is not None else sorted(models.manifest.states)[:2] or [0, 1]
     check_number(chosen, 2, "whose models, with the global one, the plane goes through")

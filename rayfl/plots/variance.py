@@ -32,6 +32,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
     """
     rows: list[dict[str, Any]] = []
     for series in series_of(runs):
+        fewest = over_seeds([_clients(run) for run in series.runs])
         for round, (value, std) in over_seeds([_variance(run) for run in series.runs]).items():
             rows.append(
                 {
@@ -39,6 +40,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
                     "round": round,
                     "update_variance": value,
                     "std_over_seeds": std,
+                    "clients": fewest[round][0],
                     "seeds": len(series.runs),
                 }
             )
@@ -59,6 +61,14 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
     axes.set(xlabel="round", ylabel="total variance of updates")
     legend_below(figure, axes)
     return figure, pa.Table.from_pylist(rows)
+
+
+def _clients(run: RunFolder) -> dict[int, float]:
+    """How many clients the cohorts had, by round."""
+    table = where(run.rounds, cohort="selected", phase="trained")
+    return {
+        int(round): count for round, count in zip(table["round"].to_pylist(), table["clients"].to_pylist(), strict=True)
+    }
 
 
 def _variance(run: RunFolder) -> dict[int, float]:

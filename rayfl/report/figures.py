@@ -59,7 +59,7 @@ def _distribution(found: Sequence[tuple[str, np.ndarray]], remark: str = "") -> 
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(found)))
     words = [
-        f"{label}: lowest {100 * v[0]:.1f} %, worst 5 % {100 * summarize(v).worst5:.1f} %, "
+        f"{label}, {len(v)} clients: lowest {100 * v[0]:.1f} %, worst 5 % {100 * summarize(v).worst5:.1f} %, "
         f"median {100 * np.median(v):.1f} %, highest {100 * v[-1]:.1f} %"
         for label, v in found
     ]
@@ -71,8 +71,8 @@ def _distribution(found: Sequence[tuple[str, np.ndarray]], remark: str = "") -> 
         }
     )
     caption = (
-        "Test accuracy of every client after the last evaluation. Left: clients sorted, the worst first; the shaded "
-        f"part is the worst 5 %. Right: share of the clients by accuracy.{remark} {'; '.join(words)}."
+        "Test accuracy of every client that was evaluated, after the last evaluation. Left: clients sorted, the worst "
+        f"first; the shaded part is the worst 5 %. Right: share of the clients by accuracy.{remark} {'; '.join(words)}."
     )
     return Drawing("clients-accuracy", "Distribution over clients", caption, figure, data)
 
