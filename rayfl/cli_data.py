@@ -49,6 +49,8 @@ def register(app: typer.Typer, load: Load) -> None:
         for label, value in dataset_stats(dataset).rows():
             table.add_row(label, value)
         terminal.out().print(table)
+        for remark in dataset.remarks():
+            _say(f"note: {remark}")
 
     def show(
         config: _Config,

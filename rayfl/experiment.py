@@ -161,6 +161,8 @@ class Parts:
         if self.config.evaluation.official_test:
             self._check_official_test()
         self._check_system(available)
+        for remark in self.dataset.remarks():
+            _log.warning("dataset: %s", remark)
         sizes = self.dataset.sizes()
         self._check_evaluated(sizes)
         algorithm.check_data(self.task, sizes, self.config.holdout.public)

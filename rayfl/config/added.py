@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-ADDED: Mapping[str, Any] = {}
+ADDED: Mapping[str, Any] = {
+    "dataset.labels": "as_found",
+}
 """By dotted path, the value that stands for what was done before there was the option.
 
 At that value an option does not count in the fingerprint, so that runs from before continue. A default that does
