@@ -91,6 +91,7 @@ def clients(
     """List the clients of a run: samples, metrics, how often they were selected, bytes."""
     from rayfl.inspection.listing import COLUMNS, chosen_rows, client_rows
     from rayfl.personalized import of_clients
+    from rayfl.plain_csv import plain_cell
 
     opened = _open(run, trust)
     rows, name, evaluated = client_rows(opened, model, split, round)
@@ -99,7 +100,7 @@ def clients(
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(found)
+        writer.writerows({**row, "name": plain_cell(str(row["name"]))} for row in found)
         typer.echo(text.getvalue(), nl=False)
         return
     scored = of_clients(len(rows), opened.num_clients)

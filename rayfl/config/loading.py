@@ -17,6 +17,7 @@ from rayfl.config.overrides import parse_override
 from rayfl.config.own_code import schema_without_code
 from rayfl.config.paper_presets import paper_presets
 from rayfl.config.paper_presets import preset_names as preset_names
+from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
 
@@ -107,7 +108,7 @@ def _read(source: str | Path | Mapping[str, Any] | None) -> tuple[dict[str, Any]
 
 def _parse_yaml(text: str, place: str) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(text)
+        content = read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{place} is not valid YAML: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

@@ -13,6 +13,7 @@ import yaml
 from rayfl.commits import FOLDER, CommitStore
 from rayfl.config.loading import load_config
 from rayfl.config.own_code import NamedMethod, named_code, refuse_code
+from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, DamageError, RunError
 from rayfl.experiment import Parts
@@ -160,13 +161,13 @@ def open_run(path: str, schema: type[ExperimentConfig], trust: bool = False) -> 
     """
     storage = Storage(path.rstrip("/") or path)
     try:
-        content = yaml.safe_load(storage.read("config.yaml"))
+        content = read_yaml(storage.read("config.yaml"))
         if not isinstance(content, dict):
             raise RunError(f"{storage.uri}/config.yaml is damaged: it has no sections")
         config = load_config(schema, content, {}, trust=trust)
     except FileNotFoundError as error:
         raise RunError(f"{storage.uri} is no run's folder: it has no config.yaml") from error
-    except (yaml.YAMLError, ValueError, ConfigError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, ConfigError) as error:
         raise RunError(f"{storage.uri}/config.yaml cannot be read: {error}") from error
     return RunFolder(storage, _moved(config, storage), trust)
 

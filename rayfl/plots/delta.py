@@ -13,7 +13,7 @@ from rayfl.errors import RunError
 from rayfl.inspection.folder import RunFolder
 from rayfl.inspection.rows import where
 from rayfl.plots.series import Series, over_seeds, series_of
-from rayfl.plots.style import colour, legend_below, marker, new_figure, whole_numbers
+from rayfl.plots.style import DELTA, colour, legend_below, marker, new_figure, whole_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
         deltas.plot(xs, 100 * delta, color=colour(position), marker=mark, label=label)
     deltas.axhline(0, color="0.4", linewidth=0.8)
     stages.set(xlabel="round", ylabel="accuracy (%)", title="+ after training, x next download")
-    deltas.set(xlabel="round", ylabel=r"$\delta_t$ (percentage points)", title="effect of the next download")
+    deltas.set(xlabel="round", ylabel=f"{DELTA}_t (percentage points)", title="effect of the next download")
     for axes in (stages, deltas):
         whole_numbers(axes)
     legend_below(figure, deltas)

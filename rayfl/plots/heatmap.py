@@ -12,7 +12,7 @@ from rayfl.errors import ConfigError
 from rayfl.inspection.folder import RunFolder
 from rayfl.inspection.rows import last_round, model_rows, where
 from rayfl.plots.series import need_methods, need_same_but, series_of
-from rayfl.plots.style import SEQUENTIAL, new_figure
+from rayfl.plots.style import RHO, SEQUENTIAL, TAU, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,9 +55,9 @@ def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Tab
         for row in rows:
             cells[taus.index(row["tau"]), rhos.index(row["rho"])] = 100 * row[f"{panel}_top1"]
         _panel(axes, cells, taus, rhos)
-        axes.set(title=f"{panel} accuracy (%)", xlabel=r"$\rho$")
+        axes.set(title=f"{panel} accuracy (%)", xlabel=RHO)
         if panel == "local":
-            axes.set_ylabel(r"$\tau$")
+            axes.set_ylabel(TAU)
     return figure, pa.Table.from_pylist(rows)
 
 

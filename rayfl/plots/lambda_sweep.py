@@ -12,7 +12,7 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.inspection.folder import RunFolder
 from rayfl.inspection.rows import last_round, model_rows, received, where
 from rayfl.plots.series import Series, need_methods, series_of
-from rayfl.plots.style import colour, legend_below, marker, measure, new_figure
+from rayfl.plots.style import LAMBDA, colour, legend_below, marker, measure, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ def draw(runs: Sequence[RunFolder], metric: str = "top1", split: str = "test") -
         high = high if metric == "loss" else np.minimum(high, shown.factor)
         axes.plot(xs, shown.factor * mean, color=colour(position), marker=marker(position), label=label)
         axes.fill_between(xs, low, high, color=colour(position), alpha=0.15, linewidth=0)
-    axes.set(xlabel=r"$\lambda$ (0: federated model, 1: local model)", ylabel=shown.label, xlim=(-0.02, 1.02))
+    axes.set(xlabel=f"{LAMBDA} (0: federated model, 1: local model)", ylabel=shown.label, xlim=(-0.02, 1.02))
     legend_below(figure, axes)
     return figure, pa.Table.from_pylist(rows)
 

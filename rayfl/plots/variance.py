@@ -30,6 +30,8 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
     Raises:
         RunError: for a run without them, saying why.
     """
+    from matplotlib.ticker import LogFormatter
+
     rows: list[dict[str, Any]] = []
     for series in series_of(runs):
         fewest = over_seeds([_clients(run) for run in series.runs])
@@ -56,6 +58,9 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
             axes.fill_between(xs, low, mean + spread, color=colour(position), alpha=0.2, linewidth=0)
     if min(row["update_variance"] for row in rows) > 0:
         axes.set_yscale("log")
+        # The usual one writes formulas, which are switched off.
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter())
     mark_phases(axes, runs)
     whole_numbers(axes)
     axes.set(xlabel="round", ylabel="total variance of updates")

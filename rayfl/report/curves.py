@@ -120,7 +120,7 @@ def _line(axes: Axes, number: int, label: str, x: np.ndarray, y: np.ndarray, spr
         color=colour,
         linestyle=DASHES[number // len(SERIES) % len(DASHES)],
         marker=MARKERS[number % len(MARKERS)] if len(x) <= _MOST_MARKED else "",
-        label=label.replace("$", r"\$"),
+        label=label,
     )
     if spread is not None and np.isfinite(spread).any():
         axes.fill_between(x, y - spread, y + spread, color=colour, alpha=0.18, linewidth=0)

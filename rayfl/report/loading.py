@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from rayfl.commits import CommitStore
+from rayfl.config.plain_yaml import read_yaml
 from rayfl.data.assignment import ASSIGNMENT_SCHEMA, assignment_hash
 from rayfl.errors import ConfigError, DamageError, RayflError, RunError
 from rayfl.personalized import PersonalizedRows, personalized_rows_of, recorded_clients
@@ -173,7 +174,7 @@ _LOOK = "`rayfl verify` says what else is wrong; the command that started the ru
 
 def _config(storage: Storage, shown: str) -> Mapping[str, Any]:
     try:
-        content = yaml.safe_load(storage.read("config.yaml"))
+        content = read_yaml(storage.read("config.yaml"))
     except FileNotFoundError:
         raise RunError(
             f"{shown} is no run's folder: it has no config.yaml; give the folder that `rayfl run` names at its end"
