@@ -8,7 +8,7 @@ import torch
 
 from actors.memory import LeastRecentlyUsed, Lookups
 from rayfl.data.federated import SPLITS, Examples, FederatedDataset, OnDemand
-from rayfl.data.soundness import check_sound
+from rayfl.data.soundness import check_finite, check_sound
 
 _Key = tuple[int, str]
 """Client and split."""
@@ -78,5 +78,8 @@ class Samples:
     def public(self) -> torch.Tensor:
         """The samples that belong to no client, on the device, loaded at the first call."""
         if self._public is None:
-            self._public = self._dataset.load_public().to(self._device)
+            public = self._dataset.load_public()
+            if not self._dataset.sound:
+                check_finite(public, "dataset: public samples")
+            self._public = public.to(self._device)
         return self._public

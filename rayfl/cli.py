@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -156,7 +157,7 @@ def _load(config: str | None, overrides: list[str] | None, trust: bool = True) -
     from rayfl.config.loading import load_config
 
     extra = list(overrides or [])
-    if config is not None and "=" in config:
+    if config is not None and "=" in config and not Path(config).expanduser().is_file():
         extra.insert(0, config)
         config = None
     return load_config(Experiment, config, extra, trust)

@@ -53,7 +53,7 @@ def register(app: typer.Typer, load: Load) -> None:
         from rayfl.inspection.differences import differences
 
         for target in (first, second):
-            if "=" in target and "://" not in target:
+            if "=" in target and "://" not in target and not Path(target).expanduser().exists():
                 raise ConfigError(f"{target!r} is no preset, file or folder: diff takes no overrides")
         left, right = (configuration(target, None, trust, load) for target in (first, second))
         found = differences(left, right)

@@ -146,6 +146,12 @@ def test_what_needs_code_asks_for_trust(folder: Path, arguments: list[str]) -> N
     assert sprung(folder)
 
 
+def test_a_folder_may_have_any_name(folder: Path) -> None:
+    (folder / "method").rename(folder / "strength=0.5")
+    assert "0 differences" in command("diff", "strength=0.5", "strength=0.5/config.yaml")
+    assert "strength: 0.5" in command("show", "strength=0.5")
+
+
 def test_the_data_of_a_run_need_no_method(folder: Path) -> None:
     assert "clients" in command("data", "stats", "method")
     assert not sprung(folder)

@@ -8,6 +8,13 @@ from rayfl.data.federated import Examples, InputSpec
 from rayfl.errors import DataError
 
 
+def check_finite(x: torch.Tensor, place: str) -> None:
+    """Raises DataError, naming the sample, for inputs of shape (n, ...) that hold NaN or an infinity."""
+    if x.is_floating_point() and not torch.isfinite(x).all():
+        sample = int((~torch.isfinite(x.flatten(1))).any(1).nonzero()[0])
+        raise DataError(f"{place}: x of sample {sample} holds a value that is not finite; remove or mend it")
+
+
 def check_sound(examples: Examples, spec: InputSpec, client: str, split: str) -> None:
     """Makes sure that samples are what a data set says that it has.
 
@@ -27,11 +34,7 @@ def check_sound(examples: Examples, spec: InputSpec, client: str, split: str) ->
             f"{place}: x has the shape {tuple(x.shape)} and y {tuple(y.shape)}, but the data set says that an input "
             f"has {tuple(spec.shape)}"
         )
-    if x.is_floating_point() and not torch.isfinite(x).all():
-        sample = int((~torch.isfinite(x.flatten(1))).any(1).nonzero()[0])
-        raise DataError(
-            f"{place}: x of sample {sample} holds a value that is not finite: remove the sample, or mend it"
-        )
+    check_finite(x, place)
     wrong = (y < 0) | (y >= spec.num_classes)
     if wrong.any():
         sample = int(wrong.nonzero()[0])

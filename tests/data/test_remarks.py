@@ -14,6 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 import rayfl
+from actors.samples import Samples as Samples_
 from algorithms.registry import Experiment
 from rayfl.cli import app
 from rayfl.config.added import ADDED
@@ -287,6 +288,15 @@ def test_values_in_the_data_are_no_divergence(
     text = str(raised.value)
     assert f"client 'eve', train: {message}" in text
     assert "diverged" not in text
+
+
+def test_values_in_public_samples_are_found() -> None:
+    samples = Samples_(Own(0.0), torch.device("cpu"), None)
+    assert samples.public().shape == (0, 3)
+    broken = Own(0.0)
+    broken.load_public = lambda: torch.tensor([[0.0, 1.0], [np.nan, 1.0]])  # type: ignore[method-assign]
+    with pytest.raises(DataError, match="public samples: x of sample 1 holds"):
+        Samples_(broken, torch.device("cpu"), None).public()
 
 
 def test_values_of_a_function_and_of_files_are_found_before_the_start(tmp_path: Path) -> None:
