@@ -1,4 +1,4 @@
-"""Whoever looks at a run imports no code that it names, unless told to trust it."""
+"""Commands that look at a run import no code that it names, unless they are told to trust it."""
 
 from __future__ import annotations
 

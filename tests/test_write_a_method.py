@@ -71,7 +71,7 @@ def test_every_command_shows_the_method_by_the_model_that_it_says(
     mine = rayfl.run("quickstart", algorithm="remembering:Remembering", name="mine", **settings)
     rayfl.run("quickstart", algorithm="fedavg", name="other", **settings)
     memory = next(row for row in final_rows(mine) if row["model"] == "memory")
-    # Whoever looks at the runs has not the class, and needs none.
+    # The class is needed for none of it.
     (folder / "remembering.py").unlink()
     monkeypatch.delitem(sys.modules, "remembering")
     accuracy = f"{100 * memory['top1']:.2f}"

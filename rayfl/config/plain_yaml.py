@@ -9,7 +9,7 @@ import yaml
 _MOST = 100_000
 """A text whose aliases make more values of it, and at least twice as many as are written, cannot be meant."""
 _LONG = 100
-"""So many characters of a scalar count as one more value."""
+"""Every 100 characters of a scalar count as one more value."""
 
 
 class AliasError(yaml.YAMLError):

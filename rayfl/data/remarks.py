@@ -9,7 +9,7 @@ import numpy as np
 
 _SHOWN = 8
 _PIXEL_VALUES = 64
-"""Vectors of so many whole numbers from 0 to 255, or more, look like images that were made flat."""
+"""Vectors of this many whole numbers from 0 to 255, or more, look like images that were made flat."""
 _LARGEST_PIXEL = 255
 _SCALED = 10.0
 """Images whose values are larger were not brought to about [0, 1] or mean 0 and standard deviation 1."""
