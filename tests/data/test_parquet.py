@@ -342,7 +342,7 @@ def test_an_image_that_unpacks_to_more_than_a_memory_holds_is_named(tmp_path: Pa
         DataError, match=r"f\.parquet: column 'image', row 1: the image unpacks to more than the [\d,]+"
     ):
         ParquetSource(path=path).open()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_images_that_do_not_fit_together_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
