@@ -8,6 +8,7 @@ import torch
 
 from actors.memory import LeastRecentlyUsed, Lookups
 from rayfl.data.federated import SPLITS, Examples, FederatedDataset, OnDemand
+from rayfl.data.soundness import check_finite, check_sound
 from rayfl.untouched import Untouched
 
 _Key = tuple[int, str]
@@ -49,7 +50,7 @@ class Samples:
         return found
 
     def _load(self, client: int, split: str) -> None:
-        parts = self._dataset.load(client) if client < self._dataset.num_clients else OnDemand(self._everybodys)
+        parts = self._read(client) if client < self._dataset.num_clients else OnDemand(self._everybodys)
         # What comes as a whole is there as a whole: it is counted, and not read again for the next split.
         for name in (split,) if isinstance(parts, OnDemand) else SPLITS:
             part = Examples(parts[name].x.to(self._device), parts[name].y.to(self._device))
@@ -58,18 +59,33 @@ class Samples:
             if name != split:
                 self._recent.touch((client, name), part.x.nbytes + part.y.nbytes)
 
+    def _read(self, client: int) -> Mapping[str, Examples]:
+        """A client's splits on the CPU; those of a user's own data set are looked at first."""
+        parts = self._dataset.load(client)
+        if self._dataset.sound:
+            return parts
+
+        def checked(split: str) -> Examples:
+            check_sound(parts[split], self._dataset.spec, self._dataset.names[client], split)
+            return parts[split]
+
+        return OnDemand(checked) if isinstance(parts, OnDemand) else {split: checked(split) for split in SPLITS}
+
     def _unload(self, key: _Key) -> None:
         del self._loaded[key], self._lent[key]
 
     def _everybodys(self, split: str) -> Examples:
         """All clients' samples of a split, in ascending order of the clients."""
-        parts = [self._dataset.load(client)[split] for client in range(self._dataset.num_clients)]
+        parts = [self._read(client)[split] for client in range(self._dataset.num_clients)]
         return Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
     def public(self) -> torch.Tensor:
         """The samples that belong to no client, on the device, loaded at the first call."""
         if self._public is None:
-            self._public = self._dataset.load_public().to(self._device)
+            public = self._dataset.load_public()
+            if not self._dataset.sound:
+                check_finite(public, "dataset: public samples")
+            self._public = public.to(self._device)
             self._lent_public = Untouched({"samples": self._public})
         return self._public
 

@@ -119,7 +119,9 @@ class Algorithm(BaseModel):
     """Base of all methods.
 
     Class attributes:
-        personalized: the row of the results that is the method's personalized model.
+        personalized: the row of the results that is the method's personalized model: one of :meth:`predictors`.
+        personalized_later: whether that row is not in the first evaluations yet, as one of fine-tuning after the last
+            round; without it, a first evaluation that lacks the row ends the run.
         sweep: prefix of rows ``<sweep>=<value>`` among which one is chosen, or None.
         citation: where the method is from.
         client_keeps: what a client keeps from round to round, in the paper's symbols; ``-`` for nothing.
@@ -132,6 +134,7 @@ class Algorithm(BaseModel):
 
     name: str
     personalized: ClassVar[str] = "global"
+    personalized_later: ClassVar[bool] = False
     sweep: ClassVar[str | None] = None
     citation: ClassVar[str] = ""
     client_keeps: ClassVar[str] = "-"

@@ -14,6 +14,7 @@ from cluster.skipped import SkippedClients
 from rayfl.errors import RunError
 from rayfl.experiment import Parts
 from rayfl.params import num_bytes
+from rayfl.personalized import check_personalized
 from rayfl.stopwatch import Stopwatch
 from rayfl.summaries import Scores
 from rayfl.system.schedule import PROCEDURE, Clock, Turnout
@@ -128,6 +129,7 @@ class Driver:
         splits = self._config.evaluation.splits
         scores = self._federation.evaluate(common, splits, final, own, clients, self._report)
         self._unscored |= self._federation.unscored
+        check_personalized(self._algorithm, scores, final)
         return scores
 
     def _record_official(self, progress: Progress) -> None:
@@ -233,7 +235,11 @@ class Driver:
     def _restored(self, thoroughly: bool = False) -> Progress:
         rounds = None if self._parts.schedule is None else SIMULATED_ROUNDS_SCHEMA.empty_table()
         tables = ResultTables(
-            self._parts.dataset.names, self._algorithm.sweep, self._parts.partition_hash, rounds=rounds
+            self._parts.dataset.names,
+            self._algorithm.sweep,
+            self._parts.partition_hash,
+            rounds=rounds,
+            personalized=self._algorithm.personalized,
         )
         progress = self._recorder.restore(tables, thoroughly)
         self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})

@@ -70,6 +70,7 @@ class Recorder:
     manifest: Manifest | None = None
     _tables: dict[str, PartedTable] = field(default_factory=dict)
     _shown: dict[str, tuple[StoredFile, ...]] = field(default_factory=dict)
+    _metadata: Mapping[bytes, bytes] = field(default_factory=dict)
     _rest_until: float = 0.0
     _pending: Future[Manifest] | None = None
 
@@ -125,7 +126,9 @@ class Recorder:
             if self._shown.get(name) != files:
                 parts = read_parts(self._store, manifest, name)
                 first = next(parts)
-                self.storage.write(f"{name}.parquet", joined(chain([first], parts), first.schema))
+                # Parts of an older rayfl say less about themselves than this one knows.
+                schema = first.schema.with_metadata({**(first.schema.metadata or {}), **self._metadata})
+                self.storage.write(f"{name}.parquet", joined(chain([first], parts), schema))
                 self._shown[name] = files
         # What Arrow keeps of so large blocks would grow from time to time.
         pa.default_memory_pool().release_unused()
@@ -155,7 +158,11 @@ class Recorder:
     def results(self) -> dict[str, pa.Table]:
         """The tables of the last commit, by name; there must be one."""
         assert self.manifest is not None
-        return {name: read_whole(self._store, self.manifest, name) for name in self.manifest.tables}
+        tables = {name: read_whole(self._store, self.manifest, name) for name in self.manifest.tables}
+        return {
+            name: table.replace_schema_metadata({**(table.schema.metadata or {}), **self._metadata})
+            for name, table in tables.items()
+        }
 
     def finish(self, federation: Federation) -> int | None:
         """Waits for the commit under way; returns its number of rounds, None when there is none.
@@ -183,7 +190,7 @@ class Recorder:
         """The progress of the newest whole commit, None when there is none; commits after it are given up.
 
         Args:
-            tables: gives names and sweep.
+            tables: gives names and sweep, and what all published tables say in their metadata.
             thoroughly: whether all files are read to find out what is whole, or only what is needed at once.
 
         Raises:
@@ -191,6 +198,7 @@ class Recorder:
             RunError: when the commits are another run's, or of another format.
         """
         self.lease.check()
+        self._metadata = tables.metadata
         try:
             return self._restored(tables, thoroughly)
         except DamageError:

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import yaml
 from threadpoolctl import threadpool_limits
 
 from actors.building import build_host
@@ -33,6 +32,7 @@ from cluster.recorder import Progress, Recorder
 from cluster.session import ray_session
 from cluster.shared_storage import check_shared_storage
 from rayfl.config.loading import load_config, to_yaml
+from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.assignment import assignment_hash, to_parquet
 from rayfl.errors import DamageError, ResourceError, RunError
@@ -92,7 +92,10 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
     config = parts.config
     recorder = Recorder(parts.storage, config.fingerprint(), config.storage.keep_commits, lease)
     try:
-        progress = recorder.restore(ResultTables(parts.dataset.names, config.algorithm.sweep, parts.partition_hash))
+        method, names = config.algorithm, parts.dataset.names
+        progress = recorder.restore(
+            ResultTables(names, method.sweep, parts.partition_hash, personalized=method.personalized)
+        )
         if not parts.storage.exists("partition.parquet"):
             parts.storage.write("partition.parquet", to_parquet(parts.assignment))
         if progress is None or progress.rounds_completed < config.train.rounds:
@@ -209,7 +212,7 @@ def _claim_folder(parts: Parts) -> None:
         storage.write("config.yaml", to_yaml(config).encode())
         return
     try:
-        stored = load_config(Experiment, yaml.safe_load(storage.read("config.yaml")), {})
+        stored = load_config(Experiment, read_yaml(storage.read("config.yaml")), {})
     except Exception as error:
         raise RunError(f"{storage.uri}/config.yaml cannot be read ({error}); choose another name") from error
     if stored.fingerprint() != config.fingerprint():

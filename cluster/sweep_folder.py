@@ -9,6 +9,7 @@ import pyarrow as pa
 import yaml
 
 from rayfl.commits import CommitStore
+from rayfl.config.plain_yaml import read_yaml
 from rayfl.errors import RunError
 from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.report import FINISHED, groups_table, trials_table
@@ -35,8 +36,8 @@ def read_stopped(sweep: Sweep) -> dict[str, int]:
     if not sweep.folder.exists(STOPPED_FILE):
         return {}
     try:
-        return {str(name): int(rounds) for name, rounds in yaml.safe_load(sweep.folder.read(STOPPED_FILE)).items()}
-    except (yaml.YAMLError, AttributeError, ValueError, TypeError) as error:
+        return {str(name): int(rounds) for name, rounds in read_yaml(sweep.folder.read(STOPPED_FILE)).items()}
+    except (yaml.YAMLError, AttributeError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{sweep.folder.uri}/{STOPPED_FILE} is damaged ({error}); delete it to go on") from error
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -48,7 +49,6 @@ Overrides = Annotated[
         help="Dotted overrides, for instance algorithm=floco train.rounds=10.", autocompletion=completion.overrides
     ),
 ]
-Config = Annotated[str, typer.Argument(help="A preset or a YAML file.", autocompletion=completion.configurations)]
 
 
 @app.callback()
@@ -125,11 +125,12 @@ def show(
     target: Annotated[
         str,
         typer.Argument(
-            help="A method (also a module:Class of your own), a preset or a YAML file.",
+            help="A method (also a module:Class of your own), a preset, a YAML file or a run's folder.",
             autocompletion=completion.targets,
         ),
     ],
     overrides: Overrides = None,
+    trust: cli_inspect.Trust = False,
 ) -> None:
     """Show a method with its hyper-parameters, or a configuration with all its values resolved."""
     from algorithms.registry import METHODS
@@ -147,30 +148,19 @@ def show(
             table.add_row(*row)
         terminal.out().print(table)
         return
-    terminal.out().print(to_yaml(_load(target, overrides)), markup=False, highlight=False, soft_wrap=True, end="")
+    config = cli_inspect.configuration(target, overrides, trust, _load)
+    terminal.out().print(to_yaml(config), markup=False, highlight=False, soft_wrap=True, end="")
 
 
-@data_app.command("stats")
-def stats(config: Config, overrides: Overrides = None) -> None:
-    """Describe the clients of a configuration: how many, how large, which labels."""
-    from rayfl.data.stats import dataset_stats
-    from rayfl.experiment import Parts
-
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    for label, value in dataset_stats(Parts(_load(config, overrides)).dataset).rows():
-        table.add_row(label, value)
-    terminal.out().print(table)
-
-
-def _load(config: str | None, overrides: list[str] | None) -> Any:
+def _load(config: str | None, overrides: list[str] | None, trust: bool = True) -> Any:
     from algorithms.registry import Experiment
     from rayfl.config.loading import load_config
 
     extra = list(overrides or [])
-    if config is not None and "=" in config:
+    if config is not None and "=" in config and not Path(config).expanduser().is_file():
         extra.insert(0, config)
         config = None
-    return load_config(Experiment, config, extra)
+    return load_config(Experiment, config, extra, trust)
 
 
 cli_data.register(data_app, _load)

@@ -7,7 +7,14 @@ import pyarrow as pa
 from rayfl.calibration import CALIBRATION_SCHEMA
 
 PARTITION_KEY = b"rayfl.partition"
-"""Where both tables' metadata have the hash of who owns which sample."""
+"""Where all tables' metadata have the hash of who owns which sample."""
+
+PERSONALIZED_KEY, SWEEP_KEY = b"rayfl.personalized", b"rayfl.sweep"
+"""Where they have the row that is the method's personalized model, and the prefix of the rows among which one is chosen
+(only of methods that have such rows). Tables of older runs have neither; see ``rayfl.personalized``."""
+
+CLIENTS_KEY = b"rayfl.clients"
+"""Where they have K, the number of all clients; tables of older runs have not."""
 
 METRICS = ("loss", "top1", "top5", "ece", "mce")
 

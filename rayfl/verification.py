@@ -16,6 +16,7 @@ import yaml
 
 from rayfl import treefile
 from rayfl.commits import FOLDER, NEWEST, CommitStore
+from rayfl.config.plain_yaml import read_yaml
 from rayfl.data.assignment import assignment_hash
 from rayfl.errors import RayflError, RunError
 from rayfl.lease import FILE as LEASE
@@ -73,7 +74,7 @@ def verify(storage: Storage) -> Report:
 
 def _config(storage: Storage) -> Iterator[str]:
     try:
-        content = yaml.safe_load(storage.read("config.yaml"))
+        content = read_yaml(storage.read("config.yaml"))
     except FileNotFoundError:
         yield f"config.yaml is missing from {storage.uri}"
     except (yaml.YAMLError, ValueError, RecursionError) as error:

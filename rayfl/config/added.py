@@ -7,6 +7,7 @@ from typing import Any
 
 ADDED: Mapping[str, Any] = {
     "algorithm.one_sample": "paper",
+    "dataset.labels": "as_found",
 }
 """By dotted path, the value that stands for what was done before there was the option.
 

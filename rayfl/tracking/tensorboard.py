@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rayfl.config.schema import ExperimentConfig
+from rayfl.data.picture import PLAIN_TEXT
 from rayfl.summaries import Scores
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.scalars import hyper_parameters, scalars
@@ -90,7 +91,10 @@ class TensorBoard(Callback):
         sweep = config.algorithm.sweep
         line = [row for row in test if row["model"].startswith(f"{sweep}=") and not row["selected_on"]]
         if len(line) > 1:
-            writer.add_figure(f"accuracy along {sweep}", _sweep_figure(sweep, line), rounds)
+            import matplotlib
+
+            with matplotlib.rc_context(PLAIN_TEXT):
+                writer.add_figure(f"accuracy along {sweep}", _sweep_figure(sweep, line), rounds)
 
 
 def _sweep_figure(sweep: str, rows: Sequence[Mapping[str, Any]]) -> Figure:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.errors import RunError
+from rayfl.plain_csv import plain_cell
 from rayfl.storage import Storage
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.scalars import scalars
@@ -105,8 +106,13 @@ def _as_json(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def _as_csv(lines: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     out = io.StringIO()
-    csv.DictWriter(out, columns, lineterminator="\n").writerows(lines)
+    rows = ({name: _cell(value) for name, value in line.items()} for line in lines)
+    csv.DictWriter(out, columns, lineterminator="\n").writerows(rows)
     return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return plain_cell(value) if isinstance(value, str) else value
 
 
 def round_seconds(seconds: float) -> float:

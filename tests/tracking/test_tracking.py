@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
+from rayfl.metrics import Statistics
 from rayfl.result import Result
 from rayfl.table_schemas import ROUNDS_SCHEMA
 from rayfl.tables import ResultTables
@@ -68,7 +69,7 @@ def test_the_console_shows_the_choice_by_validation_never_the_best_on_test() -> 
     text = out.getvalue()
     assert text.startswith("plan: 1 node: [2] actors\n")
     assert "run starts: superfed on digits, 20 clients on 2 actors (cpu)" in text
-    assert "test accuracy: global 30.0%, lambda=1.0 60.0%" in text
+    assert "test accuracy of 2 of 20 clients: global 30.0%, lambda=1.0 60.0%" in text
     assert "90.0%" not in text
     assert "host 1 died; continues from the commit of round 0" in text
     assert "round 30/30" in text
@@ -111,13 +112,37 @@ def summary(result: ResultTables, *overrides: str) -> tuple[str, Any]:
 
 
 def test_the_final_table_marks_choices_on_test_data() -> None:
-    text, whole = summary(tables(1))
+    everybody = tables(1)
+    text, whole = summary(everybody)
+    assert "Test data after round 1: mean +- std over clients" in text
     lines = text.splitlines()
     assert any("lambda=1.0, by validation" in line and "60.00 +- 0.00" in line for line in lines)
     assert any("lambda=0.5, by test *" in line and "90.00" in line for line in lines)
     assert "* chosen on test data" in text
     assert "lambda=1.0 (local)" in text
     assert {row["split"] for row in final_rows(whole)} == {"test"}
+
+
+def test_the_final_table_says_how_many_of_the_clients_it_is_about() -> None:
+    result = ResultTables(["a", "b", "c"], None)
+    nothing = Statistics.empty()
+    scores = {
+        0: {"test": {"global": scored(10, 3)}},
+        1: {"test": {"global": scored(4, 3)}},
+        2: {"test": {"global": nothing}},
+    }
+    result.add(1, "all", "received", scores, (0, 0))
+    text, _ = summary(result, "algorithm=fedavg")
+    (line,) = [line for line in text.splitlines() if line.startswith(" global")]
+    assert line.split()[:4] == ["global", "2", "of", "3"]
+
+
+def test_the_final_table_of_a_run_that_scores_no_test_data_is_of_validation_data() -> None:
+    result = ResultTables(["a"], None)
+    result.add(1, "all", "received", {0: {"validation": {"global": scored(10, 3)}}}, (0, 0))
+    text, _ = summary(result, "algorithm=fedavg", "evaluation.splits=[validation]")
+    assert "Validation data after round 1" in text
+    assert "30.00 +- 0.00" in text
 
 
 def test_the_final_table_of_a_run_without_evaluation_is_empty() -> None:
