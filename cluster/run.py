@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
+import errno
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-import yaml
 from threadpoolctl import threadpool_limits
 
 from actors.building import build_host
@@ -25,6 +23,7 @@ from actors.pool import HostPool, InlinePool
 from actors.ray_pool import RayPool
 from algorithms.registry import Experiment
 from cluster.balance import hosts_of
+from cluster.claim import claim_folder
 from cluster.driver import Driver
 from cluster.gauges import Gauges
 from cluster.interrupts import StopRequest, stop_requests
@@ -32,16 +31,15 @@ from cluster.measuring import plan_run
 from cluster.recorder import Progress, Recorder
 from cluster.session import ray_session
 from cluster.shared_storage import check_shared_storage
-from rayfl.config.loading import load_config, to_yaml
+from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
-from rayfl.data.assignment import assignment_hash, to_parquet
-from rayfl.errors import DamageError, ResourceError, RunError
+from rayfl.data.assignment import to_parquet
+from rayfl.errors import ResourceError
 from rayfl.experiment import Parts
 from rayfl.lease import Lease
 from rayfl.result import Result
-from rayfl.system.devices import devices_table
-from rayfl.table_files import from_parquet
-from rayfl.table_files import to_parquet as table_to_parquet
+from rayfl.run_folder import check_run_folder
+from rayfl.storage import open_to_append
 from rayfl.table_schemas import SKIPPED_SCHEMA
 from rayfl.tables import ResultTables
 from rayfl.tracking.callback import Callback, RunInfo
@@ -53,7 +51,6 @@ from rayfl.tracking.tune_files import TuneFiles
 from rayfl.tracking.wandb import Wandb
 
 _log = logging.getLogger("rayfl")
-_DEVICES = "devices.parquet"
 
 
 def run(
@@ -83,8 +80,9 @@ def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> 
     """Runs a validated configuration; see :func:`run`."""
     parts = Parts(config)
     sizes = parts.check()
+    check_run_folder(parts.storage)
     with Lease(parts.storage, config.storage.lease_timeout_s) as lease:
-        _claim_folder(parts)
+        claim_folder(parts)
         return _run_alone(parts, sizes, lease, callbacks)
 
 
@@ -199,61 +197,11 @@ def limited_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _claim_folder(parts: Parts) -> None:
-    """Writes ``config.yaml``, or makes sure that the folder's run is this one."""
-    storage, config = parts.storage, parts.config
-    if not storage.exists("config.yaml"):
-        storage.write("partition.parquet", to_parquet(parts.assignment))
-        if parts.devices:
-            storage.write(_DEVICES, table_to_parquet(devices_table(parts.devices)))
-        storage.write("config.yaml", to_yaml(config).encode())
-        return
-    try:
-        stored = load_config(Experiment, yaml.safe_load(storage.read("config.yaml")), {})
-    except Exception as error:
-        raise RunError(f"{storage.uri}/config.yaml cannot be read ({error}); choose another name") from error
-    if stored.fingerprint() != config.fingerprint():
-        changes = _differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))
-        raise RunError(
-            f"{storage.uri} holds another run: {'; '.join(changes)}. Choose another name, or restore these values"
-        )
-    if storage.exists("partition.parquet"):
-        try:
-            written = assignment_hash(pq.read_table(io.BytesIO(storage.read("partition.parquet"))))
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise DamageError(
-                f"{storage.uri}/partition.parquet is damaged ({error}): restore it, or delete it, and the same command "
-                "writes it anew"
-            ) from error
-        if written != parts.partition_hash:
-            raise RunError(
-                f"{storage.uri}/partition.parquet says that the run began with other data than the configuration gives "
-                "now: the data set's files or the partition's file have changed. Restore them, or choose another name"
-            )
-
-    if parts.devices and storage.exists(_DEVICES):
-        if not from_parquet(storage.read(_DEVICES)).equals(devices_table(parts.devices)):
-            raise RunError(
-                f"{storage.uri}/{_DEVICES} says that the run began with other devices than system gives now: the "
-                "trace's files have changed. Restore them, or choose another name"
-            )
-
-
-def _differences(old: Any, new: Any, path: str = "") -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        free = {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
-        skipped = free if not path else set()
-        return [
-            line
-            for key in {**old, **new}
-            if key not in skipped
-            for line in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-        ]
-    return [] if old == new else [f"{path} was {old!r}, now {new!r}"]
-
-
 class _LogFile(logging.FileHandler):
     """A log that a full disk only makes incomplete: the error is that of a commit, said once."""
+
+    def _open(self) -> TextIOWrapper:
+        return open_to_append(Path(self.baseFilename))
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Says nothing."""
@@ -274,7 +222,10 @@ def _log_file(parts: Parts) -> Iterator[None]:
     try:
         handler = _LogFile(folder / "rayfl.log", encoding="utf-8")
     except OSError as error:
-        raise ResourceError(f"cannot write {folder / 'rayfl.log'}: {error.strerror}") from error
+        why = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        _log.warning("cannot write %s: %s; this run has no log", folder / "rayfl.log", why)
+        yield
+        return
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.setLevel(logging.INFO)
     level = _log.level

@@ -10,20 +10,27 @@ import yaml
 
 from rayfl.commits import CommitStore
 from rayfl.errors import RunError
+from rayfl.own_files import is_temporary
 from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.report import FINISHED, groups_table, trials_table
 from rayfl.sweeps.trials import Sweep, Trial
 from rayfl.table_files import read_whole, to_parquet
 from rayfl.table_schemas import ROUNDS_SCHEMA
 
+RECORD = "sweep.yaml"
 STOPPED_FILE = "stopped.yaml"
+
+
+def of_a_beginning(name: str) -> bool:
+    """Whether a file may be in the folder of a sweep whose first start was cut short."""
+    return is_temporary(name, lambda own: own == RECORD)
 
 
 def write_record(sweep: Sweep) -> None:
     """Notes what the sweep is about, before it begins."""
     points = {trial.name: trial.point for trial in sweep.trials}
     content = yaml.safe_dump({"varied": list(sweep.varied), "experiments": points}, sort_keys=False)
-    sweep.folder.write("sweep.yaml", content.encode())
+    sweep.folder.write(RECORD, content.encode())
 
 
 def read_stopped(sweep: Sweep) -> dict[str, int]:

@@ -8,7 +8,8 @@
 * ``manifest-<r>.json``: which of these files make up the run after r rounds, with their SHA-256, and its own;
 * ``newest.json``: the r of the newest manifest, so that it cannot go missing unnoticed.
 
-A file that no kept manifest names is garbage, whoever left it behind. docs/commits.md has the format in full.
+A file with such a name that no kept manifest has is garbage, and so is what dropped manifests named; other files are
+somebody else's. docs/commits.md has the format in full.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from rayfl import treefile
-from rayfl.errors import DamageError
+from rayfl.errors import DamageError, RunError
 from rayfl.manifest import Manifest, StoredFile, manifest_name, parse, with_checksum
+from rayfl.own_files import NEWEST, is_of_commits, manifest_rounds
 from rayfl.params import Tree
 from rayfl.storage import Storage
 
 FOLDER = "commits"
-NEWEST = "newest.json"
 _READERS = 8
 
 _log = logging.getLogger("rayfl")
@@ -158,32 +160,43 @@ class CommitStore:
         return data
 
     def collect(self, keep: int) -> None:
-        """Deletes all but the newest ``keep`` (at least one) commits and every file none of these names.
+        """Deletes all but the newest ``keep`` (at least one) commits, and what rayfl has written beside them.
 
-        That includes the files of a commit that has no manifest yet: call it only when none is being written.
+        That includes the files of a commit that has no manifest yet: call it only when none is being written. Files
+        that are not rayfl's, by their names and by what manifests name, stay.
         """
         if keep < 1:
             raise ValueError(f"at least one commit must be kept, got {keep}")
-        needed = {NEWEST}
+        needed, dropped = {NEWEST}, set[str]()
         for name in reversed(self.manifests()):
             try:
                 files = self.read_manifest(name).files()
             except DamageError as error:
                 _log.warning("%s; this commit is given up", error)
                 continue
-            needed |= {name, *files}
-            keep -= 1
-            if not keep:
-                break
+            if keep:
+                needed |= {name, *files}
+                keep -= 1
+            else:
+                dropped |= files
         # Manifests go first: one whose files are half deleted must not be found by a restart.
-        doomed = [name for name in self._storage.names(FOLDER) if name not in needed]
+        found = [name for name in self._storage.names(FOLDER) if name in dropped or is_of_commits(name)]
+        doomed = [name for name in found if name not in needed]
         for name in sorted(doomed, key=lambda name: not name.startswith("manifest-")):
             self._storage.delete(f"{FOLDER}/{name}")
+
+    def foreign(self) -> list[str]:
+        """The files in ``commits/`` that are not rayfl's, which it leaves alone."""
+        named = set[str]()
+        for name in self.manifests():
+            with suppress(RunError):
+                named |= self.read_manifest(name).files()
+        return [name for name in self._storage.names(FOLDER) if name not in named and not is_of_commits(name)]
 
     def manifests(self) -> list[str]:
         """The names of all manifests, the newest last."""
         names = self._storage.names(FOLDER)
-        return sorted((n for n in names if n.startswith("manifest-") and n.endswith(".json")), key=_order)
+        return sorted((name for name in names if manifest_rounds(name) is not None), key=_order)
 
     def read_manifest(self, name: str) -> Manifest:
         """A manifest, verified.

@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 import yaml
 
 from rayfl import treefile
-from rayfl.commits import FOLDER, NEWEST, CommitStore
+from rayfl.commits import FOLDER, CommitStore
 from rayfl.data.assignment import assignment_hash
 from rayfl.errors import RayflError, RunError
 from rayfl.lease import FILE as LEASE
 from rayfl.lease import read_lease
 from rayfl.manifest import Manifest, StoredFile
+from rayfl.own_files import NEWEST
 from rayfl.storage import Storage
 from rayfl.table_files import from_parquet, joined, read_parts, same_rows
 from rayfl.table_schemas import PARTITION_KEY, TABLES, known_schema
@@ -57,6 +58,9 @@ def verify(storage: Storage) -> Report:
     if not storage.exists("config.yaml") and not storage.exists(FOLDER):
         raise RunError(f"{storage.uri} is no run's folder: it has neither config.yaml nor {FOLDER}/")
     report = Report()
+    leads_to = storage.link_target(FOLDER)
+    if leads_to is not None:
+        report.problems.append(f"{FOLDER} in {storage.uri} is a link to {leads_to}: a run with it is not continued")
     report.problems += _config(storage)
     partition = _partition(storage, report)
     manifests = _commits(storage, partition, report)
@@ -124,7 +128,10 @@ def _commits(storage: Storage, partition: str | None, report: Report) -> list[Ma
         report.problems.append(f"the commits in {storage.uri}/{FOLDER} are of {len(prints)} different runs")
     if not names:
         report.notes.append("the run has no commit yet")
-    known = {*names, NEWEST}.union(*(manifest.files() for manifest in manifests))
+    foreign = store.foreign()
+    if foreign:
+        report.notes.append(f"{FOLDER}/ has files that are not rayfl's, which it leaves alone: {', '.join(foreign)}")
+    known = {*names, NEWEST, *foreign}.union(*(manifest.files() for manifest in manifests))
     others = set(storage.names(FOLDER)) - known
     if others and not report.problems:
         report.notes.append(f"{len(others)} files in {FOLDER}/ belong to no commit; the next one removes them")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.errors import RunError
-from rayfl.storage import Storage
+from rayfl.storage import Storage, open_to_append
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.scalars import scalars
 
@@ -92,7 +92,7 @@ class TuneFiles(Callback):
         assert self._columns is not None
         for name, text in ((JSON_FILE, _as_json(lines)), (CSV_FILE, _as_csv(lines, self._columns))):
             try:
-                with (folder / name).open("a", encoding="utf-8") as file:
+                with open_to_append(folder / name) as file:
                     file.write(text)
             except OSError as error:
                 raise RunError(f"cannot write {folder / name}: {error.strerror}") from error

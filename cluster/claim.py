@@ -1,0 +1,103 @@
+"""Makes a folder an experiment's, or makes sure that it is: the first thing a start does with it."""
+
+from __future__ import annotations
+
+import io
+import logging
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from algorithms.registry import Experiment
+from rayfl.commits import FOLDER, CommitStore
+from rayfl.config.loading import load_config, to_yaml
+from rayfl.data.assignment import assignment_hash, to_parquet
+from rayfl.errors import DamageError, RunError
+from rayfl.experiment import Parts
+from rayfl.run_folder import CONFIG, remove_leftovers
+from rayfl.storage import Storage
+from rayfl.system.devices import devices_table
+from rayfl.table_files import from_parquet
+from rayfl.table_files import to_parquet as table_to_parquet
+
+_PARTITION, _DEVICES = "partition.parquet", "devices.parquet"
+
+_log = logging.getLogger("rayfl")
+
+
+def claim_folder(parts: Parts) -> None:
+    """Writes ``config.yaml``, or makes sure that the folder's run is this one; call it only with the run's lease.
+
+    Raises:
+        RunError: when the folder holds another run, or one that began with other data or devices.
+        DamageError: when a file that says so is damaged.
+    """
+    storage, config = parts.storage, parts.config
+    remove_leftovers(storage, config.storage.lease_timeout_s)
+    foreign = CommitStore(storage).foreign()
+    if foreign:
+        _log.warning("%s/%s has files that rayfl leaves alone: %s", storage.uri, FOLDER, ", ".join(foreign))
+    if not storage.exists(CONFIG):
+        storage.write(_PARTITION, to_parquet(parts.assignment))
+        if parts.devices:
+            storage.write(_DEVICES, table_to_parquet(devices_table(parts.devices)))
+        storage.write(CONFIG, to_yaml(config).encode())
+        return
+    try:
+        stored = load_config(Experiment, yaml.safe_load(storage.read(CONFIG)), {})
+    except Exception as error:
+        raise RunError(f"{storage.uri}/config.yaml cannot be read ({error}); choose another name") from error
+    if stored.fingerprint() != config.fingerprint():
+        changes = _differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))
+        raise RunError(
+            f"{storage.uri} holds another run: {'; '.join(changes)}. Choose another name, or restore these values"
+        )
+    if storage.exists(_PARTITION) and _partition_hash(storage) != parts.partition_hash:
+        raise RunError(
+            f"{storage.uri}/{_PARTITION} says that the run began with other data than the configuration gives now: the "
+            "data set's files or the partition's file have changed. Restore them, or choose another name"
+        )
+    if (
+        parts.devices
+        and storage.exists(_DEVICES)
+        and not _written_devices(storage).equals(devices_table(parts.devices))
+    ):
+        raise RunError(
+            f"{storage.uri}/{_DEVICES} says that the run began with other devices than system gives now: the trace's "
+            "files have changed. Restore them, or choose another name"
+        )
+
+
+def _partition_hash(storage: Storage) -> str:
+    try:
+        return assignment_hash(pq.read_table(io.BytesIO(storage.read(_PARTITION))))
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise DamageError(
+            f"{storage.uri}/{_PARTITION} is damaged ({error}): restore it, or delete it, and the same command writes "
+            "it anew"
+        ) from error
+
+
+def _written_devices(storage: Storage) -> pa.Table:
+    try:
+        return from_parquet(storage.read(_DEVICES))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DamageError(
+            f"{storage.uri}/{_DEVICES} is damaged ({error}): restore it, or delete it, and the devices are those that "
+            "the configuration gives now"
+        ) from error
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        free = {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
+        skipped = free if not path else set()
+        return [
+            line
+            for key in {**old, **new}
+            if key not in skipped
+            for line in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        ]
+    return [] if old == new else [f"{path} was {old!r}, now {new!r}"]
