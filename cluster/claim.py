@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import yaml
 
 from algorithms.registry import Experiment
-from rayfl.commits import FOLDER, CommitStore
+from rayfl.commits import FOLDER
 from rayfl.config.loading import load_config, to_yaml
+from rayfl.copies import share_beginning, share_commits
 from rayfl.data.assignment import assignment_hash, to_parquet
 from rayfl.errors import DamageError, RunError
 from rayfl.experiment import Parts
@@ -27,43 +28,58 @@ _PARTITION, _DEVICES = "partition.parquet", "devices.parquet"
 _log = logging.getLogger("rayfl")
 
 
-def claim_folder(parts: Parts) -> None:
+def claim_folder(parts: Parts) -> list[str]:
     """Writes ``config.yaml``, or makes sure that the folder's run is this one; call it only with the run's lease.
 
+    Returns:
+        What was restored from copies, a sentence each.
+
     Raises:
-        RunError: when the folder holds another run, or one that began with other data or devices.
+        RunError: when the folder, or that of its copies, holds another run, or one of other data or devices.
         DamageError: when a file that says so is damaged.
     """
-    storage, config = parts.storage, parts.config
-    remove_leftovers(storage, config.storage.lease_timeout_s)
-    foreign = CommitStore(storage).foreign()
+    storage, config, copy = parts.storage, parts.config, parts.copy
+    for place in (storage, copy):
+        if place is not None:
+            remove_leftovers(place, config.storage.lease_timeout_s)
+    foreign = parts.commits.foreign()
     if foreign:
         _log.warning("%s/%s has files that rayfl leaves alone: %s", storage.uri, FOLDER, ", ".join(foreign))
-    if not storage.exists(CONFIG):
-        storage.write(_PARTITION, to_parquet(parts.assignment))
-        if parts.devices:
-            storage.write(_DEVICES, table_to_parquet(devices_table(parts.devices)))
-        storage.write(CONFIG, to_yaml(config).encode())
-        return
+    known = next((place for place in (storage, copy) if place is not None and place.exists(CONFIG)), None)
+    if known is not None:
+        _check_same_run(known, parts)
+        restored = [] if copy is None else share_beginning(storage, copy)
+        _check_same_inputs(storage, parts)
+        return restored if copy is None else [*restored, *share_commits(storage, copy, thoroughly=True)]
+    storage.write(_PARTITION, to_parquet(parts.assignment))
+    if parts.devices:
+        storage.write(_DEVICES, table_to_parquet(devices_table(parts.devices)))
+    storage.write(CONFIG, to_yaml(config).encode())
+    if copy is not None:
+        share_beginning(storage, copy)
+    return []
+
+
+def _check_same_run(place: Storage, parts: Parts) -> None:
     try:
-        stored = load_config(Experiment, yaml.safe_load(storage.read(CONFIG)), {})
+        stored = load_config(Experiment, yaml.safe_load(place.read(CONFIG)), {})
     except Exception as error:
-        raise RunError(f"{storage.uri}/config.yaml cannot be read ({error}); choose another name") from error
-    if stored.fingerprint() != config.fingerprint():
-        changes = _differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))
+        raise RunError(f"{place.uri}/{CONFIG} cannot be read ({error}); choose another name") from error
+    if stored.fingerprint() != parts.config.fingerprint():
+        changes = _differences(stored.model_dump(mode="json"), parts.config.model_dump(mode="json"))
         raise RunError(
-            f"{storage.uri} holds another run: {'; '.join(changes)}. Choose another name, or restore these values"
+            f"{place.uri} holds another run: {'; '.join(changes)}. Choose another name, or restore these values"
         )
+
+
+def _check_same_inputs(storage: Storage, parts: Parts) -> None:
     if storage.exists(_PARTITION) and _partition_hash(storage) != parts.partition_hash:
         raise RunError(
             f"{storage.uri}/{_PARTITION} says that the run began with other data than the configuration gives now: the "
             "data set's files or the partition's file have changed. Restore them, or choose another name"
         )
-    if (
-        parts.devices
-        and storage.exists(_DEVICES)
-        and not _written_devices(storage).equals(devices_table(parts.devices))
-    ):
+    known = bool(parts.devices) and storage.exists(_DEVICES)
+    if known and not _written_devices(storage).equals(devices_table(parts.devices)):
         raise RunError(
             f"{storage.uri}/{_DEVICES} says that the run began with other devices than system gives now: the trace's "
             "files have changed. Restore them, or choose another name"

@@ -38,9 +38,8 @@ from rayfl.errors import ResourceError
 from rayfl.experiment import Parts
 from rayfl.lease import Lease
 from rayfl.result import Result
-from rayfl.run_folder import check_run_folder
+from rayfl.run_folder import check_run_folder, input_digests
 from rayfl.storage import open_to_append
-from rayfl.table_schemas import SKIPPED_SCHEMA
 from rayfl.tables import ResultTables
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.environment import Environment
@@ -80,31 +79,42 @@ def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> 
     """Runs a validated configuration; see :func:`run`."""
     parts = Parts(config)
     sizes = parts.check()
-    check_run_folder(parts.storage)
+    check_run_folder(parts.storage, parts.copy)
     with Lease(parts.storage, config.storage.lease_timeout_s) as lease:
-        claim_folder(parts)
-        return _run_alone(parts, sizes, lease, callbacks)
+        restored = claim_folder(parts)
+        with _log_file(parts):
+            for line in restored:
+                _log.info("%s", line)
+            return _run_alone(parts, sizes, lease, callbacks)
 
 
 def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequence[Callback]) -> Result:
     config = parts.config
-    recorder = Recorder(parts.storage, config.fingerprint(), config.storage.keep_commits, lease)
+    storage, keep = parts.storage, config.storage.keep_commits
+    recorder = Recorder(storage, config.fingerprint(), keep, lease, parts.copy, input_digests(storage))
     try:
         progress = recorder.restore(ResultTables(parts.dataset.names, config.algorithm.sweep, parts.partition_hash))
         if not parts.storage.exists("partition.parquet"):
             parts.storage.write("partition.parquet", to_parquet(parts.assignment))
         if progress is None or progress.rounds_completed < config.train.rounds:
             progress = _continue(parts, sizes, recorder, callbacks)
-        recorder.publish()
         tables = recorder.results()
     finally:
         recorder.close()
-    rounds, skipped = progress.rounds_completed, tables.get("skipped", SKIPPED_SCHEMA.empty_table())
-    return Result(parts.storage.uri, config, tables["rounds"], tables["clients"], rounds, parts.partition_hash, skipped)
+    optional = {name: tables[name] for name in ("skipped", "damage") if name in tables}
+    return Result(
+        parts.storage.uri,
+        config,
+        tables["rounds"],
+        tables["clients"],
+        progress.rounds_completed,
+        parts.partition_hash,
+        **optional,
+    )
 
 
 def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]) -> Progress:
-    with _log_file(parts), _pool(parts, sizes) as (pool, stop, plan):
+    with _pool(parts, sizes) as (pool, stop, plan):
         config = parts.config
         hosts = pool.descriptions if isinstance(pool, RayPool) else []
         federation = Federation(hosts_of(pool, config, hosts), parts.context, sizes, config.clients)

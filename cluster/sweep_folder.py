@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import yaml
 
-from rayfl.commits import CommitStore
 from rayfl.errors import RunError
+from rayfl.experiment import Parts
 from rayfl.own_files import is_temporary
 from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.report import FINISHED, groups_table, trials_table
@@ -63,7 +63,7 @@ class Committed:
 
 def committed(trial: Trial) -> Committed:
     """What there is of one experiment, without an error."""
-    store = CommitStore(trial.storage)
+    store = Parts(trial.config).commits
     try:
         manifest = store.latest()
         if manifest is None:

@@ -44,6 +44,11 @@ def manifest_rounds(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
+def rounds_in(name: str) -> int | None:
+    """The completed rounds that a commit's file of this name was written after; None for other names."""
+    return int(name.split("-")[1].partition(".")[0]) if _OF_COMMIT.fullmatch(name) else None
+
+
 def is_temporary(name: str, owns: Callable[[str], bool]) -> bool:
     """Whether this is the temporary name under which a file was being written whose own name ``owns`` knows."""
     found = _TEMPORARY.fullmatch(name)

@@ -2,36 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from rayfl.commits import FOLDER
 from rayfl.errors import RunError
 from rayfl.lease import FILE as LEASE
+from rayfl.manifest import Manifest
 from rayfl.own_files import BEGINNING, is_lease, is_of_commits, is_of_run, is_probe, is_temporary
 from rayfl.storage import Storage
 
 CONFIG = "config.yaml"
+COPY = "copy"
+"""Folder of the copies inside a run's, unless ``storage.copies_path`` names another place."""
 _NAMED = 5
 """So many names a message has at most."""
 
 
-def check_run_folder(storage: Storage) -> None:
+def check_run_folder(storage: Storage, copy: Storage | None = None) -> None:
     """Makes sure that a folder is a run's, or may become one: it writes nothing.
 
     A folder may become a run's if there is nothing in it but what a start leaves that was cut short.
 
+    Args:
+        storage: the folder.
+        copy: that of the run's copies, if it has one.
+
     Raises:
-        RunError: when it has other files, or its commits lie behind a link.
+        RunError: when one of them has other files, its commits lie behind a link, or they are one folder.
     """
-    leads_to = storage.link_target(FOLDER)
+    _refuse_link(storage, FOLDER)
+    if copy is None:
+        if not storage.exists(CONFIG):
+            refuse_others(storage, _of_a_beginning, f"no {CONFIG}")
+        return
+    inside = copy == storage.inside(COPY)
+    if inside:
+        _refuse_link(storage, COPY)
+    _refuse_link(copy, FOLDER)
+    _refuse_one_place(storage, copy)
+    known = copy.exists(CONFIG)
+    if not (known or storage.exists(CONFIG)):
+        refuse_others(storage, lambda name: _of_a_beginning(name) or (inside and name == COPY), f"no {CONFIG}")
+    if not known:
+        ours = all(is_of_commits(name) for name in copy.names(FOLDER))
+        refuse_others(copy, lambda name: _of_a_beginning(name) or (ours and name == FOLDER), f"no {CONFIG}")
+
+
+def _refuse_link(place: Storage, folder: str) -> None:
+    leads_to = place.link_target(folder)
     if leads_to is not None:
         raise RunError(
-            f"{storage.uri}/{FOLDER} is a link to {leads_to}: rayfl deletes old commits, and only in a folder of its "
-            "own. Put the folder itself in the link's place, or set storage_path to the other disk"
+            f"{place.uri}/{folder} is a link to {leads_to}: rayfl deletes old commits, and only in folders of its own. "
+            "Put the folder itself in the link's place, or set storage_path (storage.copies_path) to the other disk"
         )
-    if not storage.exists(CONFIG):
-        refuse_others(storage, _of_a_beginning, f"no {CONFIG}")
+
+
+def _refuse_one_place(storage: Storage, copy: Storage) -> None:
+    one, other = storage.local_path, copy.local_path
+    if storage.uri == copy.uri or (one is not None and other is not None and one.resolve() == other.resolve()):
+        raise RunError(
+            f"{copy.uri} is the run's own folder: copies in it would share its bits. Choose another storage.copies_path"
+        )
 
 
 def refuse_others(storage: Storage, owns: Callable[[str], bool], lacks: str) -> None:
@@ -62,6 +94,24 @@ def _of_a_beginning(name: str) -> bool:
 
 def _at_the_beginning(name: str) -> bool:
     return name in BEGINNING or is_lease(name)
+
+
+def input_digests(storage: Storage) -> dict[str, str]:
+    """SHA-256 of the files that say what a run is, by name, for its commits.
+
+    ``partition.parquet`` is not among them: it may be written again in other bytes, and the tables have its hash.
+    """
+    return {name: storage.digest(name) for name in (CONFIG, "devices.parquet") if storage.exists(name)}
+
+
+def changed_inputs(manifest: Manifest, found: Mapping[str, str]) -> list[str]:
+    """The files that say what a run is and are not what they were when a commit was made, by name.
+
+    Args:
+        manifest: the commit.
+        found: of :func:`input_digests`.
+    """
+    return [name for name, digest in manifest.inputs.items() if found.get(name) != digest]
 
 
 def remove_leftovers(storage: Storage, lease_timeout_s: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 from rayfl.commits import CommitStore
 from rayfl.errors import DamageError
 from rayfl.manifest import Manifest, StoredFile
+from rayfl.storage import Storage
 
 _LARGE_BYTES = 1 << 20
 """A part of this size is not written again: what a commit rewrites is bounded by it."""
@@ -79,6 +81,13 @@ def read_parts(store: CommitStore, manifest: Manifest, name: str) -> Iterator[pa
 def read_whole(store: CommitStore, manifest: Manifest, name: str) -> pa.Table:
     """A table of a commit; raises like :func:`read_parts`."""
     return pa.concat_tables(list(read_parts(store, manifest, name)))
+
+
+def put_beside(store: CommitStore, storage: Storage, manifest: Manifest, name: str) -> None:
+    """Writes a table of a commit where users look for it: beside ``commits/``. Raises like :func:`read_parts`."""
+    parts = read_parts(store, manifest, name)
+    first = next(parts)
+    storage.write(f"{name}.parquet", joined(chain([first], parts), first.schema))
 
 
 def decoded(data: bytes, part: StoredFile) -> pa.Table:

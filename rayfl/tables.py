@@ -45,12 +45,12 @@ class ResultTables:
         calibration: pa.Table | None = None,
         committed: Mapping[str, int] | None = None,
     ) -> None:
-        self.committed = {name: (committed or {}).get(name, 0) for name in TABLES}
         self._names = names
         self._sweep = sweep
         self._partition = partition
         metadata = {PARTITION_KEY: partition.encode()}
         given = {"clients": clients, "rounds": rounds, "skipped": skipped, "calibration": calibration}
+        self.committed = {name: (committed or {}).get(name, 0) for name in given}
         tables = {name: TABLES[name].empty_table() if table is None else table for name, table in given.items()}
         tables = {name: table.replace_schema_metadata(metadata) for name, table in tables.items()}
         self.clients, self.rounds = tables["clients"], tables["rounds"]

@@ -27,6 +27,13 @@ from rayfl.models.zoo import ModelConfig
 from rayfl.system.config import NoSystem, System
 
 
+def without_secrets(path: str) -> str:
+    """A path or URI that has no keys: what is in the configuration is in config.yaml, logs and messages."""
+    if "://" in path and urlsplit(path).password is not None:
+        raise ValueError("keys do not belong here: give them in the environment (AWS_ACCESS_KEY_ID, ...)")
+    return path
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -164,11 +171,31 @@ class StorageConfig(_Section):
 
     commit_every: int = Field(1, ge=1, description="rounds between commits; a crash loses at most so many rounds")
     keep_commits: int = Field(2, ge=1, description="commits kept; older ones are deleted")
+    copies: Literal[1, 2] = Field(
+        1, description="2: every file of a commit, and what says what the run is, is written into a second folder, too"
+    )
+    copies_path: str | None = Field(
+        None,
+        min_length=1,
+        description="folder of all runs' second copies, best on another disk: a path or a URI; null: the folder copy "
+        "in the run's own",
+    )
     lease_timeout_s: float = Field(
         90,
         ge=1,
         description="for how long after its last sign of life a driver on another machine keeps others out, in seconds",
     )
+
+    @field_validator("copies_path")
+    @classmethod
+    def _without_secrets(cls, path: str | None) -> str | None:
+        return path if path is None else without_secrets(path)
+
+    @model_validator(mode="after")
+    def _nothing_in_vain(self) -> StorageConfig:
+        if self.copies_path is not None and self.copies == 1:
+            raise ValueError("copies_path needs copies=2")
+        return self
 
 
 class WandbConfig(_Section):
@@ -252,10 +279,7 @@ class ExperimentConfig(_Section):
     @field_validator("storage_path")
     @classmethod
     def _without_secrets(cls, path: str) -> str:
-        """What is in the configuration is in config.yaml, logs and messages."""
-        if "://" in path and urlsplit(path).password is not None:
-            raise ValueError("keys do not belong here: give them in the environment (AWS_ACCESS_KEY_ID, ...)")
-        return path
+        return without_secrets(path)
 
     @model_validator(mode="after")
     def _actors_where_needed(self) -> ExperimentConfig:

@@ -65,7 +65,7 @@ class RunFolder:
     @cached_property
     def store(self) -> CommitStore:
         """The run's commits."""
-        return CommitStore(self.storage)
+        return Parts(self.config).commits
 
     @cached_property
     def parts(self) -> Parts:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from rayfl.commits import CommitStore
+from rayfl.damage import described
 from rayfl.data.assignment import ASSIGNMENT_SCHEMA, assignment_hash
 from rayfl.errors import DamageError, RayflError, RunError
 from rayfl.report.redaction import redact
@@ -44,6 +45,7 @@ class Run:
         rounds: summaries, schema ``rayfl.tables.ROUNDS_SCHEMA``.
         clients: rows of clients, schema ``rayfl.tables.CLIENTS_SCHEMA``.
         skipped: clients that were left out, schema ``rayfl.tables.SKIPPED_SCHEMA``.
+        damage: what damage to files has cost the run, schema ``rayfl.tables.DAMAGE_SCHEMA``.
         calibration: bins, schema ``rayfl.calibration.CALIBRATION_SCHEMA``; empty in runs from before there were any.
         timings: seconds by phase, a mapping a round.
         partition: who owns which sample, schema ``rayfl.data.assignment.ASSIGNMENT_SCHEMA``; None where it is missing.
@@ -62,6 +64,7 @@ class Run:
     clients: pa.Table
     skipped: pa.Table
     calibration: pa.Table
+    damage: pa.Table
     timings: Sequence[Mapping[str, float]]
     partition: pa.Table | None
     partition_hash: str
@@ -134,7 +137,7 @@ def load_run(uri: str, methods: Mapping[str, Any]) -> Run:
     tables = {name: _table(storage, shown, name) for name in TABLES}
     if tables["rounds"].num_rows and not tables["clients"].num_rows:
         raise DamageError(f"{shown} has rounds.parquet, but clients.parquet is missing: {_LOOK}")
-    notes: list[str] = []
+    notes = described(tables["damage"])
     personalized, sweep = _own_row(config, tables["rounds"], methods, notes)
     partition = _partition(storage, shown)
     if partition is None:

@@ -1,0 +1,189 @@
+"""What damage to files has cost a run: rows of tables, and what clients had learned. It is put on record.
+
+Rows that a table beside ``commits/`` still has are taken from there, if they give the very bytes that were committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayfl.commits import CommitStore, Found, listed
+from rayfl.data.assignment import assignment_hash
+from rayfl.errors import RunError
+from rayfl.manifest import FORMAT_VERSION, Manifest, StoredFile
+from rayfl.own_files import rounds_in
+from rayfl.storage import Storage
+from rayfl.table_files import decoded, from_parquet, to_parquet
+from rayfl.table_schemas import DAMAGE_SCHEMA, PARTITION_KEY, SIMULATED_ROUNDS_SCHEMA, TABLES
+
+TABLE = "damage"
+STATE = "state"
+"""What the table's column ``lost`` has for a client's state."""
+
+_UNREADABLE = (RunError, pa.ArrowException, OSError, KeyError, ValueError)
+"""How a file fails that is missing or damaged as well."""
+
+
+@dataclass(frozen=True)
+class Mended:
+    """A commit without its damaged files, not written yet.
+
+    Attributes:
+        manifest: names whole files only, and what was lost on record.
+        said: what was done, a sentence each.
+    """
+
+    manifest: Manifest
+    said: Sequence[str]
+
+
+def mended(
+    store: CommitStore, storage: Storage, found: Found, states: Mapping[int, StoredFile] | None = None
+) -> Mended:
+    """A commit of which files are damaged, without these.
+
+    Args:
+        store: the commits.
+        storage: the run's folder.
+        found: the commit, and what is wrong with it; the server's model must be whole.
+        states: older states for clients whose newest is lost; the others among these have none afterwards.
+    """
+    manifest, lost, rounds = found.manifest, found.lost, found.manifest.rounds_completed
+    said, rows, tables = list[str](), list[dict[str, Any]](), dict[str, tuple[StoredFile, ...]]()
+    metadata = _metadata(store, storage, found)
+    for name, parts in manifest.tables.items():
+        kept = []
+        for part, first, last in _with_rounds(manifest, parts):
+            if part.name not in lost:
+                kept.append(part)
+                continue
+            restored = _restored(storage, name, part, (first, last), _schema(manifest, name, metadata))
+            if restored is not None:
+                data, source = restored
+                kept.append(store.write_table(last, name, data))
+                said.append(f"{lost[part.name]}; {source}")
+                continue
+            rows.append(_row(rounds, name, None, (first, last), part, lost[part.name]))
+            said.append(f"{lost[part.name]}; lost are the rows of {name} of {_rounds(first, last)}")
+        if not kept:
+            empty = _schema(manifest, name, metadata).empty_table()
+            kept.append(store.write_table(rounds, name, to_parquet(empty)))
+        tables[name] = tuple(kept)
+    kept_states = dict(manifest.states)
+    for client in manifest.clients_in(lost):
+        damaged, older = kept_states.pop(client), (states or {}).get(client)
+        if older is not None:
+            kept_states[client] = older
+        span = _lost_rounds(manifest, damaged, older)
+        rows.append(_row(rounds, STATE, client, span, damaged, lost[damaged.name]))
+    said += _said_of_states(rows)
+    if rows:
+        table = pa.Table.from_pylist(rows, schema=DAMAGE_SCHEMA.with_metadata(metadata))
+        tables[TABLE] = (*tables.get(TABLE, ()), store.write_table(rounds, TABLE, to_parquet(table)))
+    changes = {"version": FORMAT_VERSION, "tables": tables, "states": dict(sorted(kept_states.items()))}
+    return Mended(manifest.model_copy(update=changes), said)
+
+
+def described(damage: pa.Table) -> list[str]:
+    """What a run has lost by its table ``damage``, a sentence for each table and one for the clients."""
+    rows = damage.to_pylist()
+    said = []
+    for name in dict.fromkeys(row["lost"] for row in rows if row["lost"] != STATE):
+        spans = [_rounds(row["first_round"], row["last_round"]) for row in rows if row["lost"] == name]
+        said.append(f"Damage to files has cost {name}.parquet rows of {', '.join(spans)}: it is incomplete.")
+    clients = sorted({row["client"] for row in rows if row["lost"] == STATE})
+    if clients:
+        after = ", ".join(map(str, sorted({row["round"] for row in rows if row["lost"] == STATE})))
+        said.append(
+            f"The run was repaired after round {after}: {listed(clients)} had lost their states and began again from "
+            "older ones or from none. Its results are not those of an undisturbed run."
+        )
+    return said
+
+
+def _said_of_states(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    spans: dict[int, list[int]] = {}
+    for row in rows:
+        if row["lost"] == STATE:
+            spans.setdefault(row["first_round"], []).append(row["client"])
+    for first, clients in sorted(spans.items()):
+        state = f"from what they had after round {first - 1}" if first > 1 else "from what a client never sampled has"
+        yield f"{listed(clients)} begin{'s' if len(clients) == 1 else ''} again {state}"
+
+
+def _row(
+    round: int, lost: str, client: int | None, span: tuple[int, int], file: StoredFile, reason: str
+) -> dict[str, Any]:
+    return {
+        "round": round,
+        "lost": lost,
+        "client": client,
+        "first_round": span[0],
+        "last_round": span[1],
+        "file": file.name,
+        "reason": reason,
+    }
+
+
+def _rounds(first: int, last: int) -> str:
+    return f"round {last}" if first == last else f"rounds {first} to {last}"
+
+
+def _with_rounds(manifest: Manifest, parts: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, int, int]]:
+    """The parts of a table with the first and last round that may have rows in them."""
+    before = 0
+    for part in parts:
+        last = _written_after(manifest, part)
+        yield part, min(before + 1, last), last
+        before = last
+
+
+def _written_after(manifest: Manifest, file: StoredFile) -> int:
+    rounds = rounds_in(file.name)
+    return manifest.rounds_completed if rounds is None else rounds
+
+
+def _lost_rounds(manifest: Manifest, damaged: StoredFile, older: StoredFile | None) -> tuple[int, int]:
+    """First and last round of what a client had learned since an older state."""
+    before = 0 if older is None else _written_after(manifest, older)
+    return before + 1, _written_after(manifest, damaged)
+
+
+def _schema(manifest: Manifest, name: str, metadata: Mapping[bytes, bytes]) -> pa.Schema:
+    simulated = name == "rounds" and any(counter.startswith("clock_") for counter in manifest.counters)
+    return (SIMULATED_ROUNDS_SCHEMA if simulated else TABLES[name]).with_metadata(dict(metadata))
+
+
+def _metadata(store: CommitStore, storage: Storage, found: Found) -> dict[bytes, bytes]:
+    """The metadata that all tables of the run have: from a part that is whole, else which data they belong to."""
+    for name, part in found.manifest.table_files().items():
+        if name not in found.lost:
+            return dict(decoded(store.read(part), part).schema.metadata or {})
+    try:
+        return {PARTITION_KEY: assignment_hash(from_parquet(storage.read("partition.parquet"))).encode()}
+    except _UNREADABLE:
+        return {}
+
+
+def _restored(
+    storage: Storage, name: str, part: StoredFile, span: tuple[int, int], schema: pa.Schema
+) -> tuple[bytes, str] | None:
+    """A part's very bytes and where they are from, in words; None where they cannot be made."""
+    candidates = {"it had no rows": schema.empty_table()}
+    try:
+        whole = from_parquet(storage.read(f"{name}.parquet"))
+        inside = pc.and_(pc.greater_equal(whole["round"], span[0]), pc.less_equal(whole["round"], span[1]))
+        candidates[f"its rows were taken from {name}.parquet"] = whole.filter(inside)
+    except _UNREADABLE:
+        pass
+    for source, table in candidates.items():
+        data = to_parquet(table)
+        if hashlib.sha256(data).hexdigest() == part.sha256:
+            return data, source
+    return None
