@@ -20,7 +20,7 @@ from rayfl.manifest import FORMAT_VERSION, Manifest, StoredFile
 from rayfl.own_files import rounds_in
 from rayfl.storage import Storage
 from rayfl.table_files import decoded, from_parquet, to_parquet
-from rayfl.table_schemas import DAMAGE_SCHEMA, PARTITION_KEY, SIMULATED_ROUNDS_SCHEMA, TABLES
+from rayfl.table_schemas import ALL_TABLES, DAMAGE_SCHEMA, PARTITION_KEY, SIMULATED_ROUNDS_SCHEMA
 
 TABLE = "damage"
 STATE = "state"
@@ -157,7 +157,7 @@ def _lost_rounds(manifest: Manifest, damaged: StoredFile, older: StoredFile | No
 
 def _schema(manifest: Manifest, name: str, metadata: Mapping[bytes, bytes]) -> pa.Schema:
     simulated = name == "rounds" and any(counter.startswith("clock_") for counter in manifest.counters)
-    return (SIMULATED_ROUNDS_SCHEMA if simulated else TABLES[name]).with_metadata(dict(metadata))
+    return (SIMULATED_ROUNDS_SCHEMA if simulated else ALL_TABLES[name]).with_metadata(dict(metadata))
 
 
 def _metadata(store: CommitStore, storage: Storage, found: Found) -> dict[bytes, bytes]:

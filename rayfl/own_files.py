@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from rayfl.table_schemas import TABLES
+from rayfl.table_schemas import ALL_TABLES
 
 _UNIQUE = "(?:-[0-9a-f]{8})?"  # the first formats had none
 _OF_COMMIT = re.compile(
     rf"(?:server-\d{{6,}}|states-\d{{6,}}-\d{{4,}}){_UNIQUE}\.safetensors"
-    rf"|(?:{'|'.join(TABLES)})-\d{{6,}}{_UNIQUE}\.parquet"
+    rf"|(?:{'|'.join(ALL_TABLES)})-\d{{6,}}{_UNIQUE}\.parquet"
 )
 _MANIFEST = re.compile(r"manifest-(\d{6,})\.json")
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]+\.(?:tmp|new)")
@@ -25,7 +25,7 @@ BEGINNING = frozenset({"config.yaml", "partition.parquet", "devices.parquet"})
 
 _LATER = frozenset(
     {"timings.jsonl", "environment.json", "result.json", "progress.csv", "mlflow_run.txt"}
-    | {f"{name}.parquet" for name in TABLES}
+    | {f"{name}.parquet" for name in ALL_TABLES}
 )
 
 

@@ -111,12 +111,14 @@ TABLES = {
     "rounds": ROUNDS_SCHEMA,
     "skipped": SKIPPED_SCHEMA,
     "calibration": CALIBRATION_SCHEMA,
-    "damage": DAMAGE_SCHEMA,
 }
-"""All tables, by the name of their files."""
+"""The tables that every run has, by the name of their files."""
+
+ALL_TABLES = {**TABLES, "damage": DAMAGE_SCHEMA}
+"""With the one that only damaged runs have."""
 
 
 def known_schema(name: str, schema: pa.Schema) -> bool:
     """Whether a table of this name may have these columns."""
-    allowed = [TABLES[name], *([SIMULATED_ROUNDS_SCHEMA] if name == "rounds" else [])]
+    allowed = [ALL_TABLES[name], *([SIMULATED_ROUNDS_SCHEMA] if name == "rounds" else [])]
     return any(schema.equals(one) for one in allowed)

@@ -28,7 +28,7 @@ from rayfl.own_files import BEGINNING, NEWEST
 from rayfl.run_folder import CONFIG, changed_inputs, input_digests
 from rayfl.storage import Storage
 from rayfl.table_files import from_parquet, joined, read_parts, read_whole, same_rows
-from rayfl.table_schemas import PARTITION_KEY, TABLES, known_schema
+from rayfl.table_schemas import ALL_TABLES, PARTITION_KEY, known_schema
 
 
 @dataclass
@@ -193,7 +193,7 @@ def _table(place: str, name: str, data: bytes, partition: str | None) -> list[st
     """What is wrong with a table of results."""
     try:
         table = from_parquet(data)
-        foreign = name in TABLES and not known_schema(name, table.schema)
+        foreign = name in ALL_TABLES and not known_schema(name, table.schema)
     except (pa.ArrowException, OSError, ValueError) as error:
         return [f"{place} is damaged: {error}"]
     if foreign:
@@ -206,7 +206,7 @@ def _table(place: str, name: str, data: bytes, partition: str | None) -> list[st
 
 def _published(storage: Storage, manifests: list[Manifest], partition: str | None, report: Report) -> None:
     """The tables beside the commits."""
-    for name in TABLES:
+    for name in ALL_TABLES:
         try:
             data = storage.read(f"{name}.parquet")
         except FileNotFoundError:

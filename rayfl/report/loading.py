@@ -23,7 +23,7 @@ from rayfl.errors import DamageError, RayflError, RunError
 from rayfl.report.redaction import redact
 from rayfl.storage import Storage
 from rayfl.table_files import from_parquet
-from rayfl.table_schemas import TABLES
+from rayfl.table_schemas import ALL_TABLES
 from rayfl.tracking.environment import read_environment
 from rayfl.tracking.timings import read_timings
 
@@ -134,7 +134,7 @@ def load_run(uri: str, methods: Mapping[str, Any]) -> Run:
     storage = Storage(uri.rstrip("/") or "/")
     shown = redact(str(storage.local_path or uri).rstrip("/"))
     config = _config(storage, shown)
-    tables = {name: _table(storage, shown, name) for name in TABLES}
+    tables = {name: _table(storage, shown, name) for name in ALL_TABLES}
     if tables["rounds"].num_rows and not tables["clients"].num_rows:
         raise DamageError(f"{shown} has rounds.parquet, but clients.parquet is missing: {_LOOK}")
     notes = described(tables["damage"])
@@ -179,7 +179,7 @@ def _config(storage: Storage, shown: str) -> Mapping[str, Any]:
 
 
 def _table(storage: Storage, shown: str, name: str) -> pa.Table:
-    schema = TABLES[name]
+    schema = ALL_TABLES[name]
     try:
         table = from_parquet(storage.read(f"{name}.parquet"))
     except FileNotFoundError:
