@@ -12,7 +12,7 @@ import yaml
 
 from algorithms.registry import Experiment
 from rayfl.commits import FOLDER
-from rayfl.config.loading import load_config, to_yaml
+from rayfl.config.loading import as_recorded, load_config, to_yaml
 from rayfl.copies import share_beginning, share_commits
 from rayfl.data.assignment import assignment_hash, to_parquet
 from rayfl.errors import DamageError, RunError
@@ -62,7 +62,8 @@ def claim_folder(parts: Parts) -> list[str]:
 
 def _check_same_run(place: Storage, parts: Parts) -> None:
     try:
-        stored = load_config(Experiment, yaml.safe_load(place.read(CONFIG)), {})
+        content = yaml.safe_load(place.read(CONFIG))
+        stored = as_recorded(content, lambda values: load_config(Experiment, content, values))
     except Exception as error:
         raise RunError(f"{place.uri}/{CONFIG} cannot be read ({error}); choose another name") from error
     if stored.fingerprint() != parts.config.fingerprint():

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from actors.federation import Federation
 from rayfl.commits import FOLDER, CommitStore
+from rayfl.config.identity import OlderRule
 from rayfl.errors import DamageError, RunError
 from rayfl.lease import Lease
 from rayfl.manifest import Manifest, StoredFile, manifest_name
@@ -65,6 +66,10 @@ class Recorder:
         lease: the right to commit.
         copy: the folder with copies of the run's files, if it has one.
         inputs: SHA-256 of the files that say what the run is, by name.
+        older: by fingerprint, the rules under which an older rayfl may have begun this run.
+
+    Attributes:
+        began_under: the one of these rules under which it has begun; None for today's.
     """
 
     storage: Storage
@@ -73,6 +78,8 @@ class Recorder:
     lease: Lease
     copy: Storage | None = None
     inputs: Mapping[str, str] = field(default_factory=dict)
+    older: Mapping[str, OlderRule] = field(default_factory=dict)
+    began_under: OlderRule | None = None
     manifest: Manifest | None = None
     _tables: dict[str, PartedTable] = field(default_factory=dict)
     _shown: dict[str, tuple[StoredFile, ...]] = field(default_factory=dict)
@@ -273,7 +280,10 @@ class Recorder:
         return progress
 
     def _check_fingerprint(self, manifest: Manifest) -> None:
-        if manifest.fingerprint != self.fingerprint:
+        if manifest.fingerprint in self.older:
+            # All commits of a run have the fingerprint that it began with.
+            self.fingerprint, self.began_under = manifest.fingerprint, self.older[manifest.fingerprint]
+        elif manifest.fingerprint != self.fingerprint:
             raise RunError(
                 f"{FOLDER}/{manifest_name(manifest.rounds_completed)} in {self.storage.uri} is of another run, or "
                 f"of a rayfl whose configuration has other options (fingerprint {manifest.fingerprint[:12]}, here "

@@ -31,12 +31,14 @@ from cluster.measuring import plan_run
 from cluster.recorder import Progress, Recorder
 from cluster.session import ray_session
 from cluster.shared_storage import check_shared_storage
+from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.assignment import to_parquet
-from rayfl.errors import ResourceError
+from rayfl.errors import ResourceError, RunError
 from rayfl.experiment import Parts
 from rayfl.lease import Lease
+from rayfl.older_runs import where_begun
 from rayfl.result import Result
 from rayfl.run_folder import check_run_folder, input_digests
 from rayfl.storage import open_to_append
@@ -77,6 +79,7 @@ def run(
 
 def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> Result:
     """Runs a validated configuration; see :func:`run`."""
+    config = where_begun(config)
     parts = Parts(config)
     sizes = parts.check()
     check_run_folder(parts.storage, parts.copy)
@@ -91,7 +94,9 @@ def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> 
 def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequence[Callback]) -> Result:
     config = parts.config
     storage, keep = parts.storage, config.storage.keep_commits
-    recorder = Recorder(storage, config.fingerprint(), keep, lease, parts.copy, input_digests(storage))
+    today = config.fingerprint()
+    older = {found: rule for found, rule in older_fingerprints(config.identity()) if found != today}
+    recorder = Recorder(storage, today, keep, lease, parts.copy, input_digests(storage), older)
     try:
         progress = recorder.restore(ResultTables(parts.dataset.names, config.algorithm.sweep, parts.partition_hash))
         if not parts.storage.exists("partition.parquet"):
@@ -117,6 +122,7 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
     with _pool(parts, sizes) as (pool, stop, plan):
         config = parts.config
         hosts = pool.descriptions if isinstance(pool, RayPool) else []
+        _check_same_bits(recorder, {host["device"] for host in hosts} or {inline_device(config.cluster.device)})
         federation = Federation(hosts_of(pool, config, hosts), parts.context, sizes, config.clients)
         listeners = [*callbacks, *_tracking(parts, recorder, federation)]
         driver = Driver(parts, federation, recorder, listeners, stop)
@@ -125,7 +131,13 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
         if isinstance(pool, RayPool):
             _log.info("actors %s to %s in namespace %s", host_name(0), host_name(pool.size - 1), pool.namespace)
         info = RunInfo(
-            parts.config, parts.storage.uri, parts.dataset.num_clients, driver.progress.rounds_completed, hosts, plan
+            config,
+            parts.storage.uri,
+            parts.dataset.num_clients,
+            driver.progress.rounds_completed,
+            hosts,
+            plan,
+            recorder.fingerprint,
         )
         try:
             for listener in listeners:
@@ -134,6 +146,18 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
         finally:
             driver.settle()
             _end(listeners, driver.progress.rounds_completed)
+
+
+def _check_same_bits(recorder: Recorder, devices: set[str]) -> None:
+    """Refuses to go on with a run of an older rayfl where the rounds that follow would be computed in another way."""
+    rule = recorder.began_under
+    if rule is not None and not devices <= rule.devices:
+        where = ", ".join(sorted(devices))
+        raise RunError(
+            f"{recorder.storage.uri} was begun by rayfl {rule.release} or before, and on {where} it would not go on as "
+            f"it began: {rule.changed}. Go on with cluster.device=cpu or the rayfl that began it, or choose another "
+            "name to begin again"
+        )
 
 
 def _end(listeners: Sequence[Callback], rounds_completed: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Union
@@ -12,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field_validator, model_validator
 
 from rayfl.config.added import without_added
+from rayfl.config.identity import fingerprint_of
 from rayfl.config.objects import import_object, names_an_object
 from rayfl.data.augment import AugmentConfig
 from rayfl.data.holdout import HoldoutConfig
@@ -305,8 +304,8 @@ class ExperimentConfig(_Section):
             raise ConfigError(f"algorithm: {name!r} is no subclass of rayfl.{cls.method_base.__name__}")
         return _with_users_method(cls, str(name), found)
 
-    def fingerprint(self) -> str:
-        """SHA-256 of everything that a result depends on: not of names, places and processes."""
+    def identity(self) -> dict[str, Any]:
+        """Everything that a result depends on, as plain data: not names, places and processes."""
         content = self.model_dump(
             mode="json", exclude={"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
         )
@@ -315,8 +314,11 @@ class ExperimentConfig(_Section):
         changing: list[str] = [self.engine.kernel] if self.engine.kernel != "reference" else []
         changing += ["lend_cores"] if self.engine.lend_cores else []
         content["engine"] = ", ".join([self.engine.mode, *changing])
-        without_added(content)
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return without_added(content)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that a result depends on."""
+        return fingerprint_of(self.identity())
 
     @property
     def run_name(self) -> str:

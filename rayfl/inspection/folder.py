@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from rayfl.commits import FOLDER, CommitStore
-from rayfl.config.loading import load_config
+from rayfl.config.loading import as_recorded, load_config
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, DamageError, RunError
 from rayfl.experiment import Parts
@@ -138,7 +138,7 @@ def open_run(path: str, schema: type[ExperimentConfig]) -> RunFolder:
         content = yaml.safe_load(storage.read("config.yaml"))
         if not isinstance(content, dict):
             raise RunError(f"{storage.uri}/config.yaml is damaged: it has no sections")
-        config = load_config(schema, content, {})
+        config = as_recorded(content, lambda values: load_config(schema, content, values))
     except FileNotFoundError as error:
         raise RunError(f"{storage.uri} is no run's folder: it has no config.yaml") from error
     except (yaml.YAMLError, ValueError, ConfigError) as error:
