@@ -128,8 +128,8 @@ class Recorder:
         if time.monotonic() >= self._rest_until:
             try:
                 self._publish(manifest)
-            except DamageError as error:
-                # Nothing that training needs: at its end rows are put on record that are lost.
+            except RunError as error:
+                # Nothing that training needs. Rows that are lost are put on record at its end.
                 _log.warning("%s. The run goes on; its tables are written at its end", error)
                 self._rest_until = math.inf
         return manifest

@@ -44,11 +44,14 @@ from rayfl.run_folder import check_run_folder, input_digests
 from rayfl.storage import open_to_append
 from rayfl.tables import ResultTables
 from rayfl.tracking.callback import Callback, RunInfo
+from rayfl.tracking.environment import FILE as ENVIRONMENT
 from rayfl.tracking.environment import Environment
+from rayfl.tracking.guarded import Guarded
 from rayfl.tracking.mlflow import Mlflow
 from rayfl.tracking.tensorboard import TensorBoard
+from rayfl.tracking.timings import FILE as TIMINGS
 from rayfl.tracking.timings import Timings
-from rayfl.tracking.tune_files import TuneFiles
+from rayfl.tracking.tune_files import CSV_FILE, JSON_FILE, TuneFiles
 from rayfl.tracking.wandb import Wandb
 
 _log = logging.getLogger("rayfl")
@@ -175,21 +178,24 @@ def _end(listeners: Sequence[Callback], rounds_completed: int) -> None:
 
 
 def _tracking(parts: Parts, recorder: Recorder, federation: Federation) -> list[Callback]:
-    folder, config = parts.storage.local_path, parts.config
-    listeners: list[Callback] = [
-        Timings(parts.storage),
-        Environment(parts.storage),
-        TuneFiles(parts.storage),
+    """What the configuration asks for. All of it is less important than the run, and none of it ends one."""
+    storage, config = parts.storage, parts.config
+    folder, uri = storage.local_path, storage.uri
+    listeners: list[tuple[Callback, str]] = [
+        (Timings(storage), f"{uri}/{TIMINGS}"),
+        (Environment(storage), f"{uri}/{ENVIRONMENT}"),
+        (TuneFiles(storage), f"{uri}/{JSON_FILE} or {CSV_FILE}"),
     ]
     if config.tracking.tensorboard and folder is not None:
-        listeners.append(TensorBoard(folder))
+        listeners.append((TensorBoard(folder), f"{uri}/events.out.tfevents.*"))
     if config.tracking.wandb.enabled:
-        listeners.append(Wandb(config.tracking.wandb, folder))
+        listeners.append((Wandb(config.tracking.wandb, folder), "Weights & Biases"))
     if config.tracking.mlflow.enabled:
-        listeners.append(Mlflow(config.tracking.mlflow, parts.storage))
+        listeners.append((Mlflow(config.tracking.mlflow, storage), "MLflow"))
     if config.cluster.backend == "ray":
-        listeners.append(Gauges(config.run_name, lambda: recorder.state_bytes, lambda: federation.lookups))
-    return listeners
+        gauges = Gauges(config.run_name, lambda: recorder.state_bytes, lambda: federation.lookups)
+        listeners.append((gauges, "Ray's gauges"))
+    return [Guarded(listener, writes) for listener, writes in listeners]
 
 
 @contextmanager
@@ -232,13 +238,18 @@ def limited_threads(threads: int) -> Iterator[None]:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that a full disk only makes incomplete: the error is that of a commit, said once."""
+    """A log that a full disk only makes incomplete, with a warning elsewhere."""
+
+    _said = False
 
     def _open(self) -> TextIOWrapper:
         return open_to_append(Path(self.baseFilename))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Says nothing."""
+        """Says so once, to whoever else listens."""
+        if not self._said:
+            self._said = True
+            _log.warning("%s lacks lines from here on (%s); the run goes on", self.baseFilename, sys.exception())
 
     def close(self) -> None:
         """Closes the file, though what it still had to write may be lost."""

@@ -95,6 +95,7 @@ class TuneFiles(Callback):
                 with open_to_append(folder / name) as file:
                     file.write(text)
             except OSError as error:
+                self._columns = None  # what is there may end in the midst of a line: the files are written whole again
                 raise RunError(f"cannot write {folder / name}: {error.strerror}") from error
         self._written = rounds_completed
 
