@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -45,10 +46,11 @@ def claim_folder(parts: Parts) -> list[str]:
     foreign = parts.commits.foreign()
     if foreign:
         _log.warning("%s/%s has files that rayfl leaves alone: %s", storage.uri, FOLDER, ", ".join(foreign))
-    known = next((place for place in (storage, copy) if place is not None and place.exists(CONFIG)), None)
-    if known is not None:
-        _check_same_run(known, parts)
-        restored = [] if copy is None else share_beginning(storage, copy)
+    known = [place for place in (storage, copy) if place is not None and place.exists(CONFIG)]
+    if known:
+        # One that is no configuration any more is restored from the other.
+        _check_same_run(min(known, key=lambda place: not _is_right(parts, CONFIG, place.read(CONFIG))), parts)
+        restored = [] if copy is None else share_beginning(storage, copy, partial(_is_right, parts))
         _check_same_inputs(storage, parts)
         return restored if copy is None else [*restored, *share_commits(storage, copy, thoroughly=True)]
     storage.write(_PARTITION, to_parquet(parts.assignment))
@@ -56,8 +58,21 @@ def claim_folder(parts: Parts) -> list[str]:
         storage.write(_DEVICES, table_to_parquet(devices_table(parts.devices)))
     storage.write(CONFIG, to_yaml(config).encode())
     if copy is not None:
-        share_beginning(storage, copy)
+        share_beginning(storage, copy, partial(_is_right, parts))
     return []
+
+
+def _is_right(parts: Parts, name: str, data: bytes) -> bool:
+    """Whether a file that says what a run is can be this run's."""
+    try:
+        if name == CONFIG:
+            return isinstance(yaml.safe_load(data), dict)
+        table = pq.read_table(io.BytesIO(data))
+        if name == _PARTITION:
+            return assignment_hash(table) == parts.partition_hash
+        return bool(table.equals(devices_table(parts.devices)))
+    except (yaml.YAMLError, pa.ArrowException, OSError, KeyError, ValueError, RecursionError):
+        return False
 
 
 def _check_same_run(place: Storage, parts: Parts) -> None:

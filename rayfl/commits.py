@@ -109,14 +109,20 @@ class CommitStore:
         A warning names what is wrong with newer ones. Size and presence of all files are looked at.
 
         Args:
-            thoroughly: whether to read all files, and compare their checksums.
+            thoroughly: whether to read all files, and compare their checksums. So they are in any case where something
+                is wrong with the newest commit: what is chosen in its place must be whole.
 
         Raises:
             DamageError: when there are commits, but of none are the server's model and all states whole.
             RunError: when a commit is of another format version.
         """
         problems, damaged = self.missing_newest(), list[Found]()
-        for found in self.survey(thoroughly, problems):
+        if not thoroughly:
+            newest = next(self.survey(False, problems), None)
+            if newest is not None and not (newest.lost or problems):
+                return newest
+            problems = self.missing_newest()
+        for found in self.survey(True, problems):
             if not found.lost:
                 return self._instead(found, problems)
             problems += [problem for problem in found.lost.values() if problem not in problems]

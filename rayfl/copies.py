@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 from pydantic import ValidationError
 
@@ -17,7 +14,7 @@ from rayfl.commit_files import FOLDER, damage_in
 from rayfl.config.schema import StorageConfig
 from rayfl.errors import DamageError, RunError
 from rayfl.manifest import StoredFile, manifest_name, newest_rounds, parse
-from rayfl.own_files import NEWEST, manifest_rounds
+from rayfl.own_files import BEGINNING, NEWEST, manifest_rounds
 from rayfl.run_folder import CONFIG, COPY
 from rayfl.storage import Storage
 
@@ -63,8 +60,13 @@ def copy_by_config(storage: Storage) -> Storage | None:
     return copy_of(storage, settings_of(storage), name)
 
 
-def share_beginning(storage: Storage, copy: Storage) -> list[str]:
+def share_beginning(storage: Storage, copy: Storage, right: Callable[[str, bytes], bool]) -> list[str]:
     """Gives each of two folders what says what the run is, where the other has it and it lacks it.
+
+    Args:
+        storage: the run's folder.
+        copy: its copies.
+        right: whether the content of a file of this name can be the run's.
 
     Returns:
         What was restored in the run's folder, a sentence each.
@@ -73,19 +75,19 @@ def share_beginning(storage: Storage, copy: Storage) -> list[str]:
         RunError: when the copies are another run's.
     """
     said = []
-    for name, readable in _BEGINNING.items():
+    for name in sorted(BEGINNING):
         mine, other = (_content(place, name) for place in (storage, copy))
-        whole, usable = (content is not None and readable(content) for content in (mine, other))
-        if whole and usable and mine != other:
+        whole, usable = (content is not None and right(name, content) for content in (mine, other))
+        if whole and usable and mine != other and name == CONFIG:
             raise RunError(
                 f"{copy.uri}/{name} is not a copy of {storage.uri}/{name}: one of them was changed, or the copies are "
                 "another run's. Make them equal, or choose another storage.copies_path"
             )
-        if usable and other is not None and not whole:
+        if whole and mine is not None and mine != other:
+            copy.write(name, mine)
+        elif usable and other is not None and not whole:
             storage.write(name, other)
             said.append(_restored(name, storage, copy))
-        elif whole and mine is not None and not usable:
-            copy.write(name, mine)
     return said
 
 
@@ -159,25 +161,3 @@ def _decoded(place: Storage, name: str, decode: Callable[[bytes, str], Decoded])
         return decode(data, f"{FOLDER}/{name} in {place.uri}")
     except DamageError:
         return None
-
-
-def _is_configuration(data: bytes) -> bool:
-    try:
-        return isinstance(yaml.safe_load(data), dict)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return False
-
-
-def _is_table(data: bytes) -> bool:
-    try:
-        pq.read_table(io.BytesIO(data))
-    except (pa.ArrowException, OSError, ValueError):
-        return False
-    return True
-
-
-_BEGINNING: dict[str, Callable[[bytes], bool]] = {
-    "partition.parquet": _is_table,
-    "devices.parquet": _is_table,
-    CONFIG: _is_configuration,
-}

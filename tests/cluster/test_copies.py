@@ -109,6 +109,15 @@ def test_what_is_restored_is_a_line_of_the_log_and_no_warning(
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
+@pytest.mark.parametrize("content", [b"", b"\x00\xff", b"a: [", b"- a"])
+def test_a_configuration_that_is_none_any_more_is_restored(content: bytes, folder: Path, tmp_path: Path) -> None:
+    before = (folder / "config.yaml").read_bytes()
+    (folder / "config.yaml").write_bytes(content)
+    assert rayfl.run(experiment(tmp_path)).rounds_completed == 4
+    assert (folder / "config.yaml").read_bytes() == before
+    assert verify(Storage(str(folder))).problems == []
+
+
 @pytest.mark.parametrize("lost", ["commits", "everything"])
 def test_a_lost_disk_costs_nothing(lost: str, calm: Path, tmp_path: Path) -> None:
     config = experiment(tmp_path / "first", copies_path=str(tmp_path / "second"))

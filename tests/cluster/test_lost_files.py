@@ -266,6 +266,16 @@ def test_a_client_has_its_older_state_where_a_commit_names_one(folder: Path) -> 
     assert verify(storage).problems == []
 
 
+def test_no_commit_is_given_up_for_one_that_was_not_looked_at(folder: Path, experiment: dict[str, Any]) -> None:
+    older, newest = manifests(folder)
+    part = folder / "commits" / newest.tables["clients"][-1].name
+    part.write_bytes(part.read_bytes()[:-1])  # a glance shows it
+    flip(folder / "commits" / older.server.name)  # and this not
+    result = rayfl.run(experiment)
+    assert result.rounds_completed == 4
+    assert verify(Storage(str(folder))).problems == []
+
+
 def test_a_whole_older_commit_needs_no_repair(folder: Path, calm: Path, experiment: dict[str, Any]) -> None:
     flip(folder / "commits" / max(file.name for file in manifests(folder)[-1].states.values()))
     done = CliRunner().invoke(app, ["repair", str(folder)])
