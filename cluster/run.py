@@ -209,13 +209,21 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
         return
     with ray_session(cluster.address), stop_requests(cluster.stop_grace_s) as stop:
         plan = plan_run(parts, sizes)
-        admit = partial(check_shared_storage, parts.storage, cluster.startup_timeout_s)
+        admit = partial(_check_places, parts)
         admit()
         pool = RayPool(plan.config.model_dump(mode="json"), plan.options, config.run_name, admit)
         try:
             yield pool, stop, plan.lines
         finally:
             pool.close()
+
+
+def _check_places(parts: Parts) -> None:
+    """Makes sure that the run's folder and that of its copies are one place for all nodes."""
+    timeout_s = parts.config.cluster.startup_timeout_s
+    check_shared_storage(parts.storage, timeout_s)
+    if parts.copy is not None:
+        check_shared_storage(parts.copy, timeout_s, "storage.copies_path")
 
 
 def inline_device(wanted: str) -> str:

@@ -57,13 +57,14 @@ def mended(
     manifest, lost, rounds = found.manifest, found.lost, found.manifest.rounds_completed
     said, rows, tables = list[str](), list[dict[str, Any]](), dict[str, tuple[StoredFile, ...]]()
     metadata = _metadata(store, storage, found)
+    newest = metadata[-1]
     for name, parts in manifest.tables.items():
         kept = []
         for part, first, last in _with_rounds(manifest, parts):
             if part.name not in lost:
                 kept.append(part)
                 continue
-            restored = _restored(storage, name, part, (first, last), _schema(manifest, name, metadata))
+            restored = _restored(storage, name, part, (first, last), [_schema(manifest, name, one) for one in metadata])
             if restored is not None:
                 data, source = restored
                 kept.append(store.write_table(last, name, data))
@@ -72,7 +73,7 @@ def mended(
             rows.append(_row(rounds, name, None, (first, last), part, lost[part.name]))
             said.append(f"{lost[part.name]}; lost are the rows of {name} of {_rounds(first, last)}")
         if not kept:
-            empty = _schema(manifest, name, metadata).empty_table()
+            empty = _schema(manifest, name, newest).empty_table()
             kept.append(store.write_table(rounds, name, to_parquet(empty)))
         tables[name] = tuple(kept)
     kept_states = dict(manifest.states)
@@ -84,7 +85,7 @@ def mended(
         rows.append(_row(rounds, STATE, client, span, damaged, lost[damaged.name]))
     said += _said_of_states(rows)
     if rows:
-        table = pa.Table.from_pylist(rows, schema=DAMAGE_SCHEMA.with_metadata(metadata))
+        table = pa.Table.from_pylist(rows, schema=DAMAGE_SCHEMA.with_metadata(newest))
         tables[TABLE] = (*tables.get(TABLE, ()), store.write_table(rounds, TABLE, to_parquet(table)))
     changes = {"version": FORMAT_VERSION, "tables": tables, "states": dict(sorted(kept_states.items()))}
     return Mended(manifest.model_copy(update=changes), said)
@@ -160,29 +161,35 @@ def _schema(manifest: Manifest, name: str, metadata: Mapping[bytes, bytes]) -> p
     return (SIMULATED_ROUNDS_SCHEMA if simulated else ALL_TABLES[name]).with_metadata(dict(metadata))
 
 
-def _metadata(store: CommitStore, storage: Storage, found: Found) -> dict[bytes, bytes]:
-    """The metadata that all tables of the run have: from a part that is whole, else which data they belong to."""
-    for name, part in found.manifest.table_files().items():
-        if name not in found.lost:
-            return dict(decoded(store.read(part), part).schema.metadata or {})
+def _metadata(store: CommitStore, storage: Storage, found: Found) -> list[dict[bytes, bytes]]:
+    """The metadata that tables of the run have, the newest last: rayfls of different ages may have written parts.
+
+    They are from parts that are whole; without any, they say which data the run is about.
+    """
+    parts = sorted(found.manifest.table_files().items(), key=lambda item: rounds_in(item[0]) or 0)
+    schemas = [decoded(store.read(part), part).schema for name, part in parts if name not in found.lost]
+    known = [dict(schema.metadata or {}) for schema in schemas]
+    if known:
+        return [metadata for place, metadata in enumerate(known) if metadata not in known[place + 1 :]]
     try:
-        return {PARTITION_KEY: assignment_hash(from_parquet(storage.read("partition.parquet"))).encode()}
+        return [{PARTITION_KEY: assignment_hash(from_parquet(storage.read("partition.parquet"))).encode()}]
     except _UNREADABLE:
-        return {}
+        return [{}]
 
 
 def _restored(
-    storage: Storage, name: str, part: StoredFile, span: tuple[int, int], schema: pa.Schema
+    storage: Storage, name: str, part: StoredFile, span: tuple[int, int], schemas: Sequence[pa.Schema]
 ) -> tuple[bytes, str] | None:
     """A part's very bytes and where they are from, in words; None where they cannot be made."""
-    candidates = {"it had no rows": schema.empty_table()}
+    candidates = [("it had no rows", schema.empty_table()) for schema in schemas]
     try:
         whole = from_parquet(storage.read(f"{name}.parquet"))
         inside = pc.and_(pc.greater_equal(whole["round"], span[0]), pc.less_equal(whole["round"], span[1]))
-        candidates[f"its rows were taken from {name}.parquet"] = whole.filter(inside)
+        rows, source = whole.filter(inside), f"its rows were taken from {name}.parquet"
+        candidates += [(source, rows.replace_schema_metadata(schema.metadata)) for schema in schemas]
     except _UNREADABLE:
         pass
-    for source, table in candidates.items():
+    for source, table in candidates:
         data = to_parquet(table)
         if hashlib.sha256(data).hexdigest() == part.sha256:
             return data, source

@@ -14,11 +14,15 @@ from typer.testing import CliRunner
 
 import rayfl
 from actors.memory import Spill
+from algorithms.registry import Experiment
+from cluster.sweep_folder import write_record
 from rayfl.cli import app
 from rayfl.commits import CommitStore
 from rayfl.errors import RunError
 from rayfl.lease import FILE
 from rayfl.storage import Storage, open_to_append
+from rayfl.sweeps.space import parse_space
+from rayfl.sweeps.trials import plan_sweep
 from rayfl.verification import verify
 from tests.cluster.experiments import assert_same, outcome, small_experiment
 from tests.cluster.test_resume import Interrupt
@@ -258,3 +262,15 @@ def test_a_sweep_into_a_folder_of_other_files_is_refused(tmp_path: Path) -> None
     assert done.exit_code != 0
     assert "is not a folder of rayfl's: it has no sweep.yaml, but groups.parquet" in str(done.exception)
     assert (tmp_path / "mine" / "groups.parquet").read_text() == "mine"
+
+
+def test_a_sweep_removes_what_a_killed_one_was_writing(tmp_path: Path) -> None:
+    content = small_experiment(tmp_path, "sweep", "fedavg", backend="inline")
+    sweep = plan_sweep(Experiment, content, parse_space(["seed=0,1"]), None, 0)
+    old, new, mine = ".trials.parquet.0a1b2c3d.tmp", ".groups.parquet.0a1b2c3d.tmp", ".mine.0a1b2c3d.tmp"
+    for name in (old, new, mine):
+        sweep.folder.write(name, b"half")
+    for name in (old, mine):
+        os.utime(tmp_path / "sweep" / name, (time.time() - 9999, time.time() - 9999))
+    write_record(sweep)
+    assert {*sweep.folder.names()} == {"sweep.yaml", new, mine}

@@ -21,9 +21,10 @@ from rayfl.damage import STATE
 from rayfl.errors import DamageError, RunError
 from rayfl.lease import Lease
 from rayfl.manifest import Manifest
-from rayfl.repair import repair
+from rayfl.repair import mend_tables, repair
 from rayfl.report.loading import load_run
 from rayfl.storage import Storage
+from rayfl.table_files import from_parquet, to_parquet
 from rayfl.verification import verify
 from tests.cluster.experiments import METHODS, assert_same, outcome, small_experiment
 from tests.cluster.test_resume import Interrupt
@@ -141,6 +142,25 @@ def test_rows_that_are_lost_are_named_and_the_run_goes_on(
     said = f"Damage to files has cost {table}.parquet rows of round 1: it is incomplete."
     assert said in report.notes
     assert said in load_run(str(folder), {}).notes
+
+
+def test_rows_are_found_whichever_rayfl_has_written_their_part(folder: Path, experiment: dict[str, Any]) -> None:
+    store, storage = CommitStore(Storage(str(folder))), Storage(str(folder))
+    lost = {"clients", "skipped"}
+    for manifest in manifests(folder):
+        tables = dict(manifest.tables)
+        for name in lost:  # parts of an older rayfl, whose metadata was another
+            first, *others = tables[name]
+            rows = from_parquet(store.read(first)).replace_schema_metadata({b"rayfl.older": b"1"})
+            old = store.write_table(1, name, to_parquet(rows))
+            tables[name] = (old, *others)
+        rounds = from_parquet(store.read(tables["rounds"][0])).replace_schema_metadata({b"rayfl.older": b"1"})
+        tables["rounds"] = (store.write_table(1, "rounds", to_parquet(rounds)), *tables["rounds"][1:])
+        store.replace_manifest(manifest.model_copy(update={"tables": tables}))
+        for name in lost:
+            (folder / "commits" / tables[name][0].name).unlink()
+    said = mend_tables(store, storage)
+    assert len(said) == 2 and all("lost" not in line for line in said)
 
 
 def test_all_rows_of_all_tables_may_be_lost(folder: Path, calm: Path, experiment: dict[str, Any]) -> None:
@@ -304,6 +324,28 @@ def test_a_run_at_work_is_not_repaired(folder: Path, tmp_path: Path) -> None:
     for place in (tmp_path / "nowhere", tmp_path):
         assert isinstance(CliRunner().invoke(app, ["repair", str(place)]).exception, RunError)
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_one_damaged_file_never_loses_a_run(stopped: Path, calm: Path, tmp_path: Path) -> None:
+    """Every file of the commits, and every one that a commit is made from: what it costs to lose it."""
+    needed = {path for path in stopped.rglob("*") if path.parent.name == "commits"}
+    costs: dict[str, set[str]] = {"nothing": set(), "states": set()}
+    for path in sorted(needed):
+        place = Path(shutil.copytree(stopped, tmp_path / path.name / "run"))
+        (place / path.relative_to(stopped)).unlink()
+        config = small_experiment(place.parent, "run", "scaffold", backend="inline")
+        try:
+            rayfl.run(config)
+        except DamageError:
+            assert repair(CommitStore(Storage(str(place))), Storage(str(place)))
+            rayfl.run(config)
+            costs["states"].add(path.name)
+        else:
+            assert_same(outcome(calm), outcome(place))
+            costs["nothing"].add(path.name)
+        assert verify(Storage(str(place))).problems == []
+    assert all(name.startswith("states-") for name in costs["states"])
+    assert len(costs["nothing"]) > 2 * len(costs["states"]) > 0
 
 
 @pytest.mark.parametrize("method", METHODS)
