@@ -108,7 +108,7 @@ def _partition_hash(storage: Storage) -> str:
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise DamageError(
             f"{storage.uri}/{_PARTITION} is damaged ({error}): restore it, or delete it, and the same command writes "
-            "it anew"
+            "it again"
         ) from error
 
 

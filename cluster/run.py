@@ -254,7 +254,7 @@ class _LogFile(logging.FileHandler):
         return open_to_append(Path(self.baseFilename))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Says so once, to whoever else listens."""
+        """Says so once, to the other handlers."""
         if not self._said:
             self._said = True
             _log.warning("%s lacks lines from here on (%s); the run goes on", self.baseFilename, sys.exception())

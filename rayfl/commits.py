@@ -95,7 +95,7 @@ class CommitStore:
         self._note_newest(manifest.rounds_completed)
 
     def replace_manifest(self, manifest: Manifest) -> None:
-        """Says anew what makes up a commit."""
+        """Replaces what is said of a commit that there is."""
         self._write_json(manifest_name(manifest.rounds_completed), with_checksum(manifest))
 
     def latest(self, thoroughly: bool = False) -> Manifest | None:
@@ -272,7 +272,7 @@ class CommitStore:
         try:
             return self.newest()
         except DamageError as error:
-            _log.warning("%s; the next commit writes it anew", error)
+            _log.warning("%s; the next commit writes it again", error)
             return None
 
     def _note_newest(self, rounds_completed: int) -> None:

@@ -54,41 +54,54 @@ def mended(
         found: the commit, and what is wrong with it; the server's model must be whole.
         states: older states for clients whose newest is lost; the others among these have none afterwards.
     """
-    manifest, lost, rounds = found.manifest, found.lost, found.manifest.rounds_completed
+    manifest, metadata = found.manifest, _metadata(store, storage, found)
     said, rows, tables = list[str](), list[dict[str, Any]](), dict[str, tuple[StoredFile, ...]]()
-    metadata = _metadata(store, storage, found)
-    newest = metadata[-1]
-    for name, parts in manifest.tables.items():
-        kept = []
-        for part, first, last in _with_rounds(manifest, parts):
-            if part.name not in lost:
-                kept.append(part)
-                continue
-            restored = _restored(storage, name, part, (first, last), [_schema(manifest, name, one) for one in metadata])
-            if restored is not None:
-                data, source = restored
-                kept.append(store.write_table(last, name, data))
-                said.append(f"{lost[part.name]}; {source}")
-                continue
-            rows.append(_row(rounds, name, None, (first, last), part, lost[part.name]))
-            said.append(f"{lost[part.name]}; lost are the rows of {name} of {_rounds(first, last)}")
-        if not kept:
-            empty = _schema(manifest, name, newest).empty_table()
-            kept.append(store.write_table(rounds, name, to_parquet(empty)))
-        tables[name] = tuple(kept)
+    for name in manifest.tables:
+        kept = _kept_parts(store, storage, found, name, metadata, said, rows)
+        if kept:
+            tables[name] = tuple(kept)
     kept_states = dict(manifest.states)
-    for client in manifest.clients_in(lost):
+    for client in manifest.clients_in(found.lost):
         damaged, older = kept_states.pop(client), (states or {}).get(client)
         if older is not None:
             kept_states[client] = older
-        span = _lost_rounds(manifest, damaged, older)
-        rows.append(_row(rounds, STATE, client, span, damaged, lost[damaged.name]))
+        rows.append(_row(found, STATE, client, _lost_rounds(manifest, damaged, older), damaged))
     said += _said_of_states(rows)
     if rows:
-        table = pa.Table.from_pylist(rows, schema=DAMAGE_SCHEMA.with_metadata(newest))
-        tables[TABLE] = (*tables.get(TABLE, ()), store.write_table(rounds, TABLE, to_parquet(table)))
+        table = pa.Table.from_pylist(rows, schema=DAMAGE_SCHEMA.with_metadata(metadata[-1]))
+        part = store.write_table(manifest.rounds_completed, TABLE, to_parquet(table))
+        tables[TABLE] = (*tables.get(TABLE, ()), part)
     changes = {"version": FORMAT_VERSION, "tables": tables, "states": dict(sorted(kept_states.items()))}
     return Mended(manifest.model_copy(update=changes), said)
+
+
+def _kept_parts(
+    store: CommitStore,
+    storage: Storage,
+    found: Found,
+    name: str,
+    metadata: Sequence[Mapping[bytes, bytes]],
+    said: list[str],
+    rows: list[dict[str, Any]],
+) -> list[StoredFile]:
+    """The parts of a table that are whole, or are made again; adds to what is said, and to the rows of what is lost."""
+    manifest, kept = found.manifest, list[StoredFile]()
+    schemas = [_schema(manifest, name, one) for one in metadata] if name in ALL_TABLES else []
+    for part, first, last in _with_rounds(manifest, manifest.tables[name]):
+        if part.name not in found.lost:
+            kept.append(part)
+            continue
+        restored = _restored(storage, name, part, (first, last), schemas)
+        if restored is not None:
+            data, source = restored
+            kept.append(store.write_table(last, name, data))
+            said.append(f"{found.lost[part.name]}; {source}")
+        else:
+            rows.append(_row(found, name, None, (first, last), part))
+            said.append(f"{found.lost[part.name]}; lost are the rows of {name} of {_rounds(first, last)}")
+    if not kept and schemas:
+        kept.append(store.write_table(manifest.rounds_completed, name, to_parquet(schemas[-1].empty_table())))
+    return kept
 
 
 def described(damage: pa.Table) -> list[str]:
@@ -118,17 +131,15 @@ def _said_of_states(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{listed(clients)} begin{'s' if len(clients) == 1 else ''} again {state}"
 
 
-def _row(
-    round: int, lost: str, client: int | None, span: tuple[int, int], file: StoredFile, reason: str
-) -> dict[str, Any]:
+def _row(found: Found, lost: str, client: int | None, span: tuple[int, int], file: StoredFile) -> dict[str, Any]:
     return {
-        "round": round,
+        "round": found.manifest.rounds_completed,
         "lost": lost,
         "client": client,
         "first_round": span[0],
         "last_round": span[1],
         "file": file.name,
-        "reason": reason,
+        "reason": found.lost[file.name],
     }
 
 

@@ -16,7 +16,7 @@ CONFIG = "config.yaml"
 COPY = "copy"
 """Folder of the copies inside a run's, unless ``storage.copies_path`` names another place."""
 _NAMED = 5
-"""So many names a message has at most."""
+"""As many names as a message has at most."""
 
 
 def check_run_folder(storage: Storage, copy: Storage | None = None) -> None:

@@ -133,7 +133,7 @@ def _commits(storage: Storage, partition: str | None, report: Report) -> list[Ma
         store.newest()
         report.problems += store.missing_newest()
     except DamageError as error:
-        report.problems.append(f"{error}; the next commit writes it anew")
+        report.problems.append(f"{error}; the next commit writes it again")
     if report.commits and manifests[-1].rounds_completed in report.commits and TABLE in manifests[-1].tables:
         report.notes += described(read_whole(store, manifests[-1], TABLE))
     prints = {manifest.fingerprint for manifest in manifests}
@@ -255,7 +255,7 @@ def _copies(storage: Storage, manifests: list[Manifest], report: Report) -> None
     others = [path for path in paths if storage.exists(path) and not _same(storage, copy, path)]
     found = [f"{path} in {copy.uri} is missing, or no copy of the run's" for path in others]
     found += damage_in(copy, files, thoroughly=True, copied=True).values()
-    report.problems += [f"{problem}; the next start makes it anew" for problem in found]
+    report.problems += [f"{problem}; the next start makes it again" for problem in found]
 
 
 def _same(storage: Storage, copy: Storage, name: str) -> bool:

@@ -32,7 +32,7 @@ from tests.toys import assert_equal
 
 TABLES = ("clients", "rounds", "skipped", "calibration")
 STOPPED = 3
-"""After so many of four rounds."""
+"""After this one of four rounds."""
 
 
 @pytest.fixture(scope="module", autouse=True)
