@@ -9,7 +9,6 @@ from actors.allocator import reuse_freed_memory
 from actors.host import ClientHost
 from actors.memory import Spill, machine_memory
 from actors.state import ClientStates
-from rayfl.commits import CommitStore
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.engine import Engine
 from rayfl.experiment import Parts
@@ -35,7 +34,7 @@ def build_host(config: ExperimentConfig, host: int, device: str, neighbours: int
         dataset=parts.dataset,
         context=parts.context,
         states=ClientStates(
-            CommitStore(parts.storage),
+            parts.commits,
             host,
             Spill(_bytes(config, "state_memory", neighbours), config.cluster.spill_dir),
             config.storage.commit_every,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
+import re
 import socket
 import tempfile
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -21,6 +22,8 @@ from rayfl.errors import ResourceError
 from rayfl.params import Tree, num_bytes
 
 _PREFIX = "rayfl-spill"
+_OF_PROCESS = re.compile(r"(\d+)-[a-z0-9_]+")
+"""What follows the machine's name in a folder's: the process, and what ``tempfile`` adds."""
 _MOST_HOLES = 64 << 20
 """Bytes let go of before the machine gets them back: rarely enough for its time not to matter."""
 Key = TypeVar("Key", bound=Hashable)
@@ -146,7 +149,7 @@ class Spill:
     def close(self) -> None:
         """Deletes the files."""
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            _remove(self._folder)
 
     def _write(self, serial: int) -> None:
         kept = self._handles.get(serial)
@@ -167,7 +170,7 @@ class Spill:
                     tempfile.mkdtemp(prefix=f"{_PREFIX}-{socket.gethostname()}-{os.getpid()}-", dir=place)
                 )
                 # At the end of the process too: an actor that is told to stop does not close anything.
-                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+                weakref.finalize(self, _remove, self._folder)
             path = self._folder / f"{serial}.safetensors"
             path.write_bytes(data)
         except OSError as error:
@@ -188,9 +191,18 @@ def _remove_orphans(place: Path) -> None:
         return
     mine = f"{_PREFIX}-{socket.gethostname()}-"
     for folder in place.glob(f"{mine}*"):
-        pid = folder.name.removeprefix(mine).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+        found = _OF_PROCESS.fullmatch(folder.name.removeprefix(mine))
+        if found is not None and not folder.is_symlink() and not Path(f"/proc/{found[1]}").exists():
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Deletes the states in a folder of spilled ones, and the folder unless somebody has put something else there."""
+    with suppress(OSError):
+        for file in folder.glob("*.safetensors"):
+            if file.stem.isdecimal():
+                file.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def machine_memory() -> int:

@@ -24,6 +24,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from cluster.interrupts import TERMINATED
 from cluster.shipping import build_wheel
+from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import to_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, ResourceError, RunError
@@ -101,7 +102,7 @@ def submit(client: JobSubmissionClient, config: ExperimentConfig, options: JobOp
     attempts = [job for job in jobs(client) if _run_of(job) == config.run_name]
     for job in attempts:
         if not job.status.is_terminal():
-            different = [key for key in ("fingerprint", "storage") if (job.metadata or {}).get(key) != metadata[key]]
+            different = _different(job.metadata or {}, config)
             if different:
                 raise RunError(
                     f"job {job.submission_id} is running {config.run_name} with another {' and '.join(different)}: "
@@ -135,6 +136,16 @@ def _metadata(config: ExperimentConfig) -> dict[str, str]:
         "storage": config.storage_path,
         "fingerprint": config.fingerprint(),
     }
+
+
+def _different(metadata: Mapping[str, str], config: ExperimentConfig) -> list[str]:
+    """In what a job's run is not this one; an older rayfl may have submitted it."""
+    fingerprints = {config.fingerprint(), *(found for found, _ in older_fingerprints(config.identity()))}
+    different = {
+        "fingerprint": metadata.get("fingerprint") not in fingerprints,
+        "storage": metadata.get("storage") != config.storage_path,
+    }
+    return [key for key, differs in different.items() if differs]
 
 
 def _entrypoint(config: ExperimentConfig) -> str:

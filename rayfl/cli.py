@@ -19,6 +19,7 @@ from rayfl import (
     cli_jobs,
     cli_leaf,
     cli_plot,
+    cli_repair,
     cli_report,
     cli_reproduce,
     cli_sweep,
@@ -38,6 +39,7 @@ data_app = typer.Typer(help="Import and describe data sets.", no_args_is_help=Tr
 app.add_typer(data_app, name="data")
 cli_leaf.register(data_app)
 cli_verify.register(app)
+cli_repair.register(app)
 cli_plot.register(app)
 cli_report.register(app)
 
@@ -75,6 +77,7 @@ def run(
     """Run an experiment; the same command continues one that was interrupted."""
     from cluster.interrupts import TERMINATED, Terminated
     from cluster.run import run_config
+    from rayfl.damage import described
     from rayfl.tracking.console import ConsoleProgress
     from rayfl.tracking.summary import skipped_table, summary_table
 
@@ -87,6 +90,8 @@ def run(
     terminal.out().print(summary_table(result))
     if result.skipped.num_rows:
         terminal.out().print(skipped_table(result))
+    for line in described(result.damage):
+        terminal.out().print(f"{line} See damage.parquet.", style="red", markup=False, highlight=False)
     folder, root = result.path, settings.storage_path
     terminal.out().print(
         f"run folder:   {folder}\n"

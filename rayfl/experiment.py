@@ -10,7 +10,9 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from rayfl.commits import CommitStore
 from rayfl.config.schema import ExperimentConfig
+from rayfl.copies import copy_of
 from rayfl.data.assignment import assignment, assignment_hash
 from rayfl.data.augment import Augmentation
 from rayfl.data.federated import SPLITS, FederatedDataset
@@ -115,6 +117,16 @@ class Parts:
         """The run's folder."""
         path = self.config.storage_path
         return Storage(path if "://" in path else os.path.expanduser(path)).inside(self.config.run_name)
+
+    @property
+    def copy(self) -> Storage | None:
+        """The folder with copies of the run's files; None where it has none."""
+        return copy_of(self.storage, self.config.storage, self.config.run_name)
+
+    @property
+    def commits(self) -> CommitStore:
+        """The run's commits."""
+        return CommitStore(self.storage, self.copy)
 
     def cohort(self, round: int) -> list[int]:
         """The clients sampled in a round, ascending; the same for every method."""

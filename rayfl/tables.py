@@ -57,7 +57,6 @@ class ResultTables:
         committed: Mapping[str, int] | None = None,
         personalized: str | None = None,
     ) -> None:
-        self.committed = {name: (committed or {}).get(name, 0) for name in TABLES}
         self._names = names
         self._sweep = sweep
         self._partition = partition
@@ -66,6 +65,7 @@ class ResultTables:
         if personalized is not None:
             self.metadata |= PersonalizedRows(personalized, sweep).metadata
         given = {"clients": clients, "rounds": rounds, "skipped": skipped, "calibration": calibration}
+        self.committed = {name: (committed or {}).get(name, 0) for name in given}
         tables = {name: TABLES[name].empty_table() if table is None else table for name, table in given.items()}
         tables = {name: table.replace_schema_metadata(self.metadata) for name, table in tables.items()}
         self.clients, self.rounds = tables["clients"], tables["rounds"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from rayfl.config.added import values_of_before
 from rayfl.config.messages import explain, nearest
 from rayfl.config.objects import names_an_object
 from rayfl.config.overrides import parse_override
@@ -78,6 +79,20 @@ def names_in(value: Any) -> list[str]:
         return [str(value)]
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return [name for part in inner for name in names_in(part)]
+
+
+def as_recorded(content: Mapping[str, Any], load: Callable[[Mapping[str, Any]], ExperimentConfig]) -> ExperimentConfig:
+    """The configuration of a run whose ``config.yaml`` an older rayfl may have written.
+
+    Options that are younger than the record have the values that stand for what was done before.
+
+    Args:
+        content: of ``config.yaml``.
+        load: makes the configuration of it and of values by dotted path.
+    """
+    config = load({})
+    before = values_of_before(content, config.model_dump(mode="json"))
+    return load(before) if before else config
 
 
 def to_yaml(config: ExperimentConfig) -> str:

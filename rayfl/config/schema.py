@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Union
@@ -12,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field_validator, model_validator
 
 from rayfl.config.added import without_added
+from rayfl.config.identity import fingerprint_of
 from rayfl.config.objects import import_object, names_an_object
 from rayfl.data.augment import AugmentConfig
 from rayfl.data.holdout import HoldoutConfig
@@ -25,6 +24,13 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.zoo import ModelConfig
 from rayfl.system.config import NoSystem, System
+
+
+def without_secrets(path: str) -> str:
+    """A path or URI that has no keys: what is in the configuration is in config.yaml, logs and messages."""
+    if "://" in path and urlsplit(path).password is not None:
+        raise ValueError("keys do not belong here: give them in the environment (AWS_ACCESS_KEY_ID, ...)")
+    return path
 
 
 class _Section(BaseModel):
@@ -164,11 +170,31 @@ class StorageConfig(_Section):
 
     commit_every: int = Field(1, ge=1, description="rounds between commits; a crash loses at most so many rounds")
     keep_commits: int = Field(2, ge=1, description="commits kept; older ones are deleted")
+    copies: Literal[1, 2] = Field(
+        1, description="2: every file of a commit, and what says what the run is, is written into a second folder, too"
+    )
+    copies_path: str | None = Field(
+        None,
+        min_length=1,
+        description="folder of all runs' second copies, best on another disk: a path or a URI; null: the folder copy "
+        "in the run's own",
+    )
     lease_timeout_s: float = Field(
         90,
         ge=1,
         description="for how long after its last sign of life a driver on another machine keeps others out, in seconds",
     )
+
+    @field_validator("copies_path")
+    @classmethod
+    def _without_secrets(cls, path: str | None) -> str | None:
+        return path if path is None else without_secrets(path)
+
+    @model_validator(mode="after")
+    def _nothing_in_vain(self) -> StorageConfig:
+        if self.copies_path is not None and self.copies == 1:
+            raise ValueError("copies_path needs copies=2")
+        return self
 
 
 class WandbConfig(_Section):
@@ -252,10 +278,7 @@ class ExperimentConfig(_Section):
     @field_validator("storage_path")
     @classmethod
     def _without_secrets(cls, path: str) -> str:
-        """What is in the configuration is in config.yaml, logs and messages."""
-        if "://" in path and urlsplit(path).password is not None:
-            raise ValueError("keys do not belong here: give them in the environment (AWS_ACCESS_KEY_ID, ...)")
-        return path
+        return without_secrets(path)
 
     @model_validator(mode="after")
     def _actors_where_needed(self) -> ExperimentConfig:
@@ -281,8 +304,8 @@ class ExperimentConfig(_Section):
             raise ConfigError(f"algorithm: {name!r} is no subclass of rayfl.{cls.method_base.__name__}")
         return _with_users_method(cls, str(name), found)
 
-    def fingerprint(self) -> str:
-        """SHA-256 of everything that a result depends on: not of names, places and processes."""
+    def identity(self) -> dict[str, Any]:
+        """Everything that a result depends on, as plain data: not names, places and processes."""
         content = self.model_dump(
             mode="json", exclude={"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
         )
@@ -291,8 +314,11 @@ class ExperimentConfig(_Section):
         changing: list[str] = [self.engine.kernel] if self.engine.kernel != "reference" else []
         changing += ["lend_cores"] if self.engine.lend_cores else []
         content["engine"] = ", ".join([self.engine.mode, *changing])
-        without_added(content)
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return without_added(content)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that a result depends on."""
+        return fingerprint_of(self.identity())
 
     @property
     def run_name(self) -> str:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from rayfl.commits import FOLDER, CommitStore
-from rayfl.config.loading import load_config
+from rayfl.config.loading import as_recorded, load_config
 from rayfl.config.own_code import NamedMethod, named_code, refuse_code
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.schema import ExperimentConfig
@@ -86,7 +86,7 @@ class RunFolder:
     @cached_property
     def store(self) -> CommitStore:
         """The run's commits."""
-        return CommitStore(self.storage)
+        return Parts(self.config).commits
 
     @cached_property
     def parts(self) -> Parts:
@@ -164,7 +164,7 @@ def open_run(path: str, schema: type[ExperimentConfig], trust: bool = False) -> 
         content = read_yaml(storage.read("config.yaml"))
         if not isinstance(content, dict):
             raise RunError(f"{storage.uri}/config.yaml is damaged: it has no sections")
-        config = load_config(schema, content, {}, trust=trust)
+        config = as_recorded(content, lambda values: load_config(schema, content, values, trust=trust))
     except FileNotFoundError as error:
         raise RunError(f"{storage.uri} is no run's folder: it has no config.yaml") from error
     except (yaml.YAMLError, ValueError, RecursionError, ConfigError) as error:

@@ -19,13 +19,14 @@ import yaml
 
 from rayfl.commits import CommitStore
 from rayfl.config.plain_yaml import read_yaml
+from rayfl.damage import described
 from rayfl.data.assignment import ASSIGNMENT_SCHEMA, assignment_hash
 from rayfl.errors import ConfigError, DamageError, RayflError, RunError
 from rayfl.personalized import PersonalizedRows, personalized_rows_of, recorded_clients
 from rayfl.report.redaction import redact
 from rayfl.storage import Storage
 from rayfl.table_files import from_parquet
-from rayfl.table_schemas import TABLES
+from rayfl.table_schemas import ALL_TABLES
 from rayfl.tracking.environment import read_environment
 from rayfl.tracking.timings import read_timings
 
@@ -45,6 +46,7 @@ class Run:
         rounds: summaries, schema ``rayfl.tables.ROUNDS_SCHEMA``.
         clients: rows of clients, schema ``rayfl.tables.CLIENTS_SCHEMA``.
         skipped: clients that were left out, schema ``rayfl.tables.SKIPPED_SCHEMA``.
+        damage: what damage to files has cost the run, schema ``rayfl.tables.DAMAGE_SCHEMA``.
         calibration: bins, schema ``rayfl.calibration.CALIBRATION_SCHEMA``; empty in runs from before there were any.
         timings: seconds by phase, a mapping a round.
         partition: who owns which sample, schema ``rayfl.data.assignment.ASSIGNMENT_SCHEMA``; None where it is missing.
@@ -63,6 +65,7 @@ class Run:
     clients: pa.Table
     skipped: pa.Table
     calibration: pa.Table
+    damage: pa.Table
     timings: Sequence[Mapping[str, float]]
     partition: pa.Table | None
     partition_hash: str
@@ -144,10 +147,10 @@ def load_run(uri: str, methods: Mapping[str, Any], models: Sequence[str] = ()) -
     storage = Storage(uri.rstrip("/") or "/")
     shown = redact(str(storage.local_path or uri).rstrip("/"))
     config = _config(storage, shown)
-    tables = {name: _table(storage, shown, name) for name in TABLES}
+    tables = {name: _table(storage, shown, name) for name in ALL_TABLES}
     if tables["rounds"].num_rows and not tables["clients"].num_rows:
         raise DamageError(f"{shown} has rounds.parquet, but clients.parquet is missing: {_LOOK}")
-    notes: list[str] = []
+    notes = described(tables["damage"])
     method = str(config["algorithm"]["name"])
     own = personalized_rows_of(tables["rounds"], methods.get(method), shown, method, models)
     partition = _partition(storage, shown)
@@ -190,7 +193,7 @@ def _config(storage: Storage, shown: str) -> Mapping[str, Any]:
 
 
 def _table(storage: Storage, shown: str, name: str) -> pa.Table:
-    schema = TABLES[name]
+    schema = ALL_TABLES[name]
     try:
         table = from_parquet(storage.read(f"{name}.parquet"))
     except FileNotFoundError:
