@@ -18,6 +18,7 @@ import torch
 import yaml
 from threadpoolctl import threadpool_limits
 
+from actors.at_work import printed_on_console, tell_printed
 from actors.building import build_host
 from actors.client_actor import host_name
 from actors.federation import Federation
@@ -106,7 +107,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
 
 
 def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]) -> Progress:
-    with _log_file(parts), _pool(parts, sizes) as (pool, stop, plan):
+    with _log_file(parts), printed_on_console(), _pool(parts, sizes) as (pool, stop, plan):
         config = parts.config
         hosts = pool.descriptions if isinstance(pool, RayPool) else []
         federation = Federation(hosts_of(pool, config, hosts), parts.context, sizes, config.clients)
@@ -167,7 +168,8 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
     cluster = config.cluster
     if cluster.backend == "inline":
         with limited_threads(cluster.threads_per_actor), stop_requests(cluster.stop_grace_s) as stop:
-            yield InlinePool([build_host(config, 0, inline_device(cluster.device))]), stop, ()
+            host = build_host(config, 0, inline_device(cluster.device), tell=lambda line: tell_printed([line]))
+            yield InlinePool([host]), stop, ()
         return
     with ray_session(cluster.address), stop_requests(cluster.stop_grace_s) as stop:
         plan = plan_run(parts, sizes)

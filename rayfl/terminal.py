@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from rich.console import Console
 
@@ -11,6 +12,13 @@ INTERRUPTED = 130
 FAILED = 1
 _WIDE = 200
 """Characters of a line where there is no terminal: tables in files and pipes are not cut."""
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What moves a terminal's cursor, colours or reverses its text, or cannot be written to it: not tabs and line ends."""
+
+
+def visible(text: str) -> str:
+    """A text with its control characters, surrogates and changes of direction as escapes, such as ``\\x1b``."""
+    return _UNSEEN.sub(lambda found: ascii(found.group())[1:-1], text)
 
 
 def out() -> Console:

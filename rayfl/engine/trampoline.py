@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rayfl.engine.requests import Request
+from rayfl.errors import as_error
 
 
 class Executor(Protocol):
@@ -27,12 +28,17 @@ class Ask:
         return (yield self.request)
 
 
-def run_procedures(procedures: Mapping[int, Coroutine[Request, Any, Any]], executor: Executor) -> dict[int, Any]:
+def run_procedures(
+    procedures: Mapping[int, Coroutine[Request, Any, Any]],
+    executor: Executor,
+    turn_to: Callable[[Sequence[int]], None] = lambda clients: None,
+) -> dict[int, Any]:
     """Runs procedures in lock-step to their ends.
 
     Args:
         procedures: started by this call, keyed by client id.
         executor: does all requests that are pending at a time in one call, so it can group equal work.
+        turn_to: called with the clients whose code runs next.
 
     Returns:
         What each procedure returned, or the exception it raised, by client id.
@@ -42,18 +48,20 @@ def run_procedures(procedures: Mapping[int, Coroutine[Request, Any, Any]], execu
 
     def advance(client: int, reply: Any) -> None:
         procedure = procedures[client]
+        turn_to((client,))
         try:
             waiting[client] = procedure.throw(reply) if isinstance(reply, Exception) else procedure.send(reply)
         except StopIteration as end:
             results[client] = end.value
-        except Exception as error:
-            results[client] = error
+        except BaseException as error:
+            results[client] = as_error(error)
 
     for client in procedures:
         advance(client, None)
     while waiting:
         pending = dict(waiting)
         waiting.clear()
+        turn_to(tuple(pending))
         for client, reply in zip(pending, executor.execute(list(pending.values())), strict=True):
             advance(client, reply)
     return results
