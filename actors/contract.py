@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.failures import MethodError
 from algorithms.base import Algorithm, Clients
+from algorithms.contract import is_plain
 from rayfl import treefile
 from rayfl.errors import as_error
 from rayfl.params import Tree
@@ -29,12 +30,12 @@ def begun(procedure: Callable[..., Any], client: Any, given: Tree, bundled: bool
     Raises:
         MethodError: when it is not asynchronous, or does not take these arguments.
     """
-    if not inspect.iscoroutinefunction(procedure):
-        raise MethodError(_NOT_ASYNCHRONOUS.format(getattr(procedure, "__name__", "a procedure")))
     try:
         found: Coroutine[Any, Any, Any] = procedure(client, given) if bundled else procedure(client, **given)
     except TypeError as error:
         raise MethodError(f"what it is sent is not what it takes: {error}") from error
+    if not inspect.iscoroutine(found):
+        raise MethodError(_NOT_ASYNCHRONOUS.format(getattr(procedure, "__name__", "a procedure")))
     return found
 
 
@@ -45,7 +46,7 @@ def name_of(procedure: Callable[..., Any]) -> str:
         MethodError: when it is not asynchronous.
     """
     name: str = procedure.__name__
-    if not inspect.iscoroutinefunction(procedure):
+    if is_plain(procedure, name):
         raise MethodError(_NOT_ASYNCHRONOUS.format(name) + own_definition(procedure))
     return name
 

@@ -135,7 +135,9 @@ class RayPool:
         if doing is None:
             raise HostDiedError(position, reason, hung=True, suspicious=of_clients)
         named = bool(doing.clients)
-        raise HostDiedError(position, reason, doing.clients, True, certain=named, suspicious=named, printed=doing.printed)
+        raise HostDiedError(
+            position, reason, doing.clients, True, certain=named, suspicious=named, printed=doing.printed
+        )
 
     def revive(self) -> list[int]:
         pings = [host.actor.describe.remote() for host in self._hosts]

@@ -45,6 +45,7 @@ from rayfl.table_files import from_parquet
 from rayfl.table_files import to_parquet as table_to_parquet
 from rayfl.table_schemas import SKIPPED_SCHEMA
 from rayfl.tables import ResultTables
+from rayfl.terminal import VisibleFormatter
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.environment import Environment
 from rayfl.tracking.mlflow import Mlflow
@@ -277,7 +278,7 @@ def _log_file(parts: Parts) -> Iterator[None]:
         handler = _LogFile(folder / "rayfl.log", encoding="utf-8")
     except OSError as error:
         raise ResourceError(f"cannot write {folder / 'rayfl.log'}: {error.strerror}") from error
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(message)s"))
     handler.setLevel(logging.INFO)
     level = _log.level
     _log.setLevel(logging.INFO)

@@ -25,7 +25,8 @@ from rayfl import (
     completion,
     terminal,
 )
-from rayfl.errors import ConfigError, RayflError
+from rayfl.errors import ConfigError, RayflError, text_of
+from rayfl.tracebacks import own_frames
 
 app = typer.Typer(
     help="Personalized federated learning on Ray.",
@@ -56,9 +57,11 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the trace
     """Options of all commands."""
     if debug:
         os.environ["RAYFL_DEBUG"] = "1"
+        sys.excepthook = terminal.show_traceback
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.WARNING)
-    logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[handler])
+    handler.setFormatter(terminal.VisibleFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
 
 
 @app.command()
@@ -192,14 +195,18 @@ def main() -> None:
         if os.environ.get("RAYFL_DEBUG"):
             raise
         known = isinstance(error, RayflError)
-        text = str(error) if known else _unexpected(error)
+        text = text_of(error) if known else _unexpected(error)
+        if '\n  File "' not in text:
+            text += own_frames(error)
         terminal.err().print(f"error: {text}", markup=False, highlight=False, soft_wrap=True, style="red")
         sys.exit(2 if known else 1)
 
 
 def _unexpected(error: Exception) -> str:
     """An error that nobody foresaw, in one line."""
-    said = " ".join(str(error).split())
+    said = " ".join(text_of(error).split())
     shorter = said if len(said) <= _LONGEST_MESSAGE else f"{said[:_LONGEST_MESSAGE]}..."
     command = shlex.join(["rayfl", "--debug", *sys.argv[1:]])
-    return f"{type(error).__name__}: {shorter or 'no message'}; this should not happen. `{command}` shows where it did"
+    # With lines of a user's own files, the user knows where to look.
+    strange = "this should not happen. " if not own_frames(error) else ""
+    return f"{type(error).__name__}: {shorter or 'no message'}; {strange}`{command}` shows where it did"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from rayfl import terminal
@@ -45,10 +44,10 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         table = Table()
         table.add_column("field", no_wrap=True)
         for name in (first, second):
-            table.add_column(escape(name), overflow="fold")
+            table.add_column(name, overflow="fold")
         for path, *values in found:
             texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
-            table.add_row(escape(path), *(escape(text) for text in texts))
+            table.add_row(path, *texts)
         if found:
             terminal.out().print(table)
         same = left.fingerprint() == right.fingerprint()
@@ -83,14 +82,14 @@ def clients(
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(found)
-        typer.echo(text.getvalue(), nl=False)
+        terminal.write(text.getvalue())
         return
     title = f"{opened.name}: {name} on the clients' {split} data after round {evaluated}"
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=title, title_justify="left")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
     for row in found:
-        table.add_row(*(escape(_shown(row[column])) for column in COLUMNS))
+        table.add_row(*(_shown(row[column]) for column in COLUMNS))
     terminal.out().print(table)
     _say(f"{len(found)} of {len(rows)} clients")
 

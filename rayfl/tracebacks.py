@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ def own_frames(error: BaseException, authors: Iterable[type] = ()) -> str:
     """The frames of an error's traceback that lie in a user's files, as Python shows them, without a line's repetition.
 
     Args:
-        error: what was raised.
+        error: what was raised; frames of the errors that it was raised from follow its own.
         authors: classes whose modules count as the user's, wherever they are installed.
 
     Returns:
@@ -30,7 +30,8 @@ def own_frames(error: BaseException, authors: Iterable[type] = ()) -> str:
     named = {str(getattr(module, "__file__", None)) for module in modules}
     found = {
         (frame.filename, frame.lineno or 0, frame.name): frame.line or ""
-        for frame in traceback.extract_tb(error.__traceback__)
+        for one in _chain(error)
+        for frame in traceback.extract_tb(one.__traceback__)
         if _is_own(frame.filename, frame.filename in named)
     }
     return "".join(_lines(*place, line) for place, line in list(found.items())[-_MOST_FRAMES:])
@@ -47,6 +48,16 @@ def own_definition(function: Callable[..., Any]) -> str:
 def complete(error: BaseException) -> str:
     """The whole traceback of an error, and those of the errors that it came from."""
     return "".join(traceback.format_exception(error)).rstrip("\n")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, what it was raised from, and so on."""
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        seen.append(found)
+        yield found
+        found = found.__cause__
 
 
 def _lines(file: str, line: int, name: str, source: str) -> str:

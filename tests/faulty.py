@@ -41,7 +41,19 @@ class Faulty(Scaffold):
     name: str = "faulty"
     failing: tuple[tuple[int, int], ...] = ()
     how: Literal[
-        "raise", "mute", "diverge", "spoil", "slash", "hang", "seize", "exhaust", "exit", "interrupt", "quit", "crash", "die"
+        "raise",
+        "mute",
+        "diverge",
+        "spoil",
+        "slash",
+        "hang",
+        "seize",
+        "exhaust",
+        "exit",
+        "interrupt",
+        "quit",
+        "crash",
+        "die",
     ] = "raise"
     marker: str | None = None
 

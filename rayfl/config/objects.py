@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from rayfl.config.messages import nearest
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, text_of
 
 
 def names_an_object(text: Any) -> bool:
@@ -32,10 +32,15 @@ def import_object(path: str, field: str) -> Any:
         sys.path.append(here)  # as `python -m` has it; Ray gives its workers the driver's path
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        why = f"{type(error).__name__}: {text_of(error)}"
+        missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+        advice = (
+            f"; it must be installed or lie in the current folder {here} (`rayfl submit --working-dir FOLDER` sends a "
+            "folder along)"
+        )
         raise ConfigError(
-            f"{field}: {path!r}: module {module_name!r} cannot be imported ({type(error).__name__}: {error}); "
-            f"it must be installed or lie in the current folder {here}"
+            f"{field}: {path!r}: module {module_name!r} cannot be imported ({why}){advice if missing else ''}"
         ) from error
     if not hasattr(module, name):
         public = [entry for entry in vars(module) if not entry.startswith("_")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Union
 from urllib.parse import urlsplit
@@ -240,6 +240,7 @@ class ExperimentConfig(_Section):
 
     methods: ClassVar[tuple[type[BaseModel], ...]] = ()
     method_base: ClassVar[type[BaseModel]] = BaseModel
+    check_method: ClassVar[Callable[[Any], None]] = lambda method: None
 
     @field_validator("model", mode="before")
     @classmethod
@@ -271,6 +272,7 @@ class ExperimentConfig(_Section):
 
         Raises:
             ConfigError: ``algorithm.name`` is ``module:Class`` and names no method.
+            MethodError: the class breaks the contract of methods.
         """
         section = content.get("algorithm")
         name = section.get("name") if isinstance(section, Mapping) else None
@@ -279,6 +281,7 @@ class ExperimentConfig(_Section):
         found = import_object(str(name), "algorithm")
         if not (isinstance(found, type) and issubclass(found, cls.method_base)):
             raise ConfigError(f"algorithm: {name!r} is no subclass of rayfl.{cls.method_base.__name__}")
+        cls.check_method(found)
         return _with_users_method(cls, str(name), found)
 
     def fingerprint(self) -> str:
@@ -306,17 +309,20 @@ def _with_users_method(schema: type[ExperimentConfig], path: str, found: type[Ba
     """``schema`` with one more method, the class ``module:Class`` under that name in place of its own."""
     label: Any = Literal[path]
     own: type[BaseModel] = create_model(found.__name__, __base__=found, __doc__=found.__doc__, name=(label, path))
-    return experiment_schema([*schema.methods, own], schema.method_base)
+    return experiment_schema([*schema.methods, own], schema.method_base, schema.check_method)
 
 
 def experiment_schema(
-    algorithms: Sequence[type[BaseModel]], base: type[BaseModel] = BaseModel
+    algorithms: Sequence[type[BaseModel]],
+    base: type[BaseModel] = BaseModel,
+    check: Callable[[Any], None] = lambda method: None,
 ) -> type[ExperimentConfig]:
     """The configuration class in which ``algorithm`` is one of the given methods.
 
     Args:
         algorithms: method classes, told apart by their literal field ``name``.
         base: what a user's own method must be a subclass of.
+        check: raises an error for a class that cannot be run as a method.
     """
     union: Any = Union[tuple(algorithms)]  # noqa: UP007
     field: Any = (
@@ -324,5 +330,5 @@ def experiment_schema(
         Field(description="the method and its hyper-parameters"),
     )
     schema: type[ExperimentConfig] = create_model("Experiment", __base__=ExperimentConfig, algorithm=field)
-    schema.methods, schema.method_base = tuple(algorithms), base
+    schema.methods, schema.method_base, schema.check_method = tuple(algorithms), base, staticmethod(check)
     return schema

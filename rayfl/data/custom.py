@@ -12,7 +12,7 @@ from pydantic import Field
 from rayfl.config.objects import import_object, names_an_object
 from rayfl.data.federated import FederatedDataset, InputSpec
 from rayfl.data.source import Samples, Source
-from rayfl.errors import DataError, RayflError
+from rayfl.errors import DataError, RayflError, text_of
 from rayfl.randomness import RandomStreams
 
 
@@ -44,8 +44,8 @@ class CustomSource(Source):
             made = function(streams.seed if _wants_seed(function) else streams)
         except RayflError:
             raise
-        except Exception as error:  # whatever the user's code raises
-            raise DataError(f"dataset {self.function} fails: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            raise DataError(f"dataset {self.function} fails: {type(error).__name__}: {text_of(error)}") from error
         if isinstance(made, FederatedDataset):
             return made
         if not isinstance(made, tuple) or len(made) not in (3, 4):

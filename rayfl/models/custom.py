@@ -11,7 +11,7 @@ from torch import nn
 
 from rayfl.config.objects import import_object, names_an_object
 from rayfl.data.federated import InputSpec
-from rayfl.errors import ModelError, RayflError
+from rayfl.errors import ModelError, RayflError, text_of
 from rayfl.models.architecture import NAME, Architecture
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.split import SplitModel
@@ -81,8 +81,8 @@ class CustomModel(Architecture):
             module = factory(spec)
         except RayflError:
             raise
-        except Exception as error:  # whatever the user's code raises
-            raise ModelError(f"{self._label} fails for {spec}: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            raise ModelError(f"{self._label} fails for {spec}: {type(error).__name__}: {text_of(error)}") from error
         if not isinstance(module, nn.Module):
             raise ModelError(f"{self._label} returned a {type(module).__name__}; needed is a module of PyTorch")
         return module

@@ -8,7 +8,6 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Group as Stack
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -89,12 +88,15 @@ def terminal_table(comparison: Comparison) -> RenderableType:
     for metric in _ON_TERMINALS:
         table.add_column(metric.heading, justify="right", no_wrap=True)
     for line in comparison.lines:
-        texts = [escape(cell.text) for cell in _cells(line)[:3]]
+        texts = [cell.text for cell in _cells(line)[:3]]
         values = [line.cells[metric.column] for metric in _ON_TERMINALS]
         shown = [cell.text.partition(" ")[0] if n == _WITHOUT_SPREAD else cell.text for n, cell in enumerate(values)]
         table.add_row(
             *texts,
-            *(f"[bold]{text}[/bold]^" if cell.best else text for text, cell in zip(shown, values, strict=True)),
+            *(
+                Text.assemble((text, "bold"), "^") if cell.best else text
+                for text, cell in zip(shown, values, strict=True)
+            ),
         )
     marked = ["^ best of the column among finished runs and rows not chosen on test data"]
     notes = [caption(comparison), *(marked if any(c.best for n in comparison.lines for c in n.cells.values()) else [])]
@@ -111,7 +113,7 @@ def _terminal_tests(tests: Sequence[PairTest], what: str) -> RichTable:
         name = heading in _TEST_HEADINGS[:2]
         table.add_column(heading, justify="left" if name else "right", overflow="fold", min_width=8 if name else None)
     for test in tests:
-        table.add_row(*(escape(cell.text) for cell in _test_cells(test)), style="bold" if test.significant else None)
+        table.add_row(*(cell.text for cell in _test_cells(test)), style="bold" if test.significant else None)
     return table
 
 

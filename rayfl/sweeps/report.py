@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
 from rayfl.sweeps.measures import Measure
@@ -89,7 +88,7 @@ def printed(groups: pa.Table, varied: Sequence[str], measure: Measure) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     marks = {"": " ", "validation": ">", "test": "*"}
     for row in rows:
-        cells = [marks[row["selected_on"]], *(escape(_text(row[path])) for path in keys)]
+        cells = [marks[row["selected_on"]], *(_text(row[path]) for path in keys)]
         cells += [_spread(row, f"{split}_{measure.metric}") for split in _SPLITS]
         cells.append(f"{row['finished']} of {row['experiments']}")
         table.add_row(*cells, style="bold" if row["selected_on"] else None)

@@ -19,7 +19,6 @@ DEADLINE_S = 4
 def experiment(tmp_path: Path, name: str, how: str, failing: list[list[int]], **cluster: Any) -> dict[str, Any]:
     """The small experiment, in which clients (round, client) fail."""
     config = small_experiment(tmp_path, name, "scaffold", **cluster) | {"clients": SKIP}
-    marker = str(tmp_path / f"{name}-once")
     return config | {"algorithm": {"name": "tests.faulty:Faulty", "failing": failing, "how": how, "marker": None}}
 
 
@@ -98,7 +97,11 @@ def test_retries_count_processes_that_ended(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("local_ray")
 def test_a_client_that_ends_its_process_in_the_evaluation_is_missing_there_only(tmp_path: Path) -> None:
     config = small_experiment(tmp_path, "run", "scaffold", num_actors=2)
-    config |= {"clients": SKIP, "max_failures": 0, "algorithm": {"name": "tests.faulty:FaultyRows", "failing": [[1, 3]]}}
+    config |= {
+        "clients": SKIP,
+        "max_failures": 0,
+        "algorithm": {"name": "tests.faulty:FaultyRows", "failing": [[1, 3]]},
+    }
     result = rayfl.run(config)
     assert rows(tmp_path / "run") == [(2, 3, "predictors", "its process ended, each time")]
     everyone = [row for row in result.rounds.to_pylist() if row["cohort"] == "all" and row["split"] == "test"]
