@@ -32,7 +32,7 @@ def own_frames(error: BaseException, authors: Iterable[type] = ()) -> str:
         (frame.filename, frame.lineno or 0, frame.name): frame.line or ""
         for one in _chain(error)
         for frame in traceback.extract_tb(one.__traceback__)
-        if _is_own(frame.filename, frame.filename in named)
+        if is_own(frame.filename, frame.filename in named)
     }
     return "".join(_lines(*place, line) for place, line in list(found.items())[-_MOST_FRAMES:])
 
@@ -40,7 +40,7 @@ def own_frames(error: BaseException, authors: Iterable[type] = ()) -> str:
 def own_definition(function: Callable[..., Any]) -> str:
     """Where in a user's files a function is defined, in the same form; empty if it is not."""
     code = getattr(function, "__code__", None)
-    if code is None or not _is_own(code.co_filename, False):
+    if code is None or not is_own(code.co_filename):
         return ""
     return _lines(code.co_filename, code.co_firstlineno, code.co_name, "")
 
@@ -65,7 +65,7 @@ def _lines(file: str, line: int, name: str, source: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _is_own(file: str, named: bool) -> bool:
+def is_own(file: str, named: bool = False) -> bool:
     """Whether a file is a user's own: not Python's, not rayfl's, and not of an installed package unless it is named."""
     if file.startswith("<"):
         return False
