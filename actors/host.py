@@ -18,7 +18,7 @@ from actors.memory import Lookups
 from actors.samples import Samples
 from actors.state import Change, ClientStates, changed_in_place, signature
 from algorithms.base import Algorithm
-from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite
+from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite, too_large
 from rayfl.data.federated import Examples, FederatedDataset
 from rayfl.data.official import OFFICIAL_PIECE, OfficialTest
 from rayfl.engine.client import Client, RoundContext
@@ -172,7 +172,8 @@ class ClientHost:
                 if changed:
                     self.states.replace(id, client.state, job.round)
             except Exception as error:
-                raise self._blame(error, id, job) from error
+                # Of a sum that is too large, each client has but a part.
+                raise self._blame(error, "the clients" if isinstance(error, OverflowError) else id, job) from error
         self.at_work.turn_to(())
         return failed
 
@@ -202,8 +203,8 @@ class ClientHost:
             check_sendable(outcome.tree, job.procedure)
             total = ExactSum()
             total.add(outcome)
-            if job.skips and not total.fits(job.summands):
-                raise OverflowError(f"values too large to be summed exactly over {job.summands} clients")
+            if job.summands > 1 and not total.fits(job.summands if job.skips else 1):
+                raise OverflowError(too_large(outcome))
             result.totals[outcome.group] = total
             result.upload_bytes[client.id] = num_bytes(outcome.tree)
             if job.splits:

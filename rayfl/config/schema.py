@@ -13,6 +13,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field
 
 from rayfl.config.added import without_added
 from rayfl.config.objects import import_object, names_an_object
+from rayfl.config.texts import Name
 from rayfl.data.augment import AugmentConfig
 from rayfl.data.holdout import HoldoutConfig
 from rayfl.data.noise import LabelNoise
@@ -201,9 +202,8 @@ class TrackingConfig(_Section):
 class ExperimentConfig(_Section):
     """Everything that defines an experiment; two runs with equal configurations have equal results."""
 
-    name: str | None = Field(
+    name: Name | None = Field(
         None,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         description="folder of the run inside storage_path; null: method, data set and a hash of the configuration",
     )
     storage_path: str = Field(

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 
 from rayfl.config.objects import import_object, names_an_object
+from rayfl.config.texts import ObjectPath
 from rayfl.data.federated import FederatedDataset, InputSpec
 from rayfl.data.source import Samples, Source
 from rayfl.errors import DataError, RayflError, text_of
@@ -27,9 +28,8 @@ class CustomSource(Source):
     """
 
     name: Literal["custom"] = Field(default="custom", description="Your own function.")
-    function: str = Field(
-        pattern=r"^[\w.]+:\w+$",
-        description="The function, as my_package.my_module:function; it may also stand in the place of the name.",
+    function: ObjectPath = Field(
+        description="The function, as my_package.my_module:function; it may also stand in the place of the name."
     )
 
     def open(self, streams: RandomStreams) -> Samples | FederatedDataset:

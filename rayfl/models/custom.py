@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import nn
 
 from rayfl.config.objects import import_object, names_an_object
+from rayfl.config.texts import ObjectPath
 from rayfl.data.federated import InputSpec
 from rayfl.errors import ModelError, RayflError, text_of
 from rayfl.models.architecture import NAME, Architecture
@@ -28,9 +29,8 @@ class CustomModel(Architecture):
     """
 
     name: Literal["custom"] = Field(default="custom", description=NAME)
-    factory: str = Field(
-        pattern=r"^[\w.]+:\w+$",
-        description="The function, as my_package.my_module:factory; it may also stand in the place of the name.",
+    factory: ObjectPath = Field(
+        description="The function, as my_package.my_module:factory; it may also stand in the place of the name."
     )
     head: str | None = Field(
         default=None, description="Dotted name of the last linear layer, if the function returns an ordinary module."
