@@ -179,7 +179,7 @@ def _load(config: str | None, overrides: list[str] | None) -> Any:
 cli_data.register(data_app, _load)
 cli_jobs.register(app, _load)
 cli_inspect.register(app, _load)
-cli_cluster.register(app)
+cli_cluster.register(app, _load)
 cli_sweep.register(app)
 cli_reproduce.register(app)
 

@@ -62,7 +62,9 @@ def load_config(
         raise ConfigError(explain(error, schema, place)) from None
     # pydantic takes them for numbers like others. Texts become numbers in it, such as 1e400.
     if infinite := list(_not_finite(config.model_dump())):
-        raise ConfigError(problems(place, {path: [f"must be a finite number (got {value})"] for path, value in infinite}))
+        raise ConfigError(
+            problems(place, {path: [f"must be a finite number (got {value})"] for path, value in infinite})
+        )
     return config
 
 
