@@ -153,11 +153,38 @@ def test_a_crafted_tree_is_damage(data: bytes) -> None:
         treefile.loads(data, "file")
 
 
-@pytest.mark.parametrize("path", ["s3://key:secret@bucket/runs", "s3://key:@bucket/runs?region=x"])
+KEYS = [
+    *(
+        "s3://key:hush@bucket/runs",
+        "s3://key:@bucket/runs?region=x",
+        "s3://bucket/runs?access_key=hush&secret_key=hush",
+    ),
+    *(
+        "s3://bucket/runs?region=x&AWS_SECRET_ACCESS_KEY=hush",
+        "gs://bucket/runs?access_token=hush",
+        "abfs://a/b?sig=hush",
+    ),
+    *("s3://bucket/runs?session%5Ftoken=hush", "abfs://a/b?account_key=hush", "s3://bucket/runs?password"),
+]
+
+
+@pytest.mark.parametrize("path", KEYS)
 def test_keys_are_not_written_into_configurations(path: str) -> None:
-    with pytest.raises(ConfigError, match="storage_path: keys do not belong here"):
-        load_config(Experiment, None, {"storage_path": path})
-    assert load_config(Experiment, None, {"storage_path": "s3://bucket/a:b@c"}).storage_path == "s3://bucket/a:b@c"
+    for field in ("storage_path", "tracking.mlflow.tracking_uri"):
+        with pytest.raises(ConfigError, match=f"{field}: keys do not belong here") as caught:
+            load_config(Experiment, None, {field: path})
+        assert "hush" not in str(caught.value)
+
+
+PATHS = [
+    *("s3://bucket/a:b@c", "/runs/key=x?secret=y", "s3://bucket/token?region=eu&endpoint_override=localhost:9000"),
+    *("s3://bucket/runs?scheme=http&tls_verify_certificates=false", "gs://anonymous@bucket/runs?project_id=x"),
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_without_keys_are_taken(path: str) -> None:
+    assert load_config(Experiment, None, {"storage_path": path}).storage_path == path
 
 
 @pytest.mark.parametrize("text", ["!!python/object/apply:os.mkdir [trapped]", "!!python/name:os.system"])

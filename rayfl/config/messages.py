@@ -8,6 +8,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from rayfl.report.redaction import redact
+
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` when a candidate resembles the word, else nothing."""
@@ -96,5 +98,5 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = redact(repr(value))
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -7,13 +7,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Union
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field_validator, model_validator
 
 from rayfl.config.added import without_added
 from rayfl.config.objects import import_object, names_an_object
-from rayfl.config.texts import Name
+from rayfl.config.texts import Name, has_keys
 from rayfl.data.augment import AugmentConfig
 from rayfl.data.holdout import HoldoutConfig
 from rayfl.data.noise import LabelNoise
@@ -190,6 +189,13 @@ class MlflowConfig(_Section):
     )
     experiment: str = Field("rayfl", min_length=1, description="the experiment that the run is put into")
 
+    @field_validator("tracking_uri")
+    @classmethod
+    def _without_secrets(cls, address: str | None) -> str | None:
+        if address is not None and has_keys(address):
+            raise ValueError("keys do not belong here: give MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD")
+        return address
+
 
 class TrackingConfig(_Section):
     """Where progress goes besides the tables."""
@@ -254,7 +260,7 @@ class ExperimentConfig(_Section):
     @classmethod
     def _without_secrets(cls, path: str) -> str:
         """What is in the configuration is in config.yaml, logs and messages."""
-        if "://" in path and urlsplit(path).password is not None:
+        if has_keys(path):
             raise ValueError("keys do not belong here: give them in the environment (AWS_ACCESS_KEY_ID, ...)")
         return path
 

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import re
 from typing import Annotated
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator
+
+_SECRET_OPTION = re.compile(r"key|secret|token|passw|credential|^sig(nature)?$", re.IGNORECASE)
+
+
+def has_keys(address: str) -> bool:
+    """Whether an address has a password before its host, or keys among the options after its ``?``."""
+    if "://" not in address:
+        return False
+    parts = urlsplit(address)
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    return parts.password is not None or any(_SECRET_OPTION.search(name) for name, _ in options)
 
 
 def matching(pattern: str, words: str) -> AfterValidator:

@@ -290,7 +290,8 @@ def test_the_command_prints_or_writes(tmp_path: Path) -> None:
     run = ["cluster", "template", "kuberay", "mnist-pathological", "train.rounds=7", "--nodes", "2"]
     printed = CliRunner().invoke(app, run, catch_exceptions=False)
     assert printed.exit_code == 0
-    assert yaml.safe_load(printed.output)["spec"]["entrypoint"].startswith("rayfl run mnist-pathological train.rounds=7 ")
+    command = yaml.safe_load(printed.output)["spec"]["entrypoint"]
+    assert command.startswith("rayfl run mnist-pathological train.rounds=7 ")
     target = tmp_path / "new" / "job.yaml"
     assert CliRunner().invoke(app, [*run, "--out", str(target)], catch_exceptions=False).exit_code == 0
     assert target.read_text() == printed.output
