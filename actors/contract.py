@@ -10,7 +10,8 @@ from actors.failures import MethodError
 from algorithms.base import Algorithm, Clients
 from algorithms.contract import is_plain
 from rayfl import treefile
-from rayfl.errors import as_error
+from rayfl.aggregation import ExactSum
+from rayfl.errors import ClientError, as_error
 from rayfl.params import Tree
 from rayfl.tasks import Predictor
 from rayfl.tracebacks import own_definition
@@ -101,6 +102,18 @@ def check_sendable(tree: Any, procedure: str) -> None:
             raise MethodError(f"{procedure} returned the key {key!r}: keys are strings without '/'")
         if isinstance(value, Mapping):
             check_sendable(value, procedure)
+
+
+def merge(total: ExactSum, part: ExactSum, round: int, procedure: str) -> None:
+    """Adds a host's part to a sum over all hosts.
+
+    Raises:
+        ClientError: when the clients' contributions make no sum together, which no single one is to blame for.
+    """
+    try:
+        total.merge(part)
+    except (OverflowError, ValueError) as error:
+        raise ClientError(f"the clients, round {round}, {procedure}: {error}") from error
 
 
 def check_predictors(found: Any, procedure: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from actors.attendance import Attendance, Call
-from actors.contract import name_of, played
+from actors.contract import merge, name_of, played
 from actors.deaths import Deaths
 from actors.evaluation import Evaluation
 from actors.failures import ClientsFailedError, Failure
@@ -22,7 +22,6 @@ from algorithms.base import Algorithm, Procedure
 from rayfl.aggregation import ExactSum, Weighted
 from rayfl.config.schema import ClientsConfig
 from rayfl.engine.client import RoundContext
-from rayfl.errors import ClientError
 from rayfl.manifest import StoredFile
 from rayfl.metrics import Statistics
 from rayfl.params import Tree, from_numpy, num_bytes
@@ -177,7 +176,7 @@ class Federation:
             total.add(also)
         for result in self._call(name_of(procedure), "mean", cohort, broadcast, payloads or {}, required=required):
             for part in result.totals.values():
-                self._merge(part, total, procedure.__name__)
+                merge(total, part, self._context.round, procedure.__name__)
         return total.mean()
 
     def means(
@@ -192,19 +191,9 @@ class Federation:
         totals: dict[str, ExactSum] = {}
         for result in self._call(name_of(procedure), "mean", cohort, broadcast, payloads or {}, required=required):
             for group, part in result.totals.items():
-                self._merge(part, totals.setdefault(group, ExactSum()), procedure.__name__)
+                total = totals.setdefault(group, ExactSum())
+                merge(total, part, self._context.round, procedure.__name__)
         return {group: totals[group].mean() for group in sorted(totals)}
-
-    def _merge(self, part: ExactSum, total: ExactSum, procedure: str) -> None:
-        """Adds a host's part of a sum.
-
-        Raises:
-            ClientError: when the clients' contributions together make no sum, which no single client is to blame for.
-        """
-        try:
-            total.merge(part)
-        except (OverflowError, ValueError) as error:
-            raise ClientError(f"the clients, round {self._context.round}, {procedure}: {error}") from error
 
     def map(
         self,

@@ -32,9 +32,9 @@ class Faulty(Scaffold):
     Attributes:
         failing: pairs (round, client) that fail, rounds 0-indexed.
         how: raise an error, also one that cannot say its message; return or keep non-finite values; keep a key that
-            no commit can hold; hang, or hang so that no other thread of the process can run; ask for more memory than
-            there is; end the process by an exception, by a call, by a wrong address, or as the system does when memory
-            runs out.
+            no commit can hold; be slow, hang, or hang so that no other thread of the process can run; let somebody
+            press Ctrl-C twice; ask for more memory than there is; end the process by an exception, by a call, by a
+            wrong address, or as the system does when memory runs out.
         marker: a file; a failure takes place only if it does not exist yet, and creates it.
     """
 
@@ -46,8 +46,10 @@ class Faulty(Scaffold):
         "diverge",
         "spoil",
         "slash",
+        "slow",
         "hang",
         "seize",
+        "signal",
         "exhaust",
         "exit",
         "interrupt",
@@ -67,6 +69,12 @@ class Faulty(Scaffold):
             if self.how == "slash":
                 client.state["control/global"] = client.state["control"]
                 return result
+            if self.how == "slow":
+                time.sleep(2.5)
+                return result
+            if self.how == "signal":
+                for _ in range(2):
+                    os.kill(os.getpid(), signal.SIGINT)
             if self.how == "hang":
                 print("about to hang")
                 time.sleep(600)

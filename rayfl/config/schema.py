@@ -123,8 +123,9 @@ class ClientsConfig(_Section):
 
     on_error: Literal["fail", "skip", "retry"] = Field(
         "fail",
-        description="when a client's procedure raises or gives non-finite values: fail, the run ends; skip, the round "
-        "goes on as if the client had not been sampled, and skipped.parquet says so; retry, it is run again first",
+        description="when a client's procedure raises or gives non-finite values, or ends or blocks its process: fail, "
+        "the run ends (if its process did, after max_failures); skip, the round goes on as if the client had not been "
+        "sampled, and skipped.parquet says so; retry, it is run again first",
     )
     retries: int = Field(
         2, ge=1, description="how often (retry) the procedure is run again, with the same random numbers"
@@ -133,8 +134,9 @@ class ClientsConfig(_Section):
     deadline_s: float | None = Field(
         None,
         gt=0,
-        description="an actor that has not answered its call for so long, in seconds, counts as dead (max_failures); "
-        "null: it may take any time",
+        description="how long a client may be at its procedure, in seconds (clients that are stacked: together); then "
+        "its actor is ended, and the client has failed (on_error). An actor that does not say who is at work counts as "
+        "dead (max_failures). null: any time",
     )
 
     @model_validator(mode="after")
@@ -240,7 +242,11 @@ class ExperimentConfig(_Section):
     storage: StorageConfig = Field(default=StorageConfig(), description="commits")
     tracking: TrackingConfig = Field(default=TrackingConfig(), description="TensorBoard, Weights & Biases, MLflow")
     max_failures: int = Field(
-        3, ge=-1, description="how many times the run rewinds to its last commit after a crash of actors; -1: endlessly"
+        3,
+        ge=-1,
+        description="how many times the run rewinds to its last commit after a crash of actors; -1: endlessly. With "
+        "clients.on_error=skip or retry, crashes that a client turns out to have caused do not count, and there is one "
+        "rewind more to find that out",
     )
     algorithm: Any = Field(description="the method and its hyper-parameters")
 

@@ -52,7 +52,9 @@ def test_a_state_that_no_commit_can_hold_is_the_methods_error(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("how", ["exit", "hang", "quit", pytest.param("crash", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", ["hang", "quit", *(pytest.param(how, marks=pytest.mark.slow) for how in ("exit", "crash"))]
+)
 def test_on_ray_such_a_client_is_left_out_as_if_it_had_not_been_sampled(how: str, tmp_path: Path) -> None:
     sampled = cohorts(small_experiment(tmp_path, "x", "scaffold", backend="inline"))
     plan = [(1, sampled[1][0]), (2, sampled[2][1])]
@@ -71,6 +73,7 @@ def test_on_ray_such_a_client_is_left_out_as_if_it_had_not_been_sampled(how: str
     assert_same_but_for_the_note(outcome(tmp_path / "inline"), outcome(tmp_path / "run"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_a_client_that_blocks_all_threads_of_its_process_is_found_by_doing_suspects_alone(tmp_path: Path) -> None:
     bad = cohorts(small_experiment(tmp_path, "x", "scaffold", backend="inline"))[1][1]
@@ -116,3 +119,20 @@ def test_without_a_policy_the_message_names_the_client_that_was_at_work(tmp_path
     with pytest.raises(RunError, match=rf"after 4 failures.*\(it had local_update of client {bad} in round 1\)"):
         rayfl.run(config, callbacks=[killer])
     assert len(killer.failures) == 3
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_the_deadline_is_each_clients_own(tmp_path: Path) -> None:
+    """Three clients of two and a half seconds on one actor are longer than four."""
+    sampled = cohorts(small_experiment(tmp_path, "x", "scaffold", backend="inline"))
+    config = experiment(tmp_path, "run", "slow", [[1, client] for client in sampled[1]], num_actors=1)
+    rayfl.run(config | {"clients": {"deadline_s": DEADLINE_S}, "max_failures": 0})
+    assert rows(tmp_path / "run") == []
+
+
+def test_ctrl_c_while_a_client_is_at_work_is_no_failure_of_the_client(tmp_path: Path) -> None:
+    bad = cohorts(small_experiment(tmp_path, "x", "scaffold", backend="inline"))[2][0]
+    config = experiment(tmp_path, "run", "signal", [[2, bad]], backend="inline")
+    with pytest.raises(KeyboardInterrupt):
+        rayfl.run(config)
+    assert not (tmp_path / "run" / "skipped.parquet").exists() or rows(tmp_path / "run") == []
