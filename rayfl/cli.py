@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+import warnings
 from typing import Annotated, Any, Literal
 
 import typer
@@ -58,6 +59,7 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the trace
     if debug:
         os.environ["RAYFL_DEBUG"] = "1"
         sys.excepthook = terminal.show_traceback
+    warnings.showwarning = terminal.show_warning
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.WARNING)
     handler.setFormatter(terminal.VisibleFormatter("%(levelname)s: %(message)s"))

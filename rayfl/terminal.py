@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
@@ -75,6 +76,18 @@ class VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line, or the lines of one with a traceback."""
         return visible(super().format(record))
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """Prints a warning of some library, as ``warnings.showwarning``."""
+    (file or sys.stderr).write(visible(warnings.formatwarning(message, category, filename, lineno, line)))
 
 
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rayfl.terminal import PlainConsole, VisibleFormatter, err, out, show_traceback, visible, write
+from rayfl.terminal import PlainConsole, VisibleFormatter, err, out, show_traceback, show_warning, visible, write
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -99,3 +99,5 @@ def test_logs_and_tracebacks_have_no_control_characters(capsys: pytest.CaptureFi
     assert VisibleFormatter("%(levelname)s %(message)s").format(record) == "WARNING client \\x1b[31m"
     show_traceback(ValueError, ValueError("\x1b[31m"), None)
     assert capsys.readouterr().err == "ValueError: \\x1b[31m\n"
+    show_warning("glyph \x1b is missing", UserWarning, "font.py", 3)
+    assert capsys.readouterr().err == "font.py:3: UserWarning: glyph \\x1b is missing\n"
