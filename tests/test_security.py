@@ -146,8 +146,7 @@ def test_what_variables_hold_does_nothing_to_the_terminal(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.setenv(variable, f"{tmp_path}/\x1b[31m\x9bred")
+    monkeypatch.setenv(variable, "/none/\x1b[31m\x9bred")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(sys, "argv", ["rayfl", *arguments, *(["name=x"] if arguments[0] == "run" else [])])
     monkeypatch.chdir(tmp_path)
