@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint install docs chaos fuzz clean
+.PHONY: demo test test-all lint install docs chaos fuzz ray-versions clean
 
 install: $(VENV)/installed
 
@@ -44,6 +44,10 @@ chaos: install
 fuzz: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[fuzz]'
 	$(BIN)/python scripts/fuzz.py all --seconds 120
+
+# The oldest Ray that rayfl takes, the first with jobs and sweeps, and the newest there is: docs/cluster.md.
+ray-versions: install
+	$(BIN)/python scripts/ray_versions.py 2.40.0 2.52.0 newest
 
 clean:
 	rm -rf $(VENV) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

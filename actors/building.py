@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from threadpoolctl import threadpool_limits
 
@@ -17,7 +19,13 @@ _AUTOMATIC_SHARE = {"state_memory": 0.4, "data_memory": 0.3}
 """What share of a machine's memory its actors may fill with each."""
 
 
-def build_host(config: ExperimentConfig, host: int, device: str, neighbours: int = 1) -> ClientHost:
+def build_host(
+    config: ExperimentConfig,
+    host: int,
+    device: str,
+    neighbours: int = 1,
+    tell: Callable[[str], None] | None = None,
+) -> ClientHost:
     """A host without clients' data or states; both are loaded as jobs ask for them.
 
     Args:
@@ -25,6 +33,7 @@ def build_host(config: ExperimentConfig, host: int, device: str, neighbours: int
         host: the host's number.
         device: ``cpu`` or ``cuda``.
         neighbours: how many hosts share this machine's memory, itself included.
+        tell: called with each line that clients' code prints; None: results have them.
     """
     reuse_freed_memory()
     parts = Parts(config)
@@ -42,6 +51,7 @@ def build_host(config: ExperimentConfig, host: int, device: str, neighbours: int
         batch_size=config.evaluation.batch_size,
         data_memory=_bytes(config, "data_memory", neighbours),
         official=lambda: parts.official_test,
+        tell=tell,
     )
 
 

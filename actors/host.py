@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from actors.at_work import AtWork
+from actors.contract import begun, check_keepable, check_predictors, check_sendable
 from actors.failures import Failure, reason_of
 from actors.job import Job, JobResult
 from actors.lending import training_with
@@ -16,18 +18,19 @@ from actors.memory import Lookups
 from actors.samples import Samples
 from actors.state import Change, ClientStates, changed_in_place, signature
 from algorithms.base import Algorithm
-from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite
+from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite, too_large
 from rayfl.data.federated import Examples, FederatedDataset
 from rayfl.data.official import OFFICIAL_PIECE, OfficialTest
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.trampoline import run_procedures
-from rayfl.errors import ClientError, MethodError, RayflError
+from rayfl.errors import ClientError, MethodError, RayflError, as_error, text_of
 from rayfl.manifest import StoredFile
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, from_numpy, map_leaves, num_bytes, to_numpy
 from rayfl.tasks import Predictor, recorded_names
+from rayfl.tracebacks import complete, own_definition, own_frames
 from rayfl.untouched import Untouched
 
 
@@ -43,6 +46,10 @@ class ClientHost:
         batch_size: evaluation batch size.
         data_memory: bytes of clients' samples that stay loaded; None for no limit.
         official: opens the official test part, for experiments that score the server's model on it.
+        tell: called with each line that clients' code prints, as soon as it does; None: results have them.
+
+    Attributes:
+        at_work: which clients' code runs just now.
     """
 
     def __init__(
@@ -55,10 +62,12 @@ class ClientHost:
         batch_size: int,
         data_memory: int | None = None,
         official: Callable[[], OfficialTest] | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.engine = engine
         self.states = states
+        self.at_work = AtWork(tell)
         self._samples = Samples(dataset, engine.device, data_memory)
         self._context = context
         self._batch_size = batch_size
@@ -78,6 +87,16 @@ class ClientHost:
             ClientError: naming the client, when a procedure raised or returned non-finite values and no client may be
                 left out.
         """
+        with self.at_work.on(job):
+            try:
+                result = self._run(job, broadcast, *incoming)
+            except ClientError as error:
+                error.printed = tuple(self.at_work.printed)
+                raise
+        result.printed = self.at_work.printed
+        return result
+
+    def _run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
         for states in incoming:
             self.states.receive(states)
         self.states.restore(job.committed)
@@ -112,8 +131,8 @@ class ClientHost:
         for id, error in failed.items():
             # What the files, the disk or the method are to blame for would come back with every client.
             if not job.skips or isinstance(error, RayflError):
-                raise _blame(error, id, job) from error
-            result.failures[id] = Failure(job.procedure, reason_of(error))
+                raise self._blame(error, id, job) from error
+            result.failures[id] = Failure(job.procedure, reason_of(error), complete(error))
 
     def _attempt(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> dict[int, Exception]:
         """Runs the procedures of some clients; returns the errors of those that failed, of which nothing is kept."""
@@ -125,28 +144,35 @@ class ClientHost:
             given = {**common, **from_numpy(job.payloads.get(id, {}), self.engine.device)}
             if self._norm.names:
                 given = self._norm.joined(given, client.state, self.engine.device)
-            coroutines[id] = procedure(client, given) if job.kind == "evaluate" else procedure(client, **given)
+            try:
+                coroutines[id] = begun(procedure, client, given, bundled=job.kind == "evaluate")
+            except MethodError as error:
+                raise self._blame(error, id, job) from error
         lent = Untouched(common, self._recorded)
 
         def unharmed(id: int) -> None:
             self._check_lent(lent, id, job)
 
-        outcomes = run_procedures(coroutines, self.engine, unharmed)
+        self.at_work.begin(ids)
+        outcomes = run_procedures(coroutines, self.engine, self.at_work.turn_to, unharmed)
         outcomes = {id: self._kept_back(job, clients[id], outcome) for id, outcome in outcomes.items()}
         failed: dict[int, Exception] = {}
         for id, client in clients.items():
+            self.at_work.turn_to((id,))
             changed = job.kind != "evaluate" and signature(client.state) != before[id]
             spoilt = changed_in_place(before[id])
             if spoilt is not None:
                 # The kept state, which a commit may be writing just now, has the same tensors.
-                raise _blame(MethodError(f"writes to its state's {spoilt!r} in place: assign a new tensor"), id, job)
+                wrong = MethodError(f"writes to its state's {spoilt!r} in place: assign a new tensor")
+                raise self._blame(wrong, id, job)
             try:
                 # Everything that can go wrong with this client alone does so before anything of it is kept.
                 own = self._checked(job, client, outcomes[id], common)
                 if changed:
+                    check_keepable(client.state)
                     check_finite(client.state)
-            except Exception as error:
-                failed[id] = error
+            except BaseException as error:
+                failed[id] = as_error(error)
             unharmed(id)  # what it published or returned as a predictor is code, too
             if id in failed:
                 continue
@@ -155,7 +181,9 @@ class ClientHost:
                 if changed:
                     self.states.replace(id, client.state, job.round)
             except Exception as error:
-                raise _blame(error, id, job) from error
+                # Of a sum that is too large, each client has but a part.
+                raise self._blame(error, "the clients" if isinstance(error, OverflowError) else id, job) from error
+        self.at_work.turn_to(())
         return failed
 
     def _check_lent(self, lent: Untouched, id: int, job: Job) -> None:
@@ -168,7 +196,7 @@ class ClientHost:
         else:
             return
         error = MethodError(f"{method} writes to {what}, in place: work on a copy (rayfl.params.copy, Tensor.clone)")
-        raise _blame(error, id, job)
+        raise self._blame(error, id, job)
 
     def _kept_back(self, job: Job, client: Client, outcome: Any) -> Any:
         """What a procedure returned, without what must stay with the client, which goes into its state."""
@@ -187,25 +215,29 @@ class ClientHost:
         if isinstance(outcome, Exception):
             raise outcome
         if job.kind == "evaluate":
+            check_predictors(outcome, job.procedure)
             self._score(client, outcome, job.splits, result)
             return result
         if job.kind == "mean":
             if not isinstance(outcome, Weighted):
                 raise MethodError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
+            check_sendable(outcome.tree, job.procedure)
             total = ExactSum()
             total.add(outcome)
-            if job.skips and not total.fits(job.summands):
-                raise OverflowError(f"values too large to be summed exactly over {job.summands} clients")
+            if job.summands > 1 and not total.fits(job.summands if job.skips else 1):
+                raise OverflowError(too_large(outcome))
             result.totals[outcome.group] = total
             result.upload_bytes[client.id] = num_bytes(outcome.tree)
             if job.splits:
                 self._note_update(outcome.tree, common, result)
         else:
+            check_sendable(outcome, job.procedure)
             check_finite(outcome)
             result.values[client.id] = to_numpy(outcome)
             if job.counted:
                 result.upload_bytes[client.id] = num_bytes(outcome)
         if client.published:
+            check_predictors(client.published, f"{job.procedure} (client.publish)")
             self._score(client, client.published, job.splits, result)
         return result
 
@@ -228,17 +260,21 @@ class ClientHost:
         assert self._official is not None
         official, task, device = self._official(), self.engine.task, self.engine.device
         lent = Untouched(server, self._recorded)
-        predictors = self.algorithm.global_predictors(server, task)
         for piece in job.clients:
             start = (piece - self._context.num_clients - 1) * OFFICIAL_PIECE
             part = official.load(start, start + OFFICIAL_PIECE)
             examples = Examples(part.x.to(device), part.y.to(device))
-            result.scores[piece] = {"official": evaluate(predictors, examples, task, self._batch_size)}
-        if (leaf := lent.written()) is not None:
-            raise MethodError(
-                f"{self.algorithm.name}: global_predictors, or a predictor of it, writes to the server's {leaf!r} in "
-                "place: work on a copy (rayfl.params.copy, Tensor.clone)"
-            )
+            try:
+                predictors = self.algorithm.global_predictors(server, task)
+                check_predictors(predictors, job.procedure)
+                result.scores[piece] = {"official": evaluate(predictors, examples, task, self._batch_size)}
+            except BaseException as error:
+                raise self._blame(as_error(error), "the official test part", job) from error
+            if (leaf := lent.written()) is not None:
+                raise MethodError(
+                    f"{self.algorithm.name}: global_predictors, or a predictor of it, writes to the server's {leaf!r} "
+                    "in place: work on a copy (rayfl.params.copy, Tensor.clone)"
+                )
 
     def _client(self, id: int, job: Job) -> Client:
         device = self.engine.device
@@ -264,12 +300,15 @@ class ClientHost:
         """The states in memory as NumPy trees, by client."""
         return {client: to_numpy(state) for client, state in self.states.all().items()}
 
-
-def _blame(error: Exception, client: int, job: Job) -> ClientError:
-    place = f"client {client}, round {job.round}, {job.procedure}"
-    if isinstance(error, NonFiniteError):
-        return ClientError(
-            f"{place}: {error}; its training diverged, nothing of it entered the aggregate (lower train.lr, or set "
-            "clients.on_error=skip?)"
-        )
-    return ClientError(f"{place}: {type(error).__name__}: {error}")
+    def _blame(self, error: Exception, client: int | str, job: Job) -> ClientError:
+        who = client if isinstance(client, str) else f"client {client}"
+        place = f"{who}, round {job.round}, {job.procedure}"
+        if isinstance(error, NonFiniteError):
+            return ClientError(
+                f"{place}: {error}; its training diverged, nothing of it entered the aggregate (lower train.lr, or set "
+                "clients.on_error=skip?)"
+            )
+        where = own_frames(error, [type(self.algorithm)])
+        if not where and isinstance(error, MethodError):
+            where = own_definition(getattr(self.algorithm, job.procedure))
+        return ClientError(f"{place}: {type(error).__name__}: {text_of(error)}{where}")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, MethodError
 from rayfl.models.base import Network
 from rayfl.objectives import loss_of_the_task
 from rayfl.params import Tree
@@ -141,6 +141,20 @@ class Algorithm(BaseModel):
     server_keeps: ClassVar[str] = "w"
     mixes_architectures: ClassVar[bool] = False
     no_private_norm: ClassVar[Mapping[str, str]] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses what would be lost: no commit has a method's attributes, and no other process sees them.
+
+        Raises:
+            MethodError: saying where it belongs.
+        """
+        if name in self.__private_attributes__:
+            super().__setattr__(name, value)
+            return
+        raise MethodError(
+            f"{type(self).__name__}.{name} cannot be set: a method holds hyper-parameters only. What a client keeps "
+            "from round to round belongs into client.state, what the server keeps into what init and round return"
+        )
 
     def check(self, task: Task, context: RoundContext) -> None:
         """Refuses, before any actor starts, what the method cannot run with.

@@ -23,7 +23,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from cluster.interrupts import TERMINATED
-from cluster.shipping import build_wheel
+from cluster.shipping import build_wheel, check_modules
 from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import to_yaml
 from rayfl.config.schema import ExperimentConfig
@@ -95,6 +95,7 @@ def submit(client: JobSubmissionClient, config: ExperimentConfig, options: JobOp
     """Starts a run as a job, or finds the job that is running it.
 
     Raises:
+        ConfigError: when a module of the user's own is not sent along.
         RunError: when a job of the same name is under way with another configuration or folder.
         ResourceError: when the cluster refuses the job.
     """
@@ -162,6 +163,8 @@ def _runtime_env(config: ExperimentConfig, options: JobOptions, folder: Path) ->
         if not options.working_dir.is_dir():
             raise ConfigError(f"--working-dir: {options.working_dir} is no folder")
         content["working_dir"] = str(options.working_dir)
+    if "PYTHONPATH" not in options.environment:
+        check_modules(config, options.working_dir)
     if options.ship:
         content["py_modules"] = [str(build_wheel(folder))]
     return content

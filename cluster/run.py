@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from actors.at_work import printed_on_console, tell_printed
 from actors.building import build_host
 from actors.client_actor import host_name
 from actors.federation import Federation
@@ -43,6 +44,7 @@ from rayfl.result import Result
 from rayfl.run_folder import check_run_folder, input_digests
 from rayfl.storage import open_to_append
 from rayfl.tables import ResultTables
+from rayfl.terminal import VisibleFormatter
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.environment import FILE as ENVIRONMENT
 from rayfl.tracking.environment import Environment
@@ -125,7 +127,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
 
 
 def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]) -> Progress:
-    with _pool(parts, sizes) as (pool, stop, plan):
+    with printed_on_console(), _pool(parts, sizes) as (pool, stop, plan):
         config = parts.config
         hosts = pool.descriptions if isinstance(pool, RayPool) else []
         _check_same_bits(recorder, {host["device"] for host in hosts} or {inline_device(config.cluster.device)})
@@ -208,7 +210,8 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
     cluster = config.cluster
     if cluster.backend == "inline":
         with limited_threads(cluster.threads_per_actor), stop_requests(cluster.stop_grace_s) as stop:
-            yield InlinePool([build_host(config, 0, inline_device(cluster.device))]), stop, ()
+            host = build_host(config, 0, inline_device(cluster.device), tell=lambda line: tell_printed([line]))
+            yield InlinePool([host]), stop, ()
         return
     with ray_session(cluster.address), stop_requests(cluster.stop_grace_s) as stop:
         plan = plan_run(parts, sizes)
@@ -282,7 +285,7 @@ def _log_file(parts: Parts) -> Iterator[None]:
         _log.warning("cannot write %s: %s; this run has no log", folder / "rayfl.log", why)
         yield
         return
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(message)s"))
     handler.setLevel(logging.INFO)
     level = _log.level
     _log.setLevel(logging.INFO)

@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,7 +28,8 @@ from rayfl import (
     completion,
     terminal,
 )
-from rayfl.errors import ConfigError, RayflError
+from rayfl.errors import ConfigError, RayflError, text_of
+from rayfl.tracebacks import own_frames
 
 app = typer.Typer(
     help="Personalized federated learning on Ray.",
@@ -58,9 +60,12 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the trace
     """Options of all commands."""
     if debug:
         os.environ["RAYFL_DEBUG"] = "1"
+        sys.excepthook = terminal.show_traceback
+    warnings.showwarning = terminal.show_warning
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.WARNING)
-    logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[handler])
+    handler.setFormatter(terminal.VisibleFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
 
 
 @app.command()
@@ -171,7 +176,7 @@ def _load(config: str | None, overrides: list[str] | None, trust: bool = True) -
 cli_data.register(data_app, _load)
 cli_jobs.register(app, _load)
 cli_inspect.register(app, _load)
-cli_cluster.register(app)
+cli_cluster.register(app, _load)
 cli_sweep.register(app)
 cli_reproduce.register(app)
 
@@ -187,14 +192,18 @@ def main() -> None:
         if os.environ.get("RAYFL_DEBUG"):
             raise
         known = isinstance(error, RayflError)
-        text = str(error) if known else _unexpected(error)
+        text = text_of(error) if known else _unexpected(error)
+        if '\n  File "' not in text:
+            text += own_frames(error)
         terminal.err().print(f"error: {text}", markup=False, highlight=False, soft_wrap=True, style="red")
         sys.exit(2 if known else 1)
 
 
 def _unexpected(error: Exception) -> str:
     """An error that nobody foresaw, in one line."""
-    said = " ".join(str(error).split())
+    said = " ".join(text_of(error).split())
     shorter = said if len(said) <= _LONGEST_MESSAGE else f"{said[:_LONGEST_MESSAGE]}..."
     command = shlex.join(["rayfl", "--debug", *sys.argv[1:]])
-    return f"{type(error).__name__}: {shorter or 'no message'}; this should not happen. `{command}` shows where it did"
+    # With lines of a user's own files, the user knows where to look.
+    strange = "this should not happen. " if not own_frames(error) else ""
+    return f"{type(error).__name__}: {shorter or 'no message'}; {strange}`{command}` shows where it did"

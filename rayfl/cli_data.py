@@ -178,7 +178,7 @@ def _source(name: str, options: list[str], root: Path | None) -> Any:
 def _progress() -> Iterator[Report]:
     """A bar for each thing that is reported, on standard error."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeRemainingColumn(),

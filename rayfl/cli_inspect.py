@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from rayfl import terminal
@@ -60,10 +59,10 @@ def register(app: typer.Typer, load: Load) -> None:
         table = Table()
         table.add_column("field", no_wrap=True)
         for name in (first, second):
-            table.add_column(escape(name), overflow="fold")
+            table.add_column(name, overflow="fold")
         for path, *values in found:
             texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
-            table.add_row(escape(path), *(escape(text) for text in texts))
+            table.add_row(path, *texts)
         if found:
             terminal.out().print(table)
         same = left.fingerprint() == right.fingerprint()
@@ -101,15 +100,15 @@ def clients(
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows({**row, "name": plain_cell(str(row["name"]))} for row in found)
-        typer.echo(text.getvalue(), nl=False)
+        terminal.write(text.getvalue())
         return
     scored = of_clients(len(rows), opened.num_clients)
     title = f"{opened.name}: {name} on the clients' {split} data after round {evaluated}, {scored} clients"
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=title, title_justify="left")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
     for row in found:
-        table.add_row(*(escape(_shown(row[column])) for column in COLUMNS))
+        table.add_row(*(_shown(row[column]) for column in COLUMNS))
     terminal.out().print(table)
     _say(f"{len(found)} of {len(rows)} clients listed")
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from rayfl.config.texts import FileName
 from rayfl.errors import DamageError, RunError
 
 FORMAT_VERSION = 4
@@ -25,7 +26,7 @@ class StoredFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # Manifests may come from others: a name never leads out of the folder.
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: FileName
     sha256: str
     size: int = Field(0, ge=0)
 

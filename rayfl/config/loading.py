@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from rayfl.config.added import values_of_before
-from rayfl.config.messages import explain, nearest
+from rayfl.config.messages import explain, nearest, problems
 from rayfl.config.objects import names_an_object
 from rayfl.config.overrides import parse_override
 from rayfl.config.own_code import schema_without_code
@@ -63,9 +64,27 @@ def load_config(
         _set(content, path, value)
     schema = schema.knowing(content) if trust else schema_without_code(schema, content, names_in(pairs))
     try:
-        return schema.model_validate(content)
+        config = schema.model_validate(content)
     except ValidationError as error:
         raise ConfigError(explain(error, schema, place)) from None
+    # pydantic takes them for numbers like others. Texts become numbers in it, such as 1e400.
+    if infinite := list(_not_finite(config.model_dump())):
+        raise ConfigError(
+            problems(place, {path: [f"must be a finite number (got {value})"] for path, value in infinite})
+        )
+    return config
+
+
+def _not_finite(content: Any, place: str = "") -> Iterator[tuple[str, float]]:
+    """Dotted path and value of each number that is infinite, or none at all."""
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from _not_finite(value, f"{place}.{key}" if place else str(key))
+    elif isinstance(content, list | tuple):
+        for number, value in enumerate(content):
+            yield from _not_finite(value, f"{place}.{number}")
+    elif isinstance(content, float) and not math.isfinite(content):
+        yield place, content
 
 
 def overrides_given(overrides: Sequence[str] | Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -11,10 +11,11 @@ import torch
 from pydantic import Field
 
 from rayfl.config.objects import import_object, names_an_object
+from rayfl.config.texts import ObjectPath
 from rayfl.data.federated import FederatedDataset, InputSpec
 from rayfl.data.remarks import remarks_on
 from rayfl.data.source import LABELS, Labels, Samples, Source
-from rayfl.errors import DataError, RayflError
+from rayfl.errors import DataError, RayflError, text_of
 from rayfl.randomness import RandomStreams
 
 
@@ -29,9 +30,8 @@ class CustomSource(Source):
     """
 
     name: Literal["custom"] = Field(default="custom", description="Your own function.")
-    function: str = Field(
-        pattern=r"^[\w.]+:\w+$",
-        description="The function, as my_package.my_module:function; it may also stand in the place of the name.",
+    function: ObjectPath = Field(
+        description="The function, as my_package.my_module:function; it may also stand in the place of the name."
     )
     labels: Labels = Field(default="as_found", description=LABELS)
 
@@ -47,8 +47,8 @@ class CustomSource(Source):
             made = function(streams.seed if _wants_seed(function) else streams)
         except RayflError:
             raise
-        except Exception as error:  # whatever the user's code raises
-            raise DataError(f"dataset {self.function} fails: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            raise DataError(f"dataset {self.function} fails: {type(error).__name__}: {text_of(error)}") from error
         if isinstance(made, FederatedDataset):
             if self.labels != "as_found":
                 raise DataError(

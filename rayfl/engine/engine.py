@@ -13,6 +13,7 @@ from rayfl.engine import looped, vectorized
 from rayfl.engine.requests import GradientRequest, OutputRequest, Request, TrainRequest
 from rayfl.engine.steps import Kernel
 from rayfl.engine.workspace import Workspace
+from rayfl.errors import as_error
 from rayfl.tasks import Task
 
 _log = logging.getLogger(__name__)
@@ -141,5 +142,5 @@ class Engine:
             if self.vectorized and any(request.plan.steps for request in trains):
                 return self._train_stacked(trains, task)
             return [looped.train(request, task, self.device, self._kernel, self._workspace) for request in trains]
-        except Exception as error:
-            return [error] * len(group)
+        except BaseException as error:
+            return [as_error(error)] * len(group)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.console import Group as Stack
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -102,10 +101,11 @@ def terminal_table(comparison: Comparison) -> RenderableType:
         for spread in (_CLIENTS, _SEEDS) if metric.column == _SPREAD else ():
             table.add_column(spread.replace(" ", "\n"), justify="right", no_wrap=True)
     for line in comparison.lines:
-        texts = [escape(cell.text) for cell in _cells(line)[:4]]
+        texts: list[str | Text] = [cell.text for cell in _cells(line)[:4]]
         for metric in shown:
             cell = line.cells[metric.column]
-            texts.append(f"[bold]{metric.text(cell.mean)}[/bold]^" if cell.best else metric.text(cell.mean))
+            mean = metric.text(cell.mean)
+            texts.append(Text.assemble((mean, "bold"), "^") if cell.best else mean)
             if metric.column == _SPREAD:
                 texts += [metric.text(cell.over_clients), metric.text(cell.over_seeds)]
         table.add_row(*texts)
@@ -124,7 +124,7 @@ def _terminal_tests(tests: Sequence[PairTest], what: str) -> RichTable:
         name = heading in _TEST_HEADINGS[:2]
         table.add_column(heading, justify="left" if name else "right", overflow="fold", min_width=8 if name else None)
     for test in tests:
-        table.add_row(*(escape(cell.text) for cell in _test_cells(test)), style="bold" if test.significant else None)
+        table.add_row(*(cell.text for cell in _test_cells(test)), style="bold" if test.significant else None)
     return table
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
 from rayfl.metrics import first_best
@@ -104,7 +103,7 @@ def printed(groups: pa.Table, varied: Sequence[str], measure: Measure) -> Table:
     for row in rows:
         for split in _SPLITS:
             name = f"{split}_{measure.metric}"
-            cells = [marks[row["selected_on"]], *(escape(_text(row[path])) for path in keys), split]
+            cells = [marks[row["selected_on"]], *(_text(row[path]) for path in keys), split]
             cells += [_number(row[f"{name}{suffix}"], measure.metric) for suffix in ("", _OVER_SEEDS, _OVER_CLIENTS)]
             scored = row[f"{split}_clients"]
             cells.append("-" if scored is None else of_clients(scored, row["clients"]))

@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
 from rayfl.personalized import PersonalizedRows, of_clients, recorded_clients
@@ -89,8 +88,7 @@ def skipped_table(result: Result) -> Table:
         rounds = sorted(row["round_list"])
         shown = ", ".join(map(str, rounds[:_ROUNDS_SHOWN])) + (", ..." if len(rounds) > _ROUNDS_SHOWN else "")
         name = "" if row["name"] == str(row["client"]) else f" ({row['name']})"
-        cells = (f"{row['client']}{name}", shown, row["procedure"], row["reason"])
-        table.add_row(*(escape(cell) for cell in cells))
+        table.add_row(f"{row['client']}{name}", shown, row["procedure"], row["reason"])
     return table
 
 

@@ -14,6 +14,7 @@ from rayfl.metrics import Statistics
 from rayfl.result import Result
 from rayfl.table_schemas import ROUNDS_SCHEMA
 from rayfl.tables import ResultTables
+from rayfl.terminal import PlainConsole
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.console import ConsoleProgress
 from rayfl.tracking.summary import final_rows, skipped_table, summary_table
@@ -160,7 +161,7 @@ def test_clients_that_were_left_out_are_shown_with_their_rounds_and_reasons() ->
     config = load_config(Experiment, "quickstart", [])
     out = io.StringIO()
     whole = Result("/folder", config, result.rounds, result.clients, 9, "", result.skipped)
-    Console(file=out, width=120).print(skipped_table(whole))
+    PlainConsole(file=out, width=120).print(skipped_table(whole))
     text = out.getvalue()
     assert "3 of the clients failed" in text
     lines = [line.strip().split("  ")[0] for line in text.splitlines()]
@@ -170,7 +171,7 @@ def test_clients_that_were_left_out_are_shown_with_their_rounds_and_reasons() ->
     for round in range(10, 14):
         result.add_skipped(round, {2: ("report", f"no {round}")})
     many = Result("/folder", config, result.rounds, result.clients, 9, "", result.skipped)
-    Console(file=out, width=120).print(skipped_table(many))
+    PlainConsole(file=out, width=120).print(skipped_table(many))
     assert "and 4 more" in out.getvalue()
 
 
