@@ -26,6 +26,10 @@ class ClientError(RayflError):
     """A client's procedure failed or returned non-finite values; names the client, round and phase."""
 
 
+class DeviceLostError(RayflError):
+    """A process can no longer compute on its device; another process can."""
+
+
 class ResourceError(RayflError):
     """The cluster has too little of something; says what is missing and how much is there."""
 
