@@ -78,6 +78,13 @@ class LeastRecentlyUsed(Generic[Key]):
             return_freed_memory()
             self._holes = 0
 
+    def give_way(self) -> None:
+        """Evicts everything; at most half of it may stay from now on."""
+        self._limit = self.bytes // 2
+        for key in list(self._sizes):
+            self._evict(key)
+            self.forget(key)
+
     def forget(self, key: Key) -> None:
         """Takes an entry off the count."""
         self.bytes -= self._sizes.pop(key, 0)

@@ -56,9 +56,12 @@ class ProbeActor:
         node = f"node {socket.gethostname()}"
         place = f"GPU {self._numbers[0]} of {node}" if self._numbers else node
         wanted = self._config.cluster.data_memory
-        most = automatic_memory("data_memory", neighbours) if wanted == "auto" else int(wanted)
+        divides = wanted == "auto" and bool(self._numbers)
+        if not divides:
+            most = automatic_memory("data_memory", neighbours) if wanted == "auto" else int(wanted)
+            samples_bytes = min(samples_bytes, most)
         memory = memory_of(host.engine.device)
-        return measure(host, self._config.engine, calls, memory, place, min(samples_bytes, most))
+        return measure(host, self._config.engine, calls, memory, place, samples_bytes, divides)
 
 
 _RemoteProbe: Any = ray.remote(ProbeActor)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from actors.memory import LeastRecentlyUsed, Lookups
+from rayfl.data.checks import check_examples, check_inputs
 from rayfl.data.federated import SPLITS, Examples, FederatedDataset, OnDemand
 
 _Key = tuple[int, str]
@@ -49,10 +50,21 @@ class Samples:
         parts = self._dataset.load(client) if client < self._dataset.num_clients else OnDemand(self._everybodys)
         # What comes as a whole is there as a whole: it is counted, and not read again for the next split.
         for name in (split,) if isinstance(parts, OnDemand) else SPLITS:
+            # Here: an index out of range would end a GPU's context, whoever's it is.
+            check_examples(parts[name], self._dataset.spec, self._called(client, name))
             part = Examples(parts[name].x.to(self._device), parts[name].y.to(self._device))
             self._loaded[client, name] = part
             if name != split:
                 self._recent.touch((client, name), part.x.nbytes + part.y.nbytes)
+
+    def _called(self, client: int, split: str) -> str:
+        """A client's split in messages."""
+        names = self._dataset.names
+        return f"client {client} ({names[client]}), {split}" if client < len(names) else f"all clients, {split}"
+
+    def give_way(self) -> None:
+        """Unloads everything, and keeps at most half of it from now on: others need the memory."""
+        self._recent.give_way()
 
     def _unload(self, key: _Key) -> None:
         del self._loaded[key]
@@ -65,5 +77,7 @@ class Samples:
     def public(self) -> torch.Tensor:
         """The samples that belong to no client, on the device, loaded at the first call."""
         if self._public is None:
-            self._public = self._dataset.load_public().to(self._device)
+            public = self._dataset.load_public()
+            check_inputs(public, self._dataset.spec, "the public samples")
+            self._public = public.to(self._device)
         return self._public

@@ -18,6 +18,7 @@ from algorithms.base import Procedure
 from cluster.run import inline_device, limited_threads
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import RoundContext
+from rayfl.engine.precision import arithmetic
 from rayfl.errors import ConfigError, RayflError, RunError
 from rayfl.inspection.folder import RunFolder
 from rayfl.inspection.rows import where
@@ -90,7 +91,7 @@ def replay(run: RunFolder, round: int, client: int, whole: bool = False) -> Repl
             "(evaluation.cohort_every): nothing can be compared but the server's tree, with --whole-round"
         )
     splits = config.evaluation.splits if rows else ()
-    with limited_threads(config.cluster.threads_per_actor):
+    with limited_threads(config.cluster.threads_per_actor), arithmetic(config.engine.precision):
         done = None if whole else _alone(_Stage(run, before, round, cohort, splits), client)
         done = done or _together(_Stage(run, before, round, cohort, splits))
     result = Replay(client, round, done.server is not None, note=_note(done.vectorized, config.engine.lend_cores))

@@ -35,6 +35,7 @@ from cluster.shared_storage import check_shared_storage
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.assignment import assignment_hash, to_parquet
+from rayfl.engine.precision import arithmetic
 from rayfl.errors import DamageError, ResourceError, RunError
 from rayfl.experiment import Parts
 from rayfl.lease import Lease
@@ -83,7 +84,7 @@ def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> 
     """Runs a validated configuration; see :func:`run`."""
     parts = Parts(config)
     sizes = parts.check()
-    with Lease(parts.storage, config.storage.lease_timeout_s) as lease:
+    with arithmetic(config.engine.precision), Lease(parts.storage, config.storage.lease_timeout_s) as lease:
         _claim_folder(parts)
         return _run_alone(parts, sizes, lease, callbacks)
 

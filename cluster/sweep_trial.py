@@ -7,7 +7,7 @@ from typing import Any
 
 from actors.building import automatic_memory
 from algorithms.registry import Experiment
-from cluster.run import run_config
+from cluster.run import inline_device, run_config
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import RayflError
@@ -85,11 +85,12 @@ def run_trial(
 
 
 def _with_memory(config: ExperimentConfig, neighbours: int) -> Any:
-    """The cluster section with this experiment's part of the machine's memory."""
+    """The cluster section with this experiment's part of the machine's memory; samples may be in that of a GPU."""
     cluster = config.cluster
+    on_gpu = cluster.backend == "inline" and inline_device(cluster.device) == "cuda"
     shares = {
         field: automatic_memory(field, neighbours)
-        for field in ("state_memory", "data_memory")
+        for field in (("state_memory",) if on_gpu else ("state_memory", "data_memory"))
         if cluster.backend == "inline" and getattr(cluster, field) == "auto"
     }
     return cluster.model_copy(update=shares)

@@ -106,12 +106,12 @@ def test_what_is_planned_fits(measured: Measured, cpus: int, gpus: int, m: int) 
     usable = measured.device_free_bytes * 9 // 10
     assert k == actors_on_a_gpu([measured], 1.0, nodes, m)
     assert k >= 1
-    assert k == 1 or (k * actor_bytes(measured, 1) <= usable and k <= cpus / gpus and (k - 1) * gpus < m)
+    assert k == 1 or (k * actor_bytes(measured, 1, k) <= usable and k <= cpus / gpus and (k - 1) * gpus < m)
     if k < min(cpus // gpus, -(-m // gpus)):
-        assert (k + 1) * actor_bytes(measured, 1) > usable
+        assert (k + 1) * actor_bytes(measured, 1, k + 1) > usable
     width = clients_at_a_time(measured, k)
-    assert width == 1 or k * actor_bytes(measured, width) <= usable
-    assert k * actor_bytes(measured, width + 1) > usable - k
+    assert width == 1 or k * actor_bytes(measured, width, k) <= usable
+    assert k * actor_bytes(measured, width + 1, k) > usable - k
 
 
 @given(measured=MEASURED, width=st.sampled_from(["auto", 32]), share=st.sampled_from(["auto", 1, 4]))
