@@ -43,7 +43,7 @@ def build_host(config: ExperimentConfig, host: int, device: str, neighbours: int
             config.storage.commit_every,
         ),
         batch_size=config.evaluation.batch_size,
-        data_memory=_data_memory(config.cluster, torch.device(device), neighbours),
+        data_memory=data_memory_of(config.cluster, torch.device(device), neighbours),
         official=lambda: parts.official_test,
     )
 
@@ -54,7 +54,7 @@ def _state_memory(cluster: ClusterConfig, neighbours: int) -> int:
     return automatic_memory("state_memory", neighbours) if wanted == "auto" else int(wanted)
 
 
-def _data_memory(cluster: ClusterConfig, device: torch.device, neighbours: int) -> int:
+def data_memory_of(cluster: ClusterConfig, device: torch.device, neighbours: int) -> int:
     """Bytes of the device's memory for samples."""
     wanted = cluster.data_memory
     if wanted != "auto":

@@ -55,10 +55,14 @@ class LeastRecentlyUsed(Generic[Key]):
     Args:
         limit: bytes that may stay; None for no limit. The newest entry stays even if it alone exceeds it.
         evict: called with a key that has to go.
+
+    Attributes:
+        limit: bytes that may stay; None for no limit.
+        bytes: of all entries.
     """
 
     def __init__(self, limit: int | None, evict: Callable[[Key], None]) -> None:
-        self._limit = limit
+        self.limit = limit
         self._evict = evict
         self._sizes: OrderedDict[Key, int] = OrderedDict()
         self._holes = 0
@@ -69,7 +73,7 @@ class LeastRecentlyUsed(Generic[Key]):
         self.forget(key)
         self._sizes[key] = size
         self.bytes += size
-        while self._limit is not None and self.bytes > self._limit and len(self._sizes) > 1:
+        while self.limit is not None and self.bytes > self.limit and len(self._sizes) > 1:
             oldest = next(iter(self._sizes))
             self._evict(oldest)
             self._holes += self._sizes[oldest]
@@ -80,7 +84,7 @@ class LeastRecentlyUsed(Generic[Key]):
 
     def give_way(self) -> None:
         """Evicts everything; at most half of it may stay from now on."""
-        self._limit = self.bytes // 2
+        self.limit = self.bytes // 2
         for key in list(self._sizes):
             self._evict(key)
             self.forget(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import torch
@@ -10,6 +11,7 @@ from actors.memory import LeastRecentlyUsed, Lookups
 from rayfl.data.checks import check_examples, check_inputs
 from rayfl.data.federated import SPLITS, Examples, FederatedDataset, OnDemand
 
+_log = logging.getLogger(__name__)
 _Key = tuple[int, str]
 """Client and split."""
 
@@ -64,7 +66,12 @@ class Samples:
 
     def give_way(self) -> None:
         """Unloads everything, and keeps at most half of it from now on: others need the memory."""
-        self._recent.give_way()
+        if self._loaded:
+            self._recent.give_way()
+            most = self._recent.limit
+            _log.warning(
+                "the device's memory is too small for what it has to hold: %d bytes of samples from now on", most
+            )
 
     def _unload(self, key: _Key) -> None:
         del self._loaded[key]

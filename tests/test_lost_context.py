@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from rayfl.config.schema import ClientsConfig
 from rayfl.engine.client import Client
 from rayfl.errors import ClientError, DeviceLostError
 from rayfl.params import Tree
-from tests.elsewhere import PRETENDED, context, elsewhere
+from tests.elsewhere import PRETENDED, REAL, context, elsewhere
 from tests.engine.problems import engine_of, updates, with_label
 from tests.toys import ListDataset, ragged_toy
 
@@ -79,3 +82,20 @@ def test_samples_that_would_end_a_context_do_not_reach_the_device(mode: str) -> 
         with pytest.raises(ClientError, match=wrong):
             own.step([0, 1])
         assert not context().lost
+
+
+@pytest.mark.skipif(not REAL.startswith("cuda"), reason="needs a GPU (make test-device)")
+@MODES
+def test_a_real_context_that_is_lost_is_noticed(mode: str) -> None:
+    code = f"""
+import torch
+from rayfl.errors import DeviceLostError
+from tests.engine.problems import engine_of, updates, with_label
+device = torch.device({REAL!r})
+try:
+    engine_of({mode!r}, device).execute(with_label(9, 3, updates(device=device)))
+except DeviceLostError:
+    raise SystemExit(7)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False)
+    assert ended.returncode == 7
