@@ -90,6 +90,8 @@ class ClientHost:
             if ran_out_of_memory(error) and not isinstance(error, RayflError):
                 raise ResourceError(f"{job.procedure} in round {job.round}: {too_little_memory(error)}") from error
             raise
+        finally:
+            self.engine.release()
 
     def _run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
         for states in incoming:

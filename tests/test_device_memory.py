@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -208,3 +209,15 @@ def test_of_updates_that_fail_no_stack_stays(mode: str) -> None:
         assert {type(one) for one in replies} == {ArithmeticError}
         # the models of the errors, which functions in their tracebacks hold, and what has momenta in it
         assert context().live - before == (len(requests) + 1) * Layout.of(NETWORK.initialize(0)).size * 4
+
+
+@PRETENDED
+@MODES
+def test_after_a_round_and_an_evaluation_only_samples_stay_on_the_device(mode: str) -> None:
+    with elsewhere() as device:
+        own = ragged_toy(mode, device, **MOMENTUM)
+        history(own)
+        (host,) = own.client_hosts
+        gc.collect()
+        workspace = Layout.of(own.task.network.initialize(0)).size * 8 if mode == "looped" else 0
+        assert context().live == host._samples._recent.bytes + workspace
