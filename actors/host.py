@@ -24,7 +24,7 @@ from rayfl.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine
 from rayfl.engine.trampoline import run_procedures
-from rayfl.errors import ClientError, DeviceLostError, RayflError, ResourceError
+from rayfl.errors import ClientError, RayflError, ResourceError
 from rayfl.manifest import StoredFile
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, from_numpy, map_leaves, num_bytes, to_numpy
@@ -83,8 +83,6 @@ class ClientHost:
             result = self._run(job, broadcast, *incoming)
             self.engine.check()  # work may be under way still
             return result
-        except DeviceLostError:
-            raise
         except Exception as error:
             self.engine.check(error)
             if ran_out_of_memory(error) and not isinstance(error, RayflError):

@@ -31,20 +31,24 @@ _LITTLE = 20
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether a device's memory did not suffice, by whatever library noticed it, or an error was caused by that."""
+    """Whether a device's memory did not suffice, whichever library noticed it, or an error came about by that."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     if isinstance(error, RuntimeError):
         text = str(error)
         if _OUT_OF_MEMORY.search(text) or (_PERHAPS_OUT_OF_MEMORY.search(text) and _memory_is_short()):
             return True
-    return error.__cause__ is not None and ran_out_of_memory(error.__cause__)
+    reason = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return reason is not None and ran_out_of_memory(reason)
 
 
 def _memory_is_short() -> bool:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
-    free, total = torch.cuda.mem_get_info()
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError:
+        return False  # the context is lost: all calls fail
     return free * _LITTLE < total
 
 
@@ -71,8 +75,10 @@ def check_context(device: torch.device, error: Exception | None = None) -> None:
         error: what went wrong before; what computes with libraries is then tried as well.
 
     Raises:
-        DeviceLostError: when it does not.
+        DeviceLostError: when it does not, or that was what went wrong.
     """
+    if isinstance(error, DeviceLostError):
+        raise error
     if device.type == "cpu":
         return
     try:

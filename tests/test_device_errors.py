@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rayfl.device_errors import Pieces, check_context, ran_out_of_memory
+from rayfl.errors import DeviceLostError
 from tests.elsewhere import elsewhere
 from tests.toys import CPU
 
@@ -26,9 +27,12 @@ LIMIT = "CUDA out of memory. Tried to allocate 2.00 GiB."
 )
 def test_all_libraries_run_out_of_memory_alike(text: str) -> None:
     assert ran_out_of_memory(RuntimeError(text))
-    caused = ValueError("a method's own words")
-    caused.__cause__ = RuntimeError(text)
-    assert ran_out_of_memory(caused)
+    for how in ("__cause__", "__context__"):
+        caused = ValueError("a method's own words")
+        setattr(caused, how, RuntimeError(text))
+        assert ran_out_of_memory(caused)
+    caused.__suppress_context__ = True
+    assert not ran_out_of_memory(caused)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,15 @@ def test_errors_that_say_nothing_are_for_want_of_memory_where_there_is_little(
         assert ran_out_of_memory(RuntimeError(text)) == short
 
 
+def test_where_all_calls_fail_memory_is_not_said_to_be_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> tuple[int, int]:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", fails)
+    assert not ran_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling"))
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -67,6 +80,9 @@ def test_a_device_that_computes_is_not_lost_whatever_went_wrong_on_it() -> None:
         for error in (None, ValueError("mine"), RuntimeError("CUDA error: invalid argument")):
             check_context(device, error)
     check_context(CPU, RuntimeError("CUDA error: device-side assert triggered"))
+    lost = DeviceLostError("said before")
+    with pytest.raises(DeviceLostError, match=r"^said before$"):
+        check_context(CPU, lost)
 
 
 def test_work_in_pieces() -> None:

@@ -164,9 +164,9 @@ class Engine:
         try:
             return list(vectorized.train(requests, task, self.device))
         except Exception as error:
-            self.check(error)
             if len(requests) == 1:
-                return [error]
+                return [self._own(error)]
+            self.check(error)
             too_large, reason = ran_out_of_memory(error), _first_line(error)
         # Not in the handler: until it is left, the error keeps the tensors of the failed attempt.
         self.release()
@@ -193,12 +193,16 @@ class Engine:
         try:
             return work(*args)
         except Exception as error:
-            self.check(error)
-            if self.device.type != "cpu":
-                traceback.clear_frames(error.__traceback__)  # they hold tensors, and the error lives on
-            return error
+            return self._own(error)
         finally:
             self.release()
+
+    def _own(self, error: Exception) -> Exception:
+        """The error, if it is that of a client and not of the device."""
+        self.check(error)
+        if self.device.type != "cpu":
+            traceback.clear_frames(error.__traceback__)  # they hold tensors, and the error lives on
+        return error
 
     def _run(self, group: list[Request]) -> list[Any]:
         """The replies to requests of one group."""
