@@ -146,13 +146,13 @@ class ClientHost:
         if len(ids) == 1:
             return self._attempt(job, ids, common, result)
         half = (len(ids) + 1) // 2
-        self.engine.narrow(half)
+        self.engine.limit_width(half)
         for start in range(0, len(short), half):
             failed |= self._attempt_with_room(job, short[start : start + half], common, result)
         return failed
 
     def _with_room(self, work: Callable[[], Tree]) -> Tree:
-        """What some work on the device gives; where there is too little memory, samples make way for it."""
+        """Returns the result of some work, done again without kept samples where the device's memory is too small."""
         try:
             return work()
         except Exception as error:
@@ -162,7 +162,7 @@ class ClientHost:
         return work()
 
     def _make_room(self, errors: Sequence[Exception]) -> None:
-        """Gives memory of the device up that nothing depends on, and what errors hold."""
+        """Frees memory of the device that nothing depends on, and what errors hold."""
         self._samples.give_way()
         self.engine.release()
         free_device_memory(*errors)

@@ -83,7 +83,7 @@ class LeastRecentlyUsed(Generic[Key]):
             self._holes = 0
 
     def give_way(self) -> None:
-        """Evicts everything; at most half of it may stay from now on."""
+        """Evicts all entries, and halves what may stay from now on."""
         self.limit = self.bytes // 2
         for key in list(self._sizes):
             self._evict(key)

@@ -52,7 +52,7 @@ class Samples:
         parts = self._dataset.load(client) if client < self._dataset.num_clients else OnDemand(self._everybodys)
         # What comes as a whole is there as a whole: it is counted, and not read again for the next split.
         for name in (split,) if isinstance(parts, OnDemand) else SPLITS:
-            # Here: an index out of range would end a GPU's context, whoever's it is.
+            # Before the device: there an index out of range would end the context, with all clients in it.
             check_examples(parts[name], self._dataset.spec, self._called(client, name))
             part = Examples(parts[name].x.to(self._device), parts[name].y.to(self._device))
             self._loaded[client, name] = part
@@ -60,12 +60,12 @@ class Samples:
                 self._recent.touch((client, name), part.x.nbytes + part.y.nbytes)
 
     def _called(self, client: int, split: str) -> str:
-        """A client's split in messages."""
+        """Returns the name of a client's split for messages."""
         names = self._dataset.names
         return f"client {client} ({names[client]}), {split}" if client < len(names) else f"all clients, {split}"
 
     def give_way(self) -> None:
-        """Unloads everything, and keeps at most half of it from now on: others need the memory."""
+        """Unloads all samples, and keeps at most half as many bytes from now on: the memory is needed."""
         if self._loaded:
             self._recent.give_way()
             most = self._recent.limit

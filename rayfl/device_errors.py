@@ -27,11 +27,11 @@ _PERHAPS_OUT_OF_MEMORY = re.compile(
 )
 """Libraries make handles and workspaces of their own, and say little when there is no room for them."""
 _LITTLE = 20
-"""Memory is short where less than one part in so many is free."""
+"""Memory is short where less than a twentieth of it is free."""
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether a device's memory did not suffice, whichever library noticed it, or an error came about by that."""
+    """Whether an error says that a device's memory did not suffice, or was raised because of one that does."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     if isinstance(error, RuntimeError):
@@ -53,7 +53,7 @@ def _memory_is_short() -> bool:
 
 
 def free_device_memory(*errors: BaseException) -> None:
-    """Gives memory of devices back that nobody needs any more.
+    """Returns memory of devices that nothing refers to any more.
 
     Args:
         errors: of failed attempts; their tracebacks would keep the tensors of these.

@@ -71,7 +71,7 @@ def stretches(vector: Vector) -> Iterator[slice]:
 
 
 def in_stretches(work: Callable[[slice], None], vector: Vector) -> None:
-    """Does ``work`` on one stretch of a vector after the other; on accelerators of as many elements as have room.
+    """Does ``work`` on consecutive stretches of a vector, on accelerators as long as there is memory for.
 
     Args:
         work: changes nothing before it has computed everything.

@@ -182,7 +182,7 @@ def _common(parts: Sequence[Limbs]) -> Common | None:
 
 
 def _if_there_is_room(work: Callable[[], T], otherwise: Callable[[], T]) -> T:
-    """What some work gives or, where the device has too little memory for it, what other work gives."""
+    """Returns the result of ``work`` or, where the device has too little memory for it, of ``otherwise``."""
     try:
         return work()
     except Exception as error:

@@ -30,7 +30,7 @@ def check_examples(examples: Examples, spec: InputSpec, whose: str, first: int =
 
 
 def check_inputs(x: Tensor, spec: InputSpec, whose: str, first: int = 0) -> None:
-    """The same for samples without labels; only tokens can be out of range."""
+    """Makes sure that tokens are in range; arguments and errors as for :func:`check_examples`."""
     if spec.kind == "tokens":
         _check_range(x, spec.vocabulary, f"{whose}: a token", "tokens", first)
 

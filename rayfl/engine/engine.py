@@ -115,14 +115,14 @@ class Engine:
         """
         check_context(self.device, error)
 
-    def narrow(self, width: int) -> None:
-        """No more clients at a time than ``width`` from now on: the device's memory was too small for more."""
+    def limit_width(self, width: int) -> None:
+        """Limits the clients at a time to ``width``, since the device's memory was too small for more."""
         if width < self.width:
             _log.warning("the GPU's memory is too small for %d clients at a time: %d from now on", self.width, width)
             self.width = width
 
     def release(self) -> None:
-        """Lets go of what the networks have computed with last: models of clients, and stacks of them."""
+        """Has the networks let go of what they computed with last: a client's model, or a stack of models."""
         for candidate in self.task.candidates:
             candidate.network.release()
 
@@ -157,7 +157,7 @@ class Engine:
         ]
 
     def _train_stacked(self, requests: Sequence[TrainRequest], task: Task) -> list[Any]:
-        """As many clients at a time as the GPU's memory has room for; one by one where a stack of them fails.
+        """Trains as many clients at a time as the GPU's memory has room for; one by one where a stack fails.
 
         Every attempt begins with the requests as they were: an update writes nothing before all of it is computed.
         """
@@ -174,11 +174,11 @@ class Engine:
             return self._train_one_by_one(requests, task, reason)
         free_device_memory()
         half = (len(requests) + 1) // 2
-        self.narrow(half)
+        self.limit_width(half)
         return [*self._train_stacked(requests[:half], task), *self._train_stacked(requests[half:], task)]
 
     def _train_one_by_one(self, requests: Sequence[TrainRequest], task: Task, reason: str) -> list[Any]:
-        """After a stack has failed: whom it failed because of raises again alone, and the others have results."""
+        """Trains the clients of a stack that failed: the one that it failed because of raises alone, too."""
         replies = [self._answer(self._train_looped, request, task) for request in requests]
         if not any(isinstance(reply, Exception) for reply in replies) and reason not in self._said:
             self._said.add(reason)
@@ -189,7 +189,7 @@ class Engine:
         return looped.train(request, task, self.device, self._kernel, self._workspace)
 
     def _answer(self, work: Callable[..., Any], *args: Any) -> Any:
-        """What some work gives, or the error that it raises."""
+        """Returns the result of some work, or the error that it raised."""
         try:
             return work(*args)
         except Exception as error:
@@ -198,7 +198,7 @@ class Engine:
             self.release()
 
     def _own(self, error: Exception) -> Exception:
-        """The error, if it is that of a client and not of the device."""
+        """Returns an error of a client's own; raises DeviceLostError if it is the device's."""
         self.check(error)
         if self.device.type != "cpu":
             traceback.clear_frames(error.__traceback__)  # they hold tensors, and the error lives on

@@ -60,5 +60,5 @@ def _scored(
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """A copy on CPUs: how a slice is aligned there depends on where the process read the samples to."""
+    """Returns a copy on CPUs, where a slice is aligned as its place in memory happens to be; else ``x`` itself."""
     return x.clone() if x.device.type == "cpu" else x

@@ -30,7 +30,7 @@ def set_arithmetic(precision: Precision) -> None:
 
 @contextmanager
 def arithmetic(precision: Precision) -> Iterator[None]:
-    """Sets it for the body, in a process that does other work before and after."""
+    """Sets the arithmetic for the body of a ``with`` statement, and restores what was set before."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     every, reduced = [(one, one.fp32_precision) for one in _backends()], matmul.allow_bf16_reduced_precision_reduction
     try:
@@ -50,7 +50,7 @@ def arithmetic(precision: Precision) -> Iterator[None]:
 
 
 def why_not(precision: Precision, device: torch.device) -> list[str]:
-    """What a device does in place of what was asked for; nothing where it does that."""
+    """Returns what a device does in place of a precision that it does not have; empty if it has it."""
     if precision == "tf32" and device.type != "cuda":
         return [f"engine.precision=tf32 is for GPUs: on {device.type} it is float32"]
     if precision == "float32" or device.type != "cuda" or torch.cuda.get_device_capability(device) >= _AMPERE:
@@ -61,7 +61,7 @@ def why_not(precision: Precision, device: torch.device) -> list[str]:
 
 
 def _backends() -> list[Any]:
-    """What has a precision of its own or hands one down; nothing before PyTorch 2.9."""
+    """Returns the objects that hold PyTorch's precision, the global one first; none before PyTorch 2.9."""
     found: list[Any] = [torch.backends]
     for path in _BACKENDS:
         backend: Any = torch.backends

@@ -14,8 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from rayfl.errors import ModelError
-from rayfl.models.narrow import in_one_block, narrowed
 from rayfl.models.normalization import NORMALIZATION_LAYERS
+from rayfl.models.recurrent_weights import in_one_block
+from rayfl.models.reduced_precision import reduced_precision
 
 
 class ClassificationModel(nn.Module):
@@ -105,7 +106,7 @@ class Network:
         others = {name: buffer for name, buffer in skeleton.named_buffers() if name not in buffers}
         self._others = [(tensors, key, others[name]) for tensors, key, name in _slots(skeleton, others)]
         self._device = torch.device("cpu")
-        self._narrow: torch.dtype | None = None
+        self._reduced: torch.dtype | None = None
         self._drawn: tuple[int, dict[str, Tensor]] | None = None
         self._recurrent = tuple(module for module in skeleton.modules() if isinstance(module, nn.RNNBase))
         for module in self._recurrent:
@@ -150,7 +151,7 @@ class Network:
         Args:
             dtype: such as ``torch.bfloat16``.
         """
-        self._narrow = dtype
+        self._reduced = dtype
 
     def release(self) -> None:
         """Lets go of the last tree."""
@@ -237,7 +238,7 @@ class Network:
         Raises:
             ModelError: a name is missing from the tree or unknown to the model.
         """
-        if not self._chain or self._narrow is not None:
+        if not self._chain or self._reduced is not None:
             return None
         if len(tree) != len(self._tree_names):
             raise self._misfit(tree)
@@ -259,8 +260,8 @@ class Network:
             for tensors, key, buffer in self._others:
                 tensors[key] = buffer.to(device)
             self._device = device
-        if self._narrow is not None and tree[self.head_weight].dtype == torch.float64:
-            raise ModelError(f"a model in float64 cannot compute in {self._narrow}: set engine.precision=float32")
+        if self._reduced is not None and tree[self.head_weight].dtype == torch.float64:
+            raise ModelError(f"a model in float64 cannot compute in {self._reduced}: set engine.precision=float32")
         for module in self._recurrent:
             weights: list[Any] = [getattr(module, name) for name in module._flat_weights_names]
             if device.type != "cpu":
@@ -271,11 +272,15 @@ class Network:
         return self._skeleton
 
     def _arithmetic(self) -> AbstractContextManager[object]:
-        """In what the bound model computes."""
-        return nullcontext() if self._narrow is None else narrowed(self._narrow, self._device, bool(self._recurrent))
+        """Returns the context in which the bound model computes."""
+        return (
+            nullcontext()
+            if self._reduced is None
+            else reduced_precision(self._reduced, self._device, bool(self._recurrent))
+        )
 
     def _widened(self, found: Tensor) -> Tensor:
-        return found if self._narrow is None else found.float()
+        return found if self._reduced is None else found.float()
 
     def _misfit(self, tree: Iterable[str]) -> ModelError:
         missing, extra = sorted(set(self._tree_names).difference(tree)), sorted(set(tree).difference(self._tree_names))
