@@ -122,7 +122,11 @@ class Limbs:
         self._forget_the_first()
 
     def _forget_the_first(self) -> None:
-        if self.common is not None and not self.common[1].any():
+        if self.common is None:
+            return
+        alike = self.common[1]
+        # It may as well be remembered.
+        if not _if_there_is_room(lambda: bool(alike.any()), lambda: True):
             self.common = None
 
     def _check_own(self) -> None:

@@ -89,7 +89,7 @@ def test_a_client_that_is_too_large_alone_is_named_with_the_fix() -> None:
     with elsewhere() as device:
         own = ragged_toy("looped", device)
         own.step([1])
-        enough = context().live + 2000
+        enough = context().most
     with elsewhere(memory=enough) as device:
         own = ragged_toy("looped", device)
         with pytest.raises(ClientError, match=r"client 0, round 0, local_update: the memory .*lower train\.batch_size"):
@@ -153,6 +153,28 @@ def test_gradients_and_outputs_are_computed_in_smaller_pieces(kind: str, caplog:
             here = {"": found.cpu()} if kind == "outputs" else {name: leaf.cpu() for name, leaf in found.items()}
             assert_close(here, {"": expected} if kind == "outputs" else expected, 1e-6)
     assert caplog.text.count("for 1600 samples") == 1
+
+
+@PRETENDED
+@pytest.mark.parametrize("sent", [False, True])
+def test_sums_have_the_same_bits_whenever_memory_is_short_for_once(sent: bool) -> None:
+    trees = [{"a": torch.rand(5), "b": torch.rand(2, 2)} for _ in range(3)]
+
+    def summed(moment: int) -> tuple[Tree, int]:
+        """The mean, and how often memory was taken for it; there was too little at one of these times."""
+        with elsewhere() as device:
+            total = ExactSum()
+            for tree in trees:
+                total.add(Weighted({name: leaf.to(device) for name, leaf in tree.items()}, 7))
+            begun = context().made
+            context().failing = range(begun + moment, begun + moment + 1)
+            found = (pickle.loads(pickle.dumps(total)) if sent else total).mean()
+            return found, context().made - begun
+
+    mean, made = summed(-1)
+    assert made > 10
+    for moment in range(made):
+        assert_equal(summed(moment)[0], mean)
 
 
 @PRETENDED

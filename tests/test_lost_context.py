@@ -75,6 +75,16 @@ def test_no_client_is_left_out_for_a_lost_context(policy: dict[str, Any], late: 
 
 
 @PRETENDED
+def test_a_context_that_is_lost_after_all_was_said_is_noticed_before_the_next_call() -> None:
+    with elsewhere() as device:
+        own = ragged_toy("looped", device, Losing(late=True))
+        own.step([0, 1])
+        own.federation.begin_round(1)
+        with pytest.raises(DeviceLostError):
+            own.algorithm.round(own.server, [1], own.federation)
+
+
+@PRETENDED
 @MODES
 def test_samples_that_would_end_a_context_do_not_reach_the_device(mode: str) -> None:
     x, y = torch.rand(8, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 3, 2, 1])

@@ -16,6 +16,7 @@ from torch import Tensor
 import cluster.run
 import rayfl
 from actors.building import build_host
+from algorithms.fedavg import FedAvg
 from algorithms.registry import Experiment
 from cluster.replay import replay
 from rayfl.config.loading import load_config
@@ -183,10 +184,14 @@ def test_every_model_trains_in_bfloat16_with_trees_in_float32(config: Any, spec:
 
 def test_looped_and_stacked_agree_as_bfloat16_does() -> None:
     for config in (TwoNN(hidden=(20,)), TwoNN(hidden=(30, 10))):
-        looped, _ = trained("bfloat16", "looped", config, IMAGE)
-        stacked, _ = trained("bfloat16", "vectorized", config, IMAGE)
-        for one, other in zip(looped, stacked, strict=True):
-            assert_close(one, other, 2e-3)
+        for objective in (cross_entropy, FedAvg().objective):
+            looped, stacked, exact = (
+                trained(precision, mode, config, IMAGE, objective)[0]
+                for precision, mode in (("bfloat16", "looped"), ("bfloat16", "vectorized"), ("float32", "looped"))
+            )
+            for one, other, third in zip(looped, stacked, exact, strict=True):
+                assert_close(one, other, 2e-3)
+                assert max(float((one[name] - third[name]).abs().max()) for name in one) > 1e-6
 
 
 @MODES
