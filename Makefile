@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint install docs chaos fuzz ray-versions clean
+.PHONY: demo test test-all test-device lint install docs chaos fuzz ray-versions clean
 
 install: $(VENV)/installed
 
@@ -26,6 +26,12 @@ test: install lint
 test-all: install lint
 	$(PYTEST) -m 'slow or not slow' $(SIDE_BY_SIDE)
 	$(PYTEST) -m 'slow or not slow' tests/cluster
+
+# Tests compute on CPUs on every machine. These on a device of this one, in place of a pretended one:
+# make test-device DEVICE=cuda
+DEVICE ?= cuda
+test-device: install
+	RAYFL_TEST_DEVICE=$(DEVICE) $(PYTEST) tests/test_devices.py tests/test_device_*.py tests/test_lost_context.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rayfl.aggregation import NonFiniteError
+from rayfl.device_errors import ran_out_of_memory
 from rayfl.errors import MethodError as MethodError
 from rayfl.errors import text_of
 
@@ -63,8 +64,19 @@ def reason_of(error: Exception) -> str:
     """An error in one line: its first, without addresses in memory."""
     if isinstance(error, NonFiniteError):
         return str(error)
+    if ran_out_of_memory(error):
+        return "the memory of the device is too small for this client alone"
     line = (text_of(error).strip().splitlines() or [""])[0]
     return _ADDRESS.sub("0x...", f"{type(error).__name__}: {line}".removesuffix(": "))[:_LONGEST_REASON]
+
+
+def too_little_memory(error: Exception) -> str:
+    """What to do where one thing at a time is too much for a device's memory."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    return (
+        f"the memory of the device is too small ({line}); lower train.batch_size, cluster.data_memory or "
+        "cluster.actors_per_gpu, or take a smaller model"
+    )
 
 
 def named(clients: Mapping[int, object] | list[int]) -> str:

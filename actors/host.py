@@ -11,21 +11,22 @@ import torch
 
 from actors.at_work import AtWork
 from actors.contract import begun, check_keepable, check_predictors, check_sendable
-from actors.failures import Failure, reason_of
+from actors.failures import Failure, reason_of, too_little_memory
 from actors.job import Job, JobResult
 from actors.lending import training_with
 from actors.memory import Lookups
 from actors.samples import Samples
+from actors.scoring import Scorer
 from actors.state import Change, ClientStates, changed_in_place, signature
 from algorithms.base import Algorithm
 from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite, too_large
-from rayfl.data.federated import Examples, FederatedDataset
+from rayfl.data.federated import FederatedDataset
 from rayfl.data.official import OFFICIAL_PIECE, OfficialTest
+from rayfl.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine
-from rayfl.engine.evaluation import evaluate
 from rayfl.engine.trampoline import run_procedures
-from rayfl.errors import ClientError, MethodError, RayflError, as_error, text_of
+from rayfl.errors import ClientError, MethodError, RayflError, ResourceError, as_error, text_of
 from rayfl.manifest import StoredFile
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, from_numpy, map_leaves, num_bytes, to_numpy
@@ -69,8 +70,8 @@ class ClientHost:
         self.states = states
         self.at_work = AtWork(tell)
         self._samples = Samples(dataset, engine.device, data_memory)
+        self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size)
         self._context = context
-        self._batch_size = batch_size
         self._official = official
         self._recorded = recorded_names(engine.task)
         self._norm = PrivateNorm(engine.task.network, context.train.private_norm, context.streams)
@@ -86,13 +87,24 @@ class ClientHost:
         Raises:
             ClientError: naming the client, when a procedure raised or returned non-finite values and no client may be
                 left out.
+            DeviceLostError: when this process can no longer compute on its device.
+            ResourceError: when the device has too little memory for the broadcast.
         """
         with self.at_work.on(job):
             try:
                 result = self._run(job, broadcast, *incoming)
+                self.engine.check()  # work may be under way still
             except ClientError as error:
                 error.printed = tuple(self.at_work.printed)
+                self.engine.check(error)
                 raise
+            except Exception as error:
+                self.engine.check(error)
+                if ran_out_of_memory(error) and not isinstance(error, RayflError):
+                    raise ResourceError(f"{job.procedure} in round {job.round}: {too_little_memory(error)}") from error
+                raise
+            finally:
+                self.engine.release()
         result.printed = self.at_work.printed
         return result
 
@@ -100,14 +112,15 @@ class ClientHost:
         for states in incoming:
             self.states.receive(states)
         self.states.restore(job.committed)
-        common = from_numpy(broadcast, self.engine.device)
+        common = self._with_room(lambda: from_numpy(broadcast, self.engine.device))
         result = JobResult()
         if job.kind == "official":
             self._score_official(job, common, result)
             return result
-        width = self.engine.width
-        for start in range(0, len(job.clients), width):
-            together = job.clients[start : start + width]
+        waiting = job.clients
+        while waiting:
+            width = self.engine.width
+            together, waiting = waiting[:width], waiting[width:]
             # With stacked clients, or on a GPU, cores have nothing to add.
             lent = job.threads.get(together[0]) if width == 1 and self.engine.device.type == "cpu" else None
             started = time.perf_counter()
@@ -122,7 +135,7 @@ class ClientHost:
 
     def _run_together(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> None:
         for failed_before in range(job.attempts):
-            failed = self._attempt(job, ids, common, result)
+            failed = self._attempt_with_room(job, ids, common, result)
             if failed_before:
                 result.retried.update({id: failed_before for id in ids if id not in failed})
             ids = list(failed)
@@ -134,29 +147,74 @@ class ClientHost:
                 raise self._blame(error, id, job) from error
             result.failures[id] = Failure(job.procedure, reason_of(error), complete(error))
 
+    def _attempt_with_room(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> dict[int, Exception]:
+        """Runs the procedures of some clients, fewer at a time where the device's memory is too small for all.
+
+        Of an attempt that failed nothing is kept, so that the next one has the same inputs and random numbers.
+
+        Returns:
+            The errors of those that failed alone, too.
+        """
+        failed = self._attempt(job, ids, common, result)
+        short = [id for id in ids if id in failed and ran_out_of_memory(failed[id])]
+        if not short:
+            return failed
+        self._make_room([failed.pop(id) for id in short])
+        if len(ids) == 1:
+            return self._attempt(job, ids, common, result)
+        half = (len(ids) + 1) // 2
+        self.engine.limit_width(half)
+        for start in range(0, len(short), half):
+            failed |= self._attempt_with_room(job, short[start : start + half], common, result)
+        return failed
+
+    def _with_room(self, work: Callable[[], Tree]) -> Tree:
+        """Returns the result of some work, done again without kept samples where the device's memory is too small."""
+        try:
+            return work()
+        except Exception as error:
+            if not ran_out_of_memory(error):
+                raise
+            self._make_room([error])
+        return work()
+
+    def _make_room(self, errors: Sequence[Exception]) -> None:
+        """Frees memory of the device that nothing depends on, and what errors hold."""
+        self._samples.give_way()
+        self.engine.release()
+        free_device_memory(*errors)
+
     def _attempt(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> dict[int, Exception]:
         """Runs the procedures of some clients; returns the errors of those that failed, of which nothing is kept."""
-        clients = {id: self._client(id, job) for id in ids}
-        before = {id: signature(client.state) for id, client in clients.items()}
+        clients: dict[int, Client] = {}
+        failed: dict[int, Exception] = {}
         procedure = getattr(self.algorithm, job.procedure)
         coroutines: dict[int, Coroutine[Any, Any, Any]] = {}
-        for id, client in clients.items():
-            given = {**common, **from_numpy(job.payloads.get(id, {}), self.engine.device)}
-            if self._norm.names:
-                given = self._norm.joined(given, client.state, self.engine.device)
+        for id in ids:
+            try:
+                client = self._client(id, job)
+                given = {**common, **from_numpy(job.payloads.get(id, {}), self.engine.device)}
+                if self._norm.names:
+                    given = self._norm.joined(given, client.state, self.engine.device)
+            except Exception as error:
+                if not ran_out_of_memory(error):
+                    raise
+                failed[id] = error
+                continue
+            clients[id] = client
             try:
                 coroutines[id] = begun(procedure, client, given, bundled=job.kind == "evaluate")
             except MethodError as error:
                 raise self._blame(error, id, job) from error
+        before = {id: signature(client.state) for id, client in clients.items()}
         lent = Untouched(common, self._recorded)
 
         def unharmed(id: int) -> None:
             self._check_lent(lent, id, job)
 
-        self.at_work.begin(ids)
+        self.at_work.begin(list(clients))
         outcomes = run_procedures(coroutines, self.engine, self.at_work.turn_to, unharmed)
         outcomes = {id: self._kept_back(job, clients[id], outcome) for id, outcome in outcomes.items()}
-        failed: dict[int, Exception] = {}
         for id, client in clients.items():
             self.at_work.turn_to((id,))
             changed = job.kind != "evaluate" and signature(client.state) != before[id]
@@ -173,6 +231,7 @@ class ClientHost:
                     check_finite(client.state)
             except BaseException as error:
                 failed[id] = as_error(error)
+                self.engine.check(failed[id])
             unharmed(id)  # what it published or returned as a predictor is code, too
             if id in failed:
                 continue
@@ -251,30 +310,26 @@ class ClientHost:
         self, client: Client, predictors: Mapping[str, Predictor], splits: Sequence[str], result: JobResult
     ) -> None:
         examples = self._samples.of(client.id)
-        result.scores[client.id] = {
-            split: evaluate(predictors, examples[split], self.engine.task, self._batch_size) for split in splits
-        }
+        result.scores[client.id] = {split: self._scorer.score(predictors, examples[split]) for split in splits}
 
     def _score_official(self, job: Job, server: Tree, result: JobResult) -> None:
         """Scores the server's own models on pieces of the official test part, which stand in the place of clients."""
         assert self._official is not None
-        official, task, device = self._official(), self.engine.task, self.engine.device
-        lent = Untouched(server, self._recorded)
-        for piece in job.clients:
-            start = (piece - self._context.num_clients - 1) * OFFICIAL_PIECE
-            part = official.load(start, start + OFFICIAL_PIECE)
-            examples = Examples(part.x.to(device), part.y.to(device))
-            try:
-                predictors = self.algorithm.global_predictors(server, task)
-                check_predictors(predictors, job.procedure)
-                result.scores[piece] = {"official": evaluate(predictors, examples, task, self._batch_size)}
-            except BaseException as error:
-                raise self._blame(as_error(error), "the official test part", job) from error
-            if (leaf := lent.written()) is not None:
-                raise MethodError(
-                    f"{self.algorithm.name}: global_predictors, or a predictor of it, writes to the server's {leaf!r} "
-                    "in place: work on a copy (rayfl.params.copy, Tensor.clone)"
-                )
+        task, lent = self.engine.task, Untouched(server, self._recorded)
+        try:
+            predictors = self.algorithm.global_predictors(server, task)
+            check_predictors(predictors, job.procedure)
+            for piece in job.clients:
+                first = (piece - self._context.num_clients - 1) * OFFICIAL_PIECE
+                part = self._official().load(first, first + OFFICIAL_PIECE)
+                result.scores[piece] = {"official": self._scorer.score_official(predictors, part, first)}
+        except BaseException as error:
+            raise self._blame(as_error(error), "the official test part", job) from error
+        if (leaf := lent.written()) is not None:
+            raise MethodError(
+                f"{self.algorithm.name}: global_predictors, or a predictor of it, writes to the server's {leaf!r} "
+                "in place: work on a copy (rayfl.params.copy, Tensor.clone)"
+            )
 
     def _client(self, id: int, job: Job) -> Client:
         device = self.engine.device
@@ -308,6 +363,8 @@ class ClientHost:
                 f"{place}: {error}; its training diverged, nothing of it entered the aggregate (lower train.lr, or set "
                 "clients.on_error=skip?)"
             )
+        if ran_out_of_memory(error):
+            return ClientError(f"{place}: {too_little_memory(error)}")
         where = own_frames(error, [type(self.algorithm)])
         if not where and isinstance(error, MethodError):
             where = own_definition(getattr(self.algorithm, job.procedure))

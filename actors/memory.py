@@ -58,10 +58,14 @@ class LeastRecentlyUsed(Generic[Key]):
     Args:
         limit: bytes that may stay; None for no limit. The newest entry stays even if it alone exceeds it.
         evict: called with a key that has to go.
+
+    Attributes:
+        limit: bytes that may stay; None for no limit.
+        bytes: of all entries.
     """
 
     def __init__(self, limit: int | None, evict: Callable[[Key], None]) -> None:
-        self._limit = limit
+        self.limit = limit
         self._evict = evict
         self._sizes: OrderedDict[Key, int] = OrderedDict()
         self._holes = 0
@@ -72,7 +76,7 @@ class LeastRecentlyUsed(Generic[Key]):
         self.forget(key)
         self._sizes[key] = size
         self.bytes += size
-        while self._limit is not None and self.bytes > self._limit and len(self._sizes) > 1:
+        while self.limit is not None and self.bytes > self.limit and len(self._sizes) > 1:
             oldest = next(iter(self._sizes))
             self._evict(oldest)
             self._holes += self._sizes[oldest]
@@ -80,6 +84,13 @@ class LeastRecentlyUsed(Generic[Key]):
         if self._holes > _MOST_HOLES:
             return_freed_memory()
             self._holes = 0
+
+    def give_way(self) -> None:
+        """Evicts all entries, and halves what may stay from now on."""
+        self.limit = self.bytes // 2
+        for key in list(self._sizes):
+            self._evict(key)
+            self.forget(key)
 
     def forget(self, key: Key) -> None:
         """Takes an entry off the count."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from actors.host import ClientHost
+from rayfl.errors import DeviceLostError
 from rayfl.params import Tree
 
 
@@ -119,7 +120,11 @@ class InlinePool:
         return tree
 
     def submit(self, host: int, method: str, *args: Any) -> Any:
-        return _Done(getattr(self.hosts[host], method)(*(a.value if isinstance(a, _Done) else a for a in args)))
+        given = [arg.value if isinstance(arg, _Done) else arg for arg in args]
+        try:
+            return _Done(getattr(self.hosts[host], method)(*given))
+        except DeviceLostError as error:
+            raise DeviceLostError(f"{error}; run the same command to continue from the last commit") from error
 
     def collect(
         self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False

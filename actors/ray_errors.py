@@ -8,7 +8,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.pool import HostDiedError
-from rayfl.errors import RayflError, ResourceError
+from rayfl.errors import DeviceLostError, RayflError, ResourceError
 
 
 def result_of(handle: Any, host: int) -> Any:
@@ -17,6 +17,8 @@ def result_of(handle: Any, host: int) -> Any:
         return ray.get(handle)
     except RayTaskError as error:
         cause = error.cause
+        if isinstance(cause, DeviceLostError):
+            raise HostDiedError(host, str(cause)) from cause
         if isinstance(cause, RayflError):
             raise cause from None
         if isinstance(cause, RayError):

@@ -15,6 +15,7 @@ from actors.client_actor import Reply
 from actors.pool import HostDiedError
 from actors.ray_errors import result_of
 from actors.shared_memory import LEAST_BYTES, Inbox, Outbox, Parcel
+from rayfl.errors import DeviceLostError
 from rayfl.params import Tree, leaves
 
 _REPORT_TIMEOUT_S = 10.0
@@ -128,9 +129,11 @@ class RayHost:
         broadcast = self._reading.pop(handle, None)
         try:
             value = result_of(handle, position)
-        except BaseException:
+        except BaseException as error:
             if broadcast is not None:
                 broadcast.abandon()
+            if isinstance(error.__cause__, DeviceLostError):
+                ray.kill(self.actor)  # a new process can compute where this one cannot any more
             raise
         if not isinstance(value, Reply):
             return value

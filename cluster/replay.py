@@ -19,6 +19,7 @@ from cluster.interrupts import stop_requests
 from cluster.run import inline_device, limited_threads
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import RoundContext
+from rayfl.engine.precision import arithmetic
 from rayfl.errors import ConfigError, RayflError, RunError
 from rayfl.inspection.folder import RunFolder
 from rayfl.inspection.rows import where
@@ -91,8 +92,9 @@ def replay(run: RunFolder, round: int, client: int, whole: bool = False) -> Repl
             "(evaluation.cohort_every): nothing can be compared but the server's tree, with --whole-round"
         )
     splits = config.evaluation.splits if rows else ()
+    threads, precision = config.cluster.threads_per_actor, config.engine.precision
     # With the handlers of a run, Ctrl-C is told apart from what a procedure raises.
-    with limited_threads(config.cluster.threads_per_actor), stop_requests(0):
+    with limited_threads(threads), arithmetic(precision), stop_requests(0):
         done = None if whole else _alone(_Stage(run, before, round, cohort, splits), client)
         done = done or _together(_Stage(run, before, round, cohort, splits))
     result = Replay(client, round, done.server is not None, note=_note(done.vectorized, config.engine.lend_cores))

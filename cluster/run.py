@@ -36,6 +36,7 @@ from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.assignment import to_parquet
+from rayfl.engine.precision import arithmetic
 from rayfl.errors import ResourceError, RunError
 from rayfl.experiment import Parts
 from rayfl.lease import Lease
@@ -88,7 +89,7 @@ def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> 
     parts = Parts(config)
     sizes = parts.check()
     check_run_folder(parts.storage, parts.copy)
-    with Lease(parts.storage, config.storage.lease_timeout_s) as lease:
+    with arithmetic(config.engine.precision), Lease(parts.storage, config.storage.lease_timeout_s) as lease:
         restored = claim_folder(parts)
         with _log_file(parts):
             for line in restored:

@@ -36,6 +36,10 @@ class MethodError(RayflError, TypeError):
     """A method's code does something that no client's data can be blamed for; says what it has to do instead."""
 
 
+class DeviceLostError(RayflError):
+    """A process can no longer compute on its device; another process can."""
+
+
 class ResourceError(RayflError):
     """The cluster has too little of something; says what is missing and how much is there."""
 

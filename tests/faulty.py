@@ -14,7 +14,9 @@ import torch
 
 from algorithms.scaffold import Scaffold
 from rayfl.aggregation import Weighted
+from rayfl.engine import engine
 from rayfl.engine.client import Client
+from rayfl.errors import DeviceLostError
 from rayfl.params import Tree
 from rayfl.tasks import Predictor
 
@@ -34,7 +36,8 @@ class Faulty(Scaffold):
         how: raise an error, also one that cannot say its message; return or keep non-finite values; keep a key that
             no commit can hold; be slow, hang, or hang so that no other thread of the process can run; let somebody
             press Ctrl-C twice; ask for more memory than there is; end the process by an exception, by a call, by a
-            wrong address, or as the system does when memory runs out.
+            wrong address, or as the system does when memory runs out; lose the process's device, as a GPU's context
+            is lost.
         marker: a file; a failure takes place only if it does not exist yet, and creates it.
     """
 
@@ -56,6 +59,7 @@ class Faulty(Scaffold):
         "quit",
         "crash",
         "die",
+        "lose",
     ] = "raise"
     marker: str | None = None
 
@@ -92,6 +96,9 @@ class Faulty(Scaffold):
                 torch.zeros(1 << 50)
             if self.how == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "lose":
+                engine.check_context = _lost
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
             if self.how == "spoil":
                 client.state["control"] = {name: leaf / 0 for name, leaf in client.state["control"].items()}
                 return result
@@ -120,3 +127,8 @@ class FaultyRows(Scaffold):
         if (client.round, client.id) in self.failing:
             os._exit(3)
         return await super().predictors(client, server)
+
+
+def _lost(device: torch.device, error: Exception | None = None) -> None:
+    """From now on this process computes nowhere."""
+    raise DeviceLostError(f"this process can no longer compute on {device}: {error}")

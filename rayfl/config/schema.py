@@ -105,7 +105,8 @@ class ClusterConfig(_Section):
     data_memory: Annotated[ByteSize, Field(gt=0)] | Literal["auto"] = Field(
         "auto",
         description="memory per actor for clients' samples; the least recently used are read again when needed; "
-        "auto: 30 % of the machine's memory, divided among its actors",
+        "auto: 30 % of the machine's memory, divided among its actors; of actors on a GPU, 30 % of its free memory, "
+        "divided among those that share it",
     )
     spill_dir: str | None = Field(
         None, description="folder on each node for states beyond state_memory; null: the folder for temporary files"
@@ -326,7 +327,8 @@ class ExperimentConfig(_Section):
         )
         if isinstance(self.system, NoSystem):
             del content["system"]  # runs from before there was the section continue
-        changing: list[str] = [self.engine.kernel] if self.engine.kernel != "reference" else []
+        changing: list[str] = [self.engine.precision]
+        changing += [self.engine.kernel] if self.engine.kernel != "reference" else []
         changing += ["lend_cores"] if self.engine.lend_cores else []
         content["engine"] = ", ".join([self.engine.mode, *changing])
         return without_added(content)

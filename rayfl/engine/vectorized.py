@@ -59,11 +59,15 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
         )
     check_frozen(lent)
     results: list[Tree] = [{} for _ in requests]
+    momenta: list[dict[str, Tensor]] = []
     for rank, position in enumerate(order):
         results[position] = map_leaves(lambda leaf, r=rank: leaf[r].clone(), model)
-        kept = ranked[rank].velocity
-        if kept is not None:
-            kept.update({path: v[rank].clone() for path, v in zip(names, velocity, strict=bool(velocity))})
+        kept = ranked[rank].velocity is not None and bool(velocity)
+        momenta.append({path: v[rank].clone() for path, v in zip(names, velocity, strict=True)} if kept else {})
+    # Last of all: where memory ends before, the requests are as they were, and can be run again.
+    for request, buffers in zip(ranked, momenta, strict=True):
+        if request.velocity is not None:
+            request.velocity.update(buffers)
     return results
 
 

@@ -150,11 +150,6 @@ def reads() -> dict[str, set[Path]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 found.setdefault(node.attr, set()).add(path)
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_bytes":
-                # actors/building.py reads two options of the cluster by their names
-                for argument in node.args:
-                    if isinstance(argument, ast.Constant):
-                        found.setdefault(str(argument.value), set()).add(path)
     return found
 
 

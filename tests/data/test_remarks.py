@@ -286,7 +286,7 @@ def test_values_in_the_data_are_no_divergence(
     with pytest.raises(ClientError) as raised:
         rayfl.run(config)
     text = str(raised.value)
-    assert f"client 'eve', train: {message}" in text
+    assert f"client 2 (eve), train: {message}" in text
     assert "diverged" not in text
 
 
@@ -295,7 +295,7 @@ def test_values_in_public_samples_are_found() -> None:
     assert samples.public().shape == (0, 3)
     broken = Own(0.0)
     broken.load_public = lambda: torch.tensor([[0.0, 1.0], [np.nan, 1.0]])  # type: ignore[method-assign]
-    with pytest.raises(DataError, match="public samples: x of sample 1 holds"):
+    with pytest.raises(DataError, match="the public samples: x of sample 1 holds"):
         Samples_(broken, torch.device("cpu"), None).public()
 
 
