@@ -163,11 +163,10 @@ class Engine:
         """
         try:
             return list(vectorized.train(requests, task, self.device))
-        except BaseException as found:
-            error = as_error(found)
+        except BaseException as error:
             if len(requests) == 1:
-                return [self._own(error)]
-            self.check(error)
+                return [self._own(as_error(error))]
+            self.check(as_error(error))
             too_large, reason = ran_out_of_memory(error), _first_line(error)
         # Not in the handler: until it is left, the error keeps the tensors of the failed attempt.
         self.release()
@@ -222,5 +221,5 @@ class Engine:
         return [self._answer(self._train_looped, request, task) for request in trains]
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (text_of(error).strip().splitlines() or [type(error).__name__])[0]

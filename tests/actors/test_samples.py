@@ -140,7 +140,7 @@ def changed(tensor: torch.Tensor, place: tuple[int, ...], value: int) -> torch.T
             "the label of sample 4 is 3, but the data set says that it has 3 classes",
         ),
         (ROWS, changed(LABELS, (2,), -1), VECTOR, "the label of sample 2 is -1, but"),
-        (ROWS, LABELS[:5], VECTOR, "6 samples have 5 labels"),
+        (ROWS, LABELS[:5], VECTOR, r"x has the shape \(6, 5\) and y \(5,\)"),
         (
             changed(WORDS, (5, 1), 7),
             LABELS,

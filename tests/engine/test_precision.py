@@ -111,8 +111,8 @@ def test_every_process_that_computes_sets_the_flags(
     before, seen = flags(), []
     built = cluster.run.build_host
 
-    def build(*arguments: Any) -> Any:
-        host = built(*arguments)
+    def build(*arguments: Any, **options: Any) -> Any:
+        host = built(*arguments, **options)
         seen.append(flags()["cudnn"])
         return host
 
