@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint install docs chaos fuzz clean
+.PHONY: demo test test-all test-device lint install docs chaos fuzz ray-versions clean
 
 install: $(VENV)/installed
 
@@ -27,6 +27,12 @@ test-all: install lint
 	$(PYTEST) -m 'slow or not slow' $(SIDE_BY_SIDE)
 	$(PYTEST) -m 'slow or not slow' tests/cluster
 
+# Tests compute on CPUs on every machine. These on a device of this one, in place of a pretended one:
+# make test-device DEVICE=cuda
+DEVICE ?= cuda
+test-device: install
+	RAYFL_TEST_DEVICE=$(DEVICE) $(PYTEST) tests/test_devices.py tests/test_device_*.py tests/test_lost_context.py
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,6 +50,10 @@ chaos: install
 fuzz: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[fuzz]'
 	$(BIN)/python scripts/fuzz.py all --seconds 120
+
+# The oldest Ray that rayfl takes, the first with jobs and sweeps, and the newest there is: docs/cluster.md.
+ray-versions: install
+	$(BIN)/python scripts/ray_versions.py 2.40.0 2.52.0 newest
 
 clean:
 	rm -rf $(VENV) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

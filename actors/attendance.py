@@ -115,13 +115,7 @@ class Attendance:
             RoundUndoneError: when the clients' states must be what they were before the round, first.
         """
         failures = {client: failure for result in results for client, failure in result.failures.items()}
-        sampled = [client for client in sorted(failures) if self._cohort is None or client in self._cohort]
-        needed = [client for client in sorted(failures) if required or (required is None and client not in sampled)]
-        if needed:
-            raise ClientError(
-                f"client {needed[0]}, round {self._round}, {call.procedure}: {failures[needed[0]].reason}; this pass "
-                "of the method needs every one of its clients, so clients.on_error cannot leave this one out"
-            )
+        sampled = self.excuse(call.procedure, failures, required)
         self.absent |= failures
         if failures and self._calls:
             raise RoundUndoneError(self._round, self.absent)
@@ -129,6 +123,29 @@ class Attendance:
             self._kept = (call.without(failures), results)
             raise ClientsFailedError
         self._calls += 1
+
+    def excuse(self, procedure: str, failures: Mapping[int, Failure], required: bool | None) -> list[int]:
+        """Makes sure that a call can do without some clients.
+
+        Args:
+            procedure: that of the call.
+            failures: why, by client.
+            required: as for :meth:`answered`.
+
+        Returns:
+            Those of them that were sampled in this round.
+
+        Raises:
+            ClientError: when one of them may not be missed.
+        """
+        sampled = [client for client in sorted(failures) if self._cohort is None or client in self._cohort]
+        needed = [client for client in sorted(failures) if required or (required is None and client not in sampled)]
+        if needed:
+            raise ClientError(
+                f"client {needed[0]}, round {self._round}, {procedure}: {failures[needed[0]].reason}; this pass "
+                "of the method needs every one of its clients, so clients.on_error cannot leave this one out"
+            )
+        return sampled
 
 
 def _alike(left: Any, right: Any) -> bool:

@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 
+from actors.at_work import Report
 from actors.building import build_host, pin_threads
 from actors.gpus import Gpu
 from actors.job import Job, JobResult
 from actors.shared_memory import Inbox, Outbox, Parcel
 from actors.state import Change
 from algorithms.registry import Experiment
+from rayfl.errors import RayflError
 from rayfl.manifest import StoredFile
 from rayfl.params import Tree
+from rayfl.tracebacks import complete
 from rayfl.tracking.environment import device_name
 
 
@@ -42,7 +45,8 @@ class Reply(NamedTuple):
 class ClientActor:
     """A :class:`ClientHost` in a process of its own.
 
-    Training runs in one thread; commits and pings have another, so that writing overlaps the next round.
+    Training runs in one thread; commits and pings have another, so that writing overlaps the next round. A third says
+    what the first is doing.
 
     Args:
         config: the configuration as plain data.
@@ -82,6 +86,16 @@ class ClientActor:
             freed: segments of earlier results that the driver no longer reads; None if it reads none of this process.
         """
         self._pin()
+        try:
+            return self._run(job, broadcast, incoming, freed)
+        except RayflError as error:
+            # What an error came from stays behind when it leaves a process; notes go with it.
+            error.add_note(f"In {host_name(self._number)}:\n{complete(error)}")
+            raise
+
+    def _run(
+        self, job: Job, broadcast: Tree | Parcel, incoming: Sequence[Mapping[int, Tree]], freed: Sequence[int] | None
+    ) -> JobResult | Reply:
         if freed is None:
             assert not isinstance(broadcast, Parcel)
             return self._host.run(job, broadcast, *incoming)
@@ -122,6 +136,11 @@ class ClientActor:
         """See :meth:`ClientHost.held_states`."""
         return self._host.held_states()
 
+    @ray.method(concurrency_group="report")
+    def doing(self) -> Report:
+        """Which clients' code runs just now, and for how long."""
+        return self._host.at_work.report()
+
     @ray.method(concurrency_group="io")
     def commit(self, rounds_completed: int) -> list[tuple[StoredFile, dict[int, Change]]]:
         """See :meth:`ClientHost.commit`."""
@@ -145,4 +164,4 @@ class ClientActor:
         }
 
 
-RemoteClientActor: Any = ray.remote(concurrency_groups={"io": 1})(ClientActor)  # type: ignore[call-overload]
+RemoteClientActor: Any = ray.remote(concurrency_groups={"io": 1, "report": 1})(ClientActor)  # type: ignore[call-overload]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -36,6 +36,7 @@ class Evaluation:
         server: Tree,
         payloads: Mapping[int, Tree],
         report: Callable[[int, int], None] | None,
+        alone: Collection[int] = (),
     ) -> tuple[Scores, dict[int, Failure]]:
         """Scores the predictors of clients.
 
@@ -45,6 +46,7 @@ class Evaluation:
             server: what all clients see of the server.
             payloads: what single clients see besides.
             report: called with the number of clients scored so far and of all, as results arrive.
+            alone: clients that are done one at a time.
 
         Returns:
             The scores by client, ascending, and the clients that failed.
@@ -52,7 +54,7 @@ class Evaluation:
         costs = {client: float(self._sizes[client, 1:].sum() + 1) for client in clients}
         scores: Scores = {}
         unscored: dict[int, Failure] = {}
-        for result in self._hosts.dispatch(job, costs, server, payloads, at_a_time=_AT_A_TIME):
+        for result in self._hosts.dispatch(job, costs, server, payloads, at_a_time=_AT_A_TIME, alone=alone):
             scores.update(result.scores)
             unscored.update(result.failures)
             if report is not None:

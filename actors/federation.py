@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from actors.attendance import Attendance, Call
+from actors.contract import merge, name_of, played
+from actors.deaths import Deaths
 from actors.evaluation import Evaluation
 from actors.failures import ClientsFailedError, Failure
 from actors.hosts import Hosts
@@ -58,6 +61,8 @@ class Federation:
         self.traffic = Traffic()
         self._updates = ExactSum()
         self._attendance = Attendance(context.round, None, {})
+        self._deaths = Deaths(self._policy)
+        self._unscorable: dict[int, Failure] = {}
         self.unscored: dict[int, Failure] = {}
 
     @property
@@ -86,6 +91,7 @@ class Federation:
         trained_splits: Sequence[str] = (),
         cohort: Sequence[int] | None = None,
         absent: Mapping[int, Failure] | None = None,
+        unscorable: Mapping[int, Failure] | None = None,
     ) -> None:
         """Sets the round; hosts that have joined since the last one take part in it.
 
@@ -94,10 +100,12 @@ class Federation:
             trained_splits: models published in the round are scored on these (none: not at all).
             cohort: the sampled clients; None: everybody counts as sampled.
             absent: clients known to fail in this round, from an attempt at it that was undone.
+            unscorable: clients known to fail in an evaluation after it, likewise.
         """
         self._context = replace(self._context, round=round, final=False)
         self._trained_splits = tuple(trained_splits)
         self._attendance = Attendance(round, cohort, absent or {})
+        self._unscorable = dict(unscorable or {})
         self._hosts.waited_s, self._hosts.lookups = 0.0, Lookups()
         self._hosts.grow()
         self._begin_attempt()
@@ -130,14 +138,15 @@ class Federation:
 
         Raises:
             ClientError: when a client failed that may not be left out.
-            MethodError: when the method writes to the server's tree in place, which a commit may be reading.
+            MethodError: when its code breaks the contract of methods, or writes in place to the server's tree, which a
+                commit may be reading.
             RoundUndoneError: when the clients' states must be what they were before the round, first.
         """
         lent = Untouched(server)
         while True:
             present = self.present(cohort)
             try:
-                changed = algorithm.round(server, present, self) if present else {}
+                changed = played(algorithm, server, present, self) if present else {}
                 self._attendance.end()
             except ClientsFailedError:
                 changed = None
@@ -176,9 +185,9 @@ class Federation:
         total = ExactSum()
         if also is not None:
             total.add(also)
-        for result in self._call(procedure.__name__, "mean", cohort, broadcast, payloads or {}, required=required):
+        for result in self._call(name_of(procedure), "mean", cohort, broadcast, payloads or {}, required=required):
             for part in result.totals.values():
-                total.merge(part)
+                merge(total, part, self._context.round, procedure.__name__)
         return total.mean()
 
     def means(
@@ -191,9 +200,10 @@ class Federation:
     ) -> dict[str, Tree]:
         """One exact weighted mean a group, by group, ascending; see ``algorithms.base.Clients``."""
         totals: dict[str, ExactSum] = {}
-        for result in self._call(procedure.__name__, "mean", cohort, broadcast, payloads or {}, required=required):
+        for result in self._call(name_of(procedure), "mean", cohort, broadcast, payloads or {}, required=required):
             for group, part in result.totals.items():
-                totals.setdefault(group, ExactSum()).merge(part)
+                total = totals.setdefault(group, ExactSum())
+                merge(total, part, self._context.round, procedure.__name__)
         return {group: totals[group].mean() for group in sorted(totals)}
 
     def map(
@@ -207,7 +217,7 @@ class Federation:
     ) -> dict[int, Any]:
         """What the cohort's procedures return, by client, ascending; see ``algorithms.base.Clients``."""
         values: dict[int, Any] = {}
-        for result in self._call(procedure.__name__, "map", cohort, broadcast, payloads or {}, counted, required):
+        for result in self._call(name_of(procedure), "map", cohort, broadcast, payloads or {}, counted, required):
             values.update({client: from_numpy(value) for client, value in result.values.items()})
         return dict(sorted(values.items()))
 
@@ -235,7 +245,12 @@ class Federation:
         """
         everyone = range(self._context.num_clients) if clients is None else clients
         job = self._job("predictors", "evaluate", splits=tuple(splits), final=final)
-        scores, self.unscored = self._evaluation.of_clients(job, everyone, server, payloads or {}, report)
+        left_out = {client: why for client, why in self._unscorable.items() if client in everyone}
+        able = [client for client in everyone if client not in left_out]
+        with self._examined(job):
+            alone = self._deaths.suspects(job)
+            scores, found = self._evaluation.of_clients(job, able, server, payloads or {}, report, alone)
+        self.unscored = left_out | found
         return scores
 
     def evaluate_official(self, server: Tree, samples: int) -> dict[str, Statistics]:
@@ -268,23 +283,28 @@ class Federation:
             for client in asked:
                 self.traffic.add(client, down=common + num_bytes(given.get(client, {})))
         job = self._job(name, kind, splits=self._trained_splits, counted=counted, summands=len(asked))
-        for result in self._answers(job, Call(name, kind, asked, broadcast, given), required):
-            self.trained_scores.update(result.scores)
-            for client, size in result.upload_bytes.items():
-                self.traffic.add(client, up=size)
-            self._updates.merge(result.updates)
-            yield result
+        with self._examined(job, required):
+            for result in self._answers(job, Call(name, kind, asked, broadcast, given), required):
+                self.trained_scores.update(result.scores)
+                for client, size in result.upload_bytes.items():
+                    self.traffic.add(client, up=size)
+                self._updates.merge(result.updates)
+                yield result
 
     def _answers(self, job: Job, call: Call, required: bool | None) -> Iterable[JobResult]:
         """The hosts' results as they arrive; all at once if clients may be left out, when it is clear who is."""
         costs = {client: float(n + 1) for client, n in zip(call.clients, self.num_samples(call.clients), strict=True)}
+        alone = self._deaths.suspects(job)
         if not self._policy.skips:
-            return self._hosts.dispatch(job, costs, call.broadcast, call.payloads)
+            return self._hosts.dispatch(job, costs, call.broadcast, call.payloads, alone=alone)
         results = self._attendance.kept(call)
         if results is None:
-            results = list(self._hosts.dispatch(job, costs, call.broadcast, call.payloads))
+            results = list(self._hosts.dispatch(job, costs, call.broadcast, call.payloads, alone=alone))
         self._attendance.answered(call, results, required)
         return results
+
+    def _examined(self, job: Job, required: bool | None = False) -> AbstractContextManager[None]:
+        return self._deaths.examined(job, self._attendance, self._unscorable, required)
 
     def _job(self, procedure: str, kind: str, **options: Any) -> Job:
         policy = self._policy

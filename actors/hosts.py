@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from actors.assignment import assign
-from actors.failures import named
+from actors.at_work import clients_named, tell_printed
 from actors.job import Job, JobResult
 from actors.lending import lent_threads
 from actors.memory import Lookups
 from actors.pace import Pace
 from actors.pool import HostDiedError, HostPool
 from actors.state import Change
+from rayfl.errors import ClientError
 from rayfl.manifest import StoredFile
 from rayfl.params import Tree, from_numpy, to_numpy
 
@@ -65,12 +66,37 @@ class Hosts:
         broadcast: Tree,
         payloads: Mapping[int, Tree],
         at_a_time: int | None = None,
+        alone: Collection[int] = (),
     ) -> Iterator[JobResult]:
         """Assigns clients to hosts, moves their states there, and yields the results as they arrive.
 
-        With ``at_a_time`` a host does its share in pieces of so many clients (for procedures that change no state:
-        every piece brings all states that move to its host, since a host need not begin them in order).
+        Args:
+            job: what to do; its clients are ``costs``.
+            costs: expected work by client, positive.
+            broadcast: keyword arguments equal for all.
+            payloads: further keyword arguments by client.
+            at_a_time: a host does its share in pieces of so many clients (for procedures that change no state: every
+                piece brings all states that move to its host, since a host need not begin them in order).
+            alone: clients that are done before the others, each while all hosts do nothing else.
+
+        Raises:
+            ClientError: naming the client that failed.
+            HostDiedError: naming the clients that may be to blame.
         """
+        common = self._pool.put(to_numpy(broadcast))
+        for client in sorted(set(alone) & costs.keys()):
+            yield from self._dispatched(job, {client: costs[client]}, common, payloads, None)
+        if others := {client: cost for client, cost in costs.items() if client not in alone}:
+            yield from self._dispatched(job, others, common, payloads, at_a_time)
+
+    def _dispatched(
+        self,
+        job: Job,
+        costs: Mapping[int, float],
+        common: Any,
+        payloads: Mapping[int, Tree],
+        at_a_time: int | None,
+    ) -> Iterator[JobResult]:
         hosts = self._pool.size
         pinned = {client: client % hosts for client in costs} if self._pinned else None
         shares = _by_host(pinned, hosts) if pinned else self._assigned(job.procedure, costs)
@@ -78,7 +104,6 @@ class Hosts:
         threads = {}
         if self._lends_beyond is not None and job.kind in ("mean", "map"):
             threads = lent_threads(shares, costs, self._pool.cores, self._lends_beyond)
-        common = self._pool.put(to_numpy(broadcast))
         moves = self._move_states(shares)
         handles: dict[Any, int] = {}
         for host, clients in enumerate(shares):
@@ -94,8 +119,11 @@ class Hosts:
                     threads={client: threads[client] for client in piece if client in threads},
                 )
                 handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
+        owing = [set(share) for share in shares]
         try:
             for host, result in self._collected(handles):
+                owing[host] -= result.seconds.keys()
+                tell_printed(result.printed)
                 for client in result.stateful:
                     self._home[client] = host
                 for client, times in sorted(result.retried.items()):
@@ -105,9 +133,12 @@ class Hosts:
                 if self._pace is not None:
                     self._pace.observe(job.procedure, host, costs, result.seconds)
                 yield result
+        except ClientError as error:
+            tell_printed(error.printed)
+            raise
         except HostDiedError as death:
-            lost = f"{job.procedure} of clients {named(shares[death.host])} in round {job.round}"
-            raise HostDiedError(death.host, f"{death.reason} (it had {lost})") from None
+            tell_printed(death.printed)
+            raise _naming(death, job, sorted(owing[death.host])) from None
 
     def _assigned(self, procedure: str, costs: Mapping[int, float]) -> list[list[int]]:
         if self._pace is None:
@@ -116,7 +147,7 @@ class Hosts:
 
     def _collected(self, handles: Mapping[Any, int]) -> Iterator[tuple[int, JobResult]]:
         """The hosts' results; the time spent waiting for them is noted."""
-        results = self._pool.collect(handles, self._deadline_s)
+        results = self._pool.collect(handles, self._deadline_s, of_clients=True)
         while True:
             started = time.perf_counter()
             found = next(results, None)
@@ -188,6 +219,17 @@ class Hosts:
         handles = {self._pool.submit(host, "held_states"): host for host in range(self._pool.size)}
         states = {client: state for _, held in self._pool.collect(handles) for client, state in held.items()}
         return {client: from_numpy(state) for client, state in sorted(states.items())}
+
+
+def _naming(death: HostDiedError, job: Job, owed: Sequence[int]) -> HostDiedError:
+    """The same death, with the clients that may be to blame: those at work if the host said so, else all it owed."""
+    clients = death.clients or tuple(owed)
+    if job.kind == "official":
+        clients, lost = (), f"{job.procedure} of the official test part"
+    else:
+        lost = f"{job.procedure} of {clients_named(clients)}"
+    reason = f"{death.reason} (it had {lost} in round {job.round})"
+    return HostDiedError(death.host, reason, clients, death.hung, death.certain, death.suspicious)
 
 
 def _by_host(hosts_of: Mapping[int, int], hosts: int) -> list[list[int]]:

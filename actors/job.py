@@ -70,6 +70,7 @@ class JobResult:
         retried: how often a client had failed before it succeeded, by client, of those that did fail.
         lookups: how often the host found clients' states and samples in memory, since its last result.
         seconds: how long each client's procedure took; of clients that ran together an equal part.
+        printed: what clients' code printed, in lines that name them.
     """
 
     totals: dict[str, ExactSum] = field(default_factory=dict)
@@ -82,6 +83,7 @@ class JobResult:
     retried: dict[int, int] = field(default_factory=dict)
     lookups: Lookups = field(default_factory=Lookups)
     seconds: dict[int, float] = field(default_factory=dict)
+    printed: list[str] = field(default_factory=list)
 
     def absorb(self, other: JobResult) -> None:
         """Adds what another result has of clients' outcomes.

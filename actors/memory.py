@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
+import re
 import socket
 import tempfile
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -21,6 +22,8 @@ from rayfl.errors import ResourceError
 from rayfl.params import Tree, num_bytes
 
 _PREFIX = "rayfl-spill"
+_OF_PROCESS = re.compile(r"(\d+)-[a-z0-9_]+")
+"""What follows the machine's name in a folder's: the process, and what ``tempfile`` adds."""
 _MOST_HOLES = 64 << 20
 """Bytes let go of before the machine gets them back: rarely enough for its time not to matter."""
 Key = TypeVar("Key", bound=Hashable)
@@ -55,10 +58,14 @@ class LeastRecentlyUsed(Generic[Key]):
     Args:
         limit: bytes that may stay; None for no limit. The newest entry stays even if it alone exceeds it.
         evict: called with a key that has to go.
+
+    Attributes:
+        limit: bytes that may stay; None for no limit.
+        bytes: of all entries.
     """
 
     def __init__(self, limit: int | None, evict: Callable[[Key], None]) -> None:
-        self._limit = limit
+        self.limit = limit
         self._evict = evict
         self._sizes: OrderedDict[Key, int] = OrderedDict()
         self._holes = 0
@@ -69,7 +76,7 @@ class LeastRecentlyUsed(Generic[Key]):
         self.forget(key)
         self._sizes[key] = size
         self.bytes += size
-        while self._limit is not None and self.bytes > self._limit and len(self._sizes) > 1:
+        while self.limit is not None and self.bytes > self.limit and len(self._sizes) > 1:
             oldest = next(iter(self._sizes))
             self._evict(oldest)
             self._holes += self._sizes[oldest]
@@ -77,6 +84,13 @@ class LeastRecentlyUsed(Generic[Key]):
         if self._holes > _MOST_HOLES:
             return_freed_memory()
             self._holes = 0
+
+    def give_way(self) -> None:
+        """Evicts all entries, and halves what may stay from now on."""
+        self.limit = self.bytes // 2
+        for key in list(self._sizes):
+            self._evict(key)
+            self.forget(key)
 
     def forget(self, key: Key) -> None:
         """Takes an entry off the count."""
@@ -146,7 +160,7 @@ class Spill:
     def close(self) -> None:
         """Deletes the files."""
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            _remove(self._folder)
 
     def _write(self, serial: int) -> None:
         kept = self._handles.get(serial)
@@ -167,7 +181,7 @@ class Spill:
                     tempfile.mkdtemp(prefix=f"{_PREFIX}-{socket.gethostname()}-{os.getpid()}-", dir=place)
                 )
                 # At the end of the process too: an actor that is told to stop does not close anything.
-                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+                weakref.finalize(self, _remove, self._folder)
             path = self._folder / f"{serial}.safetensors"
             path.write_bytes(data)
         except OSError as error:
@@ -188,9 +202,18 @@ def _remove_orphans(place: Path) -> None:
         return
     mine = f"{_PREFIX}-{socket.gethostname()}-"
     for folder in place.glob(f"{mine}*"):
-        pid = folder.name.removeprefix(mine).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+        found = _OF_PROCESS.fullmatch(folder.name.removeprefix(mine))
+        if found is not None and not folder.is_symlink() and not Path(f"/proc/{found[1]}").exists():
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Deletes the states in a folder of spilled ones, and the folder unless somebody has put something else there."""
+    with suppress(OSError):
+        for file in folder.glob("*.safetensors"):
+            if file.stem.isdecimal():
+                file.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def machine_memory() -> int:

@@ -6,16 +6,43 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from actors.host import ClientHost
+from rayfl.errors import DeviceLostError
 from rayfl.params import Tree
 
 
 class HostDiedError(Exception):
-    """A host's process, node or network is gone; its states since the last commit are lost."""
+    """A host's process, node or network is gone; its states since the last commit are lost.
 
-    def __init__(self, host: int, reason: str) -> None:
+    Attributes:
+        host: its position.
+        reason: how it ended.
+        clients: who may be to blame: those at work if it said so, else all whose results it still owed.
+        hung: whether it lived on, and would not end what it did for them.
+        certain: whether it has said itself that they were at work.
+        suspicious: whether clients' code may have done it: not where a node or an answer was lost.
+        printed: what clients had printed, where it could still be asked.
+        examined: whether what was under way is done once more to find out who is to blame.
+    """
+
+    def __init__(
+        self,
+        host: int,
+        reason: str,
+        clients: tuple[int, ...] = (),
+        hung: bool = False,
+        certain: bool = False,
+        suspicious: bool = False,
+        printed: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(f"host {host} died: {reason}")
         self.host = host
         self.reason = reason
+        self.clients = clients
+        self.hung = hung
+        self.certain = certain
+        self.suspicious = suspicious
+        self.printed = printed
+        self.examined = False
 
 
 class HostPool(Protocol):
@@ -39,13 +66,16 @@ class HostPool(Protocol):
         """Starts a method of a host; returns a handle for :meth:`collect` and for other hosts' arguments."""
         ...
 
-    def collect(self, handles: Mapping[Any, int], deadline_s: float | None = None) -> Iterator[tuple[int, Any]]:
+    def collect(
+        self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
+    ) -> Iterator[tuple[int, Any]]:
         """Yields (host, result) as results arrive.
 
         Args:
             handles: handles and the hosts they belong to.
             deadline_s: a host that owes results and has given none for so long, in seconds, is ended and counts as
                 gone; None: it may take any time.
+            of_clients: whether hosts do what clients ask: the time then begins again with every client.
 
         Raises:
             HostDiedError: when a host is gone.
@@ -90,9 +120,15 @@ class InlinePool:
         return tree
 
     def submit(self, host: int, method: str, *args: Any) -> Any:
-        return _Done(getattr(self.hosts[host], method)(*(a.value if isinstance(a, _Done) else a for a in args)))
+        given = [arg.value if isinstance(arg, _Done) else arg for arg in args]
+        try:
+            return _Done(getattr(self.hosts[host], method)(*given))
+        except DeviceLostError as error:
+            raise DeviceLostError(f"{error}; run the same command to continue from the last commit") from error
 
-    def collect(self, handles: Mapping[Any, int], deadline_s: float | None = None) -> Iterator[tuple[int, Any]]:
+    def collect(
+        self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
+    ) -> Iterator[tuple[int, Any]]:
         for handle, host in handles.items():
             yield host, handle.value
 

@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 
+from actors.building import automatic_data_memory
 from actors.host import ClientHost
 from actors.job import Job
 from actors.probe_calls import Rehearsal
 from actors.probe_memory import DeviceMemory
 from algorithms.fedavg import FedAvg
+from rayfl.device_errors import ran_out_of_memory
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.requests import Request, TrainRequest
-from rayfl.errors import ResourceError
+from rayfl.errors import DeviceLostError, ResourceError
 
 _TIMED_STEPS = 4
 _STACKED_STEPS = 2
@@ -37,9 +39,10 @@ class Measured:
         step_s: seconds of a local step of one client after that.
         client_bytes: device memory that a client takes while it is trained; stacked, each further one.
         base_bytes: device memory that an actor takes besides.
-        held_bytes: device memory that an actor may come to keep samples in.
+        held_bytes: device memory that an actor may come to keep samples in; all that it could use, if ``divides``.
         device_free_bytes: what the run's actors may take of the device altogether.
         device_total_bytes: what the device has.
+        divides: whether the actors on the device divide a part of its memory among them to keep samples in.
     """
 
     place: str
@@ -51,6 +54,13 @@ class Measured:
     held_bytes: int
     device_free_bytes: int
     device_total_bytes: int
+    divides: bool = False
+
+    def held_by(self, sharing: int) -> int:
+        """Bytes that each of ``sharing`` actors on the device may come to keep samples in."""
+        if not self.divides:
+            return self.held_bytes
+        return min(self.held_bytes, automatic_data_memory(self.device_free_bytes, sharing))
 
 
 class ProbeFailedError(Exception):
@@ -98,6 +108,7 @@ def measure(
     memory: DeviceMemory,
     place: str,
     held_bytes: int = 0,
+    divides: bool = False,
 ) -> Measured:
     """Runs a few steps of the first call that works.
 
@@ -108,6 +119,7 @@ def measure(
         memory: meters the host's device.
         place: what the device is called in messages.
         held_bytes: :attr:`Measured.held_bytes`.
+        divides: :attr:`Measured.divides`.
 
     Raises:
         ResourceError: when the device has too little memory for a single client.
@@ -122,18 +134,18 @@ def measure(
         if call.plain:
             host.algorithm = FedAvg()
         try:
-            return _rehearse(host, watch, call, memory, place, held_bytes)
+            return replace(_rehearse(host, watch, call, memory, place), held_bytes=held_bytes, divides=divides)
+        except DeviceLostError as error:
+            raise ProbeFailedError(str(error)) from error
         except Exception as error:
-            if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__cause__, torch.OutOfMemoryError):
+            if ran_out_of_memory(error):
                 raise ResourceError(_too_large(memory, place, call.job)) from None
             reason = str(error)
             host.rewind()
     raise ProbeFailedError(reason)
 
 
-def _rehearse(
-    host: ClientHost, watch: Stopwatch, call: Rehearsal, memory: DeviceMemory, place: str, held_bytes: int
-) -> Measured:
+def _rehearse(host: ClientHost, watch: Stopwatch, call: Rehearsal, memory: DeviceMemory, place: str) -> Measured:
     started = time.perf_counter()
     together = call.job.clients[: watch.width]
     host.run(replace(call.job, clients=together), call.broadcast)
@@ -160,7 +172,7 @@ def _rehearse(
         step_s,
         client,
         room.own + max(one - client, 0),
-        held_bytes,
+        0,
         room.free,
         room.total,
     )

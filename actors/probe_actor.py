@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.building import automatic_memory, build_host, pin_threads
+from actors.building import build_host, data_memory_of, pin_threads
 from actors.gpus import Gpu, own_gpu
 from actors.placement import ActorOptions, Node, free_nodes
 from actors.probe import Measured, ProbeFailedError, measure
@@ -55,10 +55,12 @@ class ProbeActor:
         host = build_host(self._config, 0, self._device, neighbours)
         node = f"node {socket.gethostname()}"
         place = f"GPU {self._numbers[0]} of {node}" if self._numbers else node
-        wanted = self._config.cluster.data_memory
-        most = automatic_memory("data_memory", neighbours) if wanted == "auto" else int(wanted)
-        memory = memory_of(host.engine.device)
-        return measure(host, self._config.engine, calls, memory, place, min(samples_bytes, most))
+        cluster, device = self._config.cluster, host.engine.device
+        divides = cluster.data_memory == "auto" and device.type == "cuda"
+        if not divides:
+            samples_bytes = min(samples_bytes, data_memory_of(cluster, device, neighbours))
+        memory = memory_of(device)
+        return measure(host, self._config.engine, calls, memory, place, samples_bytes, divides)
 
 
 _RemoteProbe: Any = ray.remote(ProbeActor)

@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.exceptions import GetTimeoutError, RayError
 
+from actors.at_work import Report
 from actors.client_actor import Reply
 from actors.pool import HostDiedError
 from actors.ray_errors import result_of
 from actors.shared_memory import LEAST_BYTES, Inbox, Outbox, Parcel
+from rayfl.errors import DeviceLostError
 from rayfl.params import Tree, leaves
+
+_REPORT_TIMEOUT_S = 10.0
 
 
 class Broadcast:
@@ -124,9 +129,11 @@ class RayHost:
         broadcast = self._reading.pop(handle, None)
         try:
             value = result_of(handle, position)
-        except BaseException:
+        except BaseException as error:
             if broadcast is not None:
                 broadcast.abandon()
+            if isinstance(error.__cause__, DeviceLostError):
+                ray.kill(self.actor)  # a new process can compute where this one cannot any more
             raise
         if not isinstance(value, Reply):
             return value
@@ -138,6 +145,14 @@ class RayHost:
             return self._inbox.open(value.value)
         except OSError as error:
             raise HostDiedError(position, f"its answer cannot be read any more: {error}") from None
+
+    def doing(self) -> Report | None:
+        """What its actor does just now; None if it does not say, as one that has stopped or is gone."""
+        try:
+            report: Report = ray.get(self.actor.doing.remote(), timeout=_REPORT_TIMEOUT_S)
+        except (RayError, GetTimeoutError):
+            return None
+        return report
 
     def forget(self) -> None:
         """Nobody will ask for the results of calls made so far; some may still be running."""

@@ -89,7 +89,9 @@ class RayPool:
     def submit(self, host: int, method: str, *args: Any) -> Any:
         return self._hosts[host].submit(method, *args)
 
-    def collect(self, handles: Mapping[Any, int], deadline_s: float | None = None) -> Iterator[tuple[int, Any]]:
+    def collect(
+        self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
+    ) -> Iterator[tuple[int, Any]]:
         waiting = list(handles)
         heard = dict.fromkeys(handles.values(), time.monotonic())
         while waiting:
@@ -110,12 +112,32 @@ class RayPool:
                 heard[silent] = time.monotonic()  # the answer is there, and only on its way
                 continue
             if not ready:
-                # Its pings are answered by another thread: only its end makes sure that it does not go on.
-                ray.kill(self._hosts[silent].actor)
-                raise HostDiedError(silent, f"no answer within clients.deadline_s={deadline_s:g} s")
+                assert deadline_s is not None
+                heard[silent] = time.monotonic() - self._silence(silent, deadline_s, of_clients)
+                continue
             host = handles[ready[0]]
             heard[host] = time.monotonic()
             yield host, self._hosts[host].result(ready[0], host)
+
+    def _silence(self, position: int, deadline_s: float, of_clients: bool) -> float:
+        """For how many seconds a host that has not answered has been at the same clients.
+
+        Raises:
+            HostDiedError: when that is too long, or it does not say: it is ended.
+        """
+        host = self._hosts[position]
+        doing = host.doing() if of_clients else None
+        if doing is not None and doing.clients and doing.seconds < deadline_s:
+            return doing.seconds
+        # Its pings are answered by another thread: only its end makes sure that it does not go on.
+        ray.kill(host.actor)
+        reason = f"no answer within clients.deadline_s={deadline_s:g} s"
+        if doing is None:
+            raise HostDiedError(position, reason, hung=True, suspicious=of_clients)
+        named = bool(doing.clients)
+        raise HostDiedError(
+            position, reason, doing.clients, True, certain=named, suspicious=named, printed=doing.printed
+        )
 
     def revive(self) -> list[int]:
         pings = [host.actor.describe.remote() for host in self._hosts]

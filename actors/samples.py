@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import torch
 
 from actors.memory import LeastRecentlyUsed, Lookups
 from rayfl.data.federated import SPLITS, Examples, FederatedDataset, OnDemand
+from rayfl.data.soundness import check_examples, check_finite, check_inputs, check_own
 from rayfl.untouched import Untouched
 
+_log = logging.getLogger(__name__)
 _Key = tuple[int, str]
 """Client and split."""
 
@@ -49,7 +52,7 @@ class Samples:
         return found
 
     def _load(self, client: int, split: str) -> None:
-        parts = self._dataset.load(client) if client < self._dataset.num_clients else OnDemand(self._everybodys)
+        parts = self._read(client) if client < self._dataset.num_clients else OnDemand(self._everybodys)
         # What comes as a whole is there as a whole: it is counted, and not read again for the next split.
         for name in (split,) if isinstance(parts, OnDemand) else SPLITS:
             part = Examples(parts[name].x.to(self._device), parts[name].y.to(self._device))
@@ -58,18 +61,45 @@ class Samples:
             if name != split:
                 self._recent.touch((client, name), part.x.nbytes + part.y.nbytes)
 
+    def _read(self, client: int) -> Mapping[str, Examples]:
+        """A client's splits on the CPU, looked at before they reach the device."""
+        parts, spec, name = self._dataset.load(client), self._dataset.spec, self._dataset.names[client]
+
+        def checked(split: str) -> Examples:
+            part, whose = parts[split], f"client {client} ({name}), {split}"
+            if not self._dataset.sound:
+                check_own(part, spec, whose)
+            # On a device an index out of range would end the context, with all clients in it.
+            check_examples(part, spec, whose)
+            return part
+
+        return OnDemand(checked) if isinstance(parts, OnDemand) else {split: checked(split) for split in SPLITS}
+
+    def give_way(self) -> None:
+        """Unloads all samples, and keeps at most half as many bytes from now on: the memory is needed."""
+        if self._loaded:
+            self._recent.give_way()
+            most = self._recent.limit
+            _log.warning(
+                "the device's memory is too small for what it has to hold: %d bytes of samples from now on", most
+            )
+
     def _unload(self, key: _Key) -> None:
         del self._loaded[key], self._lent[key]
 
     def _everybodys(self, split: str) -> Examples:
         """All clients' samples of a split, in ascending order of the clients."""
-        parts = [self._dataset.load(client)[split] for client in range(self._dataset.num_clients)]
+        parts = [self._read(client)[split] for client in range(self._dataset.num_clients)]
         return Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
     def public(self) -> torch.Tensor:
         """The samples that belong to no client, on the device, loaded at the first call."""
         if self._public is None:
-            self._public = self._dataset.load_public().to(self._device)
+            public = self._dataset.load_public()
+            if not self._dataset.sound:
+                check_finite(public, "the public samples")
+            check_inputs(public, self._dataset.spec, "the public samples")
+            self._public = public.to(self._device)
             self._lent_public = Untouched({"samples": self._public})
         return self._public
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.terms import loss
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, MethodError
 from rayfl.models.base import Network
 from rayfl.params import Tree
 from rayfl.tasks import Predictor, Task
@@ -119,7 +119,9 @@ class Algorithm(BaseModel):
     """Base of all methods.
 
     Class attributes:
-        personalized: the row of the results that is the method's personalized model.
+        personalized: the row of the results that is the method's personalized model: one of :meth:`predictors`.
+        personalized_later: whether that row is not in the first evaluations yet, as one of fine-tuning after the last
+            round; without it, a first evaluation that lacks the row ends the run.
         sweep: prefix of rows ``<sweep>=<value>`` among which one is chosen, or None.
         citation: where the method is from.
         client_keeps: what a client keeps from round to round, in the paper's symbols; ``-`` for nothing.
@@ -132,12 +134,27 @@ class Algorithm(BaseModel):
 
     name: str
     personalized: ClassVar[str] = "global"
+    personalized_later: ClassVar[bool] = False
     sweep: ClassVar[str | None] = None
     citation: ClassVar[str] = ""
     client_keeps: ClassVar[str] = "-"
     server_keeps: ClassVar[str] = "w"
     mixes_architectures: ClassVar[bool] = False
     no_private_norm: ClassVar[Mapping[str, str]] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses what would be lost: no commit has a method's attributes, and no other process sees them.
+
+        Raises:
+            MethodError: saying where it belongs.
+        """
+        if name in self.__private_attributes__:
+            super().__setattr__(name, value)
+            return
+        raise MethodError(
+            f"{type(self).__name__}.{name} cannot be set: a method holds hyper-parameters only. What a client keeps "
+            "from round to round belongs into client.state, what the server keeps into what init and round return"
+        )
 
     def check(self, task: Task, context: RoundContext) -> None:
         """Refuses, before any actor starts, what the method cannot run with.

@@ -34,6 +34,7 @@ class FedBABU(PartialModel, FineTuning):
 
     name: Literal["fedbabu"] = "fedbabu"
     personalized: ClassVar[str] = "finetuned"
+    personalized_later: ClassVar[bool] = True
     citation: ClassVar[str] = "Oh et al., ICLR 2022"
     server_keeps: ClassVar[str] = "G, P_0"
 

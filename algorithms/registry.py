@@ -5,6 +5,7 @@ from __future__ import annotations
 from algorithms.apfl import APFL
 from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
+from algorithms.contract import check_method
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
@@ -66,5 +67,5 @@ METHODS: dict[str, type[Algorithm]] = {
 }
 """Method classes by the name used in configurations."""
 
-Experiment = experiment_schema(list(METHODS.values()), Algorithm)
+Experiment = experiment_schema(list(METHODS.values()), Algorithm, check_method)
 """The configuration class of experiments with any of these methods."""

@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from cluster.privacy import open_to_others, token_file
 from rayfl.data.root import data_root
 from rayfl.errors import RayflError
 from rayfl.storage import Storage
@@ -69,6 +70,7 @@ def examine(address: str | None, storage: str) -> list[Finding]:
         lambda: check_storage(storage),
         check_data,
         check_ports,
+        check_token,
     ]
     findings = [Finding(f"version of {name}", *_version(name)) for name in ("rayfl", "ray")]
     findings += [check() for check in checks]
@@ -156,6 +158,18 @@ def check_temporary_folder() -> Finding:
     if free < 5 * _GIB:
         return Finding(what, "warning", f"{free / _GIB:.1f} GiB free in {folder}", "set RAY_TMPDIR to a larger disk")
     return Finding(what, "ok", f"{free / _GIB:.0f} GiB free in {folder}")
+
+
+def check_token() -> Finding:
+    """Whether other users can read Ray's token: who has it can run code as this user."""
+    try:
+        file = token_file()
+        about = file.stat()
+    except (OSError, RuntimeError):
+        return Finding("token", "ok", "none yet; rayfl makes one for its own Ray")
+    if open_to_others(about):
+        return Finding("token", "warning", f"other users can read {file}", f"chmod 600 {file}; a new one after leaks")
+    return Finding("token", "ok", f"{file} is for this user only")
 
 
 def check_storage(uri: str) -> Finding:

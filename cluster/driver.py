@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
+from actors.contract import check_changes
 from actors.failures import Failure, RoundUndoneError
 from actors.federation import Federation
 from actors.pool import HostDiedError
@@ -14,6 +15,7 @@ from cluster.skipped import SkippedClients
 from rayfl.errors import RunError
 from rayfl.experiment import Parts
 from rayfl.params import num_bytes
+from rayfl.personalized import check_personalized
 from rayfl.stopwatch import Stopwatch
 from rayfl.summaries import Scores
 from rayfl.system.schedule import PROCEDURE, Clock, Turnout
@@ -51,6 +53,7 @@ class Driver:
         self._failures = 0
         self._skipped = SkippedClients()
         self._absent: dict[int, dict[int, Failure]] = {}
+        self._unscorable: dict[int, dict[int, Failure]] = {}
         self._unscored: dict[int, Failure] = {}
         self.progress = self._restored(thoroughly=True)
 
@@ -96,9 +99,11 @@ class Driver:
         cohort = list(turnout.cohort)
         evaluation = self._config.evaluation
         scored = evaluation.cohort_every and (round + 1) % evaluation.cohort_every == 0
-        self._federation.begin_round(round, evaluation.splits if scored else (), cohort, self._absent.get(round))
+        left_out = (self._absent.get(round), self._unscorable.get(round))
+        self._federation.begin_round(round, evaluation.splits if scored else (), cohort, *left_out)
         self._unscored = {}
         changed = self._federation.play(self._algorithm, self.progress.server, cohort)
+        check_changes(changed, self._algorithm)
         cohort = self._federation.present(cohort)
         watch.lap("server", less={"clients": self._federation.waited_s})
         progress = self._advance(changed, turnout)
@@ -128,6 +133,7 @@ class Driver:
         splits = self._config.evaluation.splits
         scores = self._federation.evaluate(common, splits, final, own, clients, self._report)
         self._unscored |= self._federation.unscored
+        check_personalized(self._algorithm, scores, final)
         return scores
 
     def _record_official(self, progress: Progress) -> None:
@@ -200,11 +206,12 @@ class Driver:
     def _recover(self, death: HostDiedError) -> None:
         """Back to the last commit, with new actors in place of the dead ones.
 
-        An actor may die while others are replaced: that counts as one more failure.
+        An actor may die while others are replaced: that counts as one more failure. One more than ``max_failures`` is
+        granted where doing the round again shows whether a client is to blame.
         """
         while True:
             self._failures += 1
-            if 0 <= self._config.max_failures < self._failures:
+            if 0 <= self._config.max_failures < self._failures - death.examined:
                 raise RunError(
                     f"gave up after {self._failures} failures (max_failures={self._config.max_failures}); "
                     f"the last: {death}. Run the same command to continue from the last commit"
@@ -219,7 +226,8 @@ class Driver:
 
     def _undo(self, undone: RoundUndoneError) -> None:
         """Back to the last commit, to do a round without clients that failed in the midst of it."""
-        self._absent[undone.round] = undone.failures
+        self._absent[undone.round], self._unscorable[undone.round] = undone.failures, undone.unscorable
+        self._failures -= undone.deaths
         try:
             self._rewind()
         except HostDiedError as death:
@@ -233,7 +241,11 @@ class Driver:
     def _restored(self, thoroughly: bool = False) -> Progress:
         rounds = None if self._parts.schedule is None else SIMULATED_ROUNDS_SCHEMA.empty_table()
         tables = ResultTables(
-            self._parts.dataset.names, self._algorithm.sweep, self._parts.partition_hash, rounds=rounds
+            self._parts.dataset.names,
+            self._algorithm.sweep,
+            self._parts.partition_hash,
+            rounds=rounds,
+            personalized=self._algorithm.personalized,
         )
         progress = self._recorder.restore(tables, thoroughly)
         self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})

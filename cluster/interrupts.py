@@ -9,11 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from rayfl.errors import StopSignal
+
 TERMINATED = 128 + signal.SIGTERM
 """Exit status of a run that SIGTERM ended, as shells report it."""
 
 
-class Terminated(SystemExit):
+class Interrupted(StopSignal, KeyboardInterrupt):
+    """Ctrl-C ended the run."""
+
+
+class Terminated(StopSignal, SystemExit):
     """SIGTERM ended the run; uncaught, it ends the process quietly with exit status 143."""
 
     def __init__(self) -> None:
@@ -44,8 +50,8 @@ class StopRequest:
         return self._signal is not None
 
     def error(self) -> BaseException:
-        """What a run raises that has stopped: KeyboardInterrupt, or Terminated."""
-        return Terminated() if self._signal == signal.SIGTERM else KeyboardInterrupt()
+        """What a run raises that has stopped: Interrupted, which is a KeyboardInterrupt, or Terminated."""
+        return Terminated() if self._signal == signal.SIGTERM else Interrupted()
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""

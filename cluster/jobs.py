@@ -23,7 +23,8 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from cluster.interrupts import TERMINATED
-from cluster.shipping import build_wheel
+from cluster.shipping import build_wheel, check_modules
+from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import to_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, ResourceError, RunError
@@ -94,6 +95,7 @@ def submit(client: JobSubmissionClient, config: ExperimentConfig, options: JobOp
     """Starts a run as a job, or finds the job that is running it.
 
     Raises:
+        ConfigError: when a module of the user's own is not sent along.
         RunError: when a job of the same name is under way with another configuration or folder.
         ResourceError: when the cluster refuses the job.
     """
@@ -101,7 +103,7 @@ def submit(client: JobSubmissionClient, config: ExperimentConfig, options: JobOp
     attempts = [job for job in jobs(client) if _run_of(job) == config.run_name]
     for job in attempts:
         if not job.status.is_terminal():
-            different = [key for key in ("fingerprint", "storage") if (job.metadata or {}).get(key) != metadata[key]]
+            different = _different(job.metadata or {}, config)
             if different:
                 raise RunError(
                     f"job {job.submission_id} is running {config.run_name} with another {' and '.join(different)}: "
@@ -137,6 +139,16 @@ def _metadata(config: ExperimentConfig) -> dict[str, str]:
     }
 
 
+def _different(metadata: Mapping[str, str], config: ExperimentConfig) -> list[str]:
+    """In what a job's run is not this one; an older rayfl may have submitted it."""
+    fingerprints = {config.fingerprint(), *(found for found, _ in older_fingerprints(config.identity()))}
+    different = {
+        "fingerprint": metadata.get("fingerprint") not in fingerprints,
+        "storage": metadata.get("storage") != config.storage_path,
+    }
+    return [key for key, differs in different.items() if differs]
+
+
 def _entrypoint(config: ExperimentConfig) -> str:
     """A shell command with the whole configuration in it: the job depends on no file of this machine."""
     cluster = config.cluster.model_copy(update={"address": None})
@@ -151,6 +163,8 @@ def _runtime_env(config: ExperimentConfig, options: JobOptions, folder: Path) ->
         if not options.working_dir.is_dir():
             raise ConfigError(f"--working-dir: {options.working_dir} is no folder")
         content["working_dir"] = str(options.working_dir)
+    if "PYTHONPATH" not in options.environment:
+        check_modules(config, options.working_dir)
     if options.ship:
         content["py_modules"] = [str(build_wheel(folder))]
     return content

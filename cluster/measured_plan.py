@@ -4,6 +4,7 @@ The rule. What an actor takes of its device is its base (context, libraries), th
 client's memory times the clients that are stacked (one if they are trained one by one); a tenth of what is free stays
 free.
 
+* Of a GPU's free memory, samples take a part that its actors divide, if ``data_memory`` is ``auto``.
 * One by one, a GPU is idle between the small steps of a client, and several actors fill the gaps: ``actors_per_gpu:
   auto`` is the largest k whose actors fit, but no more than there are CPUs per GPU, nor clients in a round per GPU.
 * Stacked, one actor with a large width does the same with one context and without taking turns: ``auto`` is 1, or as
@@ -21,6 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from actors.building import automatic_data_memory
 from actors.placement import ActorOptions, Node
 from actors.probe import Measured
 from cluster.resources import asks_for, plan_actors
@@ -88,6 +90,9 @@ def settle(
     seated = [node for node in nodes if node.seats(options.num_cpus, options.per_gpu) >= 1]
     sharing = math.ceil(options.count / max(gpus if options.per_gpu else len(seated), 1))
     own_part = math.ceil(min(cohort, num_clients) / options.count)
+    if options.per_gpu and measured and cluster.data_memory == "auto":
+        fitting = min(automatic_data_memory(one.device_free_bytes, sharing) for one in measured)
+        cluster = cluster.model_copy(update={"data_memory": fitting})
     stacked = any(one.vectorized for one in measured)
     if stacked and engine.width == "auto":
         fitting = min(clients_at_a_time(one, sharing) for one in measured)
@@ -114,7 +119,7 @@ def actors_on_a_gpu(measured: Sequence[Measured], num_cpus: float, nodes: Sequen
         nodes: of the cluster.
         cohort: m, clients in a round.
     """
-    fitting = min(_usable(one) // actor_bytes(one, 1) for one in measured)
+    fitting = min(_fitting(one) for one in measured)
     with_gpus = [node for node in nodes if node.gpus >= 1]
     cpus = max((node.cpus / math.floor(node.gpus) for node in with_gpus), default=0.0)
     beside = math.floor(cpus / num_cpus + 1e-9) if num_cpus else cohort
@@ -122,15 +127,27 @@ def actors_on_a_gpu(measured: Sequence[Measured], num_cpus: float, nodes: Sequen
     return max(min(fitting, beside, useful), 1)
 
 
+def _fitting(measured: Measured) -> int:
+    """How many actors that train one client at a time fit on a device."""
+    alone = actor_bytes(measured, 1, sharing=1)
+    fitting = _usable(measured) // alone
+    if measured.divides:
+        # Samples take no more than their part of the device, however many actors divide it.
+        part = automatic_data_memory(measured.device_free_bytes, 1)
+        without = measured.base_bytes + measured.client_bytes
+        fitting = max(fitting, (_usable(measured) - part) // without)
+    return fitting
+
+
 def clients_at_a_time(measured: Measured, sharing: int) -> int:
     """How many stacked clients fit into an actor's part of a device that ``sharing`` actors share; at least 1."""
-    left = _usable(measured) // sharing - measured.base_bytes - measured.held_bytes
+    left = _usable(measured) // sharing - measured.base_bytes - measured.held_by(sharing)
     return max(left // measured.client_bytes, 1)
 
 
-def actor_bytes(measured: Measured, width: int) -> int:
-    """What an actor that trains ``width`` clients at a time takes of its device."""
-    return measured.base_bytes + measured.held_bytes + width * measured.client_bytes
+def actor_bytes(measured: Measured, width: int, sharing: int) -> int:
+    """What an actor that trains ``width`` clients at a time takes of a device that ``sharing`` actors share."""
+    return measured.base_bytes + measured.held_by(sharing) + width * measured.client_bytes
 
 
 def refuse_what_cannot_fit(measured: Measured, sharing: int, on_gpu: bool) -> None:
@@ -155,12 +172,12 @@ def refuse_what_cannot_fit(measured: Measured, sharing: int, on_gpu: bool) -> No
 
 
 def _doubts(measured: Measured, sharing: int, width: int) -> list[str]:
-    needed = actor_bytes(measured, width)
+    needed, held = actor_bytes(measured, width, sharing), measured.held_by(sharing)
     if sharing * needed <= measured.device_free_bytes:
         return []
     most = clients_at_a_time(measured, sharing)
     fixes = [f"engine.width (about {most} fit)"] if width > most else []
-    fixes += [f"cluster.data_memory (samples may take {_gib(measured.held_bytes)})"] if measured.held_bytes else []
+    fixes += [f"cluster.data_memory (samples may take {_gib(held)})"] if held else []
     fixes += ["the number of actors"] if sharing > 1 else []
     return [
         f"{measured.place} has {_gib(measured.device_free_bytes)} free for {_count(sharing, 'actor')}, one may come to "
@@ -183,8 +200,8 @@ def _cost_in_words(measured: Measured, sharing: int, width: int) -> str:
     clients = f"{width} clients at a time" if measured.vectorized else "one client at a time"
     return (
         f"measured on {measured.place}: first step after {measured.first_step_s:.1f} s, then {measured.step_s:.2g} s "
-        f"each; an actor with {clients} needs {_gib(actor_bytes(measured, width))} "
-        f"({_gib(measured.client_bytes)} per client, {_gib(measured.held_bytes)} for samples), "
+        f"each; an actor with {clients} needs {_gib(actor_bytes(measured, width, sharing))} "
+        f"({_gib(measured.client_bytes)} per client, {_gib(measured.held_by(sharing))} for samples), "
         f"{_gib(measured.device_free_bytes)} are free for {sharing}"
     )
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
 from actors.federation import Federation
 from rayfl.commits import FOLDER, CommitStore
+from rayfl.config.identity import OlderRule
 from rayfl.errors import DamageError, RunError
 from rayfl.lease import Lease
 from rayfl.manifest import Manifest, StoredFile, manifest_name
 from rayfl.params import Tree
+from rayfl.repair import mend_tables
+from rayfl.run_folder import changed_inputs
 from rayfl.storage import Storage
 from rayfl.system.schedule import Clock
-from rayfl.table_files import PartedTable, joined, read_parts, read_whole
+from rayfl.table_files import PartedTable, put_beside, read_whole
 from rayfl.table_schemas import PARTITION_KEY
 from rayfl.tables import ResultTables
 
@@ -61,20 +64,31 @@ class Recorder:
         fingerprint: of the configuration.
         keep_commits: how many to keep.
         lease: the right to commit.
+        copy: the folder with copies of the run's files, if it has one.
+        inputs: SHA-256 of the files that say what the run is, by name.
+        older: by fingerprint, the rules under which an older rayfl may have begun this run.
+
+    Attributes:
+        began_under: the one of these rules under which it has begun; None for today's.
     """
 
     storage: Storage
     fingerprint: str
     keep_commits: int
     lease: Lease
+    copy: Storage | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    older: Mapping[str, OlderRule] = field(default_factory=dict)
+    began_under: OlderRule | None = None
     manifest: Manifest | None = None
     _tables: dict[str, PartedTable] = field(default_factory=dict)
     _shown: dict[str, tuple[StoredFile, ...]] = field(default_factory=dict)
+    _metadata: Mapping[bytes, bytes] = field(default_factory=dict)
     _rest_until: float = 0.0
     _pending: Future[Manifest] | None = None
 
     def __post_init__(self) -> None:
-        self._store = CommitStore(self.storage)
+        self._store = CommitStore(self.storage, self.copy)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="rayfl-commit")
 
     def start(self, progress: Progress, federation: Federation) -> None:
@@ -107,12 +121,18 @@ class Recorder:
             states=dict(sorted(states.items())),
             tables={name: table.files for name, table in sorted(self._tables.items())},
             counters=counters,
+            inputs=dict(self.inputs),
         )
         self.lease.check()
         self._store.write_manifest(manifest)
         self._store.collect(self.keep_commits)
         if time.monotonic() >= self._rest_until:
-            self._publish(manifest)
+            try:
+                self._publish(manifest)
+            except RunError as error:
+                # Nothing that training needs. Rows that are lost are put on record at its end.
+                _log.warning("%s. The run goes on; its tables are written at its end", error)
+                self._rest_until = math.inf
         return manifest
 
     def _publish(self, manifest: Manifest) -> None:
@@ -123,9 +143,7 @@ class Recorder:
         begun = time.monotonic()
         for name, files in manifest.tables.items():
             if self._shown.get(name) != files:
-                parts = read_parts(self._store, manifest, name)
-                first = next(parts)
-                self.storage.write(f"{name}.parquet", joined(chain([first], parts), first.schema))
+                put_beside(self._store, self.storage, manifest, name, self._metadata)
                 self._shown[name] = files
         # What Arrow keeps of so large blocks would grow from time to time.
         pa.default_memory_pool().release_unused()
@@ -153,9 +171,33 @@ class Recorder:
         return {name: table.rows for name, table in self._tables.items()}
 
     def results(self) -> dict[str, pa.Table]:
-        """The tables of the last commit, by name; there must be one."""
+        """The tables of the last commit, by name, which are put where users look for them; there must be one.
+
+        Rows that are lost are put on record first.
+
+        Raises:
+            RunError: when another driver has taken the run over, or nothing can be written.
+        """
+        try:
+            return self._results()
+        except DamageError:
+            self.lease.check()
+            self._mend()
+            self.manifest = self._store.latest()
+            return self._results()
+
+    def _results(self) -> dict[str, pa.Table]:
         assert self.manifest is not None
-        return {name: read_whole(self._store, self.manifest, name) for name in self.manifest.tables}
+        self.publish()
+        tables = {name: read_whole(self._store, self.manifest, name) for name in self.manifest.tables}
+        return {
+            name: table.replace_schema_metadata({**(table.schema.metadata or {}), **self._metadata})
+            for name, table in tables.items()
+        }
+
+    def _mend(self) -> None:
+        for line in mend_tables(self._store, self.storage):
+            _log.warning("%s", line)
 
     def finish(self, federation: Federation) -> int | None:
         """Waits for the commit under way; returns its number of rounds, None when there is none.
@@ -183,7 +225,7 @@ class Recorder:
         """The progress of the newest whole commit, None when there is none; commits after it are given up.
 
         Args:
-            tables: gives names and sweep.
+            tables: gives names and sweep, and what all published tables say in their metadata.
             thoroughly: whether all files are read to find out what is whole, or only what is needed at once.
 
         Raises:
@@ -191,6 +233,7 @@ class Recorder:
             RunError: when the commits are another run's, or of another format.
         """
         self.lease.check()
+        self._metadata = tables.metadata
         try:
             return self._restored(tables, thoroughly)
         except DamageError:
@@ -199,20 +242,26 @@ class Recorder:
             return self._restored(tables, thoroughly=True)
 
     def _restored(self, tables: ResultTables, thoroughly: bool) -> Progress | None:
-        self.manifest = self._store.latest(thoroughly)
-        self._tables = {}
-        if self.manifest is None:
+        found = self._store.usable(thoroughly)
+        self._tables, self.manifest = {}, None
+        if found is None:
             if self.storage.exists("rounds.parquet"):
                 raise DamageError(
                     f"{self.storage.uri} has results, but {FOLDER}/ has no manifest: restore that folder, or choose "
                     "another name"
                 )
             return None
-        if self.manifest.fingerprint != self.fingerprint:
-            raise RunError(
-                f"{FOLDER}/{manifest_name(self.manifest.rounds_completed)} in {self.storage.uri} is of another run, or "
-                f"of a rayfl whose configuration has other options (fingerprint {self.manifest.fingerprint[:12]}, here "
-                f"{self.fingerprint[:12]}): choose another name, or continue with the rayfl that started the run"
+        self._check_fingerprint(found.manifest)
+        if found.lost:
+            self._mend()
+            found = self._store.usable(thoroughly) or found
+        self.manifest = found.manifest
+        for name in changed_inputs(found.manifest, self.inputs):
+            _log.warning(
+                "%s in %s was changed after the commit of round %d. What results depend on is the same",
+                name,
+                self.storage.uri,
+                found.manifest.rounds_completed,
             )
         lacking = {"clients", "rounds"} - set(self.manifest.tables)
         if lacking:
@@ -235,6 +284,17 @@ class Recorder:
         self._store.drop_after(self.manifest.rounds_completed)
         self._publish(self.manifest)
         return progress
+
+    def _check_fingerprint(self, manifest: Manifest) -> None:
+        if manifest.fingerprint in self.older:
+            # All commits of a run have the fingerprint that it began with.
+            self.fingerprint, self.began_under = manifest.fingerprint, self.older[manifest.fingerprint]
+        elif manifest.fingerprint != self.fingerprint:
+            raise RunError(
+                f"{FOLDER}/{manifest_name(manifest.rounds_completed)} in {self.storage.uri} is of another run, or "
+                f"of a rayfl whose configuration has other options (fingerprint {manifest.fingerprint[:12]}, here "
+                f"{self.fingerprint[:12]}): choose another name, or continue with the rayfl that started the run"
+            )
 
     def close(self) -> None:
         """Ends the writing thread; after an error, tables are put where users look for them if that is possible."""

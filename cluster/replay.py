@@ -15,9 +15,11 @@ from actors.federation import Federation
 from actors.hosts import Hosts
 from actors.pool import InlinePool
 from algorithms.base import Procedure
+from cluster.interrupts import stop_requests
 from cluster.run import inline_device, limited_threads
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import RoundContext
+from rayfl.engine.precision import arithmetic
 from rayfl.errors import ConfigError, RayflError, RunError
 from rayfl.inspection.folder import RunFolder
 from rayfl.inspection.rows import where
@@ -90,7 +92,9 @@ def replay(run: RunFolder, round: int, client: int, whole: bool = False) -> Repl
             "(evaluation.cohort_every): nothing can be compared but the server's tree, with --whole-round"
         )
     splits = config.evaluation.splits if rows else ()
-    with limited_threads(config.cluster.threads_per_actor):
+    threads, precision = config.cluster.threads_per_actor, config.engine.precision
+    # With the handlers of a run, Ctrl-C is told apart from what a procedure raises.
+    with limited_threads(threads), arithmetic(precision), stop_requests(0):
         done = None if whole else _alone(_Stage(run, before, round, cohort, splits), client)
         done = done or _together(_Stage(run, before, round, cohort, splits))
     result = Replay(client, round, done.server is not None, note=_note(done.vectorized, config.engine.lend_cores))
@@ -120,7 +124,7 @@ class _Stage:
         config, parts = run.config, run.parts
         self.algorithm = config.algorithm
         self.cohort = cohort
-        self.host = build_host(config, 0, inline_device(config.cluster.device))
+        self.host = build_host(config, 0, inline_device(config.cluster.device), tell=print)
         self.federation = Federation(Hosts(InlinePool([self.host])), parts.context, parts.check())
         self.federation.adopt(before.states if before is not None else {})
         self.server = (

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyarrow import csv
 
 from cluster.run import run_config
 from rayfl.errors import DataError, RayflError
 from rayfl.experiment import Parts
+from rayfl.plain_csv import write_csv
 from rayfl.reproduction.comparison import Comparison, compare
 from rayfl.reproduction.output import as_arrow, as_markdown
 from rayfl.reproduction.tables import PlannedRun, Reproduction
@@ -92,5 +92,5 @@ def _write(storage: Storage, planned: Reproduction, rows: Sequence[Comparison]) 
     storage.write(f"{_TABLE}.parquet", to_parquet(table))
     out, place = io.BytesIO(), table.schema.get_field_index("remarks")
     remarks = pa.array([" ".join(found) for found in table["remarks"].to_pylist()], pa.string())
-    csv.write_csv(table.set_column(place, "remarks", remarks), out)
+    write_csv(table.set_column(place, "remarks", remarks), out)
     storage.write(f"{_TABLE}.csv", out.getvalue())

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import io
+import errno
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-import yaml
 from threadpoolctl import threadpool_limits
 
+from actors.at_work import printed_on_console, tell_printed
 from actors.building import build_host
 from actors.client_actor import host_name
 from actors.federation import Federation
@@ -25,6 +24,7 @@ from actors.pool import HostPool, InlinePool
 from actors.ray_pool import RayPool
 from algorithms.registry import Experiment
 from cluster.balance import hosts_of
+from cluster.claim import claim_folder
 from cluster.driver import Driver
 from cluster.gauges import Gauges
 from cluster.interrupts import StopRequest, stop_requests
@@ -32,28 +32,32 @@ from cluster.measuring import plan_run
 from cluster.recorder import Progress, Recorder
 from cluster.session import ray_session
 from cluster.shared_storage import check_shared_storage
-from rayfl.config.loading import load_config, to_yaml
+from rayfl.config.identity import older_fingerprints
+from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
-from rayfl.data.assignment import assignment_hash, to_parquet
-from rayfl.errors import DamageError, ResourceError, RunError
+from rayfl.data.assignment import to_parquet
+from rayfl.engine.precision import arithmetic
+from rayfl.errors import ResourceError, RunError
 from rayfl.experiment import Parts
 from rayfl.lease import Lease
+from rayfl.older_runs import where_begun
 from rayfl.result import Result
-from rayfl.system.devices import devices_table
-from rayfl.table_files import from_parquet
-from rayfl.table_files import to_parquet as table_to_parquet
-from rayfl.table_schemas import SKIPPED_SCHEMA
+from rayfl.run_folder import check_run_folder, input_digests
+from rayfl.storage import open_to_append
 from rayfl.tables import ResultTables
+from rayfl.terminal import VisibleFormatter
 from rayfl.tracking.callback import Callback, RunInfo
+from rayfl.tracking.environment import FILE as ENVIRONMENT
 from rayfl.tracking.environment import Environment
+from rayfl.tracking.guarded import Guarded
 from rayfl.tracking.mlflow import Mlflow
 from rayfl.tracking.tensorboard import TensorBoard
+from rayfl.tracking.timings import FILE as TIMINGS
 from rayfl.tracking.timings import Timings
-from rayfl.tracking.tune_files import TuneFiles
+from rayfl.tracking.tune_files import CSV_FILE, JSON_FILE, TuneFiles
 from rayfl.tracking.wandb import Wandb
 
 _log = logging.getLogger("rayfl")
-_DEVICES = "devices.parquet"
 
 
 def run(
@@ -81,34 +85,53 @@ def run(
 
 def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> Result:
     """Runs a validated configuration; see :func:`run`."""
+    config = where_begun(config)
     parts = Parts(config)
     sizes = parts.check()
-    with Lease(parts.storage, config.storage.lease_timeout_s) as lease:
-        _claim_folder(parts)
-        return _run_alone(parts, sizes, lease, callbacks)
+    check_run_folder(parts.storage, parts.copy)
+    with arithmetic(config.engine.precision), Lease(parts.storage, config.storage.lease_timeout_s) as lease:
+        restored = claim_folder(parts)
+        with _log_file(parts):
+            for line in restored:
+                _log.info("%s", line)
+            return _run_alone(parts, sizes, lease, callbacks)
 
 
 def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequence[Callback]) -> Result:
     config = parts.config
-    recorder = Recorder(parts.storage, config.fingerprint(), config.storage.keep_commits, lease)
+    storage, keep = parts.storage, config.storage.keep_commits
+    today = config.fingerprint()
+    older = {found: rule for found, rule in older_fingerprints(config.identity()) if found != today}
+    recorder = Recorder(storage, today, keep, lease, parts.copy, input_digests(storage), older)
     try:
-        progress = recorder.restore(ResultTables(parts.dataset.names, config.algorithm.sweep, parts.partition_hash))
+        method, names = config.algorithm, parts.dataset.names
+        progress = recorder.restore(
+            ResultTables(names, method.sweep, parts.partition_hash, personalized=method.personalized)
+        )
         if not parts.storage.exists("partition.parquet"):
             parts.storage.write("partition.parquet", to_parquet(parts.assignment))
         if progress is None or progress.rounds_completed < config.train.rounds:
             progress = _continue(parts, sizes, recorder, callbacks)
-        recorder.publish()
         tables = recorder.results()
     finally:
         recorder.close()
-    rounds, skipped = progress.rounds_completed, tables.get("skipped", SKIPPED_SCHEMA.empty_table())
-    return Result(parts.storage.uri, config, tables["rounds"], tables["clients"], rounds, parts.partition_hash, skipped)
+    optional = {name: tables[name] for name in ("skipped", "damage") if name in tables}
+    return Result(
+        parts.storage.uri,
+        config,
+        tables["rounds"],
+        tables["clients"],
+        progress.rounds_completed,
+        parts.partition_hash,
+        **optional,
+    )
 
 
 def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]) -> Progress:
-    with _log_file(parts), _pool(parts, sizes) as (pool, stop, plan):
+    with printed_on_console(), _pool(parts, sizes) as (pool, stop, plan):
         config = parts.config
         hosts = pool.descriptions if isinstance(pool, RayPool) else []
+        _check_same_bits(recorder, {host["device"] for host in hosts} or {inline_device(config.cluster.device)})
         federation = Federation(hosts_of(pool, config, hosts), parts.context, sizes, config.clients)
         listeners = [*callbacks, *_tracking(parts, recorder, federation)]
         driver = Driver(parts, federation, recorder, listeners, stop)
@@ -117,7 +140,13 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
         if isinstance(pool, RayPool):
             _log.info("actors %s to %s in namespace %s", host_name(0), host_name(pool.size - 1), pool.namespace)
         info = RunInfo(
-            parts.config, parts.storage.uri, parts.dataset.num_clients, driver.progress.rounds_completed, hosts, plan
+            config,
+            parts.storage.uri,
+            parts.dataset.num_clients,
+            driver.progress.rounds_completed,
+            hosts,
+            plan,
+            recorder.fingerprint,
         )
         try:
             for listener in listeners:
@@ -126,6 +155,18 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
         finally:
             driver.settle()
             _end(listeners, driver.progress.rounds_completed)
+
+
+def _check_same_bits(recorder: Recorder, devices: set[str]) -> None:
+    """Refuses to go on with a run of an older rayfl where the rounds that follow would be computed in another way."""
+    rule = recorder.began_under
+    if rule is not None and not devices <= rule.devices:
+        where = ", ".join(sorted(devices))
+        raise RunError(
+            f"{recorder.storage.uri} was begun by rayfl {rule.release} or before, and on {where} it would not go on as "
+            f"it began: {rule.changed}. Go on with cluster.device=cpu or the rayfl that began it, or choose another "
+            "name to begin again"
+        )
 
 
 def _end(listeners: Sequence[Callback], rounds_completed: int) -> None:
@@ -143,21 +184,24 @@ def _end(listeners: Sequence[Callback], rounds_completed: int) -> None:
 
 
 def _tracking(parts: Parts, recorder: Recorder, federation: Federation) -> list[Callback]:
-    folder, config = parts.storage.local_path, parts.config
-    listeners: list[Callback] = [
-        Timings(parts.storage),
-        Environment(parts.storage),
-        TuneFiles(parts.storage),
+    """What the configuration asks for. All of it is less important than the run, and none of it ends one."""
+    storage, config = parts.storage, parts.config
+    folder, uri = storage.local_path, storage.uri
+    listeners: list[tuple[Callback, str]] = [
+        (Timings(storage), f"{uri}/{TIMINGS}"),
+        (Environment(storage), f"{uri}/{ENVIRONMENT}"),
+        (TuneFiles(storage), f"{uri}/{JSON_FILE} or {CSV_FILE}"),
     ]
     if config.tracking.tensorboard and folder is not None:
-        listeners.append(TensorBoard(folder))
+        listeners.append((TensorBoard(folder), f"{uri}/events.out.tfevents.*"))
     if config.tracking.wandb.enabled:
-        listeners.append(Wandb(config.tracking.wandb, folder))
+        listeners.append((Wandb(config.tracking.wandb, folder), "Weights & Biases"))
     if config.tracking.mlflow.enabled:
-        listeners.append(Mlflow(config.tracking.mlflow, parts.storage))
+        listeners.append((Mlflow(config.tracking.mlflow, storage), "MLflow"))
     if config.cluster.backend == "ray":
-        listeners.append(Gauges(config.run_name, lambda: recorder.state_bytes, lambda: federation.lookups))
-    return listeners
+        gauges = Gauges(config.run_name, lambda: recorder.state_bytes, lambda: federation.lookups)
+        listeners.append((gauges, "Ray's gauges"))
+    return [Guarded(listener, writes) for listener, writes in listeners]
 
 
 @contextmanager
@@ -167,17 +211,26 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
     cluster = config.cluster
     if cluster.backend == "inline":
         with limited_threads(cluster.threads_per_actor), stop_requests(cluster.stop_grace_s) as stop:
-            yield InlinePool([build_host(config, 0, inline_device(cluster.device))]), stop, ()
+            host = build_host(config, 0, inline_device(cluster.device), tell=lambda line: tell_printed([line]))
+            yield InlinePool([host]), stop, ()
         return
     with ray_session(cluster.address), stop_requests(cluster.stop_grace_s) as stop:
         plan = plan_run(parts, sizes)
-        admit = partial(check_shared_storage, parts.storage, cluster.startup_timeout_s)
+        admit = partial(_check_places, parts)
         admit()
         pool = RayPool(plan.config.model_dump(mode="json"), plan.options, config.run_name, admit)
         try:
             yield pool, stop, plan.lines
         finally:
             pool.close()
+
+
+def _check_places(parts: Parts) -> None:
+    """Makes sure that the run's folder and that of its copies are one place for all nodes."""
+    timeout_s = parts.config.cluster.startup_timeout_s
+    check_shared_storage(parts.storage, timeout_s)
+    if parts.copy is not None:
+        check_shared_storage(parts.copy, timeout_s, "storage.copies_path")
 
 
 def inline_device(wanted: str) -> str:
@@ -199,64 +252,19 @@ def limited_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _claim_folder(parts: Parts) -> None:
-    """Writes ``config.yaml``, or makes sure that the folder's run is this one."""
-    storage, config = parts.storage, parts.config
-    if not storage.exists("config.yaml"):
-        storage.write("partition.parquet", to_parquet(parts.assignment))
-        if parts.devices:
-            storage.write(_DEVICES, table_to_parquet(devices_table(parts.devices)))
-        storage.write("config.yaml", to_yaml(config).encode())
-        return
-    try:
-        stored = load_config(Experiment, yaml.safe_load(storage.read("config.yaml")), {})
-    except Exception as error:
-        raise RunError(f"{storage.uri}/config.yaml cannot be read ({error}); choose another name") from error
-    if stored.fingerprint() != config.fingerprint():
-        changes = _differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))
-        raise RunError(
-            f"{storage.uri} holds another run: {'; '.join(changes)}. Choose another name, or restore these values"
-        )
-    if storage.exists("partition.parquet"):
-        try:
-            written = assignment_hash(pq.read_table(io.BytesIO(storage.read("partition.parquet"))))
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise DamageError(
-                f"{storage.uri}/partition.parquet is damaged ({error}): restore it, or delete it, and the same command "
-                "writes it anew"
-            ) from error
-        if written != parts.partition_hash:
-            raise RunError(
-                f"{storage.uri}/partition.parquet says that the run began with other data than the configuration gives "
-                "now: the data set's files or the partition's file have changed. Restore them, or choose another name"
-            )
-
-    if parts.devices and storage.exists(_DEVICES):
-        if not from_parquet(storage.read(_DEVICES)).equals(devices_table(parts.devices)):
-            raise RunError(
-                f"{storage.uri}/{_DEVICES} says that the run began with other devices than system gives now: the "
-                "trace's files have changed. Restore them, or choose another name"
-            )
-
-
-def _differences(old: Any, new: Any, path: str = "") -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        free = {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
-        skipped = free if not path else set()
-        return [
-            line
-            for key in {**old, **new}
-            if key not in skipped
-            for line in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-        ]
-    return [] if old == new else [f"{path} was {old!r}, now {new!r}"]
-
-
 class _LogFile(logging.FileHandler):
-    """A log that a full disk only makes incomplete: the error is that of a commit, said once."""
+    """A log that a full disk only makes incomplete, with a warning elsewhere."""
+
+    _said = False
+
+    def _open(self) -> TextIOWrapper:
+        return open_to_append(Path(self.baseFilename))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Says nothing."""
+        """Says so once, to the other handlers."""
+        if not self._said:
+            self._said = True
+            _log.warning("%s lacks lines from here on (%s); the run goes on", self.baseFilename, sys.exception())
 
     def close(self) -> None:
         """Closes the file, though what it still had to write may be lost."""
@@ -274,8 +282,11 @@ def _log_file(parts: Parts) -> Iterator[None]:
     try:
         handler = _LogFile(folder / "rayfl.log", encoding="utf-8")
     except OSError as error:
-        raise ResourceError(f"cannot write {folder / 'rayfl.log'}: {error.strerror}") from error
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        why = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        _log.warning("cannot write %s: %s; this run has no log", folder / "rayfl.log", why)
+        yield
+        return
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(message)s"))
     handler.setLevel(logging.INFO)
     level = _log.level
     _log.setLevel(logging.INFO)

@@ -6,12 +6,13 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from unittest import mock
 
 import ray
 from ray._private import ray_constants
 
+from cluster.privacy import demanding_token, private_folder
 from rayfl.errors import ResourceError
 
 # Ray's own switch for machines where opening ports to the network is unwelcome: its name says Windows and macOS,
@@ -100,17 +101,31 @@ def _loopback() -> Iterator[None]:
 
 
 def start_local(num_cpus: int | None = None) -> None:
-    """Starts a Ray of one node that only this machine can reach.
+    """Starts a Ray of one node that only this machine, and there only this user, can reach.
 
     Args:
         num_cpus: CPUs it pretends to have; None: the machine's.
+
+    Raises:
+        ResourceError: when there is no folder for its files.
     """
     name, value = _FREE_AT_ONCE
-    with _loopback(), _variable(name, os.environ.get(name, value)):
+    folder = private_folder()
+    with _loopback(), _variable(name, os.environ.get(name, value)), demanding_token():
         ray.init(
             address="local",
             num_cpus=num_cpus,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
+            _temp_dir=None if folder is None else str(folder),
         )
+    _close_session_folder()
+
+
+def _close_session_folder() -> None:
+    """Ray makes the folder of a session for everybody to write to."""
+    node = ray._private.worker._global_node
+    if node is not None:
+        with suppress(OSError):
+            os.chmod(node.get_session_dir_path(), 0o700)

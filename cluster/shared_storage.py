@@ -15,14 +15,15 @@ from rayfl.storage import Storage
 _NOT_THERE = "does not see it: it is no shared folder there (mount it on all nodes, or use s3://, gs://)"
 
 
-def check_shared_storage(storage: Storage, timeout_s: float) -> None:
+def check_shared_storage(storage: Storage, timeout_s: float, option: str = "storage_path") -> None:
     """Writes a file from here, and has every node of the cluster read it and answer with one of its own.
 
     A cluster of one node has nothing to share and is not asked.
 
     Args:
-        storage: the run's folder.
+        storage: the run's folder, or that of its copies.
         timeout_s: how long the nodes may take, in seconds.
+        option: what says where it is.
 
     Raises:
         ResourceError: naming the nodes on which the folder is missing, another one or read-only, and the folder.
@@ -45,7 +46,7 @@ def check_shared_storage(storage: Storage, timeout_s: float) -> None:
     if problems:
         names = {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in nodes}
         listed = "; ".join(f"node {names[node]} {problem}" for node, problem in problems.items())
-        raise ResourceError(f"storage_path must be one place for all nodes, but of {storage.uri} {listed}")
+        raise ResourceError(f"{option} must be one place for all nodes, but of {storage.uri} {listed}")
 
 
 def _ask(storage: Storage, probe: str, nodes: list[dict[str, Any]], timeout_s: float) -> dict[str, str]:

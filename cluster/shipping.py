@@ -1,16 +1,62 @@
-"""rayfl itself as a wheel for the nodes of a cluster that has its dependencies, but not this version of it."""
+"""What a run needs on the nodes of a cluster that has rayfl's dependencies: this version of it, and users' modules."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import rayfl
+from rayfl.config.objects import module_file, names_an_object
+from rayfl.config.schema import ExperimentConfig
+from rayfl.errors import ConfigError
+from rayfl.tracebacks import is_own
 
 _PACKAGES = ("actors", "algorithms", "cluster", "rayfl")
+_NAMING = ("name", "factory", "function")
+"""Fields whose value may be ``module:name``."""
 _TIMESTAMP = (2020, 1, 1, 0, 0, 0)
+
+
+def check_modules(config: ExperimentConfig, working_dir: Path | None) -> None:
+    """Makes sure that users' own modules are sent along: on the cluster nobody would know them.
+
+    Args:
+        config: names methods, models or data as ``module:name``; they have been imported here.
+        working_dir: the folder that is sent, where the run starts.
+
+    Raises:
+        ConfigError: naming the module, its file, and what to write.
+    """
+    for field, path in _objects(config.model_dump(mode="json")):
+        module = path.partition(":")[0]
+        file = module_file(path)
+        if file is None or not is_own(file):
+            continue
+        parts = len(module.split(".")) + (Path(file).name == "__init__.py")
+        folder = Path(file).resolve().parents[parts - 1]
+        if working_dir is None or working_dir.resolve() != folder:
+            sent = "is not sent along" if working_dir is None else f"is not in --working-dir {working_dir}"
+            raise ConfigError(
+                f"{field}: {path!r}: the module {module!r} ({file}) {sent}, and the cluster would not find it: add "
+                f"--working-dir {folder}, or say where the nodes have it with --env PYTHONPATH=FOLDER"
+            )
+
+
+def _objects(content: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Where a configuration names an object of a module, and which."""
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            if key in _NAMING and names_an_object(value):
+                yield f"{place}{key}", value
+            else:
+                yield from _objects(value, f"{place}{key}.")
+    elif isinstance(content, list | tuple):
+        for number, value in enumerate(content):
+            yield from _objects(value, f"{place}{number}.")
 
 
 def build_wheel(folder: Path) -> Path:

@@ -38,3 +38,5 @@ class SkippedClients:
                 new[first].procedure,
                 new[first].reason,
             )
+            for trace in dict.fromkeys(why.trace for why in new.values() if why.trace):
+                _log.info("of a client that round %d goes on without:\n%s", round, trace)

@@ -17,12 +17,21 @@ import ray
 from cluster.interrupts import StopRequest, stop_requests
 from cluster.session import ray_session
 from cluster.shared_storage import check_shared_storage
-from cluster.sweep_folder import committed, read_stopped, write_record, write_stopped, write_tables
+from cluster.sweep_folder import (
+    RECORD,
+    committed,
+    of_a_beginning,
+    read_stopped,
+    write_record,
+    write_stopped,
+    write_tables,
+)
 from cluster.sweep_progress import SweepProgress
 from cluster.sweep_resources import TrialPlan, plan_trial
 from cluster.sweep_trial import FAILURE, OBJECTIVE, ROUND, history, run_trial
 from rayfl.errors import ConfigError, ResourceError
 from rayfl.experiment import Parts
+from rayfl.run_folder import refuse_others
 from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.trials import Sweep, Trial
 
@@ -227,6 +236,8 @@ def _tune_folder(sweep: Sweep) -> str:
 def _check(sweep: Sweep, options: SweepOptions) -> None:
     if sweep.folder.exists("config.yaml"):
         raise ConfigError(f"{sweep.folder.uri} is the folder of a single run: give the sweep a name=... of its own")
+    if not sweep.folder.exists(RECORD):
+        refuse_others(sweep.folder, of_a_beginning, f"no {RECORD}")
     judge = options.measure.judge
     blind = [trial for trial in sweep.trials if judge not in trial.judged_on]
     if blind and options.scheduler:

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import yaml
 
-from rayfl.commits import CommitStore
+from rayfl.config.plain_yaml import read_yaml
 from rayfl.errors import RunError
+from rayfl.experiment import Parts
+from rayfl.own_files import is_temporary
 from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.report import FINISHED, groups_table, trials_table
 from rayfl.sweeps.trials import Sweep, Trial
 from rayfl.table_files import read_whole, to_parquet
 from rayfl.table_schemas import ROUNDS_SCHEMA
 
+RECORD = "sweep.yaml"
 STOPPED_FILE = "stopped.yaml"
+_TABLES = ("trials.parquet", "groups.parquet")
+_LEFT_S = 3600.0
+"""A temporary file so much older than the record is a killed process's: nobody writes for so long, in seconds."""
+
+
+def of_a_beginning(name: str) -> bool:
+    """Whether a file may be in the folder of a sweep whose first start was cut short."""
+    return is_temporary(name, lambda own: own == RECORD)
 
 
 def write_record(sweep: Sweep) -> None:
-    """Notes what the sweep is about, before it begins."""
+    """Notes what the sweep is about, before it begins, and deletes temporary files that killed ones have left."""
     points = {trial.name: trial.point for trial in sweep.trials}
     content = yaml.safe_dump({"varied": list(sweep.varied), "experiments": points}, sort_keys=False)
-    sweep.folder.write("sweep.yaml", content.encode())
+    sweep.folder.write(RECORD, content.encode())
+    written = sweep.folder.modified(RECORD)
+    for name in sweep.folder.names():
+        if is_temporary(name, lambda own: own in (RECORD, STOPPED_FILE, *_TABLES)):
+            with suppress(FileNotFoundError):
+                if written - sweep.folder.modified(name) > _LEFT_S:
+                    sweep.folder.delete(name)
 
 
 def read_stopped(sweep: Sweep) -> dict[str, int]:
@@ -35,8 +53,8 @@ def read_stopped(sweep: Sweep) -> dict[str, int]:
     if not sweep.folder.exists(STOPPED_FILE):
         return {}
     try:
-        return {str(name): int(rounds) for name, rounds in yaml.safe_load(sweep.folder.read(STOPPED_FILE)).items()}
-    except (yaml.YAMLError, AttributeError, ValueError, TypeError) as error:
+        return {str(name): int(rounds) for name, rounds in read_yaml(sweep.folder.read(STOPPED_FILE)).items()}
+    except (yaml.YAMLError, AttributeError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{sweep.folder.uri}/{STOPPED_FILE} is damaged ({error}); delete it to go on") from error
 
 
@@ -56,7 +74,7 @@ class Committed:
 
 def committed(trial: Trial) -> Committed:
     """What there is of one experiment, without an error."""
-    store = CommitStore(trial.storage)
+    store = Parts(trial.config).commits
     try:
         manifest = store.latest()
         if manifest is None:
@@ -82,6 +100,6 @@ def write_tables(
         rows.append({**row, **values})
     trials = trials_table(rows, sweep.varied)
     groups = groups_table(trials, sweep.varied, measure)
-    sweep.folder.write("trials.parquet", to_parquet(trials))
-    sweep.folder.write("groups.parquet", to_parquet(groups))
+    for name, table in zip(_TABLES, (trials, groups), strict=True):
+        sweep.folder.write(name, to_parquet(table))
     return trials, groups

@@ -7,9 +7,9 @@ from typing import Any
 
 from actors.building import automatic_memory
 from algorithms.registry import Experiment
-from cluster.run import run_config
+from cluster.run import inline_device, run_config
 from rayfl.config.loading import load_config
-from rayfl.config.schema import ExperimentConfig
+from rayfl.config.schema import ClusterConfig
 from rayfl.errors import RayflError
 from rayfl.sweeps.measures import Measure, evaluations
 from rayfl.tracking.callback import Callback
@@ -74,7 +74,7 @@ def run_trial(
     for line in before:
         report(dict(line))
     config = load_config(Experiment, content, {})
-    config = config.model_copy(update={"cluster": _with_memory(config, neighbours)})
+    config = config.model_copy(update={"cluster": _with_memory(config.cluster, neighbours)})
     progress = Progress(measure, config.algorithm, report)
     try:
         result = run_config(config, [progress])
@@ -84,12 +84,12 @@ def run_trial(
         report({ROUND: 0, FAILURE: str(error)})
 
 
-def _with_memory(config: ExperimentConfig, neighbours: int) -> Any:
-    """The cluster section with this experiment's part of the machine's memory."""
-    cluster = config.cluster
+def _with_memory(cluster: ClusterConfig, neighbours: int) -> ClusterConfig:
+    """The cluster section with this experiment's part of the machine's memory; samples may be in that of a GPU."""
+    on_gpu = cluster.backend == "inline" and inline_device(cluster.device) == "cuda"
     shares = {
         field: automatic_memory(field, neighbours)
-        for field in ("state_memory", "data_memory")
+        for field in (("state_memory",) if on_gpu else ("state_memory", "data_memory"))
         if cluster.backend == "inline" and getattr(cluster, field) == "auto"
     }
     return cluster.model_copy(update=shares)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 import jinja2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rayfl.config.texts import matching
 from rayfl.errors import ConfigError
 
 Kind = Literal["kuberay", "kuberay-cluster", "slurm", "ray-up", "docker", "grafana"]
@@ -37,7 +38,7 @@ _CLAIM_FOLDER = "/shared"
 """Where pods and images have the shared volume."""
 
 # Whatever is written into YAML and shell: nothing that would have to be quoted there.
-Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/:@~-]+$")]
+Word = Annotated[str, matching(r"[A-Za-z0-9._/:@~-]+", "letters, digits and the signs . _ / : @ ~ -, without spaces")]
 
 
 class TemplateOptions(BaseModel):
@@ -45,9 +46,13 @@ class TemplateOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(
-        "rayfl", pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$", description="of cluster and run: a-z, 0-9 and -"
-    )
+    name: Annotated[
+        str,
+        matching(
+            r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?",
+            "1 to 40 small letters (a-z), digits and -, the first a letter and the last none of the signs",
+        ),
+    ] = Field("rayfl", description="of cluster and run: a-z, 0-9 and -")
     image: Word = Field("rayfl:latest", description="container image with rayfl and Ray")
     nodes: int = Field(1, ge=1, description="nodes that train")
     gpus_per_node: int = Field(0, ge=0, description="GPUs of each")
@@ -57,7 +62,9 @@ class TemplateOptions(BaseModel):
         None,
         description="what all nodes share: a claim's name for KubeRay (rayfl-shared), a folder otherwise (/shared)",
     )
-    time: str = Field("24:00:00", pattern=r"^[0-9]+([-:][0-9]+)*$", description="SLURM: time limit")
+    time: Annotated[
+        str, matching(r"[0-9]+([-:][0-9]+)*", "numbers with : or - between them, such as 24:00:00 or 2-12")
+    ] = Field("24:00:00", description="SLURM: time limit")
     environment: Word | None = Field(None, description="SLURM: folder of the virtual environment with rayfl")
     hosts: tuple[Word, ...] = Field((), description="ray up: machines of your own, head first; none: machines of AWS")
     user: Word = Field("ubuntu", description="ray up: who logs in")
@@ -73,7 +80,10 @@ def template_options(values: Mapping[str, Any]) -> TemplateOptions:
     try:
         return TemplateOptions.model_validate(values)
     except ValidationError as error:
-        wrong = [f"--{'-'.join(map(str, e['loc'])).replace('_', '-')}: {e['msg']}" for e in error.errors()]
+        wrong = [
+            f"--{'-'.join(map(str, e['loc'])).replace('_', '-')}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors()
+        ]
         raise ConfigError("; ".join(wrong)) from None
 
 

@@ -31,6 +31,14 @@ _RECEIVED = 8
 """More sums of other processes are not kept apart."""
 
 
+REMEDY = (
+    "weighted values are summed exactly up to 2^43 (8.8e12) in all. If training diverged, lower train.lr or set "
+    "train.max_grad_norm; if values and weights are meant to be so large, divide the weights by a constant that is the "
+    "same for all clients"
+)
+"""What to do about sums that leave the fixed-point range."""
+
+
 class NonFiniteError(ValueError):
     """A tree holds NaN or infinity; ``path`` names the leaf."""
 
@@ -165,7 +173,7 @@ class ExactSum:
             unlike = sorted(path for path in every if self.template.get(path, ()) != template.get(path, ()))
             raise ValueError(f"contributions differ in structure, shape or type at {unlike}")
         if self.bound + bound >= HIGH_LIMIT:
-            raise OverflowError("weighted values too large to be summed exactly (2^43 in total): training diverged")
+            raise OverflowError(f"the sum of {self.count} weighted contributions and more is too large: {REMEDY}")
         # Leaves in another order are the same sum; which order the mean has must not depend on who came first.
         self.template = min(self.template, template, key=list)
         waiting = len(self.waiting)
@@ -210,6 +218,13 @@ def _bound(largest: float, weight: Any) -> int:
     """What the high limb of a contribution, with a later carry, does not exceed; capped at the limit."""
     scaled = largest * float(weight) * 2.0**HIGH_BITS
     return int(scaled) + 2 if scaled < HIGH_LIMIT else HIGH_LIMIT
+
+
+def too_large(contribution: Weighted) -> str:
+    """What is too large in a contribution that does not fit into a sum, and what to do."""
+    found = [(_largest({"": leaf}), path) for path, leaf in leaves(contribution.tree)]
+    largest, path = max(found)
+    return f"{path!r} holds up to {largest:.3g} and has the weight {contribution.weight:.6g}: {REMEDY}"
 
 
 def _largest(tree: Mapping[str, Any]) -> float:

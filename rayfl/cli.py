@@ -6,6 +6,8 @@ import logging
 import os
 import shlex
 import sys
+import warnings
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -18,6 +20,7 @@ from rayfl import (
     cli_jobs,
     cli_leaf,
     cli_plot,
+    cli_repair,
     cli_report,
     cli_reproduce,
     cli_sweep,
@@ -25,7 +28,8 @@ from rayfl import (
     completion,
     terminal,
 )
-from rayfl.errors import ConfigError, RayflError
+from rayfl.errors import ConfigError, RayflError, text_of
+from rayfl.tracebacks import own_frames
 
 app = typer.Typer(
     help="Personalized federated learning on Ray.",
@@ -37,6 +41,7 @@ data_app = typer.Typer(help="Import and describe data sets.", no_args_is_help=Tr
 app.add_typer(data_app, name="data")
 cli_leaf.register(data_app)
 cli_verify.register(app)
+cli_repair.register(app)
 cli_plot.register(app)
 cli_report.register(app)
 
@@ -48,7 +53,6 @@ Overrides = Annotated[
         help="Dotted overrides, for instance algorithm=floco train.rounds=10.", autocompletion=completion.overrides
     ),
 ]
-Config = Annotated[str, typer.Argument(help="A preset or a YAML file.", autocompletion=completion.configurations)]
 
 
 @app.callback()
@@ -56,9 +60,12 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the trace
     """Options of all commands."""
     if debug:
         os.environ["RAYFL_DEBUG"] = "1"
+        sys.excepthook = terminal.show_traceback
+    warnings.showwarning = terminal.show_warning
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.WARNING)
-    logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[handler])
+    handler.setFormatter(terminal.VisibleFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
 
 
 @app.command()
@@ -75,6 +82,7 @@ def run(
     """Run an experiment; the same command continues one that was interrupted."""
     from cluster.interrupts import TERMINATED, Terminated
     from cluster.run import run_config
+    from rayfl.damage import described
     from rayfl.tracking.console import ConsoleProgress
     from rayfl.tracking.summary import skipped_table, summary_table
 
@@ -87,6 +95,8 @@ def run(
     terminal.out().print(summary_table(result))
     if result.skipped.num_rows:
         terminal.out().print(skipped_table(result))
+    for line in described(result.damage):
+        terminal.out().print(f"{line} See damage.parquet.", style="red", markup=False, highlight=False)
     folder, root = result.path, settings.storage_path
     terminal.out().print(
         f"run folder:   {folder}\n"
@@ -125,11 +135,12 @@ def show(
     target: Annotated[
         str,
         typer.Argument(
-            help="A method (also a module:Class of your own), a preset or a YAML file.",
+            help="A method (also a module:Class of your own), a preset, a YAML file or a run's folder.",
             autocompletion=completion.targets,
         ),
     ],
     overrides: Overrides = None,
+    trust: cli_inspect.Trust = False,
 ) -> None:
     """Show a method with its hyper-parameters, or a configuration with all its values resolved."""
     from algorithms.registry import METHODS
@@ -147,36 +158,25 @@ def show(
             table.add_row(*row)
         terminal.out().print(table)
         return
-    terminal.out().print(to_yaml(_load(target, overrides)), markup=False, highlight=False, soft_wrap=True, end="")
+    config = cli_inspect.configuration(target, overrides, trust, _load)
+    terminal.out().print(to_yaml(config), markup=False, highlight=False, soft_wrap=True, end="")
 
 
-@data_app.command("stats")
-def stats(config: Config, overrides: Overrides = None) -> None:
-    """Describe the clients of a configuration: how many, how large, which labels."""
-    from rayfl.data.stats import dataset_stats
-    from rayfl.experiment import Parts
-
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    for label, value in dataset_stats(Parts(_load(config, overrides)).dataset).rows():
-        table.add_row(label, value)
-    terminal.out().print(table)
-
-
-def _load(config: str | None, overrides: list[str] | None) -> Any:
+def _load(config: str | None, overrides: list[str] | None, trust: bool = True) -> Any:
     from algorithms.registry import Experiment
     from rayfl.config.loading import load_config
 
     extra = list(overrides or [])
-    if config is not None and "=" in config:
+    if config is not None and "=" in config and not Path(config).expanduser().is_file():
         extra.insert(0, config)
         config = None
-    return load_config(Experiment, config, extra)
+    return load_config(Experiment, config, extra, trust)
 
 
 cli_data.register(data_app, _load)
 cli_jobs.register(app, _load)
 cli_inspect.register(app, _load)
-cli_cluster.register(app)
+cli_cluster.register(app, _load)
 cli_sweep.register(app)
 cli_reproduce.register(app)
 
@@ -192,14 +192,18 @@ def main() -> None:
         if os.environ.get("RAYFL_DEBUG"):
             raise
         known = isinstance(error, RayflError)
-        text = str(error) if known else _unexpected(error)
+        text = text_of(error) if known else _unexpected(error)
+        if '\n  File "' not in text:
+            text += own_frames(error)
         terminal.err().print(f"error: {text}", markup=False, highlight=False, soft_wrap=True, style="red")
         sys.exit(2 if known else 1)
 
 
 def _unexpected(error: Exception) -> str:
     """An error that nobody foresaw, in one line."""
-    said = " ".join(str(error).split())
+    said = " ".join(text_of(error).split())
     shorter = said if len(said) <= _LONGEST_MESSAGE else f"{said[:_LONGEST_MESSAGE]}..."
     command = shlex.join(["rayfl", "--debug", *sys.argv[1:]])
-    return f"{type(error).__name__}: {shorter or 'no message'}; this should not happen. `{command}` shows where it did"
+    # With lines of a user's own files, the user knows where to look.
+    strange = "this should not happen. " if not own_frames(error) else ""
+    return f"{type(error).__name__}: {shorter or 'no message'}; {strange}`{command}` shows where it did"

@@ -1,50 +1,68 @@
-"""The commands ``rayfl data prepare``, ``list``, ``verify`` and ``show``."""
+"""The commands ``rayfl data prepare``, ``list``, ``verify``, ``stats`` and ``show``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from rayfl import completion, terminal
+from rayfl.cli_inspect import Load, Trust, configuration
 from rayfl.data.root import data_root
 from rayfl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from rayfl.config.schema import ExperimentConfig
     from rayfl.data.download import Progress as Report
+    from rayfl.data.federated import FederatedDataset
 
 
 _Root = Annotated[Path | None, typer.Option(help="Data root; default RAYFL_DATA or ~/.cache/rayfl.")]
 
 
-def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], Any]) -> None:
+_Config = Annotated[
+    str, typer.Argument(help="A preset, a YAML file or a run's folder.", autocompletion=completion.configurations)
+]
+_Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides.", autocompletion=completion.overrides)]
+
+
+def register(app: typer.Typer, load: Load) -> None:
     """Adds the commands to ``rayfl data``.
 
     Args:
         app: the group of commands.
-        load: makes a configuration of a preset or file and overrides.
+        load: makes a configuration of a preset or file and overrides; the last argument says whether a user's own
+            method is imported.
     """
 
+    def stats(config: _Config, overrides: _Overrides = None, trust: Trust = False) -> None:
+        """Describe the clients of a configuration: how many, how large, which labels."""
+        from rayfl.data.stats import dataset_stats
+
+        _, dataset = _opened(config, overrides, trust, load)
+        table = Table(show_header=False, box=None, padding=(0, 2))
+        for label, value in dataset_stats(dataset).rows():
+            table.add_row(label, value)
+        terminal.out().print(table)
+        for remark in dataset.remarks():
+            _say(f"note: {remark}")
+
     def show(
-        config: Annotated[
-            str, typer.Argument(help="A preset or a YAML file.", autocompletion=completion.configurations)
-        ],
-        overrides: Annotated[
-            list[str] | None, typer.Argument(help="Dotted overrides.", autocompletion=completion.overrides)
-        ] = None,
+        config: _Config,
+        overrides: _Overrides = None,
         out: Annotated[Path, typer.Option(help="File to write: .png, .pdf or .svg.")] = Path("partition.png"),
+        trust: Trust = False,
     ) -> None:
         """Draw the partition of a configuration: classes by client, and sizes."""
         from rayfl.data.picture import check_format, draw_partition, save_figure
-        from rayfl.experiment import Parts
 
         check_format(out)
-        settings = load(config, overrides)
-        dataset = Parts(settings).dataset
+        settings, dataset = _opened(config, overrides, trust, load)
         title = f"{settings.dataset.name}, {settings.partition.name}, seed {settings.seed}"
         save_figure(draw_partition(dataset, title), out)
         _say(f"{dataset.num_clients:,} clients -> {out}")
@@ -52,7 +70,23 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
     app.command("prepare")(prepare)
     app.command("list")(list_prepared)
     app.command("verify")(verify)
+    app.command("stats")(stats)
     app.command("show")(show)
+
+
+def _opened(
+    config: str, overrides: list[str] | None, trust: bool, load: Load
+) -> tuple[ExperimentConfig, FederatedDataset]:
+    """A configuration and its clients; the section ``dataset`` may name code of users, which is looked at first."""
+    from rayfl.config.loading import names_in, overrides_given
+    from rayfl.config.own_code import named_code, refuse_code
+    from rayfl.experiment import Parts
+
+    settings = configuration(config, overrides, trust, load)
+    if not trust:
+        typed = names_in(overrides_given(overrides or []))
+        refuse_code([name for name in named_code(settings, ["dataset"]) if name not in typed], config)
+    return settings, Parts(settings).dataset
 
 
 def prepare(
@@ -144,7 +178,7 @@ def _source(name: str, options: list[str], root: Path | None) -> Any:
 def _progress() -> Iterator[Report]:
     """A bar for each thing that is reported, on standard error."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeRemainingColumn(),

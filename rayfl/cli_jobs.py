@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +92,7 @@ def logs(
     job = jobs.find(client, run).submission_id
     if follow:
         raise typer.Exit(_follow(jobs, client, job))
-    sys.stdout.write(client.get_job_logs(job))
+    terminal.write(client.get_job_logs(job))
 
 
 def stop(
@@ -122,16 +121,11 @@ def _jobs() -> Any:
 
 def _follow(jobs: Any, client: Any, job: str) -> int:
     try:
-        code: int = jobs.follow(client, job, _write)
+        code: int = jobs.follow(client, job, terminal.write)
     except KeyboardInterrupt:
         _say(f"job {job} goes on; rayfl stop {job} ends it")
         return terminal.INTERRUPTED
     return code
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:

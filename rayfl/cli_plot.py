@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rayfl import terminal
+from rayfl.cli_inspect import Trust
 from rayfl.errors import ConfigError
 from rayfl.plots.kinds import KINDS
 
@@ -39,6 +40,7 @@ def plot(
     clients: Annotated[str | None, typer.Option(help="landscape, simplex: numbers of clients, such as 3,17.")] = None,
     points: Annotated[int | None, typer.Option(help="landscape, simplex: points of the grid along an edge.")] = None,
     samples: Annotated[int | None, typer.Option(help="landscape, simplex: at most so many samples.")] = None,
+    trust: Trust = False,
 ) -> None:
     from algorithms.registry import Experiment
     from rayfl.inspection.folder import open_run
@@ -53,7 +55,7 @@ def plot(
     kind_of(kind)
     check_options(kind, list(options))
     destination = Path(f"{kind}.png") if out is None else out
-    numbers = write_plot(kind, [open_run(run, Experiment) for run in runs], destination, **options)
+    numbers = write_plot(kind, [open_run(run, Experiment, trust) for run in runs], destination, **options)
     terminal.out().print(
         f"{kind} of {len(runs)} runs -> {destination}, {numbers}", markup=False, highlight=False, soft_wrap=True
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +14,14 @@ from rayfl.errors import ConfigError
 if TYPE_CHECKING:
     from rayfl.experiment import Parts
 
-_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        help="The row that is the personalized model, for runs of your own methods that do not say it: those of an "
+        "older rayfl. May be repeated.",
+    ),
+]
 Runs = Annotated[list[str], typer.Argument(help="Folders of runs: paths or URIs (file, s3, gs).", show_default=False)]
 
 
@@ -32,6 +37,7 @@ def report(
         Path | None,
         typer.Option(help="Folder of the report. If left out: report/ in the run's folder; of several runs, here."),
     ] = None,
+    models: Models = None,
 ) -> None:
     """Write a report on a run, or on several side by side: one HTML page, and its figures as files."""
     from algorithms.registry import METHODS
@@ -43,7 +49,7 @@ def report(
 
     folder = _folder(runs, out)
     check_folder(folder)
-    loaded = load_runs(runs, METHODS)
+    loaded = load_runs(runs, METHODS, models or ())
     with _styled():
         if len(loaded) == 1:
             page, clients = page_of_run(loaded[0], dataset_of)
@@ -57,7 +63,7 @@ def report(
     _say(f"report: {write(page, folder, tables)}")
 
 
-def compare(runs: Runs) -> None:
+def compare(runs: Runs, models: Models = None) -> None:
     """Print runs side by side, with the best marked and tests of the differences."""
     from algorithms.registry import METHODS
     from rayfl.report.comparison import compare as compared
@@ -66,7 +72,7 @@ def compare(runs: Runs) -> None:
 
     if len(runs) < 2:
         raise ConfigError("rayfl compare needs at least two runs; `rayfl report` describes a single one")
-    comparison = compared(load_runs(runs, METHODS))
+    comparison = compared(load_runs(runs, METHODS, models or ()))
     terminal.out().print(terminal_table(comparison))
     for note in comparison.notes:
         _say(f"note: {note}")
@@ -95,21 +101,15 @@ def dataset_of(config: Mapping[str, Any]) -> Parts:
     """
     from algorithms.registry import Experiment
     from rayfl.config.loading import load_config
+    from rayfl.config.own_code import named_code
     from rayfl.experiment import Parts
 
-    named = _code({key: value for key, value in config.items() if key != "algorithm"})
-    if named is not None:
-        raise ConfigError(f"a report does not run code that a run's configuration names ({named})")
     # The method has no part in the division of the data, and may be a class that is not there.
-    return Parts(load_config(Experiment, {**config, "algorithm": {"name": "fedavg"}}, {}))
-
-
-def _code(value: Any) -> str | None:
-    """The first ``module:name`` in a configuration."""
-    if isinstance(value, str):
-        return value if _CODE.fullmatch(value) else None
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else []
-    return next((found for part in inner if (found := _code(part)) is not None), None)
+    settings = load_config(Experiment, {**config, "algorithm": {"name": "fedavg"}}, {})
+    named = named_code(settings, ["dataset"])
+    if named:
+        raise ConfigError(f"a report does not run code that a run's configuration names ({named[0]})")
+    return Parts(settings)
 
 
 def _say(text: str) -> None:

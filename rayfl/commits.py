@@ -8,30 +8,56 @@
 * ``manifest-<r>.json``: which of these files make up the run after r rounds, with their SHA-256, and its own;
 * ``newest.json``: the r of the newest manifest, so that it cannot go missing unnoticed.
 
-A file that no kept manifest names is garbage, whoever left it behind. docs/commits.md has the format in full.
+A file with such a name that no kept manifest has is garbage, and so is what dropped manifests named; other files are
+somebody else's. docs/commits.md has the format in full.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rayfl import treefile
-from rayfl.errors import DamageError
-from rayfl.manifest import Manifest, StoredFile, manifest_name, parse, with_checksum
+from rayfl.commit_files import FOLDER as FOLDER
+from rayfl.commit_files import CommitFiles
+from rayfl.errors import DamageError, RunError
+from rayfl.manifest import Manifest, StoredFile, manifest_name, newest_rounds, parse, with_checksum
+from rayfl.own_files import NEWEST, is_of_commits, manifest_rounds
 from rayfl.params import Tree
 from rayfl.storage import Storage
 
-FOLDER = "commits"
-NEWEST = "newest.json"
-_READERS = 8
+_SHOWN = 20
 
 _log = logging.getLogger("rayfl")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A commit, and what is wrong with it.
+
+    Attributes:
+        manifest: the commit.
+        lost: what is wrong with its files, a sentence each, by name.
+    """
+
+    manifest: Manifest
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether models and states are whole: at most rows of tables are lost."""
+        return self.lost.keys() <= self.manifest.table_files().keys()
+
+    @property
+    def has_server(self) -> bool:
+        """Whether the server's model is whole."""
+        return self.manifest.server.name not in self.lost
 
 
 class CommitStore:
@@ -43,97 +69,134 @@ class CommitStore:
 
     Args:
         storage: the run's folder.
+        copy: a folder that gets every file, too, and has what is damaged in the first; None for no copies.
     """
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(self, storage: Storage, copy: Storage | None = None) -> None:
+        self._files = CommitFiles(storage, copy)
 
     def write_server(self, rounds_completed: int, tree: Tree) -> StoredFile:
         """Stores the server's tree."""
-        return self._write(f"server-{rounds_completed:06d}-{_unique()}.safetensors", treefile.dumps(tree))
+        return self._files.write(f"server-{rounds_completed:06d}-{_unique()}.safetensors", treefile.dumps(tree))
 
     def write_states(self, rounds_completed: int, host: int, states: Mapping[int, Tree]) -> StoredFile:
         """Stores states one host changed."""
         tree = {str(client): dict(state) for client, state in sorted(states.items())}
         name = f"states-{rounds_completed:06d}-{host:04d}-{_unique()}.safetensors"
-        return self._write(name, treefile.dumps(tree))
+        return self._files.write(name, treefile.dumps(tree))
 
     def write_table(self, rounds_completed: int, name: str, data: bytes) -> StoredFile:
         """Stores rows of a table."""
-        return self._write(f"{name}-{rounds_completed:06d}-{_unique()}.parquet", data)
+        return self._files.write(f"{name}-{rounds_completed:06d}-{_unique()}.parquet", data)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Makes a commit: from here on the run continues after it."""
-        self._write_json(manifest_name(manifest.rounds_completed), with_checksum(manifest))
+        self.replace_manifest(manifest)
         self._note_newest(manifest.rounds_completed)
 
+    def replace_manifest(self, manifest: Manifest) -> None:
+        """Replaces what is said of a commit that there is."""
+        self._write_json(manifest_name(manifest.rounds_completed), with_checksum(manifest))
+
     def latest(self, thoroughly: bool = False) -> Manifest | None:
-        """The newest commit that is whole; None for a run that has none.
+        """The newest commit that a run can continue from, without lost parts of tables; see :meth:`usable`."""
+        found = self.usable(thoroughly)
+        return None if found is None else found.manifest.without(found.lost)
+
+    def usable(self, thoroughly: bool = False) -> Found | None:
+        """The newest commit that is whole, else the newest with whole models and states; None for a run that has none.
 
         A warning names what is wrong with newer ones. Size and presence of all files are looked at.
 
         Args:
-            thoroughly: whether to read all files, and compare their checksums.
+            thoroughly: whether to read all files, and compare their checksums. So they are in any case where something
+                is wrong with the newest commit: what is chosen in its place must be whole.
 
         Raises:
-            DamageError: when there are commits, but no whole one.
+            DamageError: when there are commits, but of none are the server's model and all states whole.
             RunError: when a commit is of another format version.
         """
-        problems = self.missing_newest()
-        for name in reversed(self.manifests()):
-            try:
-                manifest = self.read_manifest(name)
-                found = list(self.damage(manifest, thoroughly))
-            except DamageError as error:
-                found = [str(error)]
-            if not found:
-                if problems:
-                    _log.warning(
-                        "%s. The commit of round %d is whole and used instead; nothing is lost but the time since",
-                        "; ".join(problems),
-                        manifest.rounds_completed,
-                    )
-                return manifest
-            problems += found
+        problems, damaged = self.missing_newest(), list[Found]()
+        if not thoroughly:
+            newest = next(self.survey(False, problems), None)
+            if newest is not None and not (newest.lost or problems):
+                return newest
+            problems = self.missing_newest()
+        for found in self.survey(True, problems):
+            if not found.lost:
+                return self._instead(found, problems)
+            problems += [problem for problem in found.lost.values() if problem not in problems]
+            damaged.append(found)
+        for candidate in damaged:
+            if candidate.trainable:
+                return self._instead(candidate, problems)
         if problems:
             raise DamageError(
-                f"{self._storage.uri} has no whole commit: {'; '.join(problems)}. Restore these files, or start over "
-                "under another name"
+                f"{self._files.uri} has no whole commit: {'; '.join(problems)}. {self._ways_out(damaged)}"
             )
         return None
+
+    def survey(self, thoroughly: bool, problems: list[str]) -> Iterator[Found]:
+        """The commits whose manifests can be read, the newest first, with all that is wrong with their files.
+
+        Args:
+            thoroughly: whether to read all files, and compare their checksums.
+            problems: what is wrong with other manifests is added to these, a sentence each.
+
+        Raises:
+            RunError: when a commit is of another format version.
+        """
+        for name in reversed(self.manifests()):
+            try:
+                commit = self.read_manifest(name)
+            except DamageError as error:
+                problems.append(str(error))
+            else:
+                yield Found(commit, self.damage(commit, thoroughly))
+
+    def give_up(self, manifests: Container[str]) -> None:
+        """Deletes manifests that nothing can be done with; their files go with the next commit."""
+        self._files.delete(lambda name: manifest_rounds(name) is not None and name in manifests, _manifests_first)
+
+    def _instead(self, found: Found, problems: Sequence[str]) -> Found:
+        if problems:
+            rounds = found.manifest.rounds_completed
+            how = (
+                f"Models and states after round {rounds} are whole and used"
+                if found.lost
+                else f"The commit of round {rounds} is whole and used instead; nothing is lost but the time since"
+            )
+            _log.warning("%s. %s", "; ".join(problems), how)
+        return found
+
+    def _ways_out(self, damaged: Sequence[Found]) -> str:
+        """What somebody can do about commits of which none can be continued from."""
+        for candidate in damaged:
+            clients = candidate.manifest.clients_in(candidate.lost)
+            if candidate.has_server:
+                return (
+                    f"After round {candidate.manifest.rounds_completed} the server's model is whole, and lost are the "
+                    f"states of {listed(clients)}. Restore these files; or let these clients begin again: `rayfl "
+                    f"repair {self._files.uri}`"
+                )
+        return "Restore these files, or start over under another name"
 
     def missing_newest(self) -> list[str]:
         """A sentence that the newest manifest is not there, if so."""
         newest = self._newest()
-        if newest is None or self._storage.exists(f"{FOLDER}/{manifest_name(newest)}"):
+        if newest is None or self._files.exists(manifest_name(newest)):
             return []
-        return [f"{FOLDER}/{manifest_name(newest)} is missing from {self._storage.uri}"]
+        return [f"{FOLDER}/{manifest_name(newest)} is missing from {self._files.uri}"]
 
     def drop_after(self, rounds_completed: int) -> None:
         """Gives up the commits newer than this one: the rounds are done again."""
-        for name in self.manifests():
-            if _order(name) > _order(manifest_name(rounds_completed)):
-                self._storage.delete(f"{FOLDER}/{name}")
+        self._files.delete(lambda name: (manifest_rounds(name) or 0) > rounds_completed, _manifests_first)
         if self._newest() not in (None, rounds_completed):
             self._note_newest(rounds_completed)
 
-    def damage(self, manifest: Manifest, thoroughly: bool) -> Iterator[str]:
-        """What is wrong with the files of a commit, a sentence each; see :meth:`latest`."""
-        sizes = self._storage.sizes(FOLDER)
-        present = []
-        for file in manifest.stored():
-            if file.name not in sizes:
-                yield f"{FOLDER}/{file.name} is missing from {self._storage.uri}"
-            elif file.size not in (0, sizes[file.name]):
-                yield f"{self._damaged(file.name)}: it has {sizes[file.name]} of {file.size} bytes"
-            else:
-                present.append(file)
-        if thoroughly:
-            with ThreadPoolExecutor(_READERS) as readers:
-                digests = readers.map(lambda file: self._storage.digest(f"{FOLDER}/{file.name}"), present)
-                for file, digest in zip(present, digests, strict=True):
-                    if digest != file.sha256:
-                        yield f"{self._damaged(file.name)}: its SHA-256 has changed"
+    def damage(self, manifest: Manifest, thoroughly: bool) -> dict[str, str]:
+        """What is wrong with the files of a commit, a sentence each, by name; see :meth:`usable`."""
+        return self._files.damage(manifest.stored(), thoroughly)
 
     def read_server(self, manifest: Manifest) -> Tree:
         """The server's tree of a commit."""
@@ -149,41 +212,44 @@ class CommitStore:
         Raises:
             DamageError: when it is missing or its checksum differs.
         """
-        try:
-            data = self._storage.read(f"{FOLDER}/{file.name}")
-        except FileNotFoundError as error:
-            raise DamageError(f"{FOLDER}/{file.name} is missing from {self._storage.uri}") from error
-        if hashlib.sha256(data).hexdigest() != file.sha256:
-            raise DamageError(f"{self._damaged(file.name)}: its SHA-256 has changed")
-        return data
+        return self._files.read_stored(file)
 
     def collect(self, keep: int) -> None:
-        """Deletes all but the newest ``keep`` (at least one) commits and every file none of these names.
+        """Deletes all but the newest ``keep`` (at least one) commits, and what rayfl has written beside them.
 
-        That includes the files of a commit that has no manifest yet: call it only when none is being written.
+        That includes the files of a commit that has no manifest yet: call it only when none is being written. Files
+        that are not rayfl's, by their names and by what manifests name, stay.
         """
         if keep < 1:
             raise ValueError(f"at least one commit must be kept, got {keep}")
-        needed = {NEWEST}
+        needed, dropped = {NEWEST}, set[str]()
         for name in reversed(self.manifests()):
             try:
                 files = self.read_manifest(name).files()
             except DamageError as error:
                 _log.warning("%s; this commit is given up", error)
                 continue
-            needed |= {name, *files}
-            keep -= 1
-            if not keep:
-                break
+            if keep:
+                needed |= {name, *files}
+                keep -= 1
+            else:
+                dropped |= files
         # Manifests go first: one whose files are half deleted must not be found by a restart.
-        doomed = [name for name in self._storage.names(FOLDER) if name not in needed]
-        for name in sorted(doomed, key=lambda name: not name.startswith("manifest-")):
-            self._storage.delete(f"{FOLDER}/{name}")
+        self._files.delete(
+            lambda name: name not in needed and (name in dropped or is_of_commits(name)), _manifests_first
+        )
+
+    def foreign(self) -> list[str]:
+        """The files in ``commits/`` that are not rayfl's, which it leaves alone."""
+        named = set[str]()
+        for name in self.manifests():
+            with suppress(RunError):
+                named |= self.read_manifest(name).files()
+        return [name for name in self._files.names() if name not in named and not is_of_commits(name)]
 
     def manifests(self) -> list[str]:
         """The names of all manifests, the newest last."""
-        names = self._storage.names(FOLDER)
-        return sorted((n for n in names if n.startswith("manifest-") and n.endswith(".json")), key=_order)
+        return sorted((name for name in self._files.names() if manifest_rounds(name) is not None), key=_order)
 
     def read_manifest(self, name: str) -> Manifest:
         """A manifest, verified.
@@ -192,34 +258,39 @@ class CommitStore:
             DamageError: when it is missing, changed or no manifest.
             RunError: when it is of another format version.
         """
-        try:
-            data = self._storage.read(f"{FOLDER}/{name}")
-        except FileNotFoundError as error:
-            raise DamageError(f"{FOLDER}/{name} is missing from {self._storage.uri}") from error
-        return parse(name, data, f"{FOLDER}/{name} in {self._storage.uri}")
+        return self._files.read(name, partial(parse, name))
+
+    def newest(self) -> int | None:
+        """The rounds of the newest manifest by ``newest.json``; None without one, as in runs of version 1.
+
+        Raises:
+            DamageError: when it is damaged.
+        """
+        return self._files.read(NEWEST, newest_rounds) if self._files.exists(NEWEST) else None
 
     def _newest(self) -> int | None:
-        """What ``newest.json`` says; None without one (in runs of version 1) and where it is damaged, too."""
         try:
-            return int(json.loads(self._storage.read(f"{FOLDER}/{NEWEST}"))["rounds_completed"])
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            _log.warning("%s: %s; the next commit writes it anew", self._damaged(NEWEST), error)
+            return self.newest()
+        except DamageError as error:
+            _log.warning("%s; the next commit writes it again", error)
             return None
 
     def _note_newest(self, rounds_completed: int) -> None:
         self._write_json(NEWEST, {"rounds_completed": rounds_completed})
 
-    def _damaged(self, name: str) -> str:
-        return f"{FOLDER}/{name} in {self._storage.uri} is damaged"
-
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
-        self._storage.write(f"{FOLDER}/{name}", json.dumps(content, indent=1).encode())
+        self._files.write(name, json.dumps(content, indent=1).encode())
 
-    def _write(self, name: str, data: bytes) -> StoredFile:
-        self._storage.write(f"{FOLDER}/{name}", data)
-        return StoredFile(name=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+
+def listed(clients: Sequence[int]) -> str:
+    """Clients in words: ``client 3``, ``clients 3, 5 and 10 more``."""
+    shown = ", ".join(map(str, clients[:_SHOWN]))
+    more = f" and {len(clients) - _SHOWN} more" if len(clients) > _SHOWN else ""
+    return f"client{'s' if len(clients) > 1 else ''} {shown}{more}"
+
+
+def _manifests_first(name: str) -> bool:
+    return manifest_rounds(name) is None
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -22,12 +22,22 @@ class ModelError(RayflError):
     """A model that does not fit the data set or the method."""
 
 
-class MethodError(RayflError):
-    """A method does something that no client's data can be blamed for; says what, and what to do instead."""
-
-
 class ClientError(RayflError):
-    """A client's procedure failed or returned non-finite values; names the client, round and phase."""
+    """A client's procedure failed or returned non-finite values; names the client, round and phase.
+
+    Attributes:
+        printed: what clients' code of the same call had printed before, in lines that name the client.
+    """
+
+    printed: tuple[str, ...] = ()
+
+
+class MethodError(RayflError, TypeError):
+    """A method's code does something that no client's data can be blamed for; says what it has to do instead."""
+
+
+class DeviceLostError(RayflError):
+    """A process can no longer compute on its device; another process can."""
 
 
 class ResourceError(RayflError):
@@ -40,3 +50,34 @@ class RunError(RayflError):
 
 class DamageError(RunError):
     """A file of a run is missing, truncated or changed; names it and says what is wrong."""
+
+
+class ExitError(Exception):
+    """Code of a method or a model has raised what ends a process, such as SystemExit."""
+
+
+class StopSignal(BaseException):
+    """A signal asks this process to stop. It is raised wherever the process is: no failure of the code there."""
+
+
+def as_error(error: BaseException) -> Exception:
+    """What somebody's code has raised, as an error of that code, though it may have been meant to end the process.
+
+    Raises:
+        StopSignal: when it is one.
+    """
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, StopSignal):
+        raise error
+    what = f"{type(error).__name__}({text_of(error)})"
+    found = ExitError(f"{what} would end the whole process: raise an Exception")
+    return found.with_traceback(error.__traceback__)
+
+
+def text_of(error: BaseException) -> str:
+    """The message of an error, also of one that cannot say it."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"no message: its __str__ raised {type(failure).__name__}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,14 +10,16 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from rayfl.commits import CommitStore
 from rayfl.config.schema import ExperimentConfig
+from rayfl.copies import copy_of
 from rayfl.data.assignment import assignment, assignment_hash
 from rayfl.data.augment import Augmentation
-from rayfl.data.federated import FederatedDataset
+from rayfl.data.federated import SPLITS, FederatedDataset
 from rayfl.data.official import OfficialTest, open_official_test
 from rayfl.data.opening import open_dataset
 from rayfl.engine.client import RoundContext
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, DataError
 from rayfl.models.private_norm import PrivateNorm, private_names
 from rayfl.params import Tree, leaves
 from rayfl.randomness import RandomStreams
@@ -25,6 +28,8 @@ from rayfl.system.config import NoSystem
 from rayfl.system.devices import Device, make_devices
 from rayfl.system.schedule import Schedule, samples_per_round
 from rayfl.tasks import Classification
+
+_log = logging.getLogger("rayfl")
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,16 @@ class Parts:
         path = self.config.storage_path
         return Storage(path if "://" in path else os.path.expanduser(path)).inside(self.config.run_name)
 
+    @property
+    def copy(self) -> Storage | None:
+        """The folder with copies of the run's files; None where it has none."""
+        return copy_of(self.storage, self.config.storage, self.config.run_name)
+
+    @property
+    def commits(self) -> CommitStore:
+        """The run's commits."""
+        return CommitStore(self.storage, self.copy)
+
     def cohort(self, round: int) -> list[int]:
         """The clients sampled in a round, ascending; the same for every method."""
         generator = self.streams.generator("sampling", round)
@@ -160,9 +175,36 @@ class Parts:
         if self.config.evaluation.official_test:
             self._check_official_test()
         self._check_system(available)
+        for remark in self.dataset.remarks():
+            _log.warning("dataset: %s", remark)
         sizes = self.dataset.sizes()
+        self._check_evaluated(sizes)
         algorithm.check_data(self.task, sizes, self.config.holdout.public)
         return sizes
+
+    def _check_evaluated(self, sizes: np.ndarray) -> None:
+        """Refuses an evaluation of nobody, and says who is left out of one."""
+        splits, clients = self.config.evaluation.splits, len(sizes)
+        scored = {name: int((sizes[:, SPLITS.index(name)] > 0).sum()) for name in splits}
+        judged = "test" if "test" in splits else splits[0]
+        test = "null" if self.config.holdout.test is None else self.config.holdout.test
+        holdout = f"holdout.test={test} holdout.validation={self.config.holdout.validation}"
+        if not scored[judged]:
+            others = [name for name in splits if scored[name]]
+            instead = f", or set evaluation.splits={others}" if others else ""
+            raise DataError(
+                f"evaluation.splits: no client has a {judged} sample, so that nobody would be evaluated. There are "
+                f"{clients} clients of at most {sizes.sum(1).max()} samples, and their shares ({holdout}) are rounded "
+                f"down: raise holdout.{judged}, use fewer clients{instead}"
+            )
+        if scored[judged] < clients:
+            _log.warning(
+                "%d of %d clients have no %s samples and are in no evaluation of these (%s)",
+                clients - scored[judged], clients, judged, holdout,
+            )  # fmt: skip
+        if not scored.get("validation", 1) and (self.config.holdout.validation or self.config.algorithm.sweep):
+            why = f"; no {self.config.algorithm.sweep} can be chosen by them" if self.config.algorithm.sweep else ""
+            _log.warning("no client has a validation sample (%s): there will be no such rows%s", holdout, why)
 
     def _check_system(self, num_clients: int) -> None:
         """Makes the devices, and so finds what is wrong with lists and traces."""

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfl.device_errors import Pieces
+
 Vector: TypeAlias = Any
 """An array on CPUs, a tensor on accelerators; one-dimensional."""
 
@@ -68,6 +70,20 @@ def stretches(vector: Vector) -> Iterator[slice]:
         yield slice(start, min(start + size, len(vector)))
 
 
+def in_stretches(work: Callable[[slice], None], vector: Vector) -> None:
+    """Does ``work`` on consecutive stretches of a vector, on accelerators as long as there is memory for.
+
+    Args:
+        work: changes nothing before it has computed everything.
+        vector: of the length in question.
+    """
+    if isinstance(vector, Tensor):
+        Pieces("elements of a sum").over(len(vector), work)
+        return
+    for here in stretches(vector):
+        work(here)
+
+
 def over_stretches(work: Callable[[slice], None], vector: Vector) -> None:
     """Does ``work`` on all stretches of a vector, which are independent of each other; of a large one in threads.
 
@@ -76,8 +92,7 @@ def over_stretches(work: Callable[[slice], None], vector: Vector) -> None:
     """
     threads = min(_CORES, len(vector) // _A_THREAD) if isinstance(vector, np.ndarray) else 1
     if threads < 2:
-        for here in stretches(vector):
-            work(here)
+        in_stretches(work, vector)
         return
     starts = range(0, len(vector), _CHUNK_IN_THREADS)
     pieces = [slice(start, min(start + _CHUNK_IN_THREADS, len(vector))) for start in starts]
@@ -102,8 +117,7 @@ def add_products(products: Sequence[tuple[Vector, float]], high: Vector, low: Ve
     """
     factors = [(values, weight * 2.0**HIGH_BITS) for values, weight in products]
     add = _add_tensors if isinstance(high, Tensor) else _narrow_adder(len(high)) if narrow else _add_wide
-    for here in stretches(high):
-        add([(values[here], factor) for values, factor in factors], high[here], low[here])
+    in_stretches(lambda here: add([(values[here], factor) for values, factor in factors], high[here], low[here]), high)
 
 
 def _add_tensors(products: Sequence[tuple[Tensor, float]], high: Tensor, low: Tensor) -> None:
@@ -111,8 +125,10 @@ def _add_tensors(products: Sequence[tuple[Tensor, float]], high: Tensor, low: Te
     factors = torch.tensor([factor for _, factor in products], dtype=torch.float64).to(high.device)
     fine = torch.stack([values for values, _ in products]).double().mul_(factors[:, None])
     coarse = fine.round()
-    high.add_(coarse.long().sum(0))
-    low.add_(fine.sub_(coarse).mul_(_CARRY).round_().long().sum(0))
+    upper = coarse.long().sum(0)
+    lower = fine.sub_(coarse).mul_(_CARRY).round_().long().sum(0)
+    high.add_(upper)
+    low.add_(lower)
 
 
 def _add_wide(products: Sequence[tuple[np.ndarray, float]], high: np.ndarray, low: np.ndarray) -> None:
@@ -157,11 +173,15 @@ def _bits_of(number: float, times: int) -> np.int64:
 
 def carry(high: Vector, low: Vector) -> None:
     """Moves what exceeds half a unit of ``high`` out of ``low``, in place; the two are then unique."""
-    excess = low + _HALF
-    excess >>= _CARRY_BITS
-    high += excess
-    excess <<= _CARRY_BITS
-    low -= excess
+
+    def move(here: slice) -> None:
+        excess = low[here] + _HALF
+        excess >>= _CARRY_BITS
+        high[here] += excess
+        excess <<= _CARRY_BITS
+        low[here] -= excess
+
+    in_stretches(move, low)
 
 
 def mean_into(mean: Vector, high: Vector, low: Vector, weight: float) -> None:
@@ -186,13 +206,16 @@ def same(one: Vector, other: Vector) -> Vector:
 
 def compare(first: Vector, others: Sequence[Vector], alike: Vector) -> None:
     """Clears ``alike`` wherever one of the other vectors is not as the first."""
-    for here in stretches(first):
+
+    def clear(here: slice) -> None:
         left = alike[here]
         for other in others:
             left &= same(first[here], other[here])
             # An accelerator would have to be waited for.
             if not isinstance(left, Tensor) and not left.any():
                 break
+
+    in_stretches(clear, first)
 
 
 def put(target: Vector, values: Vector, mask: Vector) -> None:

@@ -15,10 +15,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rayfl.config.texts import matching
 from rayfl.errors import RunError
 from rayfl.storage import Storage
 
@@ -48,7 +49,7 @@ class Holder(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    token: str = Field(pattern=r"^[0-9a-f]{32}$")
+    token: Annotated[str, matching(r"[0-9a-f]{32}", "32 hexadecimal digits")]
     host: str
     pid: int = Field(gt=0)
     started: str

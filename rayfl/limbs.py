@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from rayfl.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.fixed_point import (
     BITS,
     CPU,
@@ -28,6 +29,8 @@ from rayfl.fixed_point import (
     zeros,
 )
 from rayfl.params import leaves
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,15 +70,19 @@ class Limbs:
 
     @classmethod
     def of(cls, summands: Sequence[Summand]) -> Limbs:
-        """A sum of one summand or more, of the same structure."""
+        """A sum of one summand or more, of the same structure; where they are, if there is room."""
         parts = [_flat(leaf) for _, leaf in sorted_leaves(summands[0].tree)]
         kind = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
-        device = next((part.device for part in parts if part.device.type != "cpu"), CPU)
         size = sum(map(len, parts))
-        # An empty part more, for trees without leaves.
-        whole = [torch.empty(0, dtype=kind, device=device), *(part.to(device, kind) for part in parts)]
-        common = vector_of(torch.cat(whole)), vector_of(torch.ones(size, dtype=torch.bool, device=device))
-        limbs = cls(zeros(size, device), zeros(size, device), common)
+
+        def begin(device: torch.device) -> Limbs:
+            # An empty part more, for trees without leaves.
+            whole = [torch.empty(0, dtype=kind, device=device), *(part.to(device, kind) for part in parts)]
+            common = vector_of(torch.cat(whole)), vector_of(torch.ones(size, dtype=torch.bool, device=device))
+            return cls(zeros(size, device), zeros(size, device), common)
+
+        device = next((part.device for part in parts if part.device.type != "cpu"), CPU)
+        limbs = _if_there_is_room(lambda: begin(device), lambda: begin(CPU))
         limbs.add(summands)
         return limbs
 
@@ -94,7 +101,7 @@ class Limbs:
         weights = [float(one.weight) for one in summands]
         narrow = sum(one.bound for one in summands) <= NARROW
         start = 0
-        for own in zip(*(_vectors(one.tree, device_of(self.high)) for one in summands), strict=True):
+        for own in zip(*_vectors([one.tree for one in summands], device_of(self.high)), strict=True):
             stop = start + len(own[0])
             add_products(list(zip(own, weights, strict=True)), self.high[start:stop], self.low[start:stop], narrow)
             if self.common is not None:
@@ -115,7 +122,11 @@ class Limbs:
         self._forget_the_first()
 
     def _forget_the_first(self) -> None:
-        if self.common is not None and not self.common[1].any():
+        if self.common is None:
+            return
+        alike = self.common[1]
+        # It may as well be remembered.
+        if not _if_there_is_room(lambda: bool(alike.any()), lambda: True):
             self.common = None
 
     def _check_own(self) -> None:
@@ -134,7 +145,12 @@ def mean_of(parts: Sequence[Limbs], weight: float) -> Tensor:
         parts: one sum or more of the same structure; left as they are.
         weight: the total weight.
     """
-    first, *others = (part.on(device_of(parts[0].high)) for part in parts)
+    device = device_of(parts[0].high)
+    return _if_there_is_room(lambda: _mean_on(device, parts, weight), lambda: _mean_on(CPU, parts, weight))
+
+
+def _mean_on(device: torch.device, parts: Sequence[Limbs], weight: float) -> Tensor:
+    first, *others = (part.on(device) for part in parts)
     mean = torch.empty(len(first.high), dtype=torch.float64, device=device_of(first.high))
     found, common = vector_of(mean), _common([first, *others])
     highs, lows = ([getattr(part, limb) for part in (first, *others)] for limb in ("high", "low"))
@@ -169,10 +185,23 @@ def _common(parts: Sequence[Limbs]) -> Common | None:
     return first, alike
 
 
-def _vectors(tree: Mapping[str, Any], device: torch.device) -> list[Vector]:
-    """The leaves as they lie in the limbs; on accelerators in one piece, to which few operations are done."""
-    found = [_flat(leaf).to(device) for _, leaf in sorted_leaves(tree)]
-    return [vector_of(part) for part in (found if device == CPU or len(found) < 2 else [torch.cat(found)])]
+def _if_there_is_room(work: Callable[[], T], otherwise: Callable[[], T]) -> T:
+    """Returns the result of ``work`` or, where the device has too little memory for it, of ``otherwise``."""
+    try:
+        return work()
+    except Exception as error:
+        if not ran_out_of_memory(error):
+            raise
+    free_device_memory()
+    return otherwise()
+
+
+def _vectors(trees: Sequence[Mapping[str, Any]], device: torch.device) -> list[list[Vector]]:
+    """The leaves of each tree as they lie in the limbs; on accelerators in one piece if there is room for that."""
+    found = [[_flat(leaf).to(device) for _, leaf in sorted_leaves(tree)] for tree in trees]
+    if device != CPU:
+        return _if_there_is_room(lambda: [[torch.cat(own)] if len(own) > 1 else own for own in found], lambda: found)
+    return [[vector_of(part) for part in own] for own in found]
 
 
 def sorted_leaves(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from rayfl.config.texts import FileName
 from rayfl.errors import DamageError, RunError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _WITHOUT_CHECKSUM = 1
 """The version whose manifests do not have a checksum of their own."""
 
@@ -25,7 +26,7 @@ class StoredFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # Manifests may come from others: a name never leads out of the folder.
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: FileName
     sha256: str
     size: int = Field(0, ge=0)
 
@@ -49,6 +50,7 @@ class Manifest(BaseModel):
         states: by client id, the file that holds its newest state.
         tables: by name, the Parquet files of a table, in the order of their rows.
         counters: totals since the start (bytes sent).
+        inputs: SHA-256 of the files that say what the run is, by name; none in commits of before version 4.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -60,10 +62,26 @@ class Manifest(BaseModel):
     states: dict[int, StoredFile] = {}
     tables: dict[str, TableFiles] = {}
     counters: dict[str, int] = {}
+    inputs: dict[str, str] = {}
 
     def files(self) -> set[str]:
         """The names of all files of this commit but the manifest itself."""
         return {file.name for file in self._all()}
+
+    def table_files(self) -> dict[str, StoredFile]:
+        """The parts of all tables, by their names."""
+        return {part.name: part for parts in self.tables.values() for part in parts}
+
+    def without(self, names: Container[str]) -> Manifest:
+        """The same commit without these parts of tables, and without tables of which no part is left."""
+        tables = {
+            table: tuple(part for part in parts if part.name not in names) for table, parts in self.tables.items()
+        }
+        return self.model_copy(update={"tables": {table: parts for table, parts in tables.items() if parts}})
+
+    def clients_in(self, names: Container[str]) -> list[int]:
+        """The clients whose newest states are in files of these names, ascending."""
+        return sorted(client for client, file in self.states.items() if file.name in names)
 
     def stored(self) -> list[StoredFile]:
         """The files of this commit but the manifest itself, each once, by name."""
@@ -123,6 +141,14 @@ def parse(name: str, data: bytes, place: str) -> Manifest:
     if name != manifest_name(manifest.rounds_completed):
         raise DamageError(f"{place} is damaged: it is the manifest of round {manifest.rounds_completed}")
     return manifest
+
+
+def newest_rounds(data: bytes, called: str) -> int:
+    """What ``newest.json`` says; raises DamageError when it says nothing."""
+    try:
+        return int(json.loads(data)["rounds_completed"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamageError(f"{called} is damaged: {error}") from error
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

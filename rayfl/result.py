@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.table_schemas import SKIPPED_SCHEMA
+from rayfl.table_schemas import DAMAGE_SCHEMA, SKIPPED_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Result:
         rounds_completed: rounds done.
         partition: SHA-256 of who owns which sample (``partition.parquet`` in the folder).
         skipped: clients that failed and were left out, schema ``rayfl.tables.SKIPPED_SCHEMA``.
+        damage: what damage to files has cost the run, schema ``rayfl.tables.DAMAGE_SCHEMA``; empty if nothing.
     """
 
     path: str
@@ -31,3 +32,4 @@ class Result:
     rounds_completed: int
     partition: str = ""
     skipped: pa.Table = field(default_factory=SKIPPED_SCHEMA.empty_table)
+    damage: pa.Table = field(default_factory=DAMAGE_SCHEMA.empty_table)

@@ -9,8 +9,9 @@ import posixpath
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from urllib.parse import quote
 
@@ -153,22 +154,44 @@ class Storage:
             raise FileNotFoundError(errno.ENOENT, "no such file", target)
         return float(info.mtime_ns) / 1e9
 
-    def names(self, folder: str) -> list[str]:
-        """The names of the files in a folder, sorted; empty when there is no such folder."""
-        return sorted(self.sizes(folder))
+    def names(self, folder: str | None = None) -> list[str]:
+        """The names of the files in a folder (None: this one), sorted; empty when there is no such folder."""
+        return sorted(info.base_name for info in self._infos(folder) if info.type == fs.FileType.File)
 
     def sizes(self, folder: str) -> dict[str, int]:
         """The files in a folder with their sizes in bytes, by name; empty when there is no such folder."""
-        filesystem, target = self._target(folder)
+        return {info.base_name: info.size for info in self._infos(folder) if info.type == fs.FileType.File}
+
+    def entries(self) -> list[str]:
+        """The names of all files and folders that lie directly in this folder, sorted; empty when there is none."""
+        return sorted(info.base_name for info in self._infos(None))
+
+    def _infos(self, folder: str | None) -> list[fs.FileInfo]:
+        filesystem, target = self._located if folder is None else self._target(folder)
         with _reported("read", target):
-            infos = filesystem.get_file_info(fs.FileSelector(target, allow_not_found=True))
-        return {info.base_name: info.size for info in infos if info.type == fs.FileType.File}
+            found: list[fs.FileInfo] = filesystem.get_file_info(fs.FileSelector(target, allow_not_found=True))
+        return found
+
+    def link_target(self, path: str) -> str | None:
+        """Where a link of this name leads; None for anything else. Only disks have links."""
+        local = self.local_path
+        if local is None or not (place := local / _checked(path)).is_symlink():
+            return None
+        with _reported("read", str(place)):
+            return os.readlink(place)
 
     def delete(self, path: str) -> None:
-        """Deletes a file; one that is gone already is no error."""
+        """Deletes a file, never one that is reached through a link below this folder; a missing one is no error.
+
+        Raises:
+            RunError: when it cannot be deleted, naming it.
+        """
         filesystem, target = self._target(path)
         with _reported("delete", target), suppress(FileNotFoundError):
-            filesystem.delete_file(target)
+            if isinstance(filesystem, fs.LocalFileSystem):
+                _delete_local(Path(self._located[1]), path)
+            else:
+                filesystem.delete_file(target)
 
 
 def _in_one_request(uri: str) -> str:
@@ -212,6 +235,31 @@ def _link_local(target: Path, data: bytes) -> bool | None:
     finally:
         ready.unlink(missing_ok=True)
     return True
+
+
+def open_to_append(path: Path) -> TextIOWrapper:
+    """A text file to append to, made where it is missing; never one that a link leads to.
+
+    Raises:
+        OSError: ``ELOOP`` for a link, or why else it cannot be opened.
+    """
+    return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+
+
+def _delete_local(base: Path, path: str) -> None:
+    """Deletes a file below a folder, step by step, so that no link can lead elsewhere."""
+    *folders, name = path.split("/")
+    with ExitStack() as opened:
+
+        def open_folder(place: str | Path, flags: int, within: int | None = None) -> int:
+            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | flags, dir_fd=within)
+            opened.callback(os.close, descriptor)
+            return descriptor
+
+        descriptor = open_folder(base, 0)
+        for folder in folders:
+            descriptor = open_folder(folder, os.O_NOFOLLOW, descriptor)
+        os.unlink(name, dir_fd=descriptor)
 
 
 def _write_local(target: Path, data: bytes) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 from rayfl.commits import CommitStore
 from rayfl.errors import DamageError
 from rayfl.manifest import Manifest, StoredFile
+from rayfl.storage import Storage
 
 _LARGE_BYTES = 1 << 20
 """A part of this size is not written again: what a commit rewrites is bounded by it."""
@@ -79,6 +81,27 @@ def read_parts(store: CommitStore, manifest: Manifest, name: str) -> Iterator[pa
 def read_whole(store: CommitStore, manifest: Manifest, name: str) -> pa.Table:
     """A table of a commit; raises like :func:`read_parts`."""
     return pa.concat_tables(list(read_parts(store, manifest, name)))
+
+
+def put_beside(
+    store: CommitStore, storage: Storage, manifest: Manifest, name: str, metadata: Mapping[bytes, bytes] | None = None
+) -> None:
+    """Writes a table of a commit where users look for it: beside ``commits/``. Raises like :func:`read_parts`.
+
+    Args:
+        store: the commits.
+        storage: the run's folder.
+        manifest: of the commit.
+        name: of the table.
+        metadata: what is known of the table beyond what its parts say, which an older rayfl may have written.
+    """
+    parts = read_parts(store, manifest, name)
+    first = next(parts)
+    storage.write(f"{name}.parquet", joined(chain([first], parts), _knowing(first.schema, metadata)))
+
+
+def _knowing(schema: pa.Schema, metadata: Mapping[bytes, bytes] | None) -> pa.Schema:
+    return schema.with_metadata({**(schema.metadata or {}), **(metadata or {})})
 
 
 def decoded(data: bytes, part: StoredFile) -> pa.Table:

@@ -7,7 +7,14 @@ import pyarrow as pa
 from rayfl.calibration import CALIBRATION_SCHEMA
 
 PARTITION_KEY = b"rayfl.partition"
-"""Where both tables' metadata have the hash of who owns which sample."""
+"""Where all tables' metadata have the hash of who owns which sample."""
+
+PERSONALIZED_KEY, SWEEP_KEY = b"rayfl.personalized", b"rayfl.sweep"
+"""Where they have the row that is the method's personalized model, and the prefix of the rows among which one is chosen
+(only of methods that have such rows). Tables of older runs have neither; see ``rayfl.personalized``."""
+
+CLIENTS_KEY = b"rayfl.clients"
+"""Where they have K, the number of all clients; tables of older runs have not."""
 
 METRICS = ("loss", "top1", "top5", "ece", "mce")
 
@@ -87,16 +94,38 @@ in this round, as if it had not been sampled; or ``predictors``, in which case t
 ``system`` is a simulated system: the client was asked, but did not answer in time.
 """
 
+DAMAGE_SCHEMA = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("lost", pa.string()),
+        ("client", pa.int32()),
+        ("first_round", pa.int32()),
+        ("last_round", pa.int32()),
+        ("file", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
+"""One row per thing that damage to files has cost a run; there is no such table where nothing was lost.
+
+``round`` counts the completed rounds of the commit from which the run went on. ``lost`` is the name of a table, of
+which the rows of the rounds from ``first_round`` to ``last_round`` are missing and ``client`` is null; or ``state``:
+what ``client`` had learned in these rounds is lost, and it began again from its state before (``first_round`` 1: from
+what a client never sampled has). ``file`` was damaged, and how says ``reason``.
+"""
+
 TABLES = {
     "clients": CLIENTS_SCHEMA,
     "rounds": ROUNDS_SCHEMA,
     "skipped": SKIPPED_SCHEMA,
     "calibration": CALIBRATION_SCHEMA,
 }
-"""All tables, by the name of their files."""
+"""The tables that every run has, by the name of their files."""
+
+ALL_TABLES = {**TABLES, "damage": DAMAGE_SCHEMA}
+"""With the one that only damaged runs have."""
 
 
 def known_schema(name: str, schema: pa.Schema) -> bool:
     """Whether a table of this name may have these columns."""
-    allowed = [TABLES[name], *([SIMULATED_ROUNDS_SCHEMA] if name == "rounds" else [])]
+    allowed = [ALL_TABLES[name], *([SIMULATED_ROUNDS_SCHEMA] if name == "rounds" else [])]
     return any(schema.equals(one) for one in allowed)

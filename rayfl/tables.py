@@ -10,8 +10,17 @@ import pyarrow as pa
 
 from rayfl.calibration import CALIBRATION_SCHEMA, bin_rows
 from rayfl.metrics import Statistics
+from rayfl.personalized import PersonalizedRows
 from rayfl.summaries import Scores, ScoreTable
-from rayfl.table_schemas import CLIENTS_SCHEMA, METRICS, PARTITION_KEY, ROUNDS_SCHEMA, SKIPPED_SCHEMA, TABLES
+from rayfl.table_schemas import (
+    CLIENTS_KEY,
+    CLIENTS_SCHEMA,
+    METRICS,
+    PARTITION_KEY,
+    ROUNDS_SCHEMA,
+    SKIPPED_SCHEMA,
+    TABLES,
+)
 
 _MOST_CHUNKS = 64
 
@@ -28,9 +37,11 @@ class ResultTables:
         skipped: rows so far.
         calibration: rows so far.
         committed: by table, how many rows there were before these, which are on storage.
+        personalized: the row that is the method's personalized model, kept in the tables' metadata; None leaves it out.
 
     Attributes:
         committed: by table, how many rows there were before these.
+        metadata: of all tables.
         simulated_s: the virtual time of new rows of ``rounds``, where they have it.
     """
 
@@ -44,15 +55,19 @@ class ResultTables:
         skipped: pa.Table | None = None,
         calibration: pa.Table | None = None,
         committed: Mapping[str, int] | None = None,
+        personalized: str | None = None,
     ) -> None:
-        self.committed = {name: (committed or {}).get(name, 0) for name in TABLES}
         self._names = names
         self._sweep = sweep
         self._partition = partition
-        metadata = {PARTITION_KEY: partition.encode()}
+        self._personalized = personalized
+        self.metadata = {PARTITION_KEY: partition.encode(), CLIENTS_KEY: str(len(names)).encode()}
+        if personalized is not None:
+            self.metadata |= PersonalizedRows(personalized, sweep).metadata
         given = {"clients": clients, "rounds": rounds, "skipped": skipped, "calibration": calibration}
+        self.committed = {name: (committed or {}).get(name, 0) for name in given}
         tables = {name: TABLES[name].empty_table() if table is None else table for name, table in given.items()}
-        tables = {name: table.replace_schema_metadata(metadata) for name, table in tables.items()}
+        tables = {name: table.replace_schema_metadata(self.metadata) for name, table in tables.items()}
         self.clients, self.rounds = tables["clients"], tables["rounds"]
         self.skipped, self.calibration = tables["skipped"], tables["calibration"]
         self.simulated_s: float | None = None
@@ -74,7 +89,9 @@ class ResultTables:
         """
         counts = {name: max(known, committed.get(name, 0)) for name, known in self.committed.items()}
         rest = {name: _without(table, counts[name] - self.committed[name]) for name, table in self.by_name().items()}
-        return ResultTables(self._names, self._sweep, self._partition, **rest, committed=counts)
+        return ResultTables(
+            self._names, self._sweep, self._partition, **rest, committed=counts, personalized=self._personalized
+        )
 
     def add_skipped(self, round: int, failures: Mapping[int, tuple[str, str]]) -> None:
         """Adds the clients that were left out.

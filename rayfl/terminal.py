@@ -1,24 +1,95 @@
-"""Where all commands print, and the exit statuses they share."""
+"""Where all commands print, and the exit statuses they share.
+
+What is printed comes from files, addresses and variables that others may have written. None of it is markup, and
+control characters in it are shown as escapes.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""
 FAILED = 1
 _WIDE = 200
 """Characters of a line where there is no terminal: tables in files and pipes are not cut."""
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What moves a terminal's cursor, colours or reverses its text, or cannot be written to it: not tabs and line ends."""
+
+
+def visible(text: str) -> str:
+    """A text with its control characters, surrogates and changes of direction as escapes, such as ``\\x1b``."""
+    return _UNSEEN.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+class PlainConsole(Console):
+    """A console that shows every text as it is: without markup, names of emoji, colours of numbers, and unseen."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text of a cell; here, so that the widths of columns are those of what is shown."""
+        return super().render_str(visible(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What is shown of anything."""
+        for segment in super().render(renderable, options):
+            if segment.control or not _UNSEEN.search(segment.text):
+                yield segment
+            else:
+                yield Segment(visible(segment.text), segment.style)
 
 
 def out() -> Console:
     """Standard output, as wide as it is now."""
-    console = Console(soft_wrap=False)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(soft_wrap=False, width=_WIDE)
+    console = PlainConsole(soft_wrap=False)
+    return console if console.is_terminal or "COLUMNS" in os.environ else PlainConsole(soft_wrap=False, width=_WIDE)
 
 
 def err() -> Console:
     """Standard error."""
-    return Console(stderr=True)
+    return PlainConsole(stderr=True)
+
+
+def write(text: str) -> None:
+    """Writes to standard output what is there for programs: as it is, but to a terminal with escapes."""
+    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+class VisibleFormatter(logging.Formatter):
+    """Lines of a log that do nothing to the terminal on which somebody reads them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, or the lines of one with a traceback."""
+        return visible(super().format(record))
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """Prints a warning of some library, as ``warnings.showwarning``."""
+    (file or sys.stderr).write(visible(warnings.formatwarning(message, category, filename, lineno, line)))
+
+
+def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints an error that nothing has caught, as ``sys.excepthook``."""
+    sys.stderr.write(visible("".join(traceback.format_exception(kind, error, trace))))

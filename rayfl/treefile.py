@@ -51,6 +51,16 @@ def loads(data: bytes, name: str) -> Tree:
         raise DamageError(f"{name} is damaged or not a rayfl tree file: {error}") from error
 
 
+def check(tree: Mapping[str, Any]) -> None:
+    """Makes sure that :func:`dumps` would take a tree.
+
+    Raises:
+        TypeError: naming the place where it would not.
+    """
+    for _ in _entries(tree):
+        pass
+
+
 def _entries(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves and empty dicts by path; refuses what would come back as something else."""
     for key, value in tree.items():

@@ -15,15 +15,21 @@ import pyarrow.parquet as pq
 import yaml
 
 from rayfl import treefile
-from rayfl.commits import FOLDER, NEWEST, CommitStore
+from rayfl.commit_files import damage_in
+from rayfl.commits import FOLDER, CommitStore
+from rayfl.config.plain_yaml import read_yaml
+from rayfl.copies import copy_by_config
+from rayfl.damage import TABLE, described
 from rayfl.data.assignment import assignment_hash
-from rayfl.errors import RayflError, RunError
+from rayfl.errors import DamageError, RayflError, RunError
 from rayfl.lease import FILE as LEASE
 from rayfl.lease import read_lease
-from rayfl.manifest import Manifest, StoredFile
+from rayfl.manifest import Manifest, StoredFile, manifest_name
+from rayfl.own_files import BEGINNING, NEWEST
+from rayfl.run_folder import CONFIG, changed_inputs, input_digests
 from rayfl.storage import Storage
-from rayfl.table_files import from_parquet, joined, read_parts, same_rows
-from rayfl.table_schemas import PARTITION_KEY, TABLES, known_schema
+from rayfl.table_files import from_parquet, joined, read_parts, read_whole, same_rows
+from rayfl.table_schemas import ALL_TABLES, PARTITION_KEY, known_schema
 
 
 @dataclass
@@ -54,13 +60,18 @@ def verify(storage: Storage) -> Report:
     Raises:
         RunError: when there is no run.
     """
-    if not storage.exists("config.yaml") and not storage.exists(FOLDER):
+    if not storage.exists(CONFIG) and not storage.exists(FOLDER):
         raise RunError(f"{storage.uri} is no run's folder: it has neither config.yaml nor {FOLDER}/")
     report = Report()
+    leads_to = storage.link_target(FOLDER)
+    if leads_to is not None:
+        report.problems.append(f"{FOLDER} in {storage.uri} is a link to {leads_to}: a run with it is not continued")
     report.problems += _config(storage)
     partition = _partition(storage, report)
     manifests = _commits(storage, partition, report)
+    _inputs(storage, manifests, report)
     _published(storage, manifests, partition, report)
+    _copies(storage, manifests, report)
     try:
         holder = read_lease(storage)
     except RunError as error:
@@ -73,14 +84,14 @@ def verify(storage: Storage) -> Report:
 
 def _config(storage: Storage) -> Iterator[str]:
     try:
-        content = yaml.safe_load(storage.read("config.yaml"))
+        content = read_yaml(storage.read(CONFIG))
     except FileNotFoundError:
-        yield f"config.yaml is missing from {storage.uri}"
+        yield f"{CONFIG} is missing from {storage.uri}"
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        yield f"config.yaml in {storage.uri} is damaged: {error}"
+        yield f"{CONFIG} in {storage.uri} is damaged: {error}"
     else:
         if not isinstance(content, dict):
-            yield f"config.yaml in {storage.uri} is damaged: it has no sections"
+            yield f"{CONFIG} in {storage.uri} is damaged: it has no sections"
 
 
 def _partition(storage: Storage, report: Report) -> str | None:
@@ -109,26 +120,56 @@ def _commits(storage: Storage, partition: str | None, report: Report) -> list[Ma
             report.problems.append(str(error))
             continue
         manifests.append(manifest)
-        found = list(store.damage(manifest, thoroughly=False))
+        lost = store.damage(manifest, thoroughly=False)
+        found = list(lost.values())
         for file in manifest.stored():
-            if not any(file.name in problem for problem in found):
+            if file.name not in lost:
                 if file not in seen:
                     seen[file] = _content(store, manifest, file, partition, report)
                 found += seen[file]
         report.problems += [problem for problem in found if problem not in report.problems]
         if not found:
             report.commits.append(manifest.rounds_completed)
-    report.problems += store.missing_newest()
+    try:
+        store.newest()
+        report.problems += store.missing_newest()
+    except DamageError as error:
+        report.problems.append(f"{error}; the next commit writes it again")
+    if report.commits and manifests[-1].rounds_completed in report.commits and TABLE in manifests[-1].tables:
+        report.notes += described(read_whole(store, manifests[-1], TABLE))
     prints = {manifest.fingerprint for manifest in manifests}
     if len(prints) > 1:
         report.problems.append(f"the commits in {storage.uri}/{FOLDER} are of {len(prints)} different runs")
     if not names:
         report.notes.append("the run has no commit yet")
-    known = {*names, NEWEST}.union(*(manifest.files() for manifest in manifests))
+    foreign = store.foreign()
+    if foreign:
+        report.notes.append(f"{FOLDER}/ has files that are not rayfl's, which it leaves alone: {', '.join(foreign)}")
+    known = {*names, NEWEST, *foreign}.union(*(manifest.files() for manifest in manifests))
     others = set(storage.names(FOLDER)) - known
     if others and not report.problems:
         report.notes.append(f"{len(others)} files in {FOLDER}/ belong to no commit; the next one removes them")
     return manifests
+
+
+def _inputs(storage: Storage, manifests: list[Manifest], report: Report) -> None:
+    """What says what the run is, and must be as it was when the newest commit was made."""
+    if not manifests:
+        return
+    newest, found = manifests[-1], input_digests(storage)
+    for name in changed_inputs(newest, found):
+        if name in found:
+            report.problems.append(
+                f"{name} in {storage.uri} is not what it was at the commit of round {newest.rounds_completed}: its "
+                f"SHA-256 was {newest.inputs[name][:12]} and is {found[name][:12]}"
+            )
+        elif name != CONFIG:  # told elsewhere
+            report.problems.append(f"{name} is missing from {storage.uri}")
+    unknown = sorted(found.keys() - newest.inputs.keys())
+    if unknown:
+        report.notes.append(
+            f"SHA-256 of {' and '.join(unknown)}: not recorded by the rayfl that made the newest commit"
+        )
 
 
 def _content(
@@ -153,7 +194,7 @@ def _table(place: str, name: str, data: bytes, partition: str | None) -> list[st
     """What is wrong with a table of results."""
     try:
         table = from_parquet(data)
-        foreign = name in TABLES and not known_schema(name, table.schema)
+        foreign = name in ALL_TABLES and not known_schema(name, table.schema)
     except (pa.ArrowException, OSError, ValueError) as error:
         return [f"{place} is damaged: {error}"]
     if foreign:
@@ -166,7 +207,7 @@ def _table(place: str, name: str, data: bytes, partition: str | None) -> list[st
 
 def _published(storage: Storage, manifests: list[Manifest], partition: str | None, report: Report) -> None:
     """The tables beside the commits."""
-    for name in TABLES:
+    for name in ALL_TABLES:
         try:
             data = storage.read(f"{name}.parquet")
         except FileNotFoundError:
@@ -186,6 +227,8 @@ def _published(storage: Storage, manifests: list[Manifest], partition: str | Non
 
 def _committed(store: CommitStore, manifest: Manifest, name: str, data: bytes) -> bool:
     """Whether a file has the rows of the commit and no others; while a run goes on it may have fewer."""
+    if name not in manifest.tables:
+        return False
     if [hashlib.sha256(data).hexdigest()] == [part.sha256 for part in manifest.tables.get(name, ())]:
         return True  # as in runs of before there were parts, which were written with other settings
     mine = pq.read_metadata(io.BytesIO(data))
@@ -195,6 +238,29 @@ def _committed(store: CommitStore, manifest: Manifest, name: str, data: bytes) -
     # Another version of Arrow writes the same rows in other bytes.
     versions = {file.created_by for file in (mine, pq.read_metadata(io.BytesIO(expected)))}
     return len(versions) > 1 and same_rows(from_parquet(data), from_parquet(expected))
+
+
+def _copies(storage: Storage, manifests: list[Manifest], report: Report) -> None:
+    """The second copies, where the run has them."""
+    try:
+        copy = copy_by_config(storage)
+    except RunError:
+        return  # what is wrong with config.yaml is told elsewhere
+    if copy is None:
+        return
+    if report.problems:
+        report.notes.append(f"what is whole in {copy.uri} the next start restores from there")
+    files = sorted({file for manifest in manifests for file in manifest.stored()}, key=lambda file: file.name)
+    names = [NEWEST, *(manifest_name(manifest.rounds_completed) for manifest in manifests)]
+    paths = [*sorted(BEGINNING), *(f"{FOLDER}/{name}" for name in names)]
+    others = [path for path in paths if storage.exists(path) and not _same(storage, copy, path)]
+    found = [f"{path} in {copy.uri} is missing, or no copy of the run's" for path in others]
+    found += damage_in(copy, files, thoroughly=True, copied=True).values()
+    report.problems += [f"{problem}; the next start makes it again" for problem in found]
+
+
+def _same(storage: Storage, copy: Storage, name: str) -> bool:
+    return copy.exists(name) and copy.read(name) == storage.read(name)
 
 
 def _first(parts: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:

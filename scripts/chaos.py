@@ -2,9 +2,11 @@
 
     python scripts/chaos.py --trials 200 --seed 0      # and writes the table of docs/reliability.md
     python scripts/chaos.py --short                    # a few trials of most kinds, no page
+    python scripts/chaos.py --damage --trials 40       # damage, copies and links alone: the second table of the page
 
 A trial ends well if the server's model, the states of all clients and all tables are those of the undisturbed run, and
-``rayfl verify`` finds nothing wrong. The seed chooses moments, methods and files. Exit status 1 if a trial failed; its
+``rayfl verify`` finds nothing wrong. Where a fault costs rows or states for good, all else must be the undisturbed
+run's, and on record what was lost. The seed chooses moments, methods and files. Exit status 1 if a trial failed; its
 folder is kept.
 """
 
@@ -29,8 +31,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
-BEGIN, END = "<!-- chaos: begin -->", "<!-- chaos: end -->"
-_SHORT = 11
+_SHORT = 15
 
 # One thread, for the same bits everywhere; before PyTorch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -38,7 +39,9 @@ os.environ.pop("RAY_ADDRESS", None)
 os.chdir(ROOT)
 sys.path.insert(0, str(ROOT))
 
+from chaos_damage import DAMAGE  # noqa: E402
 from chaos_inline import (  # noqa: E402
+    BOUNDARIES,
     RANDOM,
     Laboratory,
     boundary_names,
@@ -62,11 +65,12 @@ def plan(
     for number in kills:
         yield lambda number=number: killed_at_boundary(laboratory, number, names[number])  # type: ignore[misc]
     failures = [(errno.ENOSPC, False), (errno.EROFS, False), (errno.EIO, True)]
-    kinds = [*RANDOM, *failures, "driver", "driver", *failures]
+    every = {**RANDOM, **DAMAGE}
+    kinds = ["driver", "damage", "client-raise", *DAMAGE, *RANDOM, *failures, "driver", "driver", *failures]
     for kind in islice(cycle(kinds), others):
         private = random.Random(rng.randrange(1 << 60))
         if isinstance(kind, str):
-            yield lambda kind=kind, private=private: RANDOM[kind](laboratory, private)  # type: ignore[misc]
+            yield lambda kind=kind, private=private: every[kind](laboratory, private)  # type: ignore[misc]
         else:
             number, (code, once) = private.randrange(len(names)), kind
             yield lambda number=number, code=code, once=once: failed_at_boundary(  # type: ignore[misc]
@@ -77,10 +81,18 @@ def plan(
         yield lambda fault=fault, private=private: ray_trial(laboratory, private, fault)  # type: ignore[misc]
 
 
+def damage_alone(laboratory: Laboratory, trials: int, seed: int) -> Iterator[Work]:
+    """The trials of damage, copies and links in turn."""
+    rng = random.Random(seed)
+    for kind in islice(cycle(DAMAGE), trials):
+        private = random.Random(rng.randrange(1 << 60))
+        yield lambda kind=kind, private=private: DAMAGE[kind](laboratory, private)  # type: ignore[misc]
+
+
 def table(results: Sequence[Trial]) -> str:
     """A Markdown table: a row per fault."""
     rows = [
-        "| fault | trials | struck | same bits after all | seconds to go on: median | max |",
+        "| fault | trials | struck | ended well | seconds to go on: median | max |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for fault in dict.fromkeys(trial.fault for trial in results):
@@ -94,14 +106,15 @@ def table(results: Sequence[Trial]) -> str:
     return "\n".join(rows)
 
 
-def write_page(text: str) -> None:
-    """Puts the table between the markers of the page."""
+def write_page(text: str, place: str) -> None:
+    """Puts a table between its markers in the page."""
+    first, last = f"<!-- {place}: begin -->", f"<!-- {place}: end -->"
     page = PAGE.read_text(encoding="utf-8")
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = page.partition(first)
+    _, end, after = rest.partition(last)
     if not (begin and end):
-        raise SystemExit(f"{PAGE} lacks the lines {BEGIN} and {END}, between which the table belongs")
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+        raise SystemExit(f"{PAGE} lacks the lines {first} and {last}, between which the table belongs")
+    PAGE.write_text(f"{before}{first}\n{text}\n{last}{after}", encoding="utf-8")
 
 
 def machine() -> str:
@@ -119,6 +132,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=None, help="begin no further trial after so long")
     parser.add_argument("--short", action="store_true", help="a few trials, and no page")
+    parser.add_argument("--damage", action="store_true", help="damage, copies and links alone")
     parser.add_argument("--json", type=Path, default=None, help="write all trials to this file, too")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rayfl-chaos-"))
@@ -127,7 +141,8 @@ def main() -> int:
     begun, results = time.monotonic(), list[Trial]()
     names, first = boundary_names(laboratory)
     last, trials = range(first, len(names)), _SHORT if options.short else options.trials
-    for work in plan(laboratory, names, last, trials, options.seed, options.short):
+    every = plan(laboratory, names, last, trials, options.seed, options.short)
+    for work in damage_alone(laboratory, trials, options.seed) if options.damage else every:
         if options.minutes is not None and time.monotonic() - begun > 60 * options.minutes:
             break
         trial = work()
@@ -142,13 +157,15 @@ def main() -> int:
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(trial) for trial in results], indent=1))
     if not options.short:
-        killed = sum("at a boundary" in trial.fault for trial in results)
+        killed = sum(trial.fault.startswith(BOUNDARIES) for trial in results)
         limit = f" --minutes {options.minutes:g}" if options.minutes is not None else ""
+        tried = f"{killed} of the {len(last)} boundaries of one commit were tried. "
         write_page(
-            f"{table(results)}\n\n{killed} of the {len(last)} boundaries of one commit were tried. "
-            f"`python scripts/chaos.py --trials {options.trials} --seed {options.seed}{limit}`, "
-            f"{datetime.now(UTC):%Y-%m-%d}, {minutes:.0f} minutes at low priority on {machine()}; "
-            f"load average {load:.1f}."
+            f"{table(results)}\n\n{'' if options.damage else tried}"
+            f"`python scripts/chaos.py{' --damage' if options.damage else ''} --trials {options.trials} --seed "
+            f"{options.seed}{limit}`, {datetime.now(UTC):%Y-%m-%d}, {minutes:.0f} minutes at low priority on "
+            f"{machine()}; load average {load:.1f}.",
+            "chaos of damage" if options.damage else "chaos",
         )
     failed = any(trial.problem for trial in results)
     if failed:

@@ -27,6 +27,7 @@ from rayfl.storage import Storage
 
 METHODS = ("scaffold", "superfed-mm", "fedphp", "floco", "ditto", "fedpac")
 """Methods whose clients have states, one with several calls a round."""
+BOUNDARIES = "process killed at a boundary of a write, fsync, rename or delete"
 _SHORT = 2
 """Rounds of the experiment whose every boundary is tried: a first commit, and one that replaces another."""
 
@@ -41,6 +42,7 @@ class Laboratory:
 
     root: Path
     _seconds: dict[str, float] = field(default_factory=dict)
+    _noted: dict[str, Any] = field(default_factory=dict)
     _trials: int = 0
     _last: Path | None = None
 
@@ -81,13 +83,22 @@ class Laboratory:
             self._seconds[name] = ended.seconds
         return folder / "run"
 
+    def noted(self, name: str, find: Callable[[Path], Any]) -> Any:
+        """What is found in a new folder at the first call."""
+        if name not in self._noted:
+            place = self.root / f"noted-{len(self._noted)}"
+            place.mkdir()
+            self._noted[name] = find(place)
+        return self._noted[name]
+
 
 def _modules(config: dict[str, Any]) -> list[str]:
     undisturbed(config)
     return sorted(sys.modules)
 
 
-def _with(boundaries: Boundaries, config: dict[str, Any]) -> None:
+def run_with(boundaries: Boundaries, config: dict[str, Any]) -> None:
+    """Runs an experiment whose calls of the system are wrapped."""
     boundaries.install()
     undisturbed(config)
 
@@ -104,7 +115,8 @@ class _SecondCommit(rayfl.Callback):
             self.begun = len(self._boundaries.names)
 
 
-def _counted(config: dict[str, Any]) -> tuple[list[str], int]:
+def counted(config: dict[str, Any]) -> tuple[list[str], int]:
+    """The names of the boundaries of an experiment, and how many there were when its first commit was done."""
     boundaries = count()
     boundaries.install()
     second = _SecondCommit(boundaries)
@@ -115,7 +127,7 @@ def _counted(config: dict[str, Any]) -> tuple[list[str], int]:
 def boundary_names(laboratory: Laboratory) -> tuple[list[str], int]:
     """The boundaries of the short experiment, in order, and the number of those before its last commit."""
     folder = laboratory.folder()
-    ended = in_process(_counted, experiment(folder, "scaffold", _SHORT), log=folder / "log")
+    ended = in_process(counted, experiment(folder, "scaffold", _SHORT), log=folder / "log")
     if ended.status != 0:
         raise RuntimeError(f"the boundaries could not be counted: {ended.answer}")
     names, begun = ended.answer
@@ -124,11 +136,11 @@ def boundary_names(laboratory: Laboratory) -> tuple[list[str], int]:
 
 def killed_at_boundary(laboratory: Laboratory, number: int, name: str) -> Trial:
     """The process is killed at one boundary of a system call."""
-    trial = Trial("process killed at a boundary of a write, fsync, rename or delete", f"boundary {number}, {name}")
+    trial = Trial(BOUNDARIES, f"boundary {number}, {name}")
     calm, _ = laboratory.calm("scaffold", _SHORT)
     folder = laboratory.folder()
     config = experiment(folder, "scaffold", _SHORT)
-    ended = in_process(_with, kill_at(number), config, log=folder / "log")
+    ended = in_process(run_with, kill_at(number), config, log=folder / "log")
     if ended.status != KILLED:
         trial.problem = f"ended with {ended.status} where it should have been killed: {ended.answer}"
         return trial
@@ -142,7 +154,7 @@ def failed_at_boundary(laboratory: Laboratory, number: int, name: str, code: int
     calm, _ = laboratory.calm("scaffold", _SHORT)
     folder = laboratory.folder()
     config = experiment(folder, "scaffold", _SHORT)
-    ended = in_process(_with, fail_from(number, code, once), config, log=folder / "log")
+    ended = in_process(run_with, fail_from(number, code, once), config, log=folder / "log")
     # The lease is given back at the very end: that this fails is a warning.
     if ended.status not in (0, MENDABLE):
         trial.problem = f"ended with {ended.status}: {ended.answer}"
@@ -183,7 +195,8 @@ class _Killer(rayfl.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _killed_after(config: dict[str, Any], commit: int) -> None:
+def killed_after(config: dict[str, Any], commit: int) -> None:
+    """Runs an experiment in this process, which is killed when that commit is on storage."""
     run(config, callbacks=[_Killer(commit)])
 
 
@@ -194,7 +207,7 @@ def file_damaged(laboratory: Laboratory, rng: random.Random) -> Trial:
     folder = laboratory.folder()
     config = experiment(folder, method)
     trial = Trial("file of the newest commit damaged", method)
-    in_process(_killed_after, config, rng.randint(2, 3), log=folder / "log")
+    in_process(killed_after, config, rng.randint(2, 3), log=folder / "log")
     store = CommitStore(Storage(str(folder / "run")))
     manifests = [store.read_manifest(name) for name in store.manifests()]
     own = [*sorted(manifests[-1].files() - manifests[-2].files()), store.manifests()[-1], "newest.json"]

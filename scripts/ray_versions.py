@@ -2,6 +2,9 @@
 
     python scripts/ray_versions.py VERSION [VERSION ...] [--folder FOLDER] [--only CHECK,CHECK,...]
 
+A version is a number, or ``newest`` for the newest that the package index has. `make ray-versions` runs it with the
+oldest Ray that rayfl takes, the first with which jobs and sweeps work, and the newest.
+
 Makes a virtual environment per version, with that Ray (from the package index, 0.2 GB on disk) and, besides, this
 environment's packages: only Ray differs. What a version of Ray requires and this environment does not have goes into
 the version's own environment too. Output of the checks is in ``FOLDER/VERSION/CHECK.txt``.
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,12 +35,14 @@ _PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
 CHECKS = {
     "run": ["-m", "rayfl", "run", "quickstart", "train.rounds=2"],
     "bits": [*_PYTEST, *(f"tests/cluster/test_{name}.py" for name in ("same_bits", "session", "resume"))],
+    "privacy": [*_PYTEST, "tests/cluster/test_privacy.py"],
     "recovery": [*_PYTEST, "tests/cluster/test_recovery.py"],
     "sweep": [*_PYTEST, "tests/cluster/test_sweep.py"],
     "jobs": [*_PYTEST, "-m", "slow", "tests/cluster/test_job_on_a_head.py"],
 }
 """What is run with each version: arguments of Python. ``sweep`` needs Ray Tune, ``jobs`` the dashboard and tokens."""
 _LIMIT_S = 900
+NEWEST = "newest"
 
 
 def main() -> None:
@@ -53,7 +59,7 @@ def main() -> None:
     print(f"environments and output: {folder}", file=sys.stderr)
     print("| Ray | check | result | seconds |\n|---|---|---|---|", flush=True)
     passed = True
-    for version in chosen.versions:
+    for version in [newest() if version == NEWEST else version for version in chosen.versions]:
         python, added = environment(folder / version, version)
         if added:
             print(f"Ray {version} got besides: {', '.join(added)}", file=sys.stderr)
@@ -63,6 +69,16 @@ def main() -> None:
             passed &= fine
             print(f"| {version} | {name} | {result} | {time.perf_counter() - begun:.0f} |", flush=True)
     sys.exit(0 if passed else 1)
+
+
+def newest() -> str:
+    """The newest release of Ray that the package index has for this Python."""
+    pip = [sys.executable, "-m", "pip", "index", "versions", "ray", "--disable-pip-version-check"]
+    answer = subprocess.run(pip, capture_output=True, text=True, check=True).stdout
+    found = re.match(r"ray \(([0-9.]+)\)", answer)
+    if found is None:
+        sys.exit(f"the package index does not say which Ray is the newest: {answer!r}")
+    return found.group(1)
 
 
 def environment(folder: Path, version: str) -> tuple[Path, list[str]]:

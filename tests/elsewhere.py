@@ -1,27 +1,100 @@
 """A pretended accelerator: tensors that say they are elsewhere, and refuse what a GPU refuses.
 
 What runs under :func:`elsewhere` computes on this processor, but a tensor that was not moved to the device meets an
-error as it would on a GPU, where none is at hand. The device's type is ``meta``: besides the CPU the only one that
-every PyTorch knows.
+error as it would on a GPU, where none is at hand. An index out of range ends its context, so that nothing works on it
+any more, and its memory may be limited. The device's type is ``meta``: the only one but the CPU that every PyTorch
+knows.
+
+With ``RAYFL_TEST_DEVICE=cuda`` the device is a real one.
 """
 
 from __future__ import annotations
 
+import os
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from rayfl.engine.precision import arithmetic
+
+REAL = os.environ.get("RAYFL_TEST_DEVICE", "")
+"""A real device that stands in for the pretended one; empty for none."""
+
+PRETENDED = pytest.mark.skipif(bool(REAL), reason="needs a device that fails when it is told to")
 _DEVICE = torch.device("meta")
 _aten = torch.ops.aten
 _COPIES = (_aten.copy_.default, _aten._to_copy.default)
 _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
+_LOOKUPS = (
+    _aten.index.Tensor,
+    _aten.index_select.default,
+    _aten.gather.default,
+    _aten.embedding.default,
+    _aten.nll_loss_forward.default,
+)
+
+
+@dataclass
+class Context:
+    """What the device is to its process.
+
+    Attributes:
+        limit: bytes of its memory; None for no limit.
+        lost: whether it answers every call with the error of one that has failed.
+        live: bytes in use.
+        most: the most of them at a time.
+        made: how often memory was taken.
+        failing: which of these times, counted from 0, there is too little.
+    """
+
+    limit: int | None = None
+    lost: bool = False
+    live: int = 0
+    most: int = 0
+    made: int = 0
+    failing: range = range(0)
+    _tensors: Counter[int] = field(default_factory=Counter)
+
+    def check(self) -> None:
+        """Raises what a call meets after an assertion has failed on the device."""
+        if self.lost:
+            raise getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: device-side assert triggered")
+
+    def admit(self, tensor: Elsewhere) -> None:
+        """Counts the memory of a new tensor, which may be that of another one.
+
+        Raises:
+            OutOfMemoryError: when there is too little.
+        """
+        storage = tensor.here.untyped_storage()
+        place, size = storage.data_ptr(), storage.nbytes()
+        if not self._tensors[place]:
+            self.made += 1
+            if (self.limit is not None and self.live + size > self.limit) or self.made - 1 in self.failing:
+                raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes.")
+            self.live += size
+            self.most = max(self.most, self.live)
+        self._tensors[place] += 1
+        weakref.finalize(tensor, self._left, place, size)
+
+    def _left(self, place: int, size: int) -> None:
+        self._tensors[place] -= 1
+        if not self._tensors[place]:
+            self.live -= size
+
+
+_context = Context()
 
 
 class Elsewhere(Tensor):
@@ -40,6 +113,7 @@ class Elsewhere(Tensor):
             device=_DEVICE,
         )
         made.here = here
+        _context.admit(made)
         return made
 
     @classmethod
@@ -83,7 +157,15 @@ def _run(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         raise RuntimeError(f"{function}: Expected a generator of the device, but found one of the CPU")
     if device is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    found = function(*tree_map(_here, args), **tree_map(_here, kwargs))
+    if there or moves:
+        _context.check()
+    try:
+        found = function(*tree_map(_here, args), **tree_map(_here, kwargs))
+    except (IndexError, RuntimeError) as error:
+        if there and function in _LOOKUPS and "out of" in str(error):
+            _context.lost = True
+            _context.check()
+        raise
     known = {id(_here(tensor)): tensor for tensor in tensors}
 
     def back(value: Any) -> Any:
@@ -120,17 +202,31 @@ def _moving(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 @contextmanager
-def elsewhere() -> Iterator[torch.device]:
-    """The pretended device; nothing of it may be used afterwards."""
+def elsewhere(memory: int | None = None) -> Iterator[torch.device]:
+    """The pretended device; nothing of it may be used afterwards.
+
+    Args:
+        memory: bytes that it has; None for no limit.
+    """
+    if REAL:
+        with arithmetic("float32"):
+            yield torch.device(REAL)
+        return
     tensor = torch.tensor
 
     def new_tensor(like: Tensor, data: Any) -> Tensor:
         return tensor(data, dtype=like.dtype).to(like.device)
 
     with ExitStack() as stack:
+        stack.enter_context(mock.patch(f"{__name__}._context", Context(memory)))
         stack.enter_context(mock.patch.object(torch, "tensor", _moving(tensor)))
         stack.enter_context(mock.patch.object(torch, "as_tensor", _moving(torch.as_tensor)))
         stack.enter_context(mock.patch.object(Tensor, "new_tensor", new_tensor))
         stack.enter_context(_Functions())
         stack.enter_context(_Dispatch())
         yield _DEVICE
+
+
+def context() -> Context:
+    """The context of the pretended device that is in use."""
+    return _context

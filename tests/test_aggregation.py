@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite
+from rayfl.aggregation import ExactSum, NonFiniteError, Weighted, check_finite, too_large
 from rayfl.params import Tree, copy, leaves
 from tests.toys import assert_equal
 
@@ -230,6 +230,14 @@ def test_a_large_first_contribution_is_refused_only_when_a_second_comes() -> Non
         with pytest.raises(OverflowError):
             attempt()
         assert_same_bits(running.mean(), huge.tree)
+
+
+def test_what_is_too_large_is_named_with_what_to_do() -> None:
+    text = too_large(Weighted({"a": torch.ones(2), "b": {"c": torch.tensor([1.0, -1e13])}}, 600))
+    assert text.startswith(
+        "'b/c' holds up to 1e+13 and has the weight 600: weighted values are summed exactly up to 2^43"
+    )
+    assert "lower train.lr" in text and "divide the weights by a constant" in text
 
 
 def test_a_sum_that_grows_too_large_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from rayfl.params import Tree, from_numpy, map_leaves
 from rayfl.tasks import Classification
 from rayfl.tracking.callback import Callback
 from tests.algorithms.cases import CASES, Case, toy_of
-from tests.elsewhere import Elsewhere, elsewhere
+from tests.elsewhere import PRETENDED, REAL, context, elsewhere
 from tests.engine.problems import CPU, examples, request
 from tests.models.test_zoo import SMALL
 from tests.toys import assert_close, assert_equal
@@ -46,6 +47,7 @@ MISTAKES: dict[str, Callable[[Tensor, Tensor], object]] = {
 }
 
 
+@PRETENDED
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
 def test_the_pretended_device_refuses_mistakes(mistake: Callable[[Tensor, Tensor], object]) -> None:
     here = torch.rand(2, 3)
@@ -58,7 +60,7 @@ def test_the_pretended_device_computes() -> None:
     with elsewhere() as device:
         there = here.to(device).requires_grad_()
         (slope,) = torch.autograd.grad((there @ weight.to(device)).sum() * 2, there)
-        assert isinstance(slope, Elsewhere)
+        assert slope.device.type == device.type
         assert_equal(slope.cpu(), (2 * weight).expand(2, 3))
         assert_equal(there.detach()[torch.tensor([1])].cpu(), here[1:])  # indices may be on the CPU
         there.detach()[0].zero_()
@@ -100,6 +102,33 @@ def test_every_model_trains_elsewhere(config: Architecture, spec: InputSpec, mod
         found = Engine(task, device, EngineConfig(mode=mode)).execute(moved)
         for one, other in zip(found, expected, strict=True):
             assert_close(brought(one, CPU), other, 1e-4)
+
+
+def test_tests_compute_on_the_device_that_they_name_and_on_no_other() -> None:
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == "" or REAL
+    assert not torch.cuda.is_available() or REAL
+    with elsewhere() as device:
+        assert device.type == (torch.device(REAL).type if REAL else "meta")
+
+
+@PRETENDED
+def test_the_pretended_device_has_a_context_and_a_memory() -> None:
+    with elsewhere(memory=1000) as device:
+        kept = [torch.zeros(100, device=device) for _ in range(2)]
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(100, device=device)
+        assert (context().live, context().most) == (800, 800)
+        kept.pop()
+        view = torch.zeros(100, device=device)[3:]  # what is free can be taken, and views take nothing
+        assert context().live == 800
+        table = kept[0].view(50, 2)
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            table.index_select(0, torch.tensor([50], device=device))
+        for use in (lambda: view + 1, lambda: view.cpu(), lambda: torch.zeros(1, device=device)):
+            with pytest.raises(RuntimeError, match="device-side assert"):
+                use()
+    with elsewhere() as device:
+        torch.zeros(100, device=device)
 
 
 @pytest.mark.parametrize("alike", [True, False])

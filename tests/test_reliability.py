@@ -139,4 +139,4 @@ def test_tables_of_a_long_run_do_not_fall_into_small_pieces() -> None:
     assert tables.skipped.num_rows == 300
     assert tables.skipped.column("round").num_chunks <= 65
     assert tables.skipped.column("round").to_pylist() == list(range(1, 301))
-    assert tables.skipped.schema.metadata == {PARTITION_KEY: b"hash"}
+    assert tables.skipped.schema.metadata[PARTITION_KEY] == b"hash"

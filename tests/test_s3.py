@@ -162,6 +162,29 @@ def test_a_run_is_interrupted_damaged_and_continued_to_the_same_bits(uri: str, t
         assert from_parquet(storage.read(f"{name}.parquet")).equals(getattr(calm, name))
 
 
+@pytest.mark.parametrize("first", ["disk", "store"])
+def test_the_two_copies_may_be_on_a_disk_and_on_an_object_store(first: str, uri: str, tmp_path: Path) -> None:
+    rayfl.run(small_experiment(tmp_path, "calm", "scaffold", backend="inline"))
+    places = [str(tmp_path), uri] if first == "disk" else [uri, str(tmp_path)]
+    config = small_experiment(tmp_path, "run", "scaffold", backend="inline")
+    config |= {"storage_path": places[0], "storage": {"copies": 2, "copies_path": places[1]}}
+    with pytest.raises(KeyboardInterrupt):
+        rayfl.run(config, callbacks=[Interrupt(3)])
+    storage, copy = (Storage(place).inside("run") for place in places)
+    assert verify(storage).problems == []
+    for number, name in enumerate(storage.names("commits")):
+        (storage, copy)[number % 2].write(f"commits/{name}", b"damaged")
+    assert verify(storage).problems
+    rayfl.run(config)
+    calm = outcome(tmp_path / "calm")
+    for place in (storage, copy):
+        store = CommitStore(place)
+        manifest = store.latest(thoroughly=True)
+        assert manifest is not None and manifest.rounds_completed == 4
+        assert_equal(store.read_server(manifest), calm.server)
+    assert verify(storage).problems == []
+
+
 @pytest.mark.slow
 def test_actors_write_to_the_store_themselves(uri: str, tmp_path: Path) -> None:
     rayfl.run(small_experiment(tmp_path, "calm", "superfed-mm", backend="inline"))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import rayfl
 from algorithms.registry import Experiment
 from rayfl import treefile
+from rayfl.cli import app, main
 from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError, DamageError, DataError, RunError
 from rayfl.storage import Storage
@@ -89,7 +93,8 @@ def test_a_name_that_is_accepted_is_a_folder_of_that_name(name: str) -> None:
     assert Storage(config.storage_path).inside(config.run_name).local_path == Path("/runs") / name
 
 
-CLIENTS = ["../../outside", "/absolute", "..", "é\u202e", "a/b", "C:\\x", "\n", "x" * 500]
+CLIENTS = ["../../outside", "/absolute", "..", "é\u202e", "a/b", "C:\\x", "\n", "x" * 500, "[red]\x1b[31m\x9b2J[/x]"]
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
 
 def test_clients_names_are_values_and_never_paths(tmp_path: Path) -> None:
@@ -117,6 +122,40 @@ def test_clients_names_are_values_and_never_paths(tmp_path: Path) -> None:
     new = everything_in(tmp_path) - before
     assert all(path.is_relative_to(runs / "run") or path in (runs, runs / "run") for path in new)
     assert not any(re.search("outside|absolute", str(path.relative_to(tmp_path))) for path in new)
+    for command in (["clients", result.path], ["diff", result.path, "quickstart"], ["report", result.path]):
+        shown = CliRunner().invoke(app, command).output
+        assert not UNSEEN.search(shown), command
+    shown = CliRunner().invoke(app, ["clients", result.path]).output
+    assert r"[red]\x1b[31m\x9b2J[/x]" in shown and r"é\u202e" in shown
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments"),
+    [
+        ("RAYFL_DATA", ["run", "mnist-pathological"]),
+        ("RAYFL_DATA", ["data", "list"]),
+        ("RAYFL_DATA", ["doctor"]),
+        ("RAY_ADDRESS", ["run", "quickstart"]),
+        ("RAY_API_SERVER_ADDRESS", ["status"]),
+    ],
+)
+def test_what_variables_hold_does_nothing_to_the_terminal(
+    variable: str,
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, "/none/\x1b[31m\x9bred")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["rayfl", *arguments, *(["name=x"] if arguments[0] == "run" else [])])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SystemExit):
+        main()
+    shown = "".join(capsys.readouterr())
+    assert not UNSEEN.search(shown)
+    assert r"\x1b[31m" in shown.replace("\n", "")
 
 
 CODE = b"cos\nsystem\n(S'touch trapped'\ntR."
@@ -153,11 +192,38 @@ def test_a_crafted_tree_is_damage(data: bytes) -> None:
         treefile.loads(data, "file")
 
 
-@pytest.mark.parametrize("path", ["s3://key:secret@bucket/runs", "s3://key:@bucket/runs?region=x"])
+KEYS = [
+    *(
+        "s3://key:hush@bucket/runs",
+        "s3://key:@bucket/runs?region=x",
+        "s3://bucket/runs?access_key=hush&secret_key=hush",
+    ),
+    *(
+        "s3://bucket/runs?region=x&AWS_SECRET_ACCESS_KEY=hush",
+        "gs://bucket/runs?access_token=hush",
+        "abfs://a/b?sig=hush",
+    ),
+    *("s3://bucket/runs?session%5Ftoken=hush", "abfs://a/b?account_key=hush", "s3://bucket/runs?password"),
+]
+
+
+@pytest.mark.parametrize("path", KEYS)
 def test_keys_are_not_written_into_configurations(path: str) -> None:
-    with pytest.raises(ConfigError, match="storage_path: keys do not belong here"):
-        load_config(Experiment, None, {"storage_path": path})
-    assert load_config(Experiment, None, {"storage_path": "s3://bucket/a:b@c"}).storage_path == "s3://bucket/a:b@c"
+    for field in ("storage_path", "tracking.mlflow.tracking_uri"):
+        with pytest.raises(ConfigError, match=f"{field}: keys do not belong here") as caught:
+            load_config(Experiment, None, {field: path})
+        assert "hush" not in str(caught.value)
+
+
+PATHS = [
+    *("s3://bucket/a:b@c", "/runs/key=x?secret=y", "s3://bucket/token?region=eu&endpoint_override=localhost:9000"),
+    *("s3://bucket/runs?scheme=http&tls_verify_certificates=false", "gs://anonymous@bucket/runs?project_id=x"),
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_without_keys_are_taken(path: str) -> None:
+    assert load_config(Experiment, None, {"storage_path": path}).storage_path == path
 
 
 @pytest.mark.parametrize("text", ["!!python/object/apply:os.mkdir [trapped]", "!!python/name:os.system"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import shutil
@@ -18,7 +19,7 @@ from rayfl.cli import app
 from rayfl.commits import CommitStore
 from rayfl.errors import RunError
 from rayfl.lease import Lease
-from rayfl.manifest import Manifest
+from rayfl.manifest import FORMAT_VERSION, Manifest
 from rayfl.storage import Storage
 from rayfl.table_files import to_parquet
 from rayfl.table_schemas import PARTITION_KEY
@@ -123,7 +124,38 @@ def test_a_configuration_that_names_code_does_not_run_it(run: Path, tmp_path: Pa
     report = verify(Storage(str(run)))
     assert any("config.yaml" in problem for problem in report.problems)
     (run / "config.yaml").write_text(text)
+    (problem,) = verify(Storage(str(run))).problems
+    assert "is not what it was at the commit of round 4" in problem
+
+
+@pytest.mark.parametrize("change", [b"\n", b"# a remark\n"])
+def test_a_configuration_that_was_edited(run: Path, change: bytes) -> None:
+    path, before = run / "config.yaml", (run / "config.yaml").read_bytes()
+    path.write_bytes(before.replace(b"lr: 0.1", b"lr: 0.2") + change)
+    (problem,) = verify(Storage(str(run))).problems
+    assert "config.yaml in" in problem and "is not what it was at the commit of round 4" in problem
+    done = CliRunner().invoke(app, ["verify", str(run)])
+    assert done.exit_code == 1
+    path.write_bytes(before)
     assert verify(Storage(str(run))).problems == []
+
+
+def test_commits_of_before_the_configurations_checksum_was_recorded(run: Path) -> None:
+    store = CommitStore(Storage(str(run)))
+    for name in store.manifests():
+        path = run / "commits" / name
+        content = json.loads(path.read_text())
+        assert set(content["inputs"]) == {"config.yaml"}
+        del content["inputs"], content["checksum"]
+        content["version"] = 3
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        path.write_text(json.dumps(content | {"checksum": hashlib.sha256(text.encode()).hexdigest()}))
+    report = verify(Storage(str(run)))
+    assert (report.problems, report.commits) == ([], [3, 4])
+    assert any("SHA-256 of config.yaml: not recorded" in note for note in report.notes)
+    done = CliRunner().invoke(app, ["verify", str(run)])
+    assert done.exit_code == 0
+    assert "not recorded" in done.stdout
 
 
 def with_checksums(run: Path, name: str, data: bytes) -> None:
@@ -184,8 +216,9 @@ def test_commits_of_two_runs(run: Path) -> None:
 
 
 def test_a_newer_format(run: Path) -> None:
-    CommitStore(Storage(str(run))).write_manifest(newest(run).model_copy(update={"version": 4}))
-    assert any("has format version 4" in problem for problem in verify(Storage(str(run))).problems)
+    version = FORMAT_VERSION + 1
+    CommitStore(Storage(str(run))).write_manifest(newest(run).model_copy(update={"version": version}))
+    assert any(f"has format version {version}" in problem for problem in verify(Storage(str(run))).problems)
 
 
 def test_what_a_crash_leaves_behind_is_no_problem(run: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.csv as csv
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from rayfl.cli import app
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.errors import ConfigError
 from rayfl.tracking.summary import final_rows
+from tests.report.documents import Document
 
 PAGE = Path(__file__).parent.parent / "docs" / "write-a-method.md"
 INLINE = {"cluster.backend": "inline", "tracking.tensorboard": False}
@@ -60,6 +62,42 @@ def test_the_method_personalizes_and_continues(folder: Path) -> None:
     assert rows["memory"]["top1"] > rows["global"]["top1"]
     again = rayfl.run("quickstart", **settings, **{"train.rounds": 4})
     assert again.clients.equals(result.clients)
+
+
+def test_every_command_shows_the_method_by_the_model_that_it_says(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"storage_path": str(folder), **INLINE, "train.rounds": 4, "evaluation.every": 2}
+    mine = rayfl.run("quickstart", algorithm="remembering:Remembering", name="mine", **settings)
+    rayfl.run("quickstart", algorithm="fedavg", name="other", **settings)
+    memory = next(row for row in final_rows(mine) if row["model"] == "memory")
+    # The class is needed for none of it.
+    (folder / "remembering.py").unlink()
+    monkeypatch.delitem(sys.modules, "remembering")
+    accuracy = f"{100 * memory['top1']:.2f}"
+
+    def told(*arguments: str) -> str:
+        done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    told("report", "mine")
+    page = Document((folder / "mine" / "report" / "report.html").read_text(encoding="utf-8"))
+    assert "by accuracy of memory" in page.text
+    told("report", "mine", "other", "--out", "both")
+    rows = Document((folder / "both" / "report.html").read_text(encoding="utf-8")).tables["comparison-table"]
+    (own,) = [row for row in rows if row[0] == "remembering:Remembering" and row[1].endswith("(own)")]
+    assert (own[1], own[4].removesuffix(" (best)")) == ("memory (own)", accuracy)
+    tests = Document((folder / "both" / "report.html").read_text(encoding="utf-8")).tables["clients-test"]
+    other = next(row for row in rows if row[0] == "fedavg" and row[1] == "global (own)")
+    difference = float(tests[1][2]) * (1 if tests[1][0] == "fedavg" else -1)
+    assert difference == pytest.approx(float(other[4]) - float(accuracy), abs=0.02)
+    assert "memory (own)" in " ".join(told("compare", "mine", "other").split())
+    assert "mine: memory on the clients' test data" in " ".join(told("clients", "mine").split())
+    told("plot", "curves", "mine", "--x", "rounds")
+    models = csv.read_csv(folder / "curves.csv")
+    assert set(models["model"].to_pylist()) == {"memory", "global"}
+    assert set(models["clients"].to_pylist()) == {20}
 
 
 def test_actors_build_the_class_from_plain_data(folder: Path) -> None:

@@ -18,6 +18,7 @@ from actors.memory import Spill
 from actors.pool import InlinePool
 from actors.state import ClientStates
 from algorithms.base import Algorithm
+from algorithms.fedavg import FedAvg
 from algorithms.proximity import proximity
 from rayfl.data.augment import Augmentation
 from rayfl.data.federated import Examples, FederatedDataset, InputSpec
@@ -103,6 +104,9 @@ class QuadraticNetwork:
 
     def initialize(self, seed: int) -> dict[str, Tensor]:
         return {"theta": self._start.clone()}
+
+    def release(self) -> None:
+        """Holds nothing."""
 
 
 class Quadratic:
@@ -294,6 +298,13 @@ class Toy:
         self.federation.begin_round(max(self.round - 1, 0))
         common, own = self.algorithm.served(self.server, self.context)
         return {c: s[split] for c, s in self.federation.evaluate(common, (split,), final, own).items()}
+
+
+def ragged_toy(mode: str, device: torch.device = CPU, algorithm: Any = None, hosts: int = 1, **options: Any) -> Toy:
+    """Four clients of several sizes and MLP2, two rounds of three clients."""
+    settings = {"rounds": 2, "clients_per_round": 3, "local_epochs": 1, "batch_size": 5, "lr": 0.1, **options}
+    data = random_clients([17, 3, 12, 9], seed=1)
+    return Toy(algorithm or FedAvg(), data, two_layers(), TrainConfig(**settings), hosts, mode, device=device)
 
 
 def assert_equal(left: Any, right: Any, path: str = "") -> None:

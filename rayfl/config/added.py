@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from pydantic import BaseModel
 
 ADDED: Mapping[str, Any] = {
     "algorithm.one_sample": "paper",
+    "dataset.labels": "as_found",
 }
 """By dotted path, the value that stands for what was done before there was the option.
 
@@ -14,14 +17,70 @@ At that value an option does not count in the fingerprint, so that runs from bef
 something else than was done before is not that value, and counts.
 """
 
+COUNTED: Mapping[str, Any] = {"engine.precision": "float32"}
+"""Options that count in every fingerprint (``rayfl.config.identity``): what a record is about that lacks them."""
 
-def without_added(content: dict[str, Any]) -> dict[str, Any]:
-    """Leaves out of a plain configuration the options of :data:`ADDED` that are at the value of before."""
+
+def values_of_before(recorded: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """By dotted path, the options of :data:`ADDED` that a configuration has and its record does not.
+
+    A run's ``config.yaml`` has all options that there were: what it lacks came later, and the run has done what was
+    done before.
+
+    Args:
+        recorded: the content of ``config.yaml``.
+        resolved: the configuration that it gives today, as plain data.
+    """
+    return {
+        path: before
+        for path, before in ADDED.items()
+        if _value(resolved, path) is not _ABSENT and _value(recorded, path) is _ABSENT
+    }
+
+
+def changed_defaults(config: BaseModel) -> dict[str, Any]:
+    """By dotted path, the values of before of options that are at their defaults, where these do another thing."""
+    found = {}
     for path, before in ADDED.items():
         *parents, key = path.split(".")
-        section: Any = content
+        section: Any = config
         for parent in parents:
-            section = section.get(parent) if isinstance(section, dict) else None
-        if isinstance(section, dict) and key in section and section[key] == before:
-            del section[key]
+            section = getattr(section, parent, None)
+        field = type(section).model_fields.get(key) if isinstance(section, BaseModel) else None
+        if field is not None and getattr(section, key) == field.default != before:
+            found[path] = before
+    return found
+
+
+def without(content: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """A plain configuration without some options, by their dotted paths; those it does not have are ignored."""
+    left = dict(content)
+    for path in paths:
+        key, _, rest = path.partition(".")
+        if rest and isinstance(left.get(key), Mapping):
+            left[key] = without(left[key], [rest])
+        elif not rest:
+            left.pop(key, None)
+    return left
+
+
+def without_added(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A plain configuration without the options of :data:`ADDED` that are at the value of before."""
+    return without(content, [path for path, before in ADDED.items() if _value(content, path) == before])
+
+
+def comparable(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a ``config.yaml`` so that what rayfls of any age wrote of one experiment is the same."""
+    before = {**ADDED, **COUNTED}
+    return without(recorded, [path for path, value in before.items() if _value(recorded, path) == value])
+
+
+_ABSENT = object()
+
+
+def _value(content: Any, path: str) -> Any:
+    for key in path.split("."):
+        if not isinstance(content, Mapping) or key not in content:
+            return _ABSENT
+        content = content[key]
     return content

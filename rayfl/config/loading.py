@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from rayfl.config.messages import explain, nearest
+from rayfl.config.added import values_of_before
+from rayfl.config.messages import explain, nearest, problems
+from rayfl.config.objects import names_an_object
 from rayfl.config.overrides import parse_override
+from rayfl.config.own_code import schema_without_code
 from rayfl.config.paper_presets import paper_presets
 from rayfl.config.paper_presets import preset_names as preset_names
+from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
 
@@ -35,6 +40,7 @@ def load_config(
     schema: type[ExperimentConfig],
     source: str | Path | Mapping[str, Any] | None,
     overrides: Sequence[str] | Mapping[str, Any],
+    trust: bool = True,
 ) -> ExperimentConfig:
     """Reads and validates a configuration.
 
@@ -45,20 +51,67 @@ def load_config(
         overrides: ``dotted.path=value`` strings (the value is YAML), or a mapping of dotted paths to values.
             ``algorithm=floco`` is short for ``algorithm={name: floco}``; ``algorithm=my_module:MyMethod`` is a user's
             own class.
+        trust: whether a user's own method that the source names is imported, to be validated and to have its defaults;
+            else it is a ``rayfl.config.own_code.NamedMethod``. What the overrides name is imported in any case.
 
     Raises:
         ConfigError: listing every problem with its path, the allowed values and the nearest name.
     """
     content, place = _read(source)
-    pairs = overrides.items() if isinstance(overrides, Mapping) else [parse_override(text) for text in overrides]
+    pairs = overrides_given(overrides)
     content = {key: _expanded(key, value) for key, value in content.items()}
     for path, value in pairs:
         _set(content, path, value)
-    schema = schema.knowing(content)
+    schema = schema.knowing(content) if trust else schema_without_code(schema, content, names_in(pairs))
     try:
-        return schema.model_validate(content)
+        config = schema.model_validate(content)
     except ValidationError as error:
         raise ConfigError(explain(error, schema, place)) from None
+    # pydantic takes them for numbers like others. Texts become numbers in it, such as 1e400.
+    if infinite := list(_not_finite(config.model_dump())):
+        raise ConfigError(
+            problems(place, {path: [f"must be a finite number (got {value})"] for path, value in infinite})
+        )
+    return config
+
+
+def _not_finite(content: Any, place: str = "") -> Iterator[tuple[str, float]]:
+    """Dotted path and value of each number that is infinite, or none at all."""
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from _not_finite(value, f"{place}.{key}" if place else str(key))
+    elif isinstance(content, list | tuple):
+        for number, value in enumerate(content):
+            yield from _not_finite(value, f"{place}.{number}")
+    elif isinstance(content, float) and not math.isfinite(content):
+        yield place, content
+
+
+def overrides_given(overrides: Sequence[str] | Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Overrides as dotted paths with values."""
+    return list(overrides.items()) if isinstance(overrides, Mapping) else [parse_override(text) for text in overrides]
+
+
+def names_in(value: Any) -> list[str]:
+    """All names ``module:name`` somewhere in a value."""
+    if names_an_object(value):
+        return [str(value)]
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [name for part in inner for name in names_in(part)]
+
+
+def as_recorded(content: Mapping[str, Any], load: Callable[[Mapping[str, Any]], ExperimentConfig]) -> ExperimentConfig:
+    """The configuration of a run whose ``config.yaml`` an older rayfl may have written.
+
+    Options that are younger than the record have the values that stand for what was done before.
+
+    Args:
+        content: of ``config.yaml``.
+        load: makes the configuration of it and of values by dotted path.
+    """
+    config = load({})
+    before = values_of_before(content, config.model_dump(mode="json"))
+    return load(before) if before else config
 
 
 def to_yaml(config: ExperimentConfig) -> str:
@@ -89,7 +142,7 @@ def _read(source: str | Path | Mapping[str, Any] | None) -> tuple[dict[str, Any]
 
 def _parse_yaml(text: str, place: str) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(text)
+        content = read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{place} is not valid YAML: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

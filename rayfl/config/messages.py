@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+
+from rayfl.report.redaction import redact
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
@@ -23,14 +25,19 @@ def explain(error: ValidationError, schema: type[BaseModel], place: str) -> str:
         schema: the configuration class.
         place: the file or preset, named in the first line.
     """
-    problems = error.errors()
-    locations = [problem["loc"] for problem in problems]
+    reported = error.errors()
+    locations = [problem["loc"] for problem in reported]
     # A sequence whose items are wrong is reported as too short as well: only the items help.
     found: dict[str, list[str]] = {}
-    for problem, here in zip(problems, locations, strict=True):
+    for problem, here in zip(reported, locations, strict=True):
         if not any(len(other) > len(here) and other[: len(here)] == here for other in locations):
             path, text = _describe(problem, schema)
             found.setdefault(path, []).append(text)
+    return problems(place, found)
+
+
+def problems(place: str, found: Mapping[str, Sequence[str]]) -> str:
+    """What is wrong by dotted path, a line each after one that names the place."""
     count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
     return "\n".join([f"{place}: {count}", *(f"  {path}: {', or '.join(texts)}" for path, texts in found.items())])
 
@@ -91,5 +98,5 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = redact(repr(value))
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from typing import Any
 
 from rayfl.config.messages import nearest
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, text_of
 
 
 def names_an_object(text: Any) -> bool:
@@ -27,17 +28,38 @@ def import_object(path: str, field: str) -> Any:
         ConfigError: the module cannot be imported or has no such name.
     """
     module_name, _, name = path.partition(":")
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # as `python -m` has it; Ray gives its workers the driver's path
+    here = _search_here()
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        why = f"{type(error).__name__}: {text_of(error)}"
+        missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+        advice = (
+            f"; it must be installed or lie in the current folder {here} (`rayfl submit --working-dir FOLDER` sends a "
+            "folder along)"
+        )
         raise ConfigError(
-            f"{field}: {path!r}: module {module_name!r} cannot be imported ({type(error).__name__}: {error}); "
-            f"it must be installed or lie in the current folder {here}"
+            f"{field}: {path!r}: module {module_name!r} cannot be imported ({why}){advice if missing else ''}"
         ) from error
     if not hasattr(module, name):
         public = [entry for entry in vars(module) if not entry.startswith("_")]
         raise ConfigError(f"{field}: module {module_name!r} has no {name!r}{nearest(name, public)}")
     return getattr(module, name)
+
+
+def module_file(path: str) -> str | None:
+    """The file of the module in ``module:name``, which is not imported; None if there is no such file here."""
+    _search_here()
+    try:
+        found = importlib.util.find_spec(path.partition(":")[0])
+    except (ImportError, ValueError):
+        return None
+    return found.origin if found is not None else None
+
+
+def _search_here() -> str:
+    """Has Python look for modules in the current folder too, as `python -m` does; Ray's workers get the same path."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    return here

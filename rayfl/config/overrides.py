@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from rayfl.config.plain_yaml import read_yaml
 from rayfl.errors import ConfigError
 
 
@@ -24,6 +25,6 @@ def parse_override(text: str, example: str = "train.rounds=10", kind: str = "ove
     if not equals or not key:
         raise ConfigError(f"{kind} {text!r} must look like {example}")
     try:
-        return key, yaml.safe_load(value)
+        return key, read_yaml(value)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{kind} {text!r}: the value is not valid YAML: {error}") from None

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Union
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field_validator, model_validator
 
 from rayfl.config.added import without_added
+from rayfl.config.identity import fingerprint_of
 from rayfl.config.objects import import_object, names_an_object
+from rayfl.config.texts import Name, has_keys
 from rayfl.data.augment import AugmentConfig
 from rayfl.data.holdout import HoldoutConfig
 from rayfl.data.noise import LabelNoise
@@ -25,6 +24,13 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.zoo import ModelConfig
 from rayfl.system.config import NoSystem, System
+
+
+def without_secrets(path: str) -> str:
+    """A path or URI that has no keys: what is in the configuration is in config.yaml, logs and messages."""
+    if has_keys(path):
+        raise ValueError("keys do not belong here: give them in the environment (AWS_ACCESS_KEY_ID, ...)")
+    return path
 
 
 class _Section(BaseModel):
@@ -99,7 +105,8 @@ class ClusterConfig(_Section):
     data_memory: Annotated[ByteSize, Field(gt=0)] | Literal["auto"] = Field(
         "auto",
         description="memory per actor for clients' samples; the least recently used are read again when needed; "
-        "auto: 30 % of the machine's memory, divided among its actors",
+        "auto: 30 % of the machine's memory, divided among its actors; of actors on a GPU, 30 % of its free memory, "
+        "divided among those that share it",
     )
     spill_dir: str | None = Field(
         None, description="folder on each node for states beyond state_memory; null: the folder for temporary files"
@@ -123,8 +130,9 @@ class ClientsConfig(_Section):
 
     on_error: Literal["fail", "skip", "retry"] = Field(
         "fail",
-        description="when a client's procedure raises or gives non-finite values: fail, the run ends; skip, the round "
-        "goes on as if the client had not been sampled, and skipped.parquet says so; retry, it is run again first",
+        description="when a client's procedure raises or gives non-finite values, or ends or blocks its process: fail, "
+        "the run ends (if its process did, after max_failures); skip, the round goes on as if the client had not been "
+        "sampled, and skipped.parquet says so; retry, it is run again first",
     )
     retries: int = Field(
         2, ge=1, description="how often (retry) the procedure is run again, with the same random numbers"
@@ -133,8 +141,9 @@ class ClientsConfig(_Section):
     deadline_s: float | None = Field(
         None,
         gt=0,
-        description="an actor that has not answered its call for so long, in seconds, counts as dead (max_failures); "
-        "null: it may take any time",
+        description="how long a client may be at its procedure, in seconds (clients that are stacked: together); then "
+        "its actor is ended, and the client has failed (on_error). An actor that does not say who is at work counts as "
+        "dead (max_failures). null: any time",
     )
 
     @model_validator(mode="after")
@@ -164,11 +173,31 @@ class StorageConfig(_Section):
 
     commit_every: int = Field(1, ge=1, description="rounds between commits; a crash loses at most so many rounds")
     keep_commits: int = Field(2, ge=1, description="commits kept; older ones are deleted")
+    copies: Literal[1, 2] = Field(
+        1, description="2: every file of a commit, and what says what the run is, is written into a second folder, too"
+    )
+    copies_path: str | None = Field(
+        None,
+        min_length=1,
+        description="folder of all runs' second copies, best on another disk: a path or a URI; null: the folder copy "
+        "in the run's own",
+    )
     lease_timeout_s: float = Field(
         90,
         ge=1,
         description="for how long after its last sign of life a driver on another machine keeps others out, in seconds",
     )
+
+    @field_validator("copies_path")
+    @classmethod
+    def _without_secrets(cls, path: str | None) -> str | None:
+        return path if path is None else without_secrets(path)
+
+    @model_validator(mode="after")
+    def _nothing_in_vain(self) -> StorageConfig:
+        if self.copies_path is not None and self.copies == 1:
+            raise ValueError("copies_path needs copies=2")
+        return self
 
 
 class WandbConfig(_Section):
@@ -189,6 +218,13 @@ class MlflowConfig(_Section):
     )
     experiment: str = Field("rayfl", min_length=1, description="the experiment that the run is put into")
 
+    @field_validator("tracking_uri")
+    @classmethod
+    def _without_secrets(cls, address: str | None) -> str | None:
+        if address is not None and has_keys(address):
+            raise ValueError("keys do not belong here: give MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD")
+        return address
+
 
 class TrackingConfig(_Section):
     """Where progress goes besides the tables."""
@@ -201,9 +237,8 @@ class TrackingConfig(_Section):
 class ExperimentConfig(_Section):
     """Everything that defines an experiment; two runs with equal configurations have equal results."""
 
-    name: str | None = Field(
+    name: Name | None = Field(
         None,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         description="folder of the run inside storage_path; null: method, data set and a hash of the configuration",
     )
     storage_path: str = Field(
@@ -234,12 +269,17 @@ class ExperimentConfig(_Section):
     storage: StorageConfig = Field(default=StorageConfig(), description="commits")
     tracking: TrackingConfig = Field(default=TrackingConfig(), description="TensorBoard, Weights & Biases, MLflow")
     max_failures: int = Field(
-        3, ge=-1, description="how many times the run rewinds to its last commit after a crash of actors; -1: endlessly"
+        3,
+        ge=-1,
+        description="how many times the run rewinds to its last commit after a crash of actors; -1: endlessly. With "
+        "clients.on_error=skip or retry, crashes that a client turns out to have caused do not count, and there is one "
+        "rewind more to find that out",
     )
     algorithm: Any = Field(description="the method and its hyper-parameters")
 
     methods: ClassVar[tuple[type[BaseModel], ...]] = ()
     method_base: ClassVar[type[BaseModel]] = BaseModel
+    check_method: ClassVar[Callable[[Any], None]] = lambda method: None
 
     @field_validator("model", mode="before")
     @classmethod
@@ -252,10 +292,7 @@ class ExperimentConfig(_Section):
     @field_validator("storage_path")
     @classmethod
     def _without_secrets(cls, path: str) -> str:
-        """What is in the configuration is in config.yaml, logs and messages."""
-        if "://" in path and urlsplit(path).password is not None:
-            raise ValueError("keys do not belong here: give them in the environment (AWS_ACCESS_KEY_ID, ...)")
-        return path
+        return without_secrets(path)
 
     @model_validator(mode="after")
     def _actors_where_needed(self) -> ExperimentConfig:
@@ -271,6 +308,7 @@ class ExperimentConfig(_Section):
 
         Raises:
             ConfigError: ``algorithm.name`` is ``module:Class`` and names no method.
+            MethodError: the class breaks the contract of methods.
         """
         section = content.get("algorithm")
         name = section.get("name") if isinstance(section, Mapping) else None
@@ -279,19 +317,24 @@ class ExperimentConfig(_Section):
         found = import_object(str(name), "algorithm")
         if not (isinstance(found, type) and issubclass(found, cls.method_base)):
             raise ConfigError(f"algorithm: {name!r} is no subclass of rayfl.{cls.method_base.__name__}")
+        cls.check_method(found)
         return _with_users_method(cls, str(name), found)
 
-    def fingerprint(self) -> str:
-        """SHA-256 of everything that a result depends on: not of names, places and processes."""
+    def identity(self) -> dict[str, Any]:
+        """Everything that a result depends on, as plain data: not names, places and processes."""
         content = self.model_dump(
             mode="json", exclude={"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
         )
         if isinstance(self.system, NoSystem):
             del content["system"]  # runs from before there was the section continue
-        changing = ["lend_cores"] if self.engine.lend_cores else []
+        changing: list[str] = [self.engine.precision]
+        changing += ["lend_cores"] if self.engine.lend_cores else []
         content["engine"] = ", ".join([self.engine.mode, *changing])
-        without_added(content)
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return without_added(content)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that a result depends on."""
+        return fingerprint_of(self.identity())
 
     @property
     def run_name(self) -> str:
@@ -305,17 +348,20 @@ def _with_users_method(schema: type[ExperimentConfig], path: str, found: type[Ba
     """``schema`` with one more method, the class ``module:Class`` under that name in place of its own."""
     label: Any = Literal[path]
     own: type[BaseModel] = create_model(found.__name__, __base__=found, __doc__=found.__doc__, name=(label, path))
-    return experiment_schema([*schema.methods, own], schema.method_base)
+    return experiment_schema([*schema.methods, own], schema.method_base, schema.check_method)
 
 
 def experiment_schema(
-    algorithms: Sequence[type[BaseModel]], base: type[BaseModel] = BaseModel
+    algorithms: Sequence[type[BaseModel]],
+    base: type[BaseModel] = BaseModel,
+    check: Callable[[Any], None] = lambda method: None,
 ) -> type[ExperimentConfig]:
     """The configuration class in which ``algorithm`` is one of the given methods.
 
     Args:
         algorithms: method classes, told apart by their literal field ``name``.
         base: what a user's own method must be a subclass of.
+        check: raises an error for a class that cannot be run as a method.
     """
     union: Any = Union[tuple(algorithms)]  # noqa: UP007
     field: Any = (
@@ -323,5 +369,5 @@ def experiment_schema(
         Field(description="the method and its hyper-parameters"),
     )
     schema: type[ExperimentConfig] = create_model("Experiment", __base__=ExperimentConfig, algorithm=field)
-    schema.methods, schema.method_base = tuple(algorithms), base
+    schema.methods, schema.method_base, schema.check_method = tuple(algorithms), base, staticmethod(check)
     return schema

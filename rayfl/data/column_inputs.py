@@ -71,7 +71,7 @@ def _plain(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple
                 "dataset.shape which images they are, for instance [1, 28, 28]"
             )
     read = {"numbers": _numbers, "lists": _lists, "bytes": _bytes}[layout.kind]
-    parts = [read(path, table, layout.x) for path, table in filled]
+    parts = [read(path, table, layout) for path, table in filled]
     width, dtype = parts[0].shape[1], parts[0].dtype
     for (path, _), part in zip(filled, parts, strict=True):
         if part.shape[1] != width or part.dtype != dtype:
@@ -89,18 +89,20 @@ def _values(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape))
 
 
-def _numbers(path: Path, table: pa.Table, names: tuple[str, ...]) -> np.ndarray:
+def _numbers(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
+    names = layout.x
     for name in names:
         refuse_nulls(path, table.column(name), name)
     dtype = np.uint8 if all(table.column(name).type == pa.uint8() for name in names) else np.float32
     x = np.empty((table.num_rows, len(names)), dtype=dtype)
     for position, name in enumerate(names):
         x[:, position] = table.column(name).to_numpy()
-        _refuse_infinite(path, x[:, position : position + 1], name)
+        _refuse_infinite(path, table, x[:, position : position + 1], name, layout.client)
     return x
 
 
-def _lists(path: Path, table: pa.Table, names: tuple[str, ...]) -> np.ndarray:
+def _lists(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
+    names = layout.x
     column = table.column(names[0])
     refuse_nulls(path, column, names[0])
     lengths = pc.list_value_length(column).to_numpy()
@@ -114,17 +116,22 @@ def _lists(path: Path, table: pa.Table, names: tuple[str, ...]) -> np.ndarray:
         raise DataError(f"{path}: column {names[0]!r}, row {row} has a null among its values")
     dtype = np.uint8 if values.type == pa.uint8() else np.float32
     x: np.ndarray = values.to_numpy().astype(dtype).reshape(table.num_rows, -1)
-    _refuse_infinite(path, x, names[0])
+    _refuse_infinite(path, table, x, names[0], layout.client)
     return x
 
 
-def _refuse_infinite(path: Path, x: np.ndarray, name: str) -> None:
+def _refuse_infinite(path: Path, table: pa.Table, x: np.ndarray, name: str, client: str | None) -> None:
     if x.dtype == np.float32 and not np.isfinite(x).all():
         row = int(np.argmax(~np.isfinite(x).all(axis=1)))
-        raise DataError(f"{path}: column {name!r}, row {row} holds a value that is not finite in float32")
+        owner = "" if client is None else f" (client {table.column(client)[row].as_py()!r})"
+        raise DataError(
+            f"{path}: column {name!r}, row {row}{owner} holds a value that is not finite in float32: remove the row, "
+            "or mend it"
+        )
 
 
-def _bytes(path: Path, table: pa.Table, names: tuple[str, ...]) -> np.ndarray:
+def _bytes(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
+    names = layout.x
     column = table.column(names[0])
     refuse_nulls(path, column, names[0])
     lengths = pc.binary_length(column).to_numpy()

@@ -27,13 +27,13 @@ class Wanted:
     Attributes:
         client: the column with the client's name.
         split: the column with ``train`` or ``test``.
-        x: the column with the inputs.
+        x: the column with the inputs, or several with a number each.
         y: the column with the labels.
     """
 
     client: str = AUTO
     split: str = AUTO
-    x: str = AUTO
+    x: str | tuple[str, ...] = AUTO
     y: str = AUTO
 
 
@@ -46,21 +46,26 @@ class Rows:
         y: labels, int64 of shape (N,).
         clients: the client of every row; None where there are no clients.
         splits: ``train`` or ``test`` for every row; None where there are no splits.
+        integers: whether the inputs are lists of integers that are no pixels.
+        num_labels: how many different labels there are.
     """
 
     x: np.ndarray
     y: np.ndarray
     clients: np.ndarray | None
     splits: np.ndarray | None
+    integers: bool
+    num_labels: int
 
 
-def read_rows(paths: Sequence[Path], wanted: Wanted, shape: tuple[int, ...] | None) -> Rows:
+def read_rows(paths: Sequence[Path], wanted: Wanted, shape: tuple[int, ...] | None, renumbered: bool = False) -> Rows:
     """All rows of some Parquet files with the same columns, in the order of the files.
 
     Args:
         paths: the files.
         wanted: their columns.
         shape: shape of an input; None takes encoded images and lists as they are.
+        renumbered: whether the labels, any integers, are numbered from 0 by their rank.
 
     Raises:
         DataError: naming file, column and, counted from 0, row.
@@ -76,8 +81,16 @@ def read_rows(paths: Sequence[Path], wanted: Wanted, shape: tuple[int, ...] | No
         raise DataError(f"{', '.join(map(str, paths))}: no rows")
     filled = [(path, table) for path, table in zip(paths, tables, strict=True) if table.num_rows]
     inputs = read_inputs(filled, layouts[0], shape)
-    y = np.concatenate([_labels(path, table, layouts[0].y) for path, table in filled])
-    return Rows(inputs, y, _names(filled, layouts[0].client), _splits(filled, layouts[0].split))
+    y = np.concatenate([_labels(path, table, layouts[0].y, renumbered) for path, table in filled])
+    present, numbers = np.unique(y, return_inverse=True)
+    return Rows(
+        inputs,
+        numbers.astype(np.int64) if renumbered else y,
+        _names(filled, layouts[0].client),
+        _splits(filled, layouts[0].split),
+        layouts[0].kind == "lists" and _of_integers(filled[0][1].schema.field(layouts[0].x[0]).type),
+        len(present),
+    )
 
 
 def _open(path: Path) -> pq.ParquetFile:
@@ -90,33 +103,69 @@ def _open(path: Path) -> pq.ParquetFile:
 
 
 def _layout(path: Path, schema: pa.Schema, wanted: Wanted) -> Layout:
-    def column(field: str, candidates: Sequence[str]) -> str | None:
-        name = getattr(wanted, field)
-        if name == AUTO:
-            return next((candidate for candidate in candidates if candidate in schema.names), None)
-        if name == NONE and field in ("client", "split"):
-            return None
-        if name not in schema.names:
-            raise DataError(f"dataset.{field}: {path} has no column {name!r}, only {', '.join(schema.names)}")
-        return str(name)
-
-    y = column("y", _LABELS)
+    y = _column(path, schema, "y", wanted.y, _LABELS)
     if y is None:
         raise DataError(f"{path} has no column y or label, only {', '.join(schema.names)}; name it with dataset.y")
-    client, split, x = column("client", ("client",)), column("split", ("split",)), column("x", _INPUTS)
+    client = None if wanted.client == NONE else _column(path, schema, "client", wanted.client, ("client",))
+    split = None if wanted.split == NONE else _column(path, schema, "split", wanted.split, ("split",))
+    if wanted.x != AUTO:
+        given = (wanted.x,) if isinstance(wanted.x, str) else wanted.x
+        return _named_inputs(path, schema, given, y, client, split)
+    x = _column(path, schema, "x", AUTO, _INPUTS)
+    others = [field for field in schema if _PREFIX.fullmatch(field.name) and field.name not in (x, y, client, split)]
     if x is not None:
-        return Layout((x,), _kind(path, schema.field(x)), y, client, split)
-    numbers = [
-        field.name
-        for field in schema
-        if _PREFIX.fullmatch(field.name) and field.name not in (y, client, split) and _is_number(field.type)
-    ]
-    if not numbers:
+        kind = _kind(path, schema.field(x))
+        if kind == "numbers" and others:
+            names = ", ".join(field.name for field in others)
+            raise DataError(
+                f"{path} has a column {x!r} of single numbers and also {names}; name the inputs with dataset.x"
+            )
+        return Layout((x,), kind, y, client, split)
+    if not any(_is_number(field.type) for field in others):
         raise DataError(
             f"{path} has no column x or image, nor numeric columns whose names begin with x, only "
             f"{', '.join(schema.names)}; name the inputs with dataset.x"
         )
-    return Layout(tuple(_in_order(numbers)), "numbers", y, client, split)
+    for field in others:
+        _check_number(path, field, others)
+    return Layout(tuple(_in_order([field.name for field in others])), "numbers", y, client, split)
+
+
+def _column(path: Path, schema: pa.Schema, field: str, name: str, candidates: Sequence[str]) -> str | None:
+    """The column that a field names, or the one among the candidates that there is.
+
+    Raises:
+        DataError: there is no such column, or several candidates.
+    """
+    if name != AUTO:
+        if name not in schema.names:
+            raise DataError(f"dataset.{field}: {path} has no column {name!r}, only {', '.join(schema.names)}")
+        return name
+    found = [candidate for candidate in candidates if candidate in schema.names]
+    if len(found) > 1:
+        raise DataError(f"{path} has columns {' and '.join(found)}; say which is meant with dataset.{field}")
+    return found[0] if found else None
+
+
+def _named_inputs(
+    path: Path, schema: pa.Schema, names: Sequence[str], y: str, client: str | None, split: str | None
+) -> Layout:
+    fields = [schema.field(str(_column(path, schema, "x", name, ()))) for name in names]
+    if len(fields) == 1:
+        return Layout((fields[0].name,), _kind(path, fields[0]), y, client, split)
+    for field in fields:
+        _check_number(path, field, fields)
+    return Layout(tuple(names), "numbers", y, client, split)
+
+
+def _check_number(path: Path, field: pa.Field, inputs: Sequence[pa.Field]) -> None:
+    """Refuses a column among several inputs that is none of numbers: without it, models would see something else."""
+    if not _is_number(field.type):
+        names = [other.name for other in inputs if other is not field]
+        raise DataError(
+            f"{path}: column {field.name!r} has the type {field.type}, but the inputs beside it "
+            f"({', '.join(names)}) are numbers: convert it, or name the inputs with dataset.x=[NAME, NAME, ...]"
+        )
 
 
 def _in_order(names: list[str]) -> list[str]:
@@ -156,15 +205,23 @@ def _table(path: Path, file: pq.ParquetFile, layout: Layout) -> pa.Table:
         raise DataError(f"{path} cannot be read: {str(error).strip()}") from error
 
 
-def _labels(path: Path, table: pa.Table, name: str) -> np.ndarray:
+def _of_integers(kind: pa.DataType) -> bool:
+    """Whether lists are of integers other than uint8, which are pixels."""
+    return bool(pa.types.is_integer(kind.value_type) and kind.value_type != pa.uint8())
+
+
+def _labels(path: Path, table: pa.Table, name: str, any_integers: bool) -> np.ndarray:
     column = table.column(name)
     if not pa.types.is_integer(column.type):
         raise DataError(f"{path}: column {name!r} has the type {column.type}; labels are integers from 0")
     refuse_nulls(path, column, name)
     labels: np.ndarray = column.to_numpy().astype(np.int64)
-    if labels.min() < 0:
+    if labels.min() < 0 and not any_integers:
         row = int(np.argmax(labels < 0))
-        raise DataError(f"{path}: column {name!r}, row {row} is {labels[row]}; labels are integers from 0")
+        raise DataError(
+            f"{path}: column {name!r}, row {row} is {labels[row]}; labels are integers from 0, or any with "
+            "dataset.labels=renumbered"
+        )
     return labels
 
 

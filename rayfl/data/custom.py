@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -10,9 +11,11 @@ import torch
 from pydantic import Field
 
 from rayfl.config.objects import import_object, names_an_object
+from rayfl.config.texts import ObjectPath
 from rayfl.data.federated import FederatedDataset, InputSpec
-from rayfl.data.source import Samples, Source
-from rayfl.errors import DataError, RayflError
+from rayfl.data.remarks import remarks_on
+from rayfl.data.source import LABELS, Labels, Samples, Source
+from rayfl.errors import DataError, RayflError, text_of
 from rayfl.randomness import RandomStreams
 
 
@@ -27,10 +30,10 @@ class CustomSource(Source):
     """
 
     name: Literal["custom"] = Field(default="custom", description="Your own function.")
-    function: str = Field(
-        pattern=r"^[\w.]+:\w+$",
-        description="The function, as my_package.my_module:function; it may also stand in the place of the name.",
+    function: ObjectPath = Field(
+        description="The function, as my_package.my_module:function; it may also stand in the place of the name."
     )
+    labels: Labels = Field(default="as_found", description=LABELS)
 
     def open(self, streams: RandomStreams) -> Samples | FederatedDataset:
         """What the function returns, checked.
@@ -44,9 +47,14 @@ class CustomSource(Source):
             made = function(streams.seed if _wants_seed(function) else streams)
         except RayflError:
             raise
-        except Exception as error:  # whatever the user's code raises
-            raise DataError(f"dataset {self.function} fails: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            raise DataError(f"dataset {self.function} fails: {type(error).__name__}: {text_of(error)}") from error
         if isinstance(made, FederatedDataset):
+            if self.labels != "as_found":
+                raise DataError(
+                    f"dataset.labels is {self.labels}, but {self.function} returned a FederatedDataset, which is used "
+                    "as it is: leave the option out"
+                )
             return made
         if not isinstance(made, tuple) or len(made) not in (3, 4):
             raise DataError(
@@ -78,8 +86,33 @@ class CustomSource(Source):
                 raise DataError(
                     f"dataset {self.function}: clients have the shape {names.shape}; needed is a name or number each"
                 )
-        x = x.astype(np.float32, copy=False) if x.dtype == np.float64 else x
-        return Samples(x, y.astype(np.int64), InputSpec("image", x.shape[1:], int(num_classes)), names)
+        if x.dtype == np.float64:
+            with np.errstate(over="ignore"):  # what is too large is named below
+                x = x.astype(np.float32)
+        self._check_finite(x, names)
+        y = self._numbered(y.astype(np.int64), int(num_classes))
+        remarks = partial(remarks_on, x, y, int(num_classes), counted=False, integers=False)
+        return Samples(x, y, InputSpec("image", x.shape[1:], int(num_classes)), names, remarks=remarks)
+
+    def _check_finite(self, x: np.ndarray, names: np.ndarray | None) -> None:
+        if x.dtype == np.uint8 or np.isfinite(x).all():
+            return
+        sample = int(np.argmax(~np.isfinite(x.reshape(len(x), -1)).all(axis=1)))
+        owner = "" if names is None else f" (client {str(names[sample])!r})"
+        raise DataError(
+            f"dataset {self.function}: x of sample {sample}{owner} holds a value that is not finite in float32: remove "
+            "the sample, or mend it"
+        )
+
+    def _numbered(self, y: np.ndarray, num_classes: int) -> np.ndarray:
+        if self.labels == "as_found":
+            return y
+        present, numbers = np.unique(y, return_inverse=True)
+        if len(present) > num_classes:
+            raise DataError(
+                f"dataset {self.function}: num_classes is {num_classes}, but there are {len(present)} different labels"
+            )
+        return numbers.astype(np.int64)
 
 
 def _wants_seed(function: Any) -> bool:

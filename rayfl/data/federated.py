@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -83,11 +83,16 @@ class FederatedDataset(ABC):
         spec: the shape and kind of the inputs.
         names: the clients' own names in the source (writer ids, roles), position = client id.
         preprocess: what stored inputs go through; None for a data set that stores what models see.
+        remarks: looks for what a user should be warned of, a sentence each; asked once, by who starts a run.
+        sound: whether all samples are known to be finite and their labels to be in range; else each is looked at when
+            it is read.
     """
 
     spec: InputSpec
     names: tuple[str, ...]
     preprocess: Preprocessing | None = None
+    remarks: Callable[[], Sequence[str]] = tuple
+    sound: bool = False
 
     @property
     def num_clients(self) -> int:

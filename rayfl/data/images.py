@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -31,12 +33,20 @@ def decode_images(
         uint8 of shape (count, channels, height, width): one channel if all images are grey, else three (RGB).
 
     Raises:
-        DataError: an image cannot be decoded or has another size than the first; names it.
+        DataError: an image cannot be decoded, is larger than any can be meant to be, or has another size than the
+            first; names it.
     """
     heads = [_head(read(position), place(position)) for position in range(count)]
     size = heads[0][0]
     mode = "L" if all(grey for _, grey in heads) else "RGB"
-    result = np.empty((count, 1 if mode == "L" else 3, size[1], size[0]), dtype=np.uint8)
+    shape = (count, 1 if mode == "L" else 3, size[1], size[0])
+    try:
+        result = np.empty(shape, dtype=np.uint8)
+    except MemoryError as error:
+        raise DataError(
+            f"{place(0)}: {count} images of {size[0]} x {size[1]} pixels do not fit into memory "
+            f"({math.prod(shape) / 2**30:,.0f} GiB); make them smaller"
+        ) from error
     for position, (own, _) in enumerate(heads):
         if own != size:
             raise DataError(
@@ -63,10 +73,18 @@ _SIGNATURES: tuple[bytes, ...] = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8"
 
 
 def _head(data: bytes, place: str) -> tuple[Sequence[int], bool]:
-    """Size and whether the image is grey, without decoding it."""
+    """Size and whether the image is grey, without decoding it: a few bytes may stand for more than a memory holds."""
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            return image.size, image.mode in _GREY
+        with warnings.catch_warnings():
+            # From Pillow's limit on, not from twice that.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(data)) as image:
+                return image.size, image.mode in _GREY
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"{place}: the image unpacks to more than the {Image.MAX_IMAGE_PIXELS:,} pixels that Pillow takes; make it "
+            "smaller, or remove it"
+        ) from error
     except (OSError, ValueError, SyntaxError) as error:
         raise _undecodable(place, error) from error
 

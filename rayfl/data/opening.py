@@ -49,6 +49,15 @@ def open_dataset(config: DataSections, streams: RandomStreams) -> FederatedDatas
         _natural(config)
         _check_untouched(config)
         return opened
+    dataset = _divided(config, opened, streams)
+    dataset.sound = True  # sources look at their samples when they make or open them
+    dataset.remarks = lambda: [
+        found.text for found in opened.remarks() if config.transform.normalize == "none" or not found.scale
+    ]
+    return dataset
+
+
+def _divided(config: DataSections, opened: Samples | NaturalPath, streams: RandomStreams) -> FederatedDataset:
     if isinstance(opened, NaturalPath):
         natural = _natural(config)
         if config.holdout.test is not None and open_natural(opened.path).header.own_test:

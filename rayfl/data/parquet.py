@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,8 +21,9 @@ from rayfl.data.natural_file import NaturalHeader, open_natural, write_natural
 from rayfl.data.pooled_file import Part, PooledFile, write_pooled
 from rayfl.data.preparing import PREPARED, Order, PreparableSource, check_part, is_prepared, no_checksum
 from rayfl.data.records import SourceFile, read_record, write_record
+from rayfl.data.remarks import Remark, remarks_on
 from rayfl.data.root import data_root
-from rayfl.data.source import NaturalPath, Samples
+from rayfl.data.source import LABELS, Labels, NaturalPath, Samples
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
 
@@ -48,8 +50,13 @@ class ParquetSource(PreparableSource):
         "root.",
     )
     paths: tuple[Path, ...] = Field(default=(), description="Several files with the same columns, in place of path.")
-    x: str = Field(default=AUTO, description="Column of the inputs; auto: x, image, img, or all numeric x... columns.")
+    x: str | tuple[str, ...] = Field(
+        default=AUTO,
+        description="Column of the inputs, or several with a number each, in their order; auto: x, image, img, or all "
+        "x... columns, which must be numbers.",
+    )
     y: str = Field(default=AUTO, description="Column of the labels, integers from 0; auto: y or label.")
+    labels: Labels = Field(default="as_found", description=LABELS)
     client: str = Field(
         default=AUTO, description="Column of the clients' names; auto: client, if there is one; none: pool the samples."
     )
@@ -93,7 +100,8 @@ class ParquetSource(PreparableSource):
         except OSError as error:
             raise DataError(f"dataset.path: {error.filename} cannot be read: {error.strerror}") from error
         files = [(str(path), s.st_size, s.st_mtime_ns) for path, s in zip(self.files, stats, strict=True)]
-        options = self.model_dump(mode="json", exclude={"root", "path", "paths"})
+        younger = {"labels"} if self.labels == "as_found" else set()  # so that copies from before are found
+        options = self.model_dump(mode="json", exclude={"root", "path", "paths", *younger})
         key = hashlib.sha256(json.dumps([files, options], sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
         return self.resolved_root / PREPARED / f"parquet-{key}.arrow"
 
@@ -101,9 +109,14 @@ class ParquetSource(PreparableSource):
         """The samples, with clients or without, from the copy, which is made first where it is missing."""
         path = self.prepare(Order())
         record = read_record(path)
-        if record is not None and record.options["clients"]:
-            return NaturalPath(path)
-        return PooledFile(path).samples("both")
+        options = {} if record is None else record.options
+
+        def remarks() -> list[Remark]:
+            return [Remark(text, scale) for text, scale in options.get("remarks", ())]
+
+        if options.get("clients"):
+            return NaturalPath(path, remarks)
+        return replace(PooledFile(path).samples("both"), remarks=remarks)
 
     def official_test(self, streams: RandomStreams) -> Samples | NaturalPath:
         """The rows of the split ``test``: of clients that keep the division, or of nobody with ``part=train``."""
@@ -127,19 +140,21 @@ class ParquetSource(PreparableSource):
                 return path
             order.progress(f"reading {', '.join(file.name for file in self.files)}", 0, None)
             rows = self._rows()
-            num_classes = self._num_classes(rows.y)
+            num_classes = self._num_classes(rows)
             source = ", ".join(map(str, self.files))
             if rows.clients is None:
                 content = write_pooled(path, self.name, _by_split(rows), num_classes, source).sha256
             else:
                 content = _write_clients(path, rows, num_classes, own_test=self.part == "both", source=source)
-            options = {**self.model_dump(mode="json"), "clients": rows.clients is not None}
+            remarks = remarks_on(rows.x, rows.y, num_classes, self.num_classes is None, rows.integers)
+            options = {**self.model_dump(mode="json"), "clients": rows.clients is not None, "remarks": remarks}
             write_record(path, content, source, tuple(map(SourceFile.of, self.files)), options)
         return path
 
     def _rows(self) -> Rows:
         """The rows of :attr:`part`."""
-        rows = read_rows(self.files, Wanted(self.client, self.split, self.x, self.y), self.shape)
+        renumbered = self.labels == "renumbered"
+        rows = read_rows(self.files, Wanted(self.client, self.split, self.x, self.y), self.shape, renumbered)
         if self.part == "both":
             return rows
         if rows.splits is None:
@@ -147,15 +162,15 @@ class ParquetSource(PreparableSource):
         own = rows.splits == self.part
         if not own.any():
             raise DataError(f"dataset.part: no row of {', '.join(map(str, self.files))} has the split {self.part}")
-        return Rows(rows.x[own], rows.y[own], None if rows.clients is None else rows.clients[own], None)
+        clients = None if rows.clients is None else rows.clients[own]
+        return Rows(rows.x[own], rows.y[own], clients, None, rows.integers, rows.num_labels)
 
-    def _num_classes(self, y: np.ndarray) -> int:
-        largest = int(y.max())
-        if self.num_classes is not None and largest >= self.num_classes:
-            raise DataError(
-                f"dataset.num_classes is {self.num_classes}, but there is a label {largest}; labels are integers from 0"
-            )
-        return self.num_classes or largest + 1
+    def _num_classes(self, rows: Rows) -> int:
+        needed = int(rows.y.max()) + 1 if self.labels == "as_found" else rows.num_labels
+        if self.num_classes is not None and needed > self.num_classes:
+            found = f"there is a label {needed - 1}" if self.labels == "as_found" else f"there are {needed} labels"
+            raise DataError(f"dataset.num_classes is {self.num_classes}, but {found}; labels are integers from 0")
+        return self.num_classes or needed
 
 
 def _located(path: Path) -> Path:

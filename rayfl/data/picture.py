@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from rayfl.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+PLAIN_TEXT: Any = {"text.parse_math": False, "text.usetex": False}
+"""Matplotlib's settings for figures whose texts are data: a name such as ``$x$`` is no formula."""
 
 _FORMATS = (".png", ".pdf", ".svg")
 _MOST_BUBBLES = 60
@@ -48,6 +51,13 @@ def draw_partition(dataset: FederatedDataset, title: str) -> Figure:
         dataset: whose clients are drawn; their labels are read one client at a time.
         title: what to write above it.
     """
+    import matplotlib
+
+    with matplotlib.rc_context(PLAIN_TEXT):
+        return _drawn(dataset, title)
+
+
+def _drawn(dataset: FederatedDataset, title: str) -> Figure:
     from matplotlib.figure import Figure
 
     counts, sizes = label_matrix(dataset), dataset.sizes()
@@ -95,8 +105,10 @@ def save_figure(figure: Figure, destination: Path) -> None:
         ConfigError: another ending than .png, .pdf and .svg.
         DataError: the file cannot be written.
     """
+    import matplotlib
+
     check_format(destination)
-    with new_file(destination) as file:
+    with new_file(destination) as file, matplotlib.rc_context(PLAIN_TEXT):
         figure.savefig(file, format=destination.suffix[1:].lower(), dpi=150)
 
 

@@ -82,12 +82,20 @@ def drop_record(prepared: Path) -> None:
     """Deletes the record of a file that is about to be replaced, so that it is never taken for that of the new one.
 
     Raises:
-        DataError: it cannot be deleted.
+        DataError: it cannot be deleted, or a file of its name is no record and so somebody else's.
     """
+    path = record_path(prepared)
     try:
-        record_path(prepared).unlink(missing_ok=True)
+        read_record(prepared)
+    except DataError:
+        raise DataError(
+            f"{path} is no record of rayfl's, and what is known of {prepared.name} belongs there; move it away, or "
+            "choose another destination"
+        ) from None
+    try:
+        path.unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(f"{record_path(prepared)} cannot be deleted: {error}; choose another destination") from error
+        raise DataError(f"{path} cannot be deleted: {error}; choose another destination") from error
 
 
 def read_record(prepared: Path) -> Record | None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from rayfl.data.federated import FederatedDataset, InputSpec
 from rayfl.data.moments import Moments
+from rayfl.data.remarks import Remark
 from rayfl.errors import ConfigError
 from rayfl.randomness import RandomStreams
 
@@ -25,6 +28,7 @@ class Samples:
         spec: shape and kind of the inputs.
         clients: whose each sample is, N names, for samples that come with clients.
         moments: of ``x``, where they are known.
+        remarks: looks for what a user should be warned of.
     """
 
     x: np.ndarray
@@ -32,13 +36,29 @@ class Samples:
     spec: InputSpec
     clients: np.ndarray | None = None
     moments: Moments | None = None
+    remarks: Callable[[], Sequence[Remark]] = tuple
 
 
 @dataclass(frozen=True)
 class NaturalPath:
-    """Samples that come with clients, in a file (:mod:`rayfl.data.natural_file`)."""
+    """Samples that come with clients, in a file (:mod:`rayfl.data.natural_file`).
+
+    Attributes:
+        path: the file.
+        remarks: looks for what a user should be warned of.
+    """
 
     path: Path
+    remarks: Callable[[], Sequence[Remark]] = tuple
+
+
+Labels = Literal["as_found", "renumbered"]
+"""How labels of a user's own become class numbers: they are these numbers, or are numbered by their rank."""
+
+LABELS = (
+    "as_found: labels are the numbers of their classes, 0 to num_classes - 1, of which some may have no sample; "
+    "renumbered: the labels that occur are numbered from 0, in ascending order."
+)
 
 
 class Source(BaseModel, ABC):

@@ -33,7 +33,13 @@ class TorchvisionSource(ImageSource):
         try:
             images, labels = self._arrays(self._dataset(datasets, folder, part == "train"))
         except Exception as error:
-            raise self._unreadable(folder, str(error) or type(error).__name__) from error
+            if not self._raw_folder(folder).is_dir():
+                raise DataError(
+                    f"{self.name} is not there: {self._raw_folder(folder)} does not exist; {self.how_to_prepare()}"
+                ) from error
+            # torchvision's own advice would put the files elsewhere, and not prepare them.
+            problem = str(error).partition(" You can use download=True")[0]
+            raise self._unreadable(folder, problem or type(error).__name__) from error
         if images.shape[1:] != self._spec.shape or labels.shape != images.shape[:1]:
             raise self._unreadable(folder, f"images of shape {images.shape[1:]}, labels of shape {labels.shape}")
         return images, labels

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rayfl.device_errors import Pieces, check_context, free_device_memory, ran_out_of_memory
 from rayfl.engine import looped, vectorized
+from rayfl.engine.precision import Precision, why_not
 from rayfl.engine.requests import GradientRequest, OutputRequest, Request, TrainRequest
+from rayfl.errors import as_error, text_of
 from rayfl.tasks import Task
 
 _log = logging.getLogger(__name__)
@@ -30,6 +34,12 @@ class EngineConfig(BaseModel):
         description="clients stacked at a time when vectorized; halved if a GPU's memory is too small; auto: as many "
         "of an actor's clients in a round as its memory was measured to have room for (32 where nothing is measured: "
         "cluster.probe)",
+    )
+    precision: Precision = Field(
+        "float32",
+        description="float32: factors as they are; tf32: GPUs round the factors of float32 to 10 bits of mantissa; "
+        "bfloat16: networks compute in bfloat16 in steps and evaluation (autocast), while parameters, momenta, losses "
+        "and sums stay float32",
     )
     lend_cores: bool = Field(
         False,
@@ -67,14 +77,46 @@ class Engine:
         notes = [f"clients are trained one by one: {obstacle}"] if wanted and obstacle else []
         if config.lend_cores and device.type != "cpu":
             notes.append(f"engine.lend_cores is for CPUs: on {device.type} it changes nothing")
+        notes += why_not(config.precision, device)
         self.note = "; ".join(notes)
         if self.note:
             _log.warning("%s", self.note)
         width = _UNMEASURED_WIDTH if config.width == "auto" else config.width
         self.width = width if self.vectorized else 1
+        if config.precision == "bfloat16":
+            for candidate in task.candidates:
+                candidate.network.compute_in(torch.bfloat16)
+        self._said: set[str] = set()
+        self._of_gradients, self._of_outputs = Pieces("samples of a gradient"), Pieces("samples of a forward pass")
+
+    def check(self, error: Exception | None = None) -> None:
+        """Waits for the device, and makes sure that it still computes.
+
+        Args:
+            error: what went wrong before.
+
+        Raises:
+            DeviceLostError: when this process can no longer compute there; no client is to blame for that.
+        """
+        check_context(self.device, error)
+
+    def limit_width(self, width: int) -> None:
+        """Limits the clients at a time to ``width``, since the device's memory was too small for more."""
+        if width < self.width:
+            _log.warning("the GPU's memory is too small for %d clients at a time: %d from now on", self.width, width)
+            self.width = width
+
+    def release(self) -> None:
+        """Has the networks let go of what they computed with last: a client's model, or a stack of models."""
+        for candidate in self.task.candidates:
+            candidate.network.release()
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
-        """One reply a request, in order; what a request raised is its reply."""
+        """One reply a request, in order; what a request raised is its reply.
+
+        Raises:
+            DeviceLostError: when this process can no longer compute on the device.
+        """
         replies: list[Any] = [None] * len(requests)
         for members in self._groups(requests, replies):
             group = [requests[i] for i in members]
@@ -100,33 +142,69 @@ class Engine:
         ]
 
     def _train_stacked(self, requests: Sequence[TrainRequest], task: Task) -> list[Any]:
-        """As many clients at a time as the GPU's memory has room for: half as many whenever it had not."""
+        """Trains as many clients at a time as the GPU's memory has room for; one by one where a stack fails.
+
+        Every attempt begins with the requests as they were: an update writes nothing before all of it is computed.
+        """
         try:
             return list(vectorized.train(requests, task, self.device))
-        except torch.cuda.OutOfMemoryError:
+        except BaseException as error:
             if len(requests) == 1:
-                raise
+                return [self._own(as_error(error))]
+            self.check(as_error(error))
+            too_large, reason = ran_out_of_memory(error), _first_line(error)
         # Not in the handler: until it is left, the error keeps the tensors of the failed attempt.
-        torch.cuda.empty_cache()
+        self.release()
+        if not too_large:
+            return self._train_one_by_one(requests, task, reason)
+        free_device_memory()
         half = (len(requests) + 1) // 2
-        if half < self.width:
-            _log.warning("the GPU's memory is too small for %d clients at a time: %d from now on", self.width, half)
-            self.width = half
+        self.limit_width(half)
         return [*self._train_stacked(requests[:half], task), *self._train_stacked(requests[half:], task)]
 
-    def _run(self, group: list[Request]) -> list[Any]:
+    def _train_one_by_one(self, requests: Sequence[TrainRequest], task: Task, reason: str) -> list[Any]:
+        """Trains the clients of a stack that failed: the one that it failed because of raises alone, too."""
+        replies = [self._answer(self._train_looped, request, task) for request in requests]
+        if not any(isinstance(reply, Exception) for reply in replies) and reason not in self._said:
+            self._said.add(reason)
+            _log.warning("%d clients failed together, but not one by one: %s", len(requests), reason)
+        return replies
+
+    def _train_looped(self, request: TrainRequest, task: Task) -> Any:
+        return looped.train(request, task, self.device)
+
+    def _answer(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Returns the result of some work, or the error that it raised."""
         try:
-            first = group[0]
-            task = getattr(first, "task", None) or self.task
-            if isinstance(first, GradientRequest):
-                return [looped.gradient(first, task, self.device)]
-            if isinstance(first, OutputRequest):
-                return [looped.outputs(first, task)]
-            trains = [request for request in group if isinstance(request, TrainRequest)]
-            if len(trains) < len(group):
-                raise TypeError(f"a procedure may await what a client offers, not a {type(first).__name__}")
-            if self.vectorized and any(request.plan.steps for request in trains):
-                return self._train_stacked(trains, task)
-            return [looped.train(request, task, self.device) for request in trains]
-        except Exception as error:
-            return [error] * len(group)
+            return work(*args)
+        except BaseException as error:
+            return self._own(as_error(error))
+        finally:
+            self.release()
+
+    def _own(self, error: Exception) -> Exception:
+        """Returns an error of a client's own; raises DeviceLostError if it is the device's."""
+        self.check(error)
+        if self.device.type != "cpu":
+            traceback.clear_frames(error.__traceback__)  # they hold tensors, and the error lives on
+        return error
+
+    def _run(self, group: list[Request]) -> list[Any]:
+        """The replies to requests of one group."""
+        first = group[0]
+        task = getattr(first, "task", None) or self.task
+        if isinstance(first, GradientRequest):
+            return [self._answer(looped.gradient, first, task, self.device, self._of_gradients)]
+        if isinstance(first, OutputRequest):
+            return [self._answer(looped.outputs, first, task, self._of_outputs)]
+        trains = [request for request in group if isinstance(request, TrainRequest)]
+        if len(trains) < len(group):
+            return [TypeError(f"a procedure may await what a client offers, not a {type(first).__name__}")] * len(group)
+        if self.vectorized and any(request.plan.steps for request in trains):
+            found = self._answer(self._train_stacked, trains, task)
+            return [found] * len(trains) if isinstance(found, Exception) else found
+        return [self._answer(self._train_looped, request, task) for request in trains]
+
+
+def _first_line(error: BaseException) -> str:
+    return (text_of(error).strip().splitlines() or [type(error).__name__])[0]

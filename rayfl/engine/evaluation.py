@@ -2,33 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from rayfl.data.federated import Examples
+from rayfl.device_errors import Pieces
 from rayfl.metrics import Statistics, batch_statistics
-from rayfl.tasks import Predictor, Task
+from rayfl.tasks import Model, Predictor, Task
 
 
 def evaluate(
-    predictors: Mapping[str, Predictor], examples: Examples, task: Task, batch_size: int
+    predictors: Mapping[str, Predictor],
+    examples: Examples,
+    task: Task,
+    batch_size: int,
+    pieces: Pieces | None = None,
 ) -> dict[str, Statistics]:
     """The mergeable statistics of each predictor over ``examples``.
 
     The batches are consecutive and of fixed size, so the sums do not depend on who evaluates.
+
+    Args:
+        predictors: by name.
+        examples: the samples.
+        task: what the predictors are given.
+        batch_size: samples at a time.
+        pieces: makes the batches smaller where the device's memory is too small.
     """
-    totals = {}
-    # Copies: how a slice is aligned depends on where the process read the samples to, a fresh tensor is always alike.
+    pieces, totals = pieces or Pieces("samples of an evaluation"), {}
     batches = [
-        (examples.x[start : start + batch_size].clone(), examples.y[start : start + batch_size])
+        (_aligned(examples.x[start : start + batch_size]), examples.y[start : start + batch_size])
         for start in range(0, len(examples), batch_size)
     ]
     with torch.no_grad():
         for name, predictor in predictors.items():
             models = predictor.built()
-            parts = [batch_statistics(predictor.log_probabilities(models, x, task), y) for x, y in batches]
+            parts = [part for x, y in batches for part in _scored(predictor, models, x, y, task, pieces)]
             totals[name] = (
                 Statistics.from_vector(torch.stack(parts).sum(0).cpu().numpy()) if parts else Statistics.empty()
             )
     return totals
+
+
+def _scored(
+    predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor, task: Task, pieces: Pieces
+) -> list[Tensor]:
+    """The statistics of one batch, or of its parts."""
+    parts = list[Tensor]()
+
+    def score(here: slice) -> None:
+        parts.append(batch_statistics(predictor.log_probabilities(models, x[here], task), y[here]))
+
+    pieces.over(len(y), score)
+    return parts
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Returns a copy on CPUs, where a slice is aligned as its place in memory happens to be; else ``x`` itself."""
+    return x.clone() if x.device.type == "cpu" else x

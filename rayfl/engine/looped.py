@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from rayfl.device_errors import Pieces
 from rayfl.engine.flat import ALIGNMENT_BYTES, Layout
 from rayfl.engine.memory import Memory
 from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
@@ -103,8 +104,16 @@ def _seeded(seed: int, task: Task, device: torch.device) -> Iterator[None]:
         yield
 
 
-def gradient(request: GradientRequest, task: Task, device: torch.device) -> Tree:
-    """The sample-weighted mean of the gradients of consecutive batches: the full-batch gradient."""
+def gradient(request: GradientRequest, task: Task, device: torch.device, pieces: Pieces | None = None) -> Tree:
+    """The sample-weighted mean of the gradients of consecutive batches: the full-batch gradient.
+
+    Args:
+        request: what is asked for.
+        task: what the objective is given.
+        device: where to compute.
+        pieces: makes the batches smaller where the device's memory is too small.
+    """
+    pieces = pieces or Pieces("samples of a gradient")
     paths = moved_paths(request.point, task)
     pairs = leaves(request.point)
     point = {path: leaf.detach().to(device).clone().requires_grad_(path in paths) for path, leaf in pairs}
@@ -112,13 +121,19 @@ def gradient(request: GradientRequest, task: Task, device: torch.device) -> Tree
     total = [torch.zeros_like(leaf) for leaf in moved]
     lent = Untouched(request.frozen or {}, recorded_names(task))
     x, y = request.examples.x, request.examples.y
+    if not len(y):
+        raise ValueError("a client without training samples has no gradient")
+
+    def add(rows: Tensor) -> None:
+        # index_select: fresh memory, aligned the same wherever the samples lie
+        batch = Batch(x.index_select(0, rows), y.index_select(0, rows))
+        loss = request.objective(from_leaves(point), batch, task, request.frozen, None)
+        parts = torch.autograd.grad(loss, moved, materialize_grads=True)
+        torch._foreach_add_(total, list(parts), alpha=len(rows) / len(y))
+
     with _seeded(request.seed, task, device):
         for part in torch.split(torch.arange(len(y), device=device), request.batch_size):
-            # index_select: fresh memory, aligned the same wherever the samples lie
-            batch = Batch(x.index_select(0, part), y.index_select(0, part))
-            loss = request.objective(from_leaves(point), batch, task, request.frozen, None)
-            parts = torch.autograd.grad(loss, moved, materialize_grads=True)
-            torch._foreach_add_(total, list(parts), alpha=len(part) / len(y))
+            pieces.of(part, add)
     check_frozen(lent)
     gradients = iter(total)
     return from_leaves(
@@ -126,8 +141,23 @@ def gradient(request: GradientRequest, task: Task, device: torch.device) -> Tree
     )
 
 
-def outputs(request: OutputRequest, task: Task) -> Tensor:
-    """The rows of all batches, one after the other."""
-    with torch.no_grad():
+def outputs(request: OutputRequest, task: Task, pieces: Pieces | None = None) -> Tensor:
+    """The rows of all batches, one after the other.
+
+    Args:
+        request: what is asked for.
+        task: what the function is given.
+        pieces: makes the batches smaller where the device's memory is too small.
+    """
+    pieces, rows = pieces or Pieces("samples of a forward pass"), list[Tensor]()
+
+    def add(part: Tensor) -> None:
         # copies, as in the evaluation: a slice is aligned as its place in memory happens to be
-        return torch.cat([request.function(part.clone(), task) for part in torch.split(request.x, request.batch_size)])
+        rows.append(request.function(part.clone(), task))
+
+    with torch.no_grad():
+        if not len(request.x):
+            add(request.x)
+        for part in torch.split(request.x, request.batch_size):
+            pieces.of(part, add)
+        return torch.cat(rows)

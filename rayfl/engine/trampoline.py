@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rayfl.engine.requests import GradientRequest, OutputRequest, Request
+from rayfl.errors import as_error
 
 
 class Executor(Protocol):
@@ -30,6 +31,7 @@ class Ask:
 def run_procedures(
     procedures: Mapping[int, Coroutine[Request, Any, Any]],
     executor: Executor,
+    turn_to: Callable[[Sequence[int]], None] = lambda clients: None,
     after: Callable[[int], None] = lambda client: None,
 ) -> dict[int, Any]:
     """Runs procedures in lock-step to their ends.
@@ -37,6 +39,7 @@ def run_procedures(
     Args:
         procedures: started by this call, keyed by client id.
         executor: does all local updates that are pending at a time in one call, so it can group equal work.
+        turn_to: called with the clients whose code runs next.
         after: called with a client whenever code of its own has run. What it raises ends all procedures.
 
     Returns:
@@ -47,12 +50,13 @@ def run_procedures(
 
     def advance(client: int, reply: Any) -> None:
         procedure = procedures[client]
+        turn_to((client,))
         try:
             waiting[client] = procedure.throw(reply) if isinstance(reply, Exception) else procedure.send(reply)
         except StopIteration as end:
             results[client] = end.value
-        except Exception as error:
-            results[client] = error
+        except BaseException as error:
+            results[client] = as_error(error)
         after(client)
 
     try:
@@ -63,6 +67,7 @@ def run_procedures(
             waiting.clear()
             replies: dict[int, Any] = {}
             for clients in _together(pending):
+                turn_to(tuple(clients))
                 replies |= zip(clients, executor.execute([pending[client] for client in clients]), strict=True)
                 after(clients[0])
             for client in pending:

@@ -55,7 +55,7 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
     results: list[Tree] = [{} for _ in requests]
     for rank, position in enumerate(order):
         results[position] = map_leaves(lambda leaf, r=rank: leaf[r].clone(), model)
-        mover.keep(rank)
+    mover.keep()
     return results
 
 
@@ -103,16 +103,22 @@ class _Mover:
                 self._counts[key],
             )
 
-    def keep(self, rank: int) -> None:
-        """Hands on what the optimizer keeps of a client."""
-        kept = self._ranked[rank].kept
-        if kept is not None:
-            names = {name for rule in self._rules for name in rule.slots}
-            rows = list(zip(self._paths, self._slots, strict=True))
-            kept.slots = {
-                name: {path: slots[name][rank].clone() for path, slots in rows if name in slots} for name in names
-            }
-            kept.steps = {key: made[rank] for key, made in self._made.items()}
+    def keep(self) -> None:
+        """Hands on what the optimizer keeps of each client.
+
+        Call it last of all: where memory ends before, the requests are as they were, and can be run again.
+        """
+        names = {name for rule in self._rules for name in rule.slots}
+        rows = list(zip(self._paths, self._slots, strict=True))
+        kept = {
+            rank: {name: {path: slots[name][rank].clone() for path, slots in rows if name in slots} for name in names}
+            for rank, request in enumerate(self._ranked)
+            if request.kept is not None
+        }
+        for rank, slots in kept.items():
+            own = self._ranked[rank].kept
+            assert own is not None
+            own.slots, own.steps = slots, {key: made[rank] for key, made in self._made.items()}
 
 
 def _on_tensors(request: TrainRequest, task: Task) -> Callable[..., Tensor]:

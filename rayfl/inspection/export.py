@@ -14,7 +14,7 @@ from torch import Tensor
 from rayfl.data.files import new_file
 from rayfl.errors import ConfigError
 from rayfl.inspection.committed import CommittedModels, single_model, task_of
-from rayfl.inspection.rows import PERSONALIZED, personalized_model, where
+from rayfl.inspection.rows import named_model, where
 from rayfl.models.zoo import Candidates
 from rayfl.table_schemas import METRICS
 from rayfl.tasks import Predictor
@@ -45,7 +45,7 @@ def check_destination(destination: Path) -> None:
         raise ConfigError(f"--out: {destination} must end in .safetensors")
 
 
-def export_model(models: CommittedModels, client: int, model: str, destination: Path) -> Exported:
+def export_model(models: CommittedModels, client: int, model: str | None, destination: Path) -> Exported:
     """Writes one model of a client.
 
     The tensors have the names of the model's ``state_dict`` and are as they were computed with, on the CPU; parameters
@@ -57,7 +57,7 @@ def export_model(models: CommittedModels, client: int, model: str, destination: 
     Args:
         models: the commit.
         client: whose model.
-        model: a row of the tables, or ``personalized``: the method's personalized model.
+        model: a row of the tables; None: the method's personalized model.
         destination: the file, ``.safetensors``.
 
     Raises:
@@ -67,7 +67,7 @@ def export_model(models: CommittedModels, client: int, model: str, destination: 
     check_destination(destination)
     run, rounds = models.run, models.rounds_completed
     found = models.predictors(client)
-    row = personalized_model(run, rounds) if model == PERSONALIZED and PERSONALIZED not in found else model
+    row = named_model(run, model, found, rounds)
     predictor = models.predictor(client, row)
     network = task_of(predictor, models.parts.task).network
     whole = {**single_model(predictor, row), **network.fixed_parameters}

@@ -11,11 +11,14 @@ import pyarrow.parquet as pq
 import yaml
 
 from rayfl.commits import FOLDER, CommitStore
-from rayfl.config.loading import load_config
+from rayfl.config.loading import as_recorded, load_config
+from rayfl.config.own_code import NamedMethod, named_code, refuse_code
+from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, DamageError, RunError
 from rayfl.experiment import Parts
 from rayfl.manifest import Manifest, manifest_name
+from rayfl.personalized import PersonalizedRows, personalized_rows_of, recorded_clients
 from rayfl.storage import Storage
 from rayfl.table_schemas import PARTITION_KEY, TABLES, known_schema
 from rayfl.tracking.timings import read_timings
@@ -29,10 +32,12 @@ class RunFolder:
         storage: the folder.
         config: its configuration, with the folder's present place in ``storage_path`` and ``name``: it may have been
             moved since.
+        trusted: whether code that the configuration names may be imported.
     """
 
     storage: Storage
     config: ExperimentConfig
+    trusted: bool = False
 
     @property
     def name(self) -> str:
@@ -50,6 +55,22 @@ class RunFolder:
         return self._table("clients")
 
     @cached_property
+    def own(self) -> PersonalizedRows:
+        """Which rows are the method's personalized model.
+
+        Raises:
+            RunError: nobody knows, in a run of a user's own method that an older rayfl made.
+        """
+        method = self.config.algorithm
+        known = None if isinstance(method, NamedMethod) else method
+        return personalized_rows_of(self.rounds, known, self.storage.uri, method.name)
+
+    @cached_property
+    def num_clients(self) -> int | None:
+        """K; None for runs of before the tables said it."""
+        return recorded_clients(self.rounds)
+
+    @cached_property
     def skipped(self) -> pa.Table:
         """Clients that were left out; empty in runs from before there was this table."""
         return self._table("skipped") if self.storage.exists("skipped.parquet") else TABLES["skipped"].empty_table()
@@ -65,7 +86,7 @@ class RunFolder:
     @cached_property
     def store(self) -> CommitStore:
         """The run's commits."""
-        return CommitStore(self.storage)
+        return Parts(self.config).commits
 
     @cached_property
     def parts(self) -> Parts:
@@ -73,7 +94,10 @@ class RunFolder:
 
         Raises:
             RunError: when the data have changed since the run.
+            ConfigError: when the configuration names code of users, and the run is not trusted.
         """
+        if not self.trusted:
+            refuse_code(named_code(self.config), self.storage.uri)
         parts = Parts(self.config)
         written = (self.clients.schema.metadata or {}).get(PARTITION_KEY, b"").decode()
         if written != parts.partition_hash:
@@ -123,27 +147,29 @@ class RunFolder:
         return table
 
 
-def open_run(path: str, schema: type[ExperimentConfig]) -> RunFolder:
+def open_run(path: str, schema: type[ExperimentConfig], trust: bool = False) -> RunFolder:
     """Opens a run's folder.
 
     Args:
         path: a path or a URI (file, s3, gs).
         schema: the configuration class.
+        trust: whether code that the run's configuration names (``module:name``) may be imported; without it, its tables
+            can be read, but models and data that need such code cannot.
 
     Raises:
         RunError: when there is no run, or its configuration cannot be read.
     """
     storage = Storage(path.rstrip("/") or path)
     try:
-        content = yaml.safe_load(storage.read("config.yaml"))
+        content = read_yaml(storage.read("config.yaml"))
         if not isinstance(content, dict):
             raise RunError(f"{storage.uri}/config.yaml is damaged: it has no sections")
-        config = load_config(schema, content, {})
+        config = as_recorded(content, lambda values: load_config(schema, content, values, trust=trust))
     except FileNotFoundError as error:
         raise RunError(f"{storage.uri} is no run's folder: it has no config.yaml") from error
-    except (yaml.YAMLError, ValueError, ConfigError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, ConfigError) as error:
         raise RunError(f"{storage.uri}/config.yaml cannot be read: {error}") from error
-    return RunFolder(storage, _moved(config, storage))
+    return RunFolder(storage, _moved(config, storage), trust)
 
 
 def _moved(config: ExperimentConfig, storage: Storage) -> ExperimentConfig:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from rayfl.errors import ConfigError, RunError
 from rayfl.inspection.folder import RunFolder
-from rayfl.inspection.rows import PERSONALIZED, last_round, personalized_model, where
+from rayfl.inspection.rows import last_round, named_model, where
 from rayfl.table_schemas import METRICS
 
 COLUMNS = ("client", "name", "n", *METRICS, "selected", "last", "skipped", "down", "up")
@@ -32,7 +32,9 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def client_rows(run: RunFolder, model: str, split: str, round: int | None) -> tuple[list[dict[str, Any]], str, int]:
+def client_rows(
+    run: RunFolder, model: str | None, split: str, round: int | None
+) -> tuple[list[dict[str, Any]], str, int]:
     """A row with :data:`COLUMNS` for every client that was evaluated.
 
     Selections, bytes and skipped rounds are those up to the round; of selections only those that were scored
@@ -40,7 +42,7 @@ def client_rows(run: RunFolder, model: str, split: str, round: int | None) -> tu
 
     Args:
         run: the run.
-        model: a row of the tables, or ``personalized``.
+        model: a row of the tables; None: the method's personalized model.
         split: ``validation`` or ``test``.
         round: an evaluated round; None: the last.
 
@@ -59,7 +61,7 @@ def client_rows(run: RunFolder, model: str, split: str, round: int | None) -> tu
         shown = ", ".join(map(str, sorted(table["round"].unique().to_pylist())))
         raise RunError(f"{run.storage.uri}: all clients were evaluated after rounds {shown}, not after {chosen}")
     models = rows["model"].unique().to_pylist()
-    name = personalized_model(run, chosen) if model == PERSONALIZED and PERSONALIZED not in models else model
+    name = named_model(run, model, models, chosen)
     if name not in models:
         raise RunError(f"{run.storage.uri} has no model {name!r} after round {chosen}; there are: {', '.join(models)}")
     trained = where(run.clients, cohort="selected", phase="trained")

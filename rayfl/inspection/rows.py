@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
@@ -32,14 +33,11 @@ def personalized_rows(run: RunFolder, split: str = "test") -> pa.Table:
     Raises:
         RunError: when there are none, and what would record them.
     """
-    algorithm = run.config.algorithm
     rows = received(run, split)
-    if algorithm.sweep is None:
-        found = where(rows, model=algorithm.personalized)
-    else:
-        found = where(rows, model=f"{algorithm.sweep}=best", selected_on="validation")
+    model, selected_on = run.own.summary
+    found = where(rows, model=model, selected_on=selected_on)
     if not found.num_rows:
-        choice = f" chosen among {algorithm.sweep}=... on validation data" if algorithm.sweep else ""
+        choice = f" chosen among {run.own.sweep}=... on validation data" if run.own.sweep else ""
         raise RunError(
             f"{run.storage.uri} has no rows of its personalized model{choice} in the split {split}: either the run has "
             "not come so far, or holdout.validation or evaluation.splits leave the split out. Name another model with "
@@ -48,17 +46,22 @@ def personalized_rows(run: RunFolder, split: str = "test") -> pa.Table:
     return found
 
 
-def model_rows(run: RunFolder, model: str, split: str = "test") -> pa.Table:
-    """The summaries of a model over all clients; ``personalized`` is the method's personalized one.
+def model_rows(run: RunFolder, model: str | None, split: str = "test") -> pa.Table:
+    """The summaries of a model over all clients.
+
+    Args:
+        run: the run.
+        model: a row; None, or ``personalized`` where no row is called so: the method's personalized model.
+        split: ``validation`` or ``test``.
 
     Raises:
         RunError: when there are none, naming the models that have some.
     """
     rows = received(run, split)
-    found = where(rows, model=model, selected_on="")
+    found = where(rows, model=model or "", selected_on="")
     if found.num_rows:
         return found
-    if model == PERSONALIZED:
+    if model in (None, PERSONALIZED):
         return personalized_rows(run, split)
     known = ", ".join(models_in(rows)) or "none"
     raise RunError(f"{run.storage.uri} has no model {model!r} in the split {split}; there are: {known}")
@@ -69,6 +72,20 @@ def models_in(rows: pa.Table) -> list[str]:
     return [str(name) for name in where(rows, selected_on="")["model"].unique().to_pylist()]
 
 
+def named_model(run: RunFolder, model: str | None, models: Collection[str], round: int) -> str:
+    """The row of ``clients.parquet`` that is meant by the name of a model.
+
+    Args:
+        run: the run.
+        model: a row; None, or ``personalized`` where no row is called so: the method's personalized model.
+        models: the rows that there are.
+        round: after which round.
+    """
+    if model is None or (model == PERSONALIZED and model not in models):
+        return personalized_model(run, round)
+    return model
+
+
 def personalized_model(run: RunFolder, round: int) -> str:
     """The row of ``clients.parquet`` that is the personalized model after a round.
 
@@ -77,8 +94,8 @@ def personalized_model(run: RunFolder, round: int) -> str:
     Raises:
         RunError: when there is none.
     """
-    if run.config.algorithm.sweep is None:
-        return str(run.config.algorithm.personalized)
+    if run.own.sweep is None:
+        return run.own.model
     found = [row for row in personalized_rows(run).to_pylist() if row["round"] <= round]
     if not found:
         raise RunError(f"{run.storage.uri} has no personalized model chosen until round {round}; name one with --model")

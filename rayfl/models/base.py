@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rayfl.errors import ModelError
 from rayfl.models.anatomy import draws, grouped, named_tensors, obstacle, owner_of, slots, stacked_at, under
 from rayfl.models.normalization import NORMALIZATION_LAYERS
+from rayfl.models.recurrent_weights import in_one_block
+from rayfl.models.reduced_precision import reduced_precision
 
 
 class ClassificationModel(nn.Module):
@@ -64,7 +68,7 @@ class Network:
 
     The tensors of a tree are bound to one module that is reused, which avoids the per-call cost of
     ``torch.func.functional_call``. An instance therefore holds on to the last tree it saw (an enclosing
-    ``vmap`` or autograd graph included) and must not be shared between threads.
+    ``vmap`` or autograd graph included) until :meth:`release`, and must not be shared between threads.
 
     Args:
         factory: builds the model on the CPU; draws its initial values from PyTorch's global generator.
@@ -106,6 +110,7 @@ class Network:
         self._fixed_slots = slots(skeleton, others)
         self._fixed_parameters = tuple(name for name in everything if name not in parameters)
         self._device: torch.device | None = None
+        self._reduced: torch.dtype | None = None
         self._drawn: tuple[int, dict[str, Tensor]] | None = None
         self._recurrent = tuple(module for module in skeleton.modules() if isinstance(module, nn.RNNBase))
         for module in self._recurrent:
@@ -165,6 +170,23 @@ class Network:
         self.why_not_vectorizable = self.why_not_vectorizable or why
         self.vectorizable = False
 
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Has forward and backward passes compute in a narrower type, wherever PyTorch's autocast does so.
+
+        Trees stay what they are, which must be float32, and features and logits are float32.
+
+        Args:
+            dtype: such as ``torch.bfloat16``.
+        """
+        self._reduced = dtype
+
+    def release(self) -> None:
+        """Lets go of the last tree."""
+        for tensors, key, _ in self._slots:
+            tensors[key] = None
+        for module in self._recurrent:
+            module._flat_weights = []
+
     def initialize(self, seed: int) -> dict[str, Tensor]:
         """A fresh tree: float32 tensors on the CPU, a pure function of the seed; global generators are untouched.
 
@@ -203,15 +225,18 @@ class Network:
         Raises:
             ModelError: a name is missing from the tree or unknown to the model.
         """
-        return self._bind(tree, training).forward(x)
+        model = self._bind(tree, training)
+        with self._arithmetic():
+            return self._widened(model.forward(x))
 
     def features_and_logits(
         self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Features (b, f) and logits (b, C) from one forward pass; arguments and errors as for :meth:`logits`."""
         model = self._bind(tree, training)
-        features = model.features(x)
-        return features, model.classify(features)
+        with self._arithmetic():
+            features = model.features(x)
+            return self._widened(features), self._widened(model.classify(features))
 
     def head_inputs_and_logits(
         self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False
@@ -224,26 +249,31 @@ class Network:
         read: list[Tensor] = []
         hook = model.get_submodule(model.head_module).register_forward_pre_hook(lambda _, args: read.append(args[0]))
         try:
-            logits = model.forward(x)
+            with self._arithmetic():
+                logits = self._widened(model.forward(x))
         finally:
             hook.remove()
-        return read[0], logits
+        return self._widened(read[0]), logits
 
     def features(self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False) -> Tensor:
         """Features of shape (b, f) alone; arguments and errors as for :meth:`logits`."""
-        return self._bind(tree, training).features(x)
+        model = self._bind(tree, training)
+        with self._arithmetic():
+            return self._widened(model.features(x))
 
     def classify(self, tree: Mapping[str, Tensor], features: Tensor, *, training: bool = False) -> Tensor:
         """Logits of shape (b, C) of given features (b, f); ``tree``, ``training`` and errors as for :meth:`logits`."""
-        return self._bind(tree, training).classify(features)
+        model = self._bind(tree, training)
+        with self._arithmetic():
+            return self._widened(model.classify(features))
 
     def chain(self, tree: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor | None]] | None:
-        """Weights and biases of the layers of a fully connected network; None for any other.
+        """Weights and biases of the layers of a fully connected network in float32; None for any other.
 
         Raises:
             ModelError: a name is missing from the tree or unknown to the model.
         """
-        if not self._chain:
+        if not self._chain or self._reduced is not None:
             return None
         if len(tree) != len(self._tree_names):
             raise self._misfit(tree)
@@ -265,11 +295,26 @@ class Network:
             for tensors, key, name in self._fixed_slots:
                 tensors[key] = self._fixed[name].to(device)
             self._device = device
+        if self._reduced is not None and tree[self.head_weight].dtype == torch.float64:
+            raise ModelError(f"a model in float64 cannot compute in {self._reduced}: set engine.precision=float32")
         for module in self._recurrent:
-            module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+            weights: list[Any] = [getattr(module, name) for name in module._flat_weights_names]
+            if device.type != "cpu":
+                weights = in_one_block(weights)
+            module._flat_weights = weights
         if self._skeleton.training != training:
             self._skeleton.train(training)
         return self._skeleton
+
+    def _arithmetic(self) -> AbstractContextManager[object]:
+        """Returns the context in which the bound model computes."""
+        if self._reduced is None:
+            return nullcontext()
+        assert self._device is not None  # a tree is bound
+        return reduced_precision(self._reduced, self._device, bool(self._recurrent))
+
+    def _widened(self, found: Tensor) -> Tensor:
+        return found if self._reduced is None else found.float()
 
     def _misfit(self, tree: Iterable[str]) -> ModelError:
         missing, extra = sorted(set(self._tree_names).difference(tree)), sorted(set(tree).difference(self._tree_names))

@@ -10,8 +10,9 @@ from pydantic import Field
 from torch import nn
 
 from rayfl.config.objects import import_object, names_an_object
+from rayfl.config.texts import ObjectPath
 from rayfl.data.federated import InputSpec
-from rayfl.errors import ModelError, RayflError
+from rayfl.errors import ModelError, RayflError, text_of
 from rayfl.models.architecture import NAME, Architecture
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.split import SplitModel
@@ -28,9 +29,8 @@ class CustomModel(Architecture):
     """
 
     name: Literal["custom"] = Field(default="custom", description=NAME)
-    factory: str = Field(
-        pattern=r"^[\w.]+:\w+$",
-        description="The function, as my_package.my_module:factory; it may also stand in the place of the name.",
+    factory: ObjectPath = Field(
+        description="The function, as my_package.my_module:factory; it may also stand in the place of the name."
     )
     head: str | None = Field(
         default=None, description="Dotted name of the last linear layer, if the function returns an ordinary module."
@@ -81,8 +81,8 @@ class CustomModel(Architecture):
             module = factory(spec)
         except RayflError:
             raise
-        except Exception as error:  # whatever the user's code raises
-            raise ModelError(f"{self._label} fails for {spec}: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            raise ModelError(f"{self._label} fails for {spec}: {type(error).__name__}: {text_of(error)}") from error
         if not isinstance(module, nn.Module):
             raise ModelError(f"{self._label} returned a {type(module).__name__}; needed is a module of PyTorch")
         return module

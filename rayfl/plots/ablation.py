@@ -13,7 +13,7 @@ from rayfl.inspection.folder import RunFolder
 from rayfl.inspection.rows import last_round, model_rows, personalized_rows, where
 from rayfl.plots.lambda_sweep import draw as draw_sweep
 from rayfl.plots.series import need_methods, need_same_but, series_of
-from rayfl.plots.style import colour, legend_below, marker, new_figure
+from rayfl.plots.style import LAMBDA, MU, NU, colour, legend_below, marker, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,11 +74,11 @@ def _over_weights(runs: Sequence[RunFolder], split: str) -> tuple[Figure, pa.Tab
             axes = panels[i][j]
             _panel(axes, [row for row in rows if (row["nu"], row["mu"]) == (nu, mu)])
             if i == 0:
-                axes.set_title(rf"$\mu$ = {mu:g}")
+                axes.set_title(f"{MU} = {mu:g}")
             if j == len(mus) - 1:
                 place = {"xycoords": "axes fraction", "rotation": 270, "ha": "left", "va": "center"}
-                axes.annotate(rf"$\nu$ = {nu:g}", (1.03, 0.5), **place)
-    figure.supxlabel(r"$\lambda$", fontsize=10)
+                axes.annotate(f"{NU} = {nu:g}", (1.03, 0.5), **place)
+    figure.supxlabel(LAMBDA, fontsize=10)
     figure.supylabel("accuracy (%)", fontsize=10)
     if len({row["mode"] for row in rows}) > 1:
         fullest = max(
@@ -97,7 +97,7 @@ def _cell(runs: Sequence[RunFolder], split: str) -> list[dict[str, Any]]:
     return [
         {
             **label,
-            **{key: row[key] for key in ("lambda", "top1", "top1_std_over_clients", "seeds")},
+            **{key: row[key] for key in ("lambda", "top1", "top1_std_over_clients", "clients", "seeds")},
             "global_top1": overall,
         }
         for row in table.to_pylist()
@@ -143,6 +143,7 @@ def _over_ratio(runs: Sequence[RunFolder], split: str) -> tuple[Figure, pa.Table
                 "top1": float(np.mean([row["top1"] for row in last])),
                 "top1_std_over_clients": float(np.mean([row["top1_std"] for row in last])),
                 "global_top1": _mean_last(series.runs, "global", split),
+                "clients": min(row["clients"] for row in last),
                 "seeds": len(series.runs),
             }
         )

@@ -114,6 +114,7 @@ def _rows(series: Series, names: Sequence[str], split: str) -> list[dict[str, An
             "top1": float(np.mean(accuracies[number])) if number in accuracies else None,
             "all_top1": float(np.mean(everybody)),
             "all_top1_std_over_clients": float(np.std(everybody)),
+            "all_clients": len(everybody) // len(series.runs),
             "seeds": len(series.runs),
         }
         for number, name in enumerate(names)

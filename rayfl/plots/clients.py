@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from rayfl.inspection.folder import RunFolder
 from rayfl.inspection.listing import client_rows
-from rayfl.inspection.rows import PERSONALIZED
 from rayfl.plots.series import series_of
 from rayfl.plots.style import colour, legend_below, marker, measure, new_figure
 
@@ -21,7 +20,7 @@ _FEW = 50
 
 
 def draw(
-    runs: Sequence[RunFolder], metric: str = "top1", model: str = PERSONALIZED, split: str = "test"
+    runs: Sequence[RunFolder], metric: str = "top1", model: str | None = None, split: str = "test"
 ) -> tuple[Figure, pa.Table]:
     """A metric of every client after the last evaluation, sorted, against the share of clients below.
 
@@ -30,7 +29,7 @@ def draw(
     Args:
         runs: any.
         metric: one of ``rayfl.tables.METRICS``.
-        model: a row of the tables, or ``personalized``.
+        model: a row of the tables; None: the method's personalized model.
         split: ``validation`` or ``test``.
 
     Raises:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from rayfl.errors import ConfigError, RunError
 from rayfl.inspection.folder import RunFolder
-from rayfl.inspection.rows import PERSONALIZED, model_rows, models_in, received
+from rayfl.inspection.rows import model_rows, models_in, received, where
 from rayfl.plots.phases import mark_phases
 from rayfl.plots.series import Series, over_seeds, series_of
 from rayfl.plots.style import colour, legend_below, marker, measure, new_figure
@@ -67,19 +67,17 @@ def draw(
     return figure, pa.Table.from_pylist(rows)
 
 
-def _models(series: Series, model: str | None, split: str) -> list[str]:
+def _models(series: Series, model: str | None, split: str) -> list[str | None]:
+    """The rows of a series that are drawn; None: the personalized model."""
     if model is not None:
         return [model]
-    personalized = series.config.algorithm.personalized
     known = models_in(received(series.runs[0], split))
-    return [PERSONALIZED] if "global" not in known or personalized == "global" else [PERSONALIZED, "global"]
+    return [None] if "global" not in known or series.runs[0].own.model == "global" else [None, "global"]
 
 
-def _rows(series: Series, model: str, split: str, shown: Sequence[str]) -> list[dict[str, Any]]:
+def _rows(series: Series, model: str | None, split: str, shown: Sequence[str]) -> list[dict[str, Any]]:
     """A row per round that all seeds have evaluated."""
-    algorithm = series.config.algorithm
-    own = algorithm.personalized if algorithm.sweep is None else f"best {algorithm.sweep}"
-    name = own if model == PERSONALIZED else model
+    name = series.runs[0].own.label if model is None else model
     tables = [model_rows(run, model, split).sort_by("round") for run in series.runs]
     rounds = [table["round"].to_pylist() for table in tables]
     metrics = {
@@ -97,6 +95,10 @@ def _rows(series: Series, model: str, split: str, shown: Sequence[str]) -> list[
             for t in tables
         ]
     )
+    fewest = {
+        r: min(count for table in tables for count in where(table, round=r)["clients"].to_pylist())
+        for r in metrics["top1"]
+    }
     seconds = over_seeds([_seconds(run) for run in series.runs]) if "seconds" in shown else {}
     result = []
     for round in metrics["top1"]:
@@ -107,7 +109,7 @@ def _rows(series: Series, model: str, split: str, shown: Sequence[str]) -> list[
             row["seconds"] = seconds[round][0]
         for metric in _METRICS:
             row |= {metric: metrics[metric][round][0], f"{metric}_std_over_seeds": metrics[metric][round][1]}
-        result.append(row | {"seeds": len(series.runs)})
+        result.append(row | {"clients": fewest[round], "seeds": len(series.runs)})
     return result
 
 

@@ -13,7 +13,7 @@ from rayfl.errors import RunError
 from rayfl.inspection.folder import RunFolder
 from rayfl.inspection.rows import where
 from rayfl.plots.series import Series, over_seeds, series_of
-from rayfl.plots.style import colour, legend_below, marker, new_figure, whole_numbers
+from rayfl.plots.style import DELTA, colour, legend_below, marker, new_figure, whole_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
         deltas.plot(xs, 100 * delta, color=colour(position), marker=mark, label=label)
     deltas.axhline(0, color="0.4", linewidth=0.8)
     stages.set(xlabel="round", ylabel="accuracy (%)", title="+ after training, x next download")
-    deltas.set(xlabel="round", ylabel=r"$\delta_t$ (percentage points)", title="effect of the next download")
+    deltas.set(xlabel="round", ylabel=f"{DELTA}_t (percentage points)", title="effect of the next download")
     for axes in (stages, deltas):
         whole_numbers(axes)
     legend_below(figure, deltas)
@@ -59,7 +59,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
 
 def _rows(series: Series) -> list[dict[str, object]]:
     found = [_curves(run) for run in series.runs]
-    after, before, delta = (over_seeds(list(curves)) for curves in zip(*found, strict=True))
+    after, before, delta, clients = (over_seeds(list(curves)) for curves in zip(*found, strict=True))
     return [
         {
             "series": series.label,
@@ -67,14 +67,15 @@ def _rows(series: Series) -> list[dict[str, object]]:
             "after_training": after[round][0],
             "next_download": before[round][0],
             "delta": delta[round][0],
+            "clients": clients[round][0],
             "seeds": len(series.runs),
         }
         for round in delta
     ]
 
 
-def _curves(run: RunFolder) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
-    """Accuracies after training and with the next download, and delta_t, by round."""
+def _curves(run: RunFolder) -> tuple[dict[int, float], dict[int, float], dict[int, float], dict[int, float]]:
+    """Accuracies after training and with the next download, delta_t, and over how many clients it is, by round."""
     test = where(run.rounds, cohort="selected", split="test", selected_on="")
     rows = {phase: set(where(test, phase=phase)["model"].to_pylist()) for phase in ("received", "trained")}
     if not rows["received"]:
@@ -82,9 +83,12 @@ def _curves(run: RunFolder) -> tuple[dict[int, float], dict[int, float], dict[in
             f"{run.storage.uri} has no rows of what its cohorts receive next: run it with "
             "evaluation.cohort_received=true"
         )
-    personalized = str(run.config.algorithm.personalized)
-    received = next((name for name in (_OWN, "global", personalized) if name in rows["received"]), None)
-    trained = next((names for names in (*_TRAINED, (personalized,)) if rows["trained"].intersection(names)), None)
+    received = next((name for name in (_OWN, "global") if name in rows["received"]), None)
+    trained = next((names for names in _TRAINED if rows["trained"].intersection(names)), None)
+    if received is None and run.own.model in rows["received"]:
+        received = run.own.model
+    if trained is None and run.own.model in rows["trained"]:
+        trained = (run.own.model,)
     if received is None or trained is None:
         raise RunError(
             f"{run.storage.uri}: {run.config.algorithm.name} has no global or personalized model of its cohorts before "
@@ -92,11 +96,14 @@ def _curves(run: RunFolder) -> tuple[dict[int, float], dict[int, float], dict[in
         )
     after: dict[int, float] = {}
     effects: dict[int, float] = {}
+    counts: dict[int, float] = {}
     for name in trained:
         after |= accuracy_curve(run.rounds, name, "selected", "trained")
         found = download_effect(run.clients, received, name)
         effects |= {round: float(np.mean(list(clients.values()))) for round, clients in found.items()}
-    return after, accuracy_curve(run.rounds, received, "selected", "received"), dict(sorted(effects.items()))
+        counts |= {round: len(clients) for round, clients in found.items()}
+    before = accuracy_curve(run.rounds, received, "selected", "received")
+    return after, before, dict(sorted(effects.items())), counts
 
 
 def _stages(axes: Axes, rows: Sequence[dict[str, object]], position: int) -> None:

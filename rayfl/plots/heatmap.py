@@ -10,15 +10,16 @@ import pyarrow as pa
 
 from rayfl.errors import ConfigError
 from rayfl.inspection.folder import RunFolder
-from rayfl.inspection.rows import PERSONALIZED, last_round, model_rows, where
+from rayfl.inspection.rows import last_round, model_rows, where
 from rayfl.plots.series import need_methods, need_same_but, series_of
-from rayfl.plots.style import SEQUENTIAL, new_figure
+from rayfl.plots.style import RHO, SEQUENTIAL, TAU, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PANELS = {"local": PERSONALIZED, "global": "global"}
+_PANELS = {"local": None, "global": "global"}
+"""The rows of the panels; None: the personalized model."""
 
 
 def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Table]:
@@ -39,7 +40,9 @@ def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Tab
         row: dict[str, Any] = {"tau": algorithm.assignment_round, "rho": algorithm.radius}
         for panel, model in _PANELS.items():
             tables = [model_rows(run, model, split) for run in series.runs]
-            row[f"{panel}_top1"] = float(np.mean([where(t, round=last_round(t))["top1"][0].as_py() for t in tables]))
+            last = [where(table, round=last_round(table)).to_pylist()[0] for table in tables]
+            row[f"{panel}_top1"] = float(np.mean([found["top1"] for found in last]))
+            row["clients"] = min(found["clients"] for found in last)
         rows.append(row | {"seeds": len(series.runs)})
     if len(rows) < 2:
         raise ConfigError(
@@ -52,9 +55,9 @@ def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Tab
         for row in rows:
             cells[taus.index(row["tau"]), rhos.index(row["rho"])] = 100 * row[f"{panel}_top1"]
         _panel(axes, cells, taus, rhos)
-        axes.set(title=f"{panel} accuracy (%)", xlabel=r"$\rho$")
+        axes.set(title=f"{panel} accuracy (%)", xlabel=RHO)
         if panel == "local":
-            axes.set_ylabel(r"$\tau$")
+            axes.set_ylabel(TAU)
     return figure, pa.Table.from_pylist(rows)
 
 

@@ -12,7 +12,7 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.inspection.folder import RunFolder
 from rayfl.inspection.rows import last_round, model_rows, received, where
 from rayfl.plots.series import Series, need_methods, series_of
-from rayfl.plots.style import colour, legend_below, marker, measure, new_figure
+from rayfl.plots.style import LAMBDA, colour, legend_below, marker, measure, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ def draw(runs: Sequence[RunFolder], metric: str = "top1", split: str = "test") -
         high = high if metric == "loss" else np.minimum(high, shown.factor)
         axes.plot(xs, shown.factor * mean, color=colour(position), marker=marker(position), label=label)
         axes.fill_between(xs, low, high, color=colour(position), alpha=0.15, linewidth=0)
-    axes.set(xlabel=r"$\lambda$ (0: federated model, 1: local model)", ylabel=shown.label, xlim=(-0.02, 1.02))
+    axes.set(xlabel=f"{LAMBDA} (0: federated model, 1: local model)", ylabel=shown.label, xlim=(-0.02, 1.02))
     legend_below(figure, axes)
     return figure, pa.Table.from_pylist(rows)
 
@@ -58,7 +58,7 @@ def _check(runs: Sequence[RunFolder]) -> None:
         algorithm = run.config.algorithm
         if algorithm.name == "apfl" and algorithm.adaptive:
             raise ConfigError(f"{run.storage.uri}: with algorithm.adaptive=true every client has an alpha of its own")
-        if algorithm.sweep is None:
+        if run.own.sweep is None:
             need_methods([run], ["superfed", "apfl"], "the figure lambda")
 
 
@@ -71,17 +71,18 @@ def _rows(series: Series, metric: str, split: str) -> list[dict[str, Any]]:
                 series,
                 metric,
                 algorithm.alpha,
-                [_last(run, algorithm.personalized, split) for run in series.runs],
+                [_last(run, run.own.model, split) for run in series.runs],
             )
         ]
-    prefix = f"{algorithm.sweep}="
+    own = series.runs[0].own
+    prefix = f"{own.sweep}="
     table = received(series.runs[0], split)
     names = [
         name
         for name in (
             where(table, selected_on="", round=last_round(table))["model"].to_pylist() if table.num_rows else []
         )
-        if name.startswith(prefix)
+        if own.is_member(name)
     ]
     if not names:
         raise RunError(
@@ -113,6 +114,6 @@ def _row(label: str, series: Series, metric: str, value: float, found: Sequence[
         "round": found[0]["round"],
         metric: float(np.mean([row[metric] for row in found])),
         f"{metric}_std_over_clients": float(np.mean([row[f"{metric}_std"] for row in found])),
-        "clients": found[0]["clients"],
+        "clients": min(row["clients"] for row in found),
         "seeds": len(series.runs),
     }

@@ -16,7 +16,7 @@ from rayfl.inspection.folder import RunFolder
 from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses
 from rayfl.plots.planes import Plane, plane_around, plane_through
 from rayfl.plots.series import experiment, series_of
-from rayfl.plots.style import SEQUENTIAL, new_figure
+from rayfl.plots.style import SEQUENTIAL, new_figure, subscript
 from rayfl.tasks import Model
 
 if TYPE_CHECKING:
@@ -123,12 +123,12 @@ def _own(
     models: CommittedModels, title: str, clients: Sequence[int] | None, points: int, samples: int, split: str
 ) -> _Panel:
     """The plane through the global model and those of two clients."""
-    algorithm = models.run.config.algorithm
-    row = f"{algorithm.sweep}=1.0" if algorithm.sweep is not None else algorithm.personalized
+    rows = models.run.own
+    row = f"{rows.sweep}=1.0" if rows.sweep is not None else rows.model
     if row == "global":
         raise ConfigError(
-            f"landscape: the clients of {algorithm.name} have no models of their own; give three runs, or --plane "
-            "random"
+            f"landscape: the clients of {models.run.config.algorithm.name} have no models of their own; give three "
+            "runs, or --plane random"
         )
     chosen = list(clients) if clients is not None else sorted(models.manifest.states)[:2] or [0, 1]
     check_number(chosen, 2, "whose models, with the global one, the plane goes through")
@@ -177,7 +177,7 @@ def _figure(panels: Sequence[_Panel]) -> Figure:
             ccount=len(panel.a), linewidth=0.2, edgecolor="0.4", antialiased=True,
         )  # fmt: skip
         surface.set_title(panel.title)
-        surface.set(xlabel="a", ylabel="b", zlabel=r"$\log_{10}$ loss")
+        surface.set(xlabel="a", ylabel="b", zlabel=f"log{subscript(10)} loss")
         surface.tick_params(labelsize=7, pad=0)
         for axis in (surface.xaxis, surface.yaxis, surface.zaxis):
             axis.set_major_locator(MaxNLocator(4))
@@ -194,7 +194,7 @@ def _figure(panels: Sequence[_Panel]) -> Figure:
         _anchors(flat, panel)
     bar = figure.colorbar(image, cax=figure.add_subplot(columns[1, -1]), ticks=levels[::3], format="{x:.3g}")
     bar.ax.yaxis.set_minor_locator(NullLocator())
-    bar.set_label(r"CE + $10^{-4}/2\,\|w\|^2$ (nats)")
+    bar.set_label("CE + 1e-4 / 2 ||w||\N{SUPERSCRIPT TWO} (nats)")
     return figure
 
 

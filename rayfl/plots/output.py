@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.csv
-
 from rayfl.data.files import new_file
 from rayfl.data.picture import check_format, save_figure
 from rayfl.errors import ConfigError
 from rayfl.inspection.folder import RunFolder
+from rayfl.plain_csv import write_csv
 from rayfl.plots.kinds import check_options, kind_of
 from rayfl.plots.style import paper_style
 
@@ -46,5 +45,5 @@ def write_plot(name: str, runs: Sequence[RunFolder], destination: Path, **option
         save_figure(figure, destination)
     numbers = destination.with_suffix(".csv")
     with new_file(numbers) as file:
-        pyarrow.csv.write_csv(table, file)
+        write_csv(table, file)
     return numbers

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rayfl.config.schema import ExperimentConfig
 from rayfl.inspection.folder import RunFolder
+from rayfl.plots.style import TAU
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +20,7 @@ def second_phase(config: ExperimentConfig) -> tuple[int, str] | None:
     if algorithm.name == "superfed":
         return math.floor(algorithm.start * config.train.rounds + 1e-9), "L"
     if algorithm.name in ("floco", "floco_plus") and algorithm.assignment_round < config.train.rounds:
-        return algorithm.assignment_round, r"$\tau$"
+        return algorithm.assignment_round, TAU
     return None
 
 

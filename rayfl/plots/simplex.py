@@ -15,7 +15,7 @@ from rayfl.inspection.folder import RunFolder
 from rayfl.params import Tree
 from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses
 from rayfl.plots.series import need_methods
-from rayfl.plots.style import SEQUENTIAL, new_figure
+from rayfl.plots.style import SEQUENTIAL, THETA, new_figure, subscript
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,7 +122,7 @@ def _panel(figure: Figure, axes: Axes, title: str, grid: np.ndarray, values: np.
     )  # fmt: skip
     for corner, (offset, side) in enumerate((((-4, -4), "right"), ((4, -4), "left"), ((0, 5), "center"))):
         axes.annotate(
-            rf"$\theta_{corner + 1}$", _CORNERS[corner], xytext=offset, textcoords="offset points", ha=side,
+            f"{THETA}{subscript(corner + 1)}", _CORNERS[corner], xytext=offset, textcoords="offset points", ha=side,
             va="bottom" if corner == 2 else "top",
         )  # fmt: skip
     axes.set_title(title)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rayfl.data.picture import PLAIN_TEXT
 from rayfl.errors import ConfigError
 from rayfl.table_schemas import METRICS
 
@@ -19,6 +20,17 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 SEQUENTIAL = "viridis"
 """The colour map of values; its order survives grey printing."""
+
+LAMBDA, MU, NU, RHO, TAU, THETA, DELTA = (
+    "\N{GREEK SMALL LETTER LAMDA}",
+    "\N{GREEK SMALL LETTER MU}",
+    "\N{GREEK SMALL LETTER NU}",
+    "\N{GREEK SMALL LETTER RHO}",
+    "\N{GREEK SMALL LETTER TAU}",
+    "\N{GREEK SMALL LETTER THETA}",
+    "\N{GREEK SMALL LETTER DELTA}",
+)
+"""The papers' symbols. Matplotlib's formulas are switched off, for the sake of names that look like some."""
 
 _LEGEND_HANDLE_IN, _LEGEND_CHARACTER_IN = 0.5, 0.075
 """About how much room an entry of a legend takes, in inches."""
@@ -43,6 +55,7 @@ _STYLE: Any = {
     # Text stays text: journals refuse Type 3 fonts.
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
+    **PLAIN_TEXT,
     "svg.hashsalt": "rayfl",
 }
 
@@ -105,6 +118,11 @@ def legend_below(figure: Figure, axes: Axes) -> None:
         widest = _LEGEND_HANDLE_IN + _LEGEND_CHARACTER_IN * max(map(len, labels))
         columns = max(1, min(len(labels), int(figure.get_figwidth() / widest)))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def subscript(number: int) -> str:
+    """A number below the line."""
+    return "".join(chr(ord("\N{SUBSCRIPT ZERO}") + int(digit)) for digit in str(number))
 
 
 def whole_numbers(axes: Axes) -> None:

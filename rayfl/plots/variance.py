@@ -30,8 +30,11 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
     Raises:
         RunError: for a run without them, saying why.
     """
+    from matplotlib.ticker import LogFormatter
+
     rows: list[dict[str, Any]] = []
     for series in series_of(runs):
+        fewest = over_seeds([_clients(run) for run in series.runs])
         for round, (value, std) in over_seeds([_variance(run) for run in series.runs]).items():
             rows.append(
                 {
@@ -39,6 +42,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
                     "round": round,
                     "update_variance": value,
                     "std_over_seeds": std,
+                    "clients": fewest[round][0],
                     "seeds": len(series.runs),
                 }
             )
@@ -54,11 +58,22 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
             axes.fill_between(xs, low, mean + spread, color=colour(position), alpha=0.2, linewidth=0)
     if min(row["update_variance"] for row in rows) > 0:
         axes.set_yscale("log")
+        # The usual one writes formulas, which are switched off.
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter())
     mark_phases(axes, runs)
     whole_numbers(axes)
     axes.set(xlabel="round", ylabel="total variance of updates")
     legend_below(figure, axes)
     return figure, pa.Table.from_pylist(rows)
+
+
+def _clients(run: RunFolder) -> dict[int, float]:
+    """How many clients the cohorts had, by round."""
+    table = where(run.rounds, cohort="selected", phase="trained")
+    return {
+        int(round): count for round, count in zip(table["round"].to_pylist(), table["clients"].to_pylist(), strict=True)
+    }
 
 
 def _variance(run: RunFolder) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Methods side by side: a line per method and model, mean and spread over seeds or clients, the best marked."""
+"""Methods side by side: a line per method and model, mean, spread over clients and over seeds, the best marked."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rayfl.errors import RunError
+from rayfl.personalized import of_clients
 from rayfl.report.grouping import Group, check_same_data, group_runs
 from rayfl.report.loading import Run
-from rayfl.report.rows import RowKey, compared_keys, final_rows, own_key, wall_seconds
+from rayfl.report.rows import RowKey, compared_keys, final_rows, lacking, own_key, wall_seconds
 from rayfl.report.significance import PairTest, over_clients, over_seeds
 
 
@@ -24,6 +25,7 @@ class Metric:
         scale: what values are multiplied by.
         digits: shown behind the point.
         sign: 1 if more is better, -1 if less is.
+        by_client: whether clients have it, too, so that it has a spread over them.
     """
 
     column: str
@@ -31,11 +33,16 @@ class Metric:
     scale: float
     digits: int
     sign: int
+    by_client: bool = True
+
+    def text(self, value: float | None) -> str:
+        """A number of the column; a dash for one that is missing."""
+        return "-" if value is None else f"{value:.{self.digits}f}"
 
 
 METRICS = (
     Metric("top1", "accuracy %", 100, 2, 1),
-    Metric("top1_worst5", "worst 5 %", 100, 2, 1),
+    Metric("top1_worst5", "worst 5 %", 100, 2, 1, by_client=False),
     Metric("ece", "ECE", 1, 3, -1),
     Metric("loss", "loss", 1, 3, -1),
 )
@@ -48,16 +55,15 @@ class Cell:
 
     Attributes:
         mean: over seeds of a mean over clients, in units of the column.
-        spread: sample standard deviation over seeds; with one seed the population standard deviation over clients;
-            None where there is none.
+        over_clients: population standard deviation over clients, mean over seeds; None for what clients have not.
+        over_seeds: sample standard deviation over seeds; None with one seed.
         best: whether no other line has a better mean.
-        text: as it is printed.
     """
 
     mean: float
-    spread: float | None
-    best: bool
-    text: str
+    over_clients: float | None
+    over_seeds: float | None
+    best: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,8 @@ class Line:
         own: whether it is the method's personalized model.
         finished: whether the runs are.
         seeds: how many runs have the row.
-        clients: K of the first.
+        evaluated: the fewest clients that a run's numbers are about.
+        clients: how many clients the numbers are about, of how many, in words.
         rounds: rounds after which the first was evaluated.
         cells: by column.
         gigabytes: sent down and up, mean over runs.
@@ -84,16 +91,12 @@ class Line:
     own: bool
     finished: bool
     seeds: int
-    clients: int
+    evaluated: int
+    clients: str
     rounds: int
     cells: dict[str, Cell]
     gigabytes: float
     seconds: float | None
-
-    @property
-    def over(self) -> str:
-        """What the spread is taken over."""
-        return f"{self.seeds} seeds" if self.seeds > 1 else f"{self.clients} clients"
 
     @property
     def eligible(self) -> bool:
@@ -142,6 +145,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
         for run in evaluated
         if not run.finished
     ]
+    notes += [f"{run.uri} is in no test and in no curve: {why}" for run in evaluated if (why := lacking(run))]
     notes += [f"{run.uri}: {note}" for run in runs for note in run.notes]
     groups = group_runs(evaluated)
     finished = [group for group in groups if group.finished]
@@ -153,7 +157,8 @@ def compare(runs: Sequence[Run]) -> Comparison:
 
 def _partners(groups: Sequence[Group], tests: Sequence[PairTest]) -> list[str]:
     paired = {label for test in tests for label in (test.first, test.second)}
-    lonely = [group.label for group in groups if group.label not in paired]
+    # What lacks the row itself is told apart.
+    lonely = [group.label for group in groups if group.label not in paired and not any(map(lacking, group.runs))]
     if len(groups) < 2 or not lonely:
         return []
     return [f"no test with {', '.join(lonely)}: no other method was run with the same seed on the same clients"]
@@ -181,7 +186,10 @@ def _line(group: Group, key: RowKey) -> Line:
         own=any(own_key(run) == key for run in runs),
         finished=group.finished,
         seeds=len(runs),
-        clients=int(rows[0]["clients"]),
+        evaluated=min(int(row["clients"]) for row in rows),
+        clients=", ".join(
+            dict.fromkeys(of_clients(row["clients"], run.num_clients) for row, run in zip(rows, runs, strict=True))
+        ),
         rounds=int(rows[0]["round"]),
         cells={metric.column: _cell(rows, metric) for metric in METRICS},
         gigabytes=float(np.mean([row["bytes_down"] + row["bytes_up"] for row in rows])) / 1e9,
@@ -191,14 +199,12 @@ def _line(group: Group, key: RowKey) -> Line:
 
 def _cell(rows: Sequence[dict[str, float]], metric: Metric) -> Cell:
     values = metric.scale * np.array([row[metric.column] for row in rows], dtype=float)
-    spread: float | None = None
-    if len(values) > 1:
-        spread = float(values.std(ddof=1))
-    elif f"{metric.column}_std" in rows[0]:
-        spread = metric.scale * float(rows[0][f"{metric.column}_std"])
-    mean = float(values.mean())
-    text = f"{mean:.{metric.digits}f}"
-    return Cell(mean, spread, False, text if spread is None else f"{text} +- {spread:.{metric.digits}f}")
+    spreads = [row[f"{metric.column}_std"] for row in rows] if metric.by_client else []
+    return Cell(
+        float(values.mean()),
+        metric.scale * float(np.mean(spreads)) if spreads else None,
+        float(values.std(ddof=1)) if len(values) > 1 else None,
+    )
 
 
 def _with_best(lines: Sequence[Line]) -> list[Line]:

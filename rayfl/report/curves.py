@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow as pa
 from rayfl.report.drawing import DASHES, MARKERS, SERIES, Drawing, table_of
 from rayfl.report.grouping import Group
 from rayfl.report.loading import Run
-from rayfl.report.rows import Curve, curve, main_keys, own_key
+from rayfl.report.rows import Curve, curve, evaluated, main_keys, own_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,16 +27,16 @@ Lines = Sequence[tuple[str, Curve]]
 def progress_of_models(run: Run, cohort: str = "all", phase: str = "received") -> list[Drawing]:
     """Accuracy and loss of a run's main models, a figure each; none where nothing was measured."""
     everybody = cohort == "all"
-    who = "all clients" if everybody else "the round's cohort, right after its local training"
+    who = evaluated(run) if everybody else "the round's cohort, right after its local training"
     drawings = []
     for metric, (noun, *_) in _METRICS.items():
         found = [(key.label, curve(run, key, metric, cohort, phase)) for key in main_keys(run, cohort, phase)]
         lines = [(label, one) for label, one in found if one is not None]
         if lines:
             name = noun if everybody else f"cohort-{noun}"
-            title = f"{noun.capitalize()} of {who}"
+            title = f"{noun.capitalize()} of {'the clients' if everybody else who}"
             caption = f"Mean {noun} on test samples over {who}. {_AXES} {_at_the_end(lines, metric)}"
-            drawings.append(_drawing(name, title, caption, metric, lines, band=False))
+            drawings.append(_drawing(name, title, caption, metric, lines, "clients"))
     return drawings
 
 
@@ -48,11 +48,11 @@ def progress_of_groups(groups: Sequence[Group]) -> list[Drawing]:
         lines = [(label, one) for label, one in found if one is not None]
         if lines:
             caption = (
-                f"Mean {noun} on test samples over all clients, of each method's personalized model (never chosen on "
-                "test data). With several seeds: the mean over them, and a band of one sample standard deviation. "
-                f"{_AXES} {_at_the_end(lines, metric)}"
+                f"Mean {noun} on test samples over {_clients(lines)}, of each method's personalized model (never "
+                "chosen on test data). With several seeds: the mean over them, and a band of one sample standard "
+                f"deviation. {_AXES} {_at_the_end(lines, metric)}"
             )
-            drawings.append(_drawing(noun, f"{noun.capitalize()} of the methods", caption, metric, lines, band=True))
+            drawings.append(_drawing(noun, f"{noun.capitalize()} of the methods", caption, metric, lines, "seeds"))
     return drawings
 
 
@@ -72,10 +72,21 @@ def _mean_curve(group: Group, metric: str) -> Curve | None:
     timed = [one.seconds[at] for one, at in zip(curves, places, strict=True) if one.seconds is not None]
     seconds = np.mean(timed, axis=0) if len(timed) == len(curves) else None
     spread = values.std(axis=0, ddof=1) if len(curves) > 1 else np.full(len(rounds), np.nan)
-    return Curve(rounds, values.mean(axis=0), spread, sent, seconds)
+    clients = np.min([one.clients[at] for one, at in zip(curves, places, strict=True)], axis=0)
+    return Curve(rounds, values.mean(axis=0), spread, sent, seconds, clients)
 
 
-def _drawing(name: str, title: str, caption: str, metric: str, lines: Lines, band: bool) -> Drawing:
+def _clients(lines: Lines) -> str:
+    """How many clients the means are over, in words."""
+    counts = np.concatenate([one.clients for _, one in lines])
+    low, high = int(counts.min()), int(counts.max())
+    return f"{high} clients" if low == high else f"{low} to {high} clients"
+
+
+def _drawing(
+    name: str, title: str, caption: str, metric: str, lines: Lines, over: Literal["clients", "seeds"]
+) -> Drawing:
+    """A figure; the lines' spreads are over clients, or over seeds, which are drawn as bands."""
     from matplotlib.figure import Figure
 
     _, label, scale = _METRICS[metric]
@@ -87,7 +98,7 @@ def _drawing(name: str, title: str, caption: str, metric: str, lines: Lines, ban
         against = (one.rounds, one.bytes / factor, one.seconds)
         for axes, x in zip(panels, against, strict=True):
             if x is not None:
-                _line(axes, number, text, x, scale * one.values, scale * one.spread if band else None)
+                _line(axes, number, text, x, scale * one.values, scale * one.spread if over == "seeds" else None)
     for axes, heading in zip(panels, ("rounds completed", f"{unit} sent", "wall time (s)"), strict=True):
         axes.set_xlabel(heading)
         axes.set_xlim(left=0)
@@ -98,7 +109,7 @@ def _drawing(name: str, title: str, caption: str, metric: str, lines: Lines, ban
         panels[2].text(0.5, 0.5, "times of some\nrounds are missing", transform=panels[2].transAxes, ha="center")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(lines)))
-    return Drawing(name, title, caption, figure, _table(lines))
+    return Drawing(name, title, caption, figure, _table(lines, over))
 
 
 def _line(axes: Axes, number: int, label: str, x: np.ndarray, y: np.ndarray, spread: np.ndarray | None) -> None:
@@ -109,13 +120,13 @@ def _line(axes: Axes, number: int, label: str, x: np.ndarray, y: np.ndarray, spr
         color=colour,
         linestyle=DASHES[number // len(SERIES) % len(DASHES)],
         marker=MARKERS[number % len(MARKERS)] if len(x) <= _MOST_MARKED else "",
-        label=label.replace("$", r"\$"),
+        label=label,
     )
     if spread is not None and np.isfinite(spread).any():
         axes.fill_between(x, y - spread, y + spread, color=colour, alpha=0.18, linewidth=0)
 
 
-def _table(lines: Lines) -> pa.Table:
+def _table(lines: Lines, over: str) -> pa.Table:
     lengths = [len(one.rounds) for _, one in lines]
     seconds = [np.full(len(one.rounds), np.nan) if one.seconds is None else one.seconds for _, one in lines]
     return table_of(
@@ -123,7 +134,8 @@ def _table(lines: Lines) -> pa.Table:
             "line": np.repeat([label for label, _ in lines], lengths),
             "round": np.concatenate([one.rounds for _, one in lines]),
             "mean": np.concatenate([one.values for _, one in lines]),
-            "std": np.concatenate([one.spread for _, one in lines]),
+            f"std_over_{over}": np.concatenate([one.spread for _, one in lines]),
+            "clients": np.concatenate([one.clients for _, one in lines]),
             "bytes": np.concatenate([one.bytes for _, one in lines]),
             "seconds": np.concatenate(seconds),
         }

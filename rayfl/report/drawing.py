@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyarrow import csv
 
 from rayfl.data.files import new_file
+from rayfl.data.picture import PLAIN_TEXT
+from rayfl.plain_csv import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,6 +43,7 @@ _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "svg.fonttype": "none",
+    **PLAIN_TEXT,
     "svg.hashsalt": "rayfl",
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,
@@ -115,7 +117,7 @@ def save_table(table: pa.Table, destination: Path) -> None:
         DataError: the file cannot be written.
     """
     with new_file(destination) as file:
-        csv.write_csv(table, file)
+        write_csv(table, file)
 
 
 def inline_svg(drawing: Drawing) -> str:

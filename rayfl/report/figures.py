@@ -47,7 +47,7 @@ def _distribution(found: Sequence[tuple[str, np.ndarray]], remark: str = "") -> 
     for number, (label, values) in enumerate(found):
         colour, dashes = SERIES[number % len(SERIES)], DASHES[number // len(SERIES) % len(DASHES)]
         share = 100 * (np.arange(len(values)) + 0.5) / len(values)
-        left.plot(share, 100 * values, color=colour, linestyle=dashes, label=label.replace("$", r"\$"))
+        left.plot(share, 100 * values, color=colour, linestyle=dashes, label=label)
         heights = np.histogram(100 * values, edges)[0] * 100 / len(values)
         right.stairs(heights, edges, color=colour, linestyle=dashes, linewidth=1.4)
         if len(found) <= 2:
@@ -59,7 +59,7 @@ def _distribution(found: Sequence[tuple[str, np.ndarray]], remark: str = "") -> 
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(found)))
     words = [
-        f"{label}: lowest {100 * v[0]:.1f} %, worst 5 % {100 * summarize(v).worst5:.1f} %, "
+        f"{label}, {len(v)} clients: lowest {100 * v[0]:.1f} %, worst 5 % {100 * summarize(v).worst5:.1f} %, "
         f"median {100 * np.median(v):.1f} %, highest {100 * v[-1]:.1f} %"
         for label, v in found
     ]
@@ -71,8 +71,8 @@ def _distribution(found: Sequence[tuple[str, np.ndarray]], remark: str = "") -> 
         }
     )
     caption = (
-        "Test accuracy of every client after the last evaluation. Left: clients sorted, the worst first; the shaded "
-        f"part is the worst 5 %. Right: share of the clients by accuracy.{remark} {'; '.join(words)}."
+        "Test accuracy of every client that was evaluated, after the last evaluation. Left: clients sorted, the worst "
+        f"first; the shaded part is the worst 5 %. Right: share of the clients by accuracy.{remark} {'; '.join(words)}."
     )
     return Drawing("clients-accuracy", "Distribution over clients", caption, figure, data)
 
@@ -101,8 +101,7 @@ def reliability(run: Run, keys: Sequence[RowKey]) -> Drawing | None:
         )
         above.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=1)
         below.bar(middle, 100 * n / n.sum(), width, color=FAINT)
-        label = key.label.replace("$", r"\$")
-        above.set_title(f"{label}\nECE {row['pooled_ece']:.3f}, MCE {row['pooled_mce']:.3f}")
+        above.set_title(f"{key.label}\nECE {row['pooled_ece']:.3f}, MCE {row['pooled_mce']:.3f}")
         above.set(xlim=(0, 1), ylim=(0, 1))
         below.set_xlabel("confidence")
         words.append(f"{key.label}: ECE {row['pooled_ece']:.3f}, MCE {row['pooled_mce']:.3f}")
@@ -143,7 +142,7 @@ def reliability_of_groups(groups: Sequence[Group]) -> Drawing | None:
             color=SERIES[number % len(SERIES)],
             linestyle=DASHES[number // len(SERIES) % len(DASHES)],
             marker="o",
-            label=group.label.replace("$", r"\$"),
+            label=group.label,
         )
         ece, mce = float((np.abs(gap) * n).sum() / n.sum()), float(np.abs(gap[filled]).max())
         words.append(f"{group.label}: ECE {ece:.3f}, MCE {mce:.3f}")

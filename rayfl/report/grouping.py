@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
 
+from rayfl.config.added import comparable
 from rayfl.errors import RunError
 from rayfl.report.loading import Run
 from rayfl.report.redaction import redacted
@@ -137,11 +138,12 @@ def _apart(run: Run, others: Sequence[Run]) -> str:
 
 
 def _identity(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in run.config.items() if key not in _FREE}
+    return {key: value for key, value in comparable(run.config).items() if key not in _FREE}
 
 
 def _data(run: Run) -> dict[str, Any]:
-    sections = {key: run.config.get(key) for key in _DATA}
+    config = comparable(run.config)
+    sections = {key: config.get(key) for key in _DATA}
     dataset = sections["dataset"]
     if isinstance(dataset, Mapping):
         sections["dataset"] = {key: value for key, value in dataset.items() if key not in _PLACES}

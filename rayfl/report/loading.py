@@ -13,22 +13,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 
 from rayfl.commits import CommitStore
+from rayfl.config.plain_yaml import read_yaml
+from rayfl.damage import described
 from rayfl.data.assignment import ASSIGNMENT_SCHEMA, assignment_hash
-from rayfl.errors import DamageError, RayflError, RunError
+from rayfl.errors import ConfigError, DamageError, RayflError, RunError
+from rayfl.personalized import PersonalizedRows, personalized_rows_of, recorded_clients
 from rayfl.report.redaction import redact
 from rayfl.storage import Storage
 from rayfl.table_files import from_parquet
-from rayfl.table_schemas import TABLES
+from rayfl.table_schemas import ALL_TABLES
 from rayfl.tracking.environment import read_environment
 from rayfl.tracking.timings import read_timings
 
 _MANIFEST = re.compile(r"manifest-(\d+)\.json")
-_OFTEN_OWN = ("personalized", "finetuned")
-"""What methods mostly call the row of their personalized model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +41,12 @@ class Run:
         uri: the folder, without credentials.
         name: its last part.
         config: the resolved configuration.
-        personalized: name of the row that is the method's personalized model.
-        sweep: prefix of the rows among which one is chosen, or None.
+        own: which rows are the method's personalized model.
+        num_clients: K; None where neither the tables nor a partition say it.
         rounds: summaries, schema ``rayfl.tables.ROUNDS_SCHEMA``.
         clients: rows of clients, schema ``rayfl.tables.CLIENTS_SCHEMA``.
         skipped: clients that were left out, schema ``rayfl.tables.SKIPPED_SCHEMA``.
+        damage: what damage to files has cost the run, schema ``rayfl.tables.DAMAGE_SCHEMA``.
         calibration: bins, schema ``rayfl.calibration.CALIBRATION_SCHEMA``; empty in runs from before there were any.
         timings: seconds by phase, a mapping a round.
         partition: who owns which sample, schema ``rayfl.data.assignment.ASSIGNMENT_SCHEMA``; None where it is missing.
@@ -56,12 +59,13 @@ class Run:
     uri: str
     name: str
     config: Mapping[str, Any]
-    personalized: str
-    sweep: str | None
+    own: PersonalizedRows
+    num_clients: int | None
     rounds: pa.Table
     clients: pa.Table
     skipped: pa.Table
     calibration: pa.Table
+    damage: pa.Table
     timings: Sequence[Mapping[str, float]]
     partition: pa.Table | None
     partition_hash: str
@@ -90,22 +94,28 @@ class Run:
         return int(self.config["train"]["rounds"])
 
     @property
+    def recorded(self) -> bool:
+        """Whether its tables say themselves which rows are the method's personalized model."""
+        return PersonalizedRows.recorded(self.rounds) is not None
+
+    @property
     def finished(self) -> bool:
         """Whether all rounds are done."""
         return self.rounds_completed >= self.total_rounds
 
 
-def load_runs(uris: Sequence[str], methods: Mapping[str, Any]) -> list[Run]:
+def load_runs(uris: Sequence[str], methods: Mapping[str, Any], models: Sequence[str] = ()) -> list[Run]:
     """Reads several runs; see :func:`load_run`.
 
     Raises:
         RunError: listing everything that cannot be read, or a folder that is given twice.
+        ConfigError: one of ``models`` is needed by no run.
     """
     runs: list[Run] = []
     problems: list[str] = []
     for uri in uris:
         try:
-            run = load_run(uri, methods)
+            run = load_run(uri, methods, models)
         except RayflError as error:
             problems.append(str(error))
             continue
@@ -114,28 +124,35 @@ def load_runs(uris: Sequence[str], methods: Mapping[str, Any]) -> list[Run]:
         runs.append(run)
     if problems:
         raise RunError("; ".join(problems))
+    unused = [name for name in models if name not in {run.own.model for run in runs if not run.recorded}]
+    if unused:
+        raise ConfigError(
+            f"--model {unused[0]}: every run says itself which row is its method's personalized model; leave it out"
+        )
     return runs
 
 
-def load_run(uri: str, methods: Mapping[str, Any]) -> Run:
+def load_run(uri: str, methods: Mapping[str, Any], models: Sequence[str] = ()) -> Run:
     """Reads a run.
 
     Args:
         uri: its folder, a path or a URI.
-        methods: the classes of all methods by name; they know the rows of their personalized models.
+        methods: the classes of all built-in methods by name; they know the rows of their personalized models.
+        models: rows that the user names for runs that do not say which is the personalized model.
 
     Raises:
-        RunError: there is no run, or it is of an unknown format.
+        RunError: there is no run, it is of an unknown format, or does not say which row is the personalized model.
         DamageError: a file of it cannot be read, naming it.
     """
     storage = Storage(uri.rstrip("/") or "/")
     shown = redact(str(storage.local_path or uri).rstrip("/"))
     config = _config(storage, shown)
-    tables = {name: _table(storage, shown, name) for name in TABLES}
+    tables = {name: _table(storage, shown, name) for name in ALL_TABLES}
     if tables["rounds"].num_rows and not tables["clients"].num_rows:
         raise DamageError(f"{shown} has rounds.parquet, but clients.parquet is missing: {_LOOK}")
-    notes: list[str] = []
-    personalized, sweep = _own_row(config, tables["rounds"], methods, notes)
+    notes = described(tables["damage"])
+    method = str(config["algorithm"]["name"])
+    own = personalized_rows_of(tables["rounds"], methods.get(method), shown, method, models)
     partition = _partition(storage, shown)
     if partition is None:
         notes.append("partition.parquet is missing: which samples the clients own is not known")
@@ -143,8 +160,8 @@ def load_run(uri: str, methods: Mapping[str, Any]) -> Run:
         uri=shown,
         name=re.split(r"[/\\]", shown.partition("?")[0].rstrip("/"))[-1],
         config=config,
-        personalized=personalized,
-        sweep=sweep,
+        own=own,
+        num_clients=_num_clients(tables["rounds"], partition),
         **tables,
         timings=_timings(storage, shown),
         partition=partition,
@@ -160,7 +177,7 @@ _LOOK = "`rayfl verify` says what else is wrong; the command that started the ru
 
 def _config(storage: Storage, shown: str) -> Mapping[str, Any]:
     try:
-        content = yaml.safe_load(storage.read("config.yaml"))
+        content = read_yaml(storage.read("config.yaml"))
     except FileNotFoundError:
         raise RunError(
             f"{shown} is no run's folder: it has no config.yaml; give the folder that `rayfl run` names at its end"
@@ -176,7 +193,7 @@ def _config(storage: Storage, shown: str) -> Mapping[str, Any]:
 
 
 def _table(storage: Storage, shown: str, name: str) -> pa.Table:
-    schema = TABLES[name]
+    schema = ALL_TABLES[name]
     try:
         table = from_parquet(storage.read(f"{name}.parquet"))
     except FileNotFoundError:
@@ -214,22 +231,8 @@ def _rounds_completed(storage: Storage, rounds: pa.Table) -> int:
     return max([evaluated, *(int(found[1]) for found in numbers if found)])
 
 
-def _own_row(
-    config: Mapping[str, Any], rounds: pa.Table, methods: Mapping[str, Any], notes: list[str]
-) -> tuple[str, str | None]:
-    """The name of the personalized model's row, and the prefix of a sweep."""
-    method = methods.get(str(config["algorithm"]["name"]))
-    if method is not None:
-        return str(method.personalized), method.sweep
-    chosen = [row for row in rounds.select(["model", "selected_on"]).to_pylist() if row["selected_on"]]
-    if chosen:
-        sweep = str(chosen[0]["model"]).removesuffix("=best")
-        return sweep, sweep
-    models = list(dict.fromkeys(rounds["model"].to_pylist()))
-    own = next((name for name in (*_OFTEN_OWN, *models) if name in models and name != "global"), "global")
-    if len(models) > 1:
-        notes.append(
-            f"{config['algorithm']['name']} is a method of one's own: which row is its personalized model is not on "
-            f"record, {own} is taken"
-        )
-    return own, None
+def _num_clients(rounds: pa.Table, partition: pa.Table | None) -> int | None:
+    recorded = recorded_clients(rounds)
+    if recorded is not None or partition is None:
+        return recorded
+    return int(pc.max(partition["client"]).as_py()) + 1

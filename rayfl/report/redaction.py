@@ -8,7 +8,7 @@ from typing import Any
 
 HIDDEN = "***"
 _USER = re.compile(r"(?<=://)[^\s/?#@'\"]+@")
-_OPTION = re.compile(r"([?&])([\w.-]+)=([^&\s'\"]+)")
+_OPTION = re.compile(r"([?&])([^=&\s'\"]+)=([^&\s'\"]+)")
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://[^\s'\"]+")
 _HARMLESS = {"region", "scheme", "endpoint_override", "allow_delayed_open", "connect_timeout", "request_timeout"}
 """Options of addresses that say where something is, not who may read it."""

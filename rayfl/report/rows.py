@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfl.data.federated import SPLITS
+from rayfl.personalized import of_clients
 from rayfl.report.loading import Run
 from rayfl.tracking.summary import last_evaluation
 
@@ -45,6 +46,7 @@ class Curve:
         spread: population standard deviation over clients, shape (T,).
         bytes: sent so far, down and up, shape (T,).
         seconds: wall time of the rounds so far, shape (T,); None where some rounds have no times.
+        clients: how many clients each mean is over, int of shape (T,).
     """
 
     rounds: np.ndarray
@@ -52,6 +54,7 @@ class Curve:
     spread: np.ndarray
     bytes: np.ndarray
     seconds: np.ndarray | None
+    clients: np.ndarray
 
 
 def key_of(row: Mapping[str, Any]) -> RowKey:
@@ -65,12 +68,30 @@ def final_rows(run: Run) -> dict[RowKey, dict[str, Any]]:
 
 
 def own_key(run: Run) -> RowKey | None:
-    """The row that is the method's personalized model, never chosen on test data; None without such a row."""
-    rows = final_rows(run)
-    wanted = RowKey(f"{run.sweep}=best", "validation") if run.sweep is not None else RowKey(run.personalized)
-    if wanted in rows:
-        return wanted
-    return next((key for key in (RowKey("global"), *rows) if key in rows and not key.selected_on), None)
+    """The row that is the method's personalized model, never chosen on test data; None where that was not evaluated.
+
+    No other row stands in for it: a number under the name of a method is that of its personalized model, or none.
+    """
+    wanted = RowKey(*run.own.summary)
+    return wanted if wanted in final_rows(run) else None
+
+
+def lacking(run: Run) -> str:
+    """Why a run that was evaluated has no row of its personalized model; empty where it has one."""
+    if not final_rows(run) or own_key(run) is not None:
+        return ""
+    if run.own.sweep is not None:
+        return (
+            f"it has no {run.own.sweep} that was chosen on validation data: its second phase has not begun, or no "
+            "client has validation samples (holdout.validation, evaluation.splits)"
+        )
+    return f"it has no row {run.own.model!r} yet, which is the method's personalized model"
+
+
+def evaluated(run: Run) -> str:
+    """Whose test data the last evaluation was of, in words: ``all 14 clients``, or ``12 of 14 clients``."""
+    count = max((int(row["clients"]) for row in final_rows(run).values()), default=0)
+    return f"{'all ' if count == run.num_clients else ''}{of_clients(count, run.num_clients)} clients"
 
 
 def main_keys(run: Run, cohort: str = "all", phase: str = "received") -> list[RowKey]:
@@ -80,17 +101,16 @@ def main_keys(run: Run, cohort: str = "all", phase: str = "received") -> list[Ro
         (field("split") == "test") & (field("cohort") == cohort) & (field("phase") == phase)
     ).select(["model", "selected_on"])
     keys = dict.fromkeys(key_of(row) for row in measured.to_pylist())
-    if run.sweep is not None:
-        wanted = {RowKey(f"{run.sweep}=best", "validation"), RowKey(f"{run.sweep}=1.0")}
-        keys = dict.fromkeys(key for key in keys if key in wanted or not key.model.startswith(f"{run.sweep}="))
+    if run.own.sweep is not None:
+        wanted = {RowKey(*run.own.summary), RowKey(f"{run.own.sweep}=1.0")}
+        keys = dict.fromkeys(key for key in keys if key in wanted or not run.own.is_member(key.model))
     own = own_key(run)
     return [key for key in keys if key != own] + ([own] if own in keys else [])
 
 
 def compared_keys(run: Run) -> list[RowKey]:
     """The rows of a table of methods: everything but the single members of a sweep."""
-    sweep = None if run.sweep is None else f"{run.sweep}="
-    return [key for key in final_rows(run) if key.selected_on or sweep is None or not key.model.startswith(sweep)]
+    return [key for key in final_rows(run) if key.selected_on or not run.own.is_member(key.model)]
 
 
 def curve(run: Run, key: RowKey, metric: str, cohort: str = "all", phase: str = "received") -> Curve | None:
@@ -112,6 +132,7 @@ def curve(run: Run, key: RowKey, metric: str, cohort: str = "all", phase: str = 
         _floats(chosen[f"{metric}_std"]),
         _floats(chosen["bytes_down"]) + _floats(chosen["bytes_up"]),
         _seconds_until(run, rounds),
+        chosen["clients"].to_numpy(),
     )
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Group as Stack
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from rayfl.report.blocks import Block, Cell, Code, Column, Mark, Page, Paragraph, Section, Table, figures, number
-from rayfl.report.comparison import METRICS, Comparison, Line
+from rayfl.report.comparison import METRICS, Comparison, Line, Metric
 from rayfl.report.curves import progress_of_groups
 from rayfl.report.figures import client_distribution_of_groups, reliability_of_groups
 from rayfl.report.grouping import config_table
@@ -22,9 +20,11 @@ from rayfl.report.significance import LEVEL, PairTest
 from rayfl.report.single import SEEN_TEST, commands
 
 _UNFINISHED = "† unfinished: after its last evaluation so far; never the best"
-_ON_TERMINALS = [metric for metric in METRICS if metric.column != "loss"]
-_WITHOUT_SPREAD = 1
-"""What has room in 80 columns; of the worst 5 % only the mean."""
+_ON_TERMINALS = {"top1": "acc.\n%", "top1_worst5": "worst\n5 %", "ece": "ECE\n"}
+"""The columns that have room in 80 characters."""
+_SPREAD = "top1"
+"""The one of them that has room for its spreads."""
+_CLIENTS, _SEEDS = "+- clients", "+- seeds"
 _BEST = (
     "Bold: the best of a column among finished runs and rows that were not chosen on test data. A best mean alone says "
     "nothing about chance: see the tests."
@@ -57,45 +57,58 @@ def caption(comparison: Comparison) -> str:
     lines = comparison.lines
     rounds = sorted({line.rounds for line in lines})
     after = f"after round {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]} rounds"
-    seeds = "with several seeds the mean +- sample standard deviation over seeds of the means over clients"
+    some = "the clients that have any" if any(" of " in line.clients for line in lines) else "all clients"
     return (
-        f"Test data of all clients {after}, the last evaluation: mean +- population standard deviation over clients; "
-        f"{seeds}. Each line says which. (own): the method's personalized model. "
+        f"Test data of {some} {after}, the last evaluation: means over clients, with several seeds the mean of these. "
+        f"{_CLIENTS}: population standard deviation over clients (with several seeds its mean); {_SEEDS}: sample "
+        "standard deviation over seeds of the means over clients. (own): the method's personalized model. "
         "Worst 5 %: mean of the 5 % of clients with the lowest accuracy."
     )
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """All lines as a table of a page."""
-    headings = ("model", "+- over", *(metric.heading for metric in METRICS), "GB sent", "wall time (s)")
-    columns = [Column("method", numeric=False)]
-    columns += [Column(text, numeric=text not in ("model", "+- over")) for text in headings]
+    texts = ("method", "model", "clients")
+    headings = [*texts, "seeds", *(heading for metric in METRICS for heading in _headings(metric))]
     return Table(
         "comparison-table",
         f"{caption(comparison)} {_BEST}",
-        columns,
+        [Column(text, numeric=text not in texts) for text in (*headings, "GB sent", "wall time (s)")],
         [_cells(line) for line in comparison.lines],
         _footnotes(comparison),
         data="figures/comparison.csv",
     )
 
 
+def _headings(metric: Metric) -> list[str]:
+    """A column of its own for each kind of spread: what is over clients is never beside what is over seeds."""
+    name = metric.heading.removesuffix(" %") if metric.by_client else metric.heading
+    return [metric.heading, *([f"{name} {_CLIENTS}"] if metric.by_client else []), f"{name} {_SEEDS}"]
+
+
 def terminal_table(comparison: Comparison) -> RenderableType:
     """The table and the tests against the best method, for a terminal."""
-    table = RichTable(title="Methods side by side", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method", overflow="fold", min_width=8)
-    table.add_column("model", overflow="fold", min_width=10)
-    table.add_column("+- over", no_wrap=True)
-    for metric in _ON_TERMINALS:
-        table.add_column(metric.heading, justify="right", no_wrap=True)
+    table = RichTable(
+        title="Methods side by side", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1)
+    )
+    table.add_column("method\n", overflow="fold", min_width=8)
+    table.add_column("model\n", overflow="fold", min_width=12)
+    for heading in ("clients\n", "seeds\n"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    shown = {metric: _ON_TERMINALS[metric.column] for metric in METRICS if metric.column in _ON_TERMINALS}
+    for metric, heading in shown.items():
+        table.add_column(heading, justify="right", no_wrap=True)
+        for spread in (_CLIENTS, _SEEDS) if metric.column == _SPREAD else ():
+            table.add_column(spread.replace(" ", "\n"), justify="right", no_wrap=True)
     for line in comparison.lines:
-        texts = [escape(cell.text) for cell in _cells(line)[:3]]
-        values = [line.cells[metric.column] for metric in _ON_TERMINALS]
-        shown = [cell.text.partition(" ")[0] if n == _WITHOUT_SPREAD else cell.text for n, cell in enumerate(values)]
-        table.add_row(
-            *texts,
-            *(f"[bold]{text}[/bold]^" if cell.best else text for text, cell in zip(shown, values, strict=True)),
-        )
+        texts: list[str | Text] = [cell.text for cell in _cells(line)[:4]]
+        for metric in shown:
+            cell = line.cells[metric.column]
+            mean = metric.text(cell.mean)
+            texts.append(Text.assemble((mean, "bold"), "^") if cell.best else mean)
+            if metric.column == _SPREAD:
+                texts += [metric.text(cell.over_clients), metric.text(cell.over_seeds)]
+        table.add_row(*texts)
     marked = ["^ best of the column among finished runs and rows not chosen on test data"]
     notes = [caption(comparison), *(marked if any(c.best for n in comparison.lines for c in n.cells.values()) else [])]
     parts: list[RenderableType] = [table, Text("\n".join([*notes, *_footnotes(comparison)]))]
@@ -111,7 +124,7 @@ def _terminal_tests(tests: Sequence[PairTest], what: str) -> RichTable:
         name = heading in _TEST_HEADINGS[:2]
         table.add_column(heading, justify="left" if name else "right", overflow="fold", min_width=8 if name else None)
     for test in tests:
-        table.add_row(*(escape(cell.text) for cell in _test_cells(test)), style="bold" if test.significant else None)
+        table.add_row(*(cell.text for cell in _test_cells(test)), style="bold" if test.significant else None)
     return table
 
 
@@ -120,13 +133,21 @@ def _cells(line: Line) -> list[Cell]:
     return [
         Cell(f"{line.method}{dagger}"),
         Cell(f"{line.model} (own)" if line.own else line.model),
-        Cell(line.over, line.seeds),
-        *(
-            Cell(cell.text, cell.mean if np.isfinite(cell.mean) else float("inf"), "best" if cell.best else "")
-            for cell in (line.cells[metric.column] for metric in METRICS)
-        ),
+        Cell(line.clients, line.evaluated),
+        number(line.seeds, 0),
+        *(cell for metric in METRICS for cell in _numbers(line, metric)),
         number(line.gigabytes, 3),
         number(float("nan") if line.seconds is None else line.seconds, 1),
+    ]
+
+
+def _numbers(line: Line, metric: Metric) -> list[Cell]:
+    """A mean and its spreads, as :func:`_headings` has them."""
+    cell = line.cells[metric.column]
+    spreads = [*([cell.over_clients] if metric.by_client else []), cell.over_seeds]
+    return [
+        number(cell.mean, metric.digits, "best" if cell.best else ""),
+        *(number(float("nan") if spread is None else spread, metric.digits) for spread in spreads),
     ]
 
 

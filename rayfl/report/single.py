@@ -11,13 +11,23 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
+from rayfl.personalized import of_clients
 from rayfl.report.blocks import Block, Cell, Code, Column, Facts, Mark, Page, Paragraph, Section, Table, figures, number
 from rayfl.report.curves import progress_of_models
 from rayfl.report.figures import client_distribution, reliability
 from rayfl.report.loading import Run
 from rayfl.report.process import OpenParts, cohorts, partition_picture, phases
 from rayfl.report.redaction import redact, redacted
-from rayfl.report.rows import RowKey, attendance, client_rows, final_rows, own_key, wall_seconds
+from rayfl.report.rows import (
+    RowKey,
+    attendance,
+    client_rows,
+    evaluated,
+    final_rows,
+    lacking,
+    own_key,
+    wall_seconds,
+)
 from rayfl.tracking.summary import row_label
 
 CLIENTS_FILE = "figures/clients.csv"
@@ -31,14 +41,17 @@ def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]
     notes = list(run.notes)
     if not run.finished:
         notes.insert(0, f"The run is unfinished: {run.rounds_completed} of {run.total_rounds} rounds are done.")
-    if own is None:
+    if not rows:
         notes.append("No evaluation of all clients on test data yet: there are no results to show.")
-    clients = None if own is None else client_table(run, own)
+    elif own is None:
+        notes.append(f"No number here is that of the method's personalized model: {lacking(run)}.")
+    shown = own or next((key for key in rows if not key.selected_on), None)
+    clients = None if shown is None else client_table(run, shown)
     sections = [
         Section("summary", "Summary", [_facts(run), *([_summary(run, rows)] if rows else [])]),
         Section("progress", "Progress", figures(progress_of_models(run))),
-        Section("clients", "Clients", [] if own is None or clients is None else _clients(run, own, clients)),
-        Section("calibration", "Calibration", [] if own is None else _calibration(run, own)),
+        Section("clients", "Clients", [] if shown is None or clients is None else _clients(run, shown, clients)),
+        Section("calibration", "Calibration", [] if shown is None else _calibration(run, shown)),
         Section("data", "Data", figures([partition_picture(run, open_parts)])),
         Section("process", "Course of the run", _course(run)),
         Section("setup", "Configuration and environment", setup(run)),
@@ -47,13 +60,13 @@ def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]
     return Page(run.name, subtitle, [section for section in sections if section.blocks], notes), clients
 
 
-def client_table(run: Run, own: RowKey) -> pa.Table | None:
+def client_table(run: Run, shown: RowKey) -> pa.Table | None:
     """One row per client after the last evaluation; None where the chosen models have no rows of their own.
 
-    Columns: client, name, n (test samples), accuracy, loss, ece and mce of the personalized model, global_accuracy
+    Columns: client, name, n (test samples), accuracy, loss, ece and mce of the shown model, global_accuracy
     (null without a global model), rounds (how often the client took part), bytes_down and bytes_up in those.
     """
-    rows = client_rows(run, own)
+    rows = client_rows(run, shown)
     if rows is None:
         return None
     common = RowKey("global")
@@ -127,7 +140,7 @@ def _facts(run: Run) -> Facts:
         ("Folder", run.uri),
     ]
     if rows:
-        pairs.insert(2, ("Clients", f"{rows[0]['clients']} evaluated, {rows[0]['n']:,} test samples"))
+        pairs.insert(2, ("Evaluated", f"{evaluated(run)}, {rows[0]['n']:,} test samples"))
         pairs.insert(5, ("Sent", f"{_bytes(rows[0]['bytes_down'])} down, {_bytes(rows[0]['bytes_up'])} up"))
     if seconds is not None:
         pairs.insert(-2, ("Wall time", f"{seconds:,.1f} s, evaluation included"))
@@ -150,6 +163,7 @@ def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
         cells.append(
             [
                 Cell(row_label(row), mark=mark),
+                Cell(of_clients(row["clients"], run.num_clients), row["clients"], mark),
                 Cell(f"{accuracy:.2f} +- {100 * row['top1_std']:.2f}", accuracy, mark),
                 number(100 * row["top1_worst5"], 2, mark),
                 Cell(f"{ece:.3f} +- {row['ece_std']:.3f}", ece, mark),
@@ -159,28 +173,32 @@ def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
     last = next(iter(rows.values()))["round"]
     return Table(
         "summary-table",
-        f"Test data of all clients after round {last}: mean +- standard deviation over clients. Bold: the method's "
-        "personalized model.",
-        [Column("model", numeric=False), *(Column(text) for text in ("accuracy %", "worst 5 %", "ECE", "loss"))],
+        f"Test data of {evaluated(run)} after round {last}: mean +- standard deviation over clients. Bold: the "
+        "method's personalized model.",
+        [
+            *(Column(text, numeric=False) for text in ("model", "clients")),
+            *(Column(text) for text in ("accuracy %", "worst 5 %", "ECE", "loss")),
+        ],
         cells,
         [SEEN_TEST] if any(key.seen_test for key in rows) else [],
     )
 
 
-def _clients(run: Run, own: RowKey, clients: pa.Table) -> list[Block]:
-    keys = [key for key in (RowKey("global"), own) if key in final_rows(run)]
+def _clients(run: Run, shown: RowKey, clients: pa.Table) -> list[Block]:
+    keys = [key for key in (RowKey("global"), shown) if key in final_rows(run)]
     drawn = client_distribution(run, list(dict.fromkeys(keys)))
     order = np.argsort(clients["accuracy"].to_numpy(), kind="stable")
     worst = clients.take(order[: math.ceil(len(order) / 20)])
-    model = row_label(final_rows(run)[own])
-    shown = clients if len(order) <= _MOST_CLIENTS else clients.take(order[:_MOST_CLIENTS])
+    model = row_label(final_rows(run)[shown])
+    listed = clients if len(order) <= _MOST_CLIENTS else clients.take(order[:_MOST_CLIENTS])
     limit = (
-        "" if shown is clients else f" The {_MOST_CLIENTS:,} with the lowest accuracy; the file has all {len(order):,}."
+        "" if listed is clients else f" The {_MOST_CLIENTS:,} with the lowest accuracy; the file has {len(order):,}."
     )
+    those = f"the clients that were evaluated ({of_clients(len(order), run.num_clients)})"
     return [
         *figures([drawn]),
-        _client_table("worst-table", f"The worst 5 % of the clients, by accuracy of {model}.", worst),
-        _client_table("clients-table", f"Every client: accuracy, loss, ECE and MCE of {model}.{limit}", shown),
+        _client_table("worst-table", f"The worst 5 % of {those}, by accuracy of {model}.", worst),
+        _client_table("clients-table", f"Every one of {those}: accuracy, loss, ECE and MCE of {model}.{limit}", listed),
     ]
 
 
@@ -207,8 +225,8 @@ def _client_table(name: str, caption: str, clients: pa.Table) -> Table:
     return Table(name, caption, columns, rows, [note], data=CLIENTS_FILE)
 
 
-def _calibration(run: Run, own: RowKey) -> list[Block]:
-    keys = list(dict.fromkeys(key for key in (RowKey("global"), own) if key in final_rows(run)))
+def _calibration(run: Run, shown: RowKey) -> list[Block]:
+    keys = list(dict.fromkeys(key for key in (RowKey("global"), shown) if key in final_rows(run)))
     drawn = reliability(run, keys)
     if drawn is None:
         return [

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from scipy.stats import kendalltau
 
 from rayfl.config.paper_presets import method_row
+from rayfl.personalized import PersonalizedRows, recorded_clients
 from rayfl.reference import Cell, Protocol, ReferenceTable, Status
 from rayfl.reproduction.scaling import scaled_window
 from rayfl.reproduction.tables import PlannedRun, Reproduction
@@ -27,12 +28,16 @@ class Measured:
     Attributes:
         value: in the table's unit.
         std: over clients, in that unit; None where the results have none.
+        clients: how many clients the number is about.
+        everybody: how many there are; None where the results do not say it.
         selected_on: what the row was chosen on: nothing, validation or test data.
         choice: which one was chosen, such as ``lambda=0.5``.
     """
 
     value: float
     std: float | None
+    clients: int
+    everybody: int | None
     selected_on: str
     choice: str
 
@@ -47,10 +52,13 @@ class Comparison:
         method: the row.
         seeds: how many runs there are of it.
         ours: their mean; None where no run has the number yet.
-        ours_std: over clients (mean over seeds) or over seeds, as ``std_over`` says.
-        std_over: ``clients`` or ``runs``; empty where there is no standard deviation.
+        ours_std_over_clients: population standard deviation over clients, mean over seeds; None where there is none.
+        ours_std_over_seeds: sample standard deviation over seeds; None for one seed.
+        clients: the fewest clients that a run's number is about; None without runs.
+        everybody: K; None where it is not known.
         paper: the printed mean; None in figures.
         paper_std: the printed standard deviation.
+        paper_std_over: ``clients`` or ``runs``, what it is taken over; empty where the paper prints none.
         status: whether the cell is a target, one with caution, or none.
         selected_on: what the row was chosen on.
         choice: which one was chosen, of the first seed.
@@ -62,10 +70,13 @@ class Comparison:
     method: str
     seeds: int
     ours: float | None
-    ours_std: float | None
-    std_over: str
+    ours_std_over_clients: float | None
+    ours_std_over_seeds: float | None
+    clients: int | None
+    everybody: int | None
     paper: float | None
     paper_std: float | None
+    paper_std_over: str
     status: Status
     selected_on: str
     choice: str
@@ -134,7 +145,9 @@ def measured(table: ReferenceTable, run: PlannedRun, rounds: pa.Table) -> Measur
     value = fmean(_number(row[column]) for row in chosen) * scale
     newest = chosen[-1]
     std = fmean(known) * scale if len(known) == len(chosen) else None
-    return Measured(value, std, str(newest["selected_on"]), str(newest["choice"]))
+    clients = min(int(row["clients"]) for row in chosen)
+    everybody = recorded_clients(rounds)
+    return Measured(value, std, clients, everybody, str(newest["selected_on"]), str(newest["choice"]))
 
 
 def rank_agreement(rows: Sequence[Comparison]) -> float | None:
@@ -151,14 +164,14 @@ def rank_agreement(rows: Sequence[Comparison]) -> float | None:
 
 def _rows(rounds: pa.Table, protocol: Protocol, run: PlannedRun) -> list[dict[str, Any]]:
     """The row that compares, of every round that has one, in their order."""
-    algorithm, field = run.config.algorithm, pc.field
+    own, field = PersonalizedRows.of(run.config.algorithm), pc.field
     place = (field("split") == "test") & (field("cohort") == protocol.cohort) & (field("phase") == protocol.phase)
     rows = rounds.filter(place).to_pylist()
     named = method_row(run.setting, run.method)
-    if protocol.row == "global" or algorithm.sweep is None or named is not None:
-        name = "global" if protocol.row == "global" else named or algorithm.personalized
+    if protocol.row == "global" or own.sweep is None or named is not None:
+        name = "global" if protocol.row == "global" else named or own.model
         return [row for row in rows if row["model"] == name and not row["selected_on"]]
-    best = [row for row in rows if row["model"] == f"{algorithm.sweep}=best"]
+    best = [row for row in rows if row["model"] == own.summary[0]]
     for judge in (protocol.selected_on, "validation", "test"):
         found = [row for row in best if judge and row["selected_on"] == judge]
         if found:
@@ -173,26 +186,23 @@ def _number(value: Any) -> float:
 
 def _compared(table: ReferenceTable, setting: str, method: str, values: Sequence[Measured]) -> Comparison:
     cell: Cell | None = table.settings[setting][method] if table.settings else None
-    std, over = _spread(values, table.std_over)
+    spreads = [value.std for value in values if value.std is not None]
+    paper_std = None if cell is None else cell.std
     return Comparison(
         table=table.name,
         setting=setting,
         method=method,
         seeds=len(values),
         ours=fmean(value.value for value in values) if values else None,
-        ours_std=std,
-        std_over=over,
+        ours_std_over_clients=fmean(spreads) if spreads else None,
+        ours_std_over_seeds=stdev(value.value for value in values) if len(values) > 1 else None,
+        clients=min((value.clients for value in values), default=None),
+        everybody=values[0].everybody if values else None,
         paper=None if cell is None else cell.mean,
-        paper_std=None if cell is None else cell.std,
+        paper_std=paper_std,
+        paper_std_over="" if paper_std is None else str(table.std_over),
         status=table.status(setting, method) if cell is not None else "no_target",
         selected_on=values[0].selected_on if values else "",
         choice=values[0].choice if values else "",
         remarks=tuple(remark.reason for remark in table.remarks_on(setting, method)),
     )
-
-
-def _spread(values: Sequence[Measured], over: str | None) -> tuple[float | None, str]:
-    if over == "clients":
-        known = [value.std for value in values if value.std is not None]
-        return (fmean(known), "clients") if known else (None, "")
-    return (stdev(value.value for value in values), "runs") if len(values) > 1 else (None, "")

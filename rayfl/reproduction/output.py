@@ -9,6 +9,7 @@ import pyarrow as pa
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from rayfl.personalized import of_clients
 from rayfl.reference import ReferenceTable
 from rayfl.reproduction.comparison import Comparison, rank_agreement
 from rayfl.reproduction.tables import Reproduction
@@ -19,8 +20,11 @@ COMPARISON_SCHEMA = pa.schema(
         ("rounds", pa.int32()),
         ("paper_rounds", pa.int32()),
         ("seeds", pa.int32()),
-        *((name, pa.float64()) for name in ("ours", "ours_std", "paper", "paper_std", "difference")),
-        ("std_over", pa.string()),
+        *((name, pa.float64()) for name in ("ours", "ours_std_over_clients", "ours_std_over_seeds")),
+        ("clients", pa.int32()),
+        ("everybody", pa.int32()),
+        *((name, pa.float64()) for name in ("paper", "paper_std", "difference")),
+        ("paper_std_over", pa.string()),
         ("within", pa.bool_()),
         *((name, pa.string()) for name in ("status", "selected_on", "choice")),
         ("remarks", pa.list_(pa.string())),
@@ -28,7 +32,17 @@ COMPARISON_SCHEMA = pa.schema(
 )
 """One row per cell; see ``rayfl.reproduction.comparison.Comparison``. ``rounds`` is T of the run."""
 
-_HEADINGS = ("method", "ours", "paper", "difference", "within 1 std", "target")
+_HEADINGS = (
+    *("method", "ours", "+- clients", "+- seeds", "clients"),
+    *("paper", "paper's std", "difference", "within 1 std", "target"),
+)
+_SHORT = {
+    "+- clients": "+-\nclients",
+    "+- seeds": "+-\nseeds",
+    "paper's std": "its\nstd",
+    "difference": "diff.",
+    "within 1 std": "within\n1 std",
+}
 _TARGETS = {"target": "yes", "caution": "with caution", "no_target": "no"}
 
 
@@ -59,12 +73,16 @@ def as_text(planned: Reproduction, rows: Sequence[Comparison]) -> list[Table | s
     """The same for a terminal, to be printed one after the other."""
     shown: list[Table | str] = []
     for table, setting, mine in _groups(planned, rows):
-        printed = Table(title=f"{_title(table)}: {setting}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        for heading in _HEADINGS:
+        title = f"{_title(table)}: {setting}"
+        printed = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
+        shown_headings = [heading for heading in _HEADINGS if heading != "clients"]  # a note says it
+        for heading in shown_headings:
             # folded where the terminal is narrow, never cut: a number without its end is another one
-            printed.add_column(heading, justify="left" if heading in ("method", "target") else "right", overflow="fold")
+            left = heading in ("method", "target")
+            printed.add_column(_SHORT.get(heading, heading), justify="left" if left else "right", overflow="fold")
         for row in mine:
-            printed.add_row(*_cells(row, table))
+            cells = dict(zip(_HEADINGS, _cells(row, table), strict=True))
+            printed.add_row(*(cells[heading] for heading in shown_headings))
         shown += [printed, *_notes(planned, table, setting, mine)]
     return shown
 
@@ -93,14 +111,15 @@ def _cells(row: Comparison, table: ReferenceTable) -> tuple[str, ...]:
     difference = "" if row.difference is None else f"{row.difference:+.{digits}f}"
     within = {None: "", True: "yes", False: "no"}[row.within]
     target = _TARGETS[row.status] if row.paper is not None else ""
-    ours = _spread(row.ours, row.ours_std, digits) or "not run"
-    return (f"{row.method}{star}", ours, _spread(row.paper, row.paper_std, digits), difference, within, target)
+    spreads = (_number(std, digits) for std in (row.ours_std_over_clients, row.ours_std_over_seeds))
+    clients = "" if row.clients is None else of_clients(row.clients, row.everybody)
+    ours = (_number(row.ours, digits) or "not run", *spreads, clients)
+    paper = (_number(row.paper, digits), _number(row.paper_std, digits))
+    return (f"{row.method}{star}", *ours, *paper, difference, within, target)
 
 
-def _spread(value: float | None, std: float | None, digits: int) -> str:
-    if value is None:
-        return ""
-    return f"{value:.{digits}f}" + (f" +- {std:.{digits}f}" if std is not None else "")
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
 
 
 def _notes(planned: Reproduction, table: ReferenceTable, setting: str, rows: Sequence[Comparison]) -> list[str]:
@@ -109,9 +128,14 @@ def _notes(planned: Reproduction, table: ReferenceTable, setting: str, rows: Seq
     paper = sorted({run.paper_rounds for run in runs})
     seeds = sorted({run.seed for run in runs})
     notes = [f"Rounds: ours {_listed(ours)}, the paper's {_listed(paper)}; seeds: {_listed(seeds)}."]
-    over = {row.std_over for row in rows} - {""}
-    if over:
-        notes.append(f"Our standard deviation is over {' and '.join(sorted(over))}.")
+    scored = dict.fromkeys(of_clients(row.clients, row.everybody) for row in rows if row.clients is not None)
+    if scored:
+        notes.append(f"Clients that were scored: {', '.join(scored)}.")
+    over = {row.paper_std_over for row in rows} - {""}
+    notes.append(
+        "+- clients: population standard deviation over clients, mean over seeds; +- seeds: sample standard deviation "
+        f"over seeds.{''.join(f' The standard deviation of the paper is over {what}.' for what in over)}"
+    )
     if any(row.seen_test for row in rows):
         chosen = ", ".join(f"{row.method} {row.choice}" for row in rows if row.seen_test)
         notes.append(f"* chosen on test data ({chosen}), as in the paper: not a fair estimate.")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from rayfl.personalized import PersonalizedRows, recorded_clients
 from rayfl.table_schemas import METRICS
 
 Metric = Literal["loss", "top1", "top5", "ece", "mce"]
@@ -45,14 +46,13 @@ class Measure:
             split: of the row. For a method that sweeps (lambda), the member is the one that the judge prefers.
         """
         mine = [r for r in rows if (r["cohort"], r["phase"], r["split"]) == ("all", "received", split)]
-        sweep = algorithm.sweep if self.model == "personalized" else None
-        if sweep is None:
-            name = "global" if self.model == "global" else algorithm.personalized
-            return next((row for row in mine if row["model"] == name and not row["selected_on"]), None)
+        own = PersonalizedRows.of(algorithm) if self.model == "personalized" else PersonalizedRows("global")
+        if own.sweep is None:
+            return next((row for row in mine if own.is_summary(row)), None)
         if split == self.judge:
-            members = [row for row in mine if row["model"].startswith(f"{sweep}=") and not row["selected_on"]]
+            members = [row for row in mine if own.is_member(row["model"]) and not row["selected_on"]]
             return max(members, key=lambda row: float(row["top1"]), default=None)
-        wanted = (f"{sweep}=best", self.judge)
+        wanted = (own.summary[0], self.judge)
         return next((row for row in mine if (row["model"], row["selected_on"]) == wanted), None)
 
     def value(self, rows: Iterable[Mapping[str, Any]], algorithm: Any) -> float | None:
@@ -61,13 +61,21 @@ class Measure:
         return None if row is None else float(row[self.metric])
 
     def summary(self, rounds: pa.Table, algorithm: Any) -> dict[str, Any]:
-        """The model's metrics after the last evaluation of all clients: ``test_top1``, ``validation_loss``, ..."""
+        """The model's metrics after the last evaluation of all clients: ``test_top1``, ``validation_loss``, ...
+
+        ``clients`` is K; ``test_clients`` how many of them the metrics are about, and ``test_top1_std_over_clients``
+        the population standard deviation over these.
+        """
         by_round = evaluations(rounds.to_pylist())
         last = by_round[max(by_round)] if by_round else []
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {"clients": recorded_clients(rounds)}
         for split in ("validation", "test"):
             row = self.row(last, algorithm, split)
-            found |= {f"{split}_{metric}": None if row is None else row[metric] for metric in METRICS}
+            found[f"{split}_clients"] = None if row is None else row["clients"]
+            for metric in METRICS:
+                name = f"{split}_{metric}"
+                found[name] = None if row is None else row[metric]
+                found[f"{name}_std_over_clients"] = None if row is None else row[f"{metric}_std"]
         return found
 
 

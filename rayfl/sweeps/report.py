@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
 from rayfl.metrics import first_best
+from rayfl.personalized import of_clients
 from rayfl.sweeps.measures import Measure
 from rayfl.table_schemas import METRICS
 
@@ -20,6 +20,8 @@ SEED = "seed"
 FINISHED = "finished"
 _SPLITS = ("validation", "test")
 _PERCENT = ("top1", "top5")
+_COUNTS = ("clients", *(f"{split}_clients" for split in _SPLITS))
+_OVER_SEEDS, _OVER_CLIENTS = "_std_over_seeds", "_std_over_clients"
 
 
 def trials_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> pa.Table:
@@ -27,7 +29,9 @@ def trials_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> pa
 
     Columns: ``trial`` (the folder), ``status`` (``finished``; ``stopped`` by the scheduler; ``failed``;
     ``unfinished``), ``reason``, ``rounds``, the varied values under their paths (as JSON where their types differ),
-    and each metric of the compared model on both splits.
+    ``clients`` (K), and of the compared model on both splits the number of clients that it was scored on
+    (``test_clients``), each metric (``test_top1``) and its population standard deviation over them
+    (``test_top1_std_over_clients``).
     """
     columns: dict[str, Any] = {
         "trial": pa.array([row["trial"] for row in rows], pa.string()),
@@ -37,7 +41,9 @@ def trials_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> pa
     }
     for path in varied:
         columns[path] = _column([row["point"][path] for row in rows])
-    for name in _metric_columns():
+    for name in _COUNTS:
+        columns[name] = pa.array([row.get(name) for row in rows], pa.int32())
+    for name in (column for metric in _metric_columns() for column in (metric, f"{metric}{_OVER_CLIENTS}")):
         columns[name] = pa.array([row.get(name) for row in rows], pa.float64())
     return pa.table(columns)
 
@@ -45,8 +51,10 @@ def trials_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> pa
 def groups_table(trials: pa.Table, varied: Sequence[str], measure: Measure) -> pa.Table:
     """One row per combination of the varied values but the seed, over its finished experiments.
 
-    Columns: the values, ``experiments`` and ``finished``, each metric's mean and sample standard deviation
-    (``test_top1``, ``test_top1_std``; null for one seed), and ``selected_on``: ``validation`` or ``test`` in the row
+    Columns: the values, ``experiments`` and ``finished``, ``clients`` and the fewest that an experiment was scored on
+    (``test_clients``), each metric's mean (``test_top1``), its sample standard deviation over seeds
+    (``test_top1_std_over_seeds``; null for one seed), that over clients (``test_top1_std_over_clients``, mean over
+    seeds), and ``selected_on``: ``validation`` or ``test`` in the row
     that this split prefers among those whose experiments have all finished, else empty. One row alone is not chosen.
     """
     keys = [path for path in varied if path != SEED]
@@ -63,12 +71,14 @@ def groups_table(trials: pa.Table, varied: Sequence[str], measure: Measure) -> p
         row["selected_on"] = measure.judge if row is best else ""
     schema = [(path, trials.schema.field(path).type) for path in keys]
     schema += [("experiments", pa.int32()), ("finished", pa.int32())]
-    schema += [(f"{name}{suffix}", pa.float64()) for name in _metric_columns() for suffix in ("", "_std")]
+    schema += [(name, pa.int32()) for name in _COUNTS]
+    suffixes = ("", _OVER_SEEDS, _OVER_CLIENTS)
+    schema += [(f"{name}{suffix}", pa.float64()) for name in _metric_columns() for suffix in suffixes]
     return pa.Table.from_pylist(rows, schema=pa.schema([*schema, ("selected_on", pa.string())]))
 
 
 def printed(groups: pa.Table, varied: Sequence[str], measure: Measure) -> Table:
-    """The groups for a terminal."""
+    """The groups for a terminal, a line for each split."""
     rows = groups.to_pylist()
     chosen = [row["selected_on"] for row in rows if row["selected_on"]]
     notes = {
@@ -76,7 +86,7 @@ def printed(groups: pa.Table, varied: Sequence[str], measure: Measure) -> Table:
         "validation": "> best by validation data",
     }
     table = Table(
-        title=f"{measure.model} model, {measure.metric}: mean +- std over seeds",
+        title=f"{measure.model} model, {measure.metric}: means over clients and seeds",
         caption=notes[chosen[0]] if chosen else None,
         title_justify="left",
         caption_justify="left",
@@ -86,14 +96,19 @@ def printed(groups: pa.Table, varied: Sequence[str], measure: Measure) -> Table:
     keys = [path for path in varied if path != SEED]
     for heading in ("", *keys):
         table.add_column(heading)
-    for heading in (*_SPLITS, "finished"):
+    table.add_column("data")
+    for heading in (_unit(measure.metric), "+- seeds", "+- clients", "clients", "finished"):
         table.add_column(heading, justify="right", no_wrap=True)
     marks = {"": " ", "validation": ">", "test": "*"}
     for row in rows:
-        cells = [marks[row["selected_on"]], *(escape(_text(row[path])) for path in keys)]
-        cells += [_spread(row, f"{split}_{measure.metric}") for split in _SPLITS]
-        cells.append(f"{row['finished']} of {row['experiments']}")
-        table.add_row(*cells, style="bold" if row["selected_on"] else None)
+        for split in _SPLITS:
+            name = f"{split}_{measure.metric}"
+            cells = [marks[row["selected_on"]], *(_text(row[path]) for path in keys), split]
+            cells += [_number(row[f"{name}{suffix}"], measure.metric) for suffix in ("", _OVER_SEEDS, _OVER_CLIENTS)]
+            scored = row[f"{split}_clients"]
+            cells.append("-" if scored is None else of_clients(scored, row["clients"]))
+            cells.append(f"{row['finished']} of {row['experiments']}")
+            table.add_row(*cells, style="bold" if row["selected_on"] else None)
     return table
 
 
@@ -104,7 +119,11 @@ def _group(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, 
     for name in _metric_columns():
         values = [row[name] for row in done if row[name] is not None]
         group[name] = float(np.mean(values)) if values else None
-        group[f"{name}_std"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        group[f"{name}{_OVER_SEEDS}"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        spreads = [row[f"{name}{_OVER_CLIENTS}"] for row in done if row[f"{name}{_OVER_CLIENTS}"] is not None]
+        group[f"{name}{_OVER_CLIENTS}"] = float(np.mean(spreads)) if spreads else None
+    for name in _COUNTS:
+        group[name] = min((row[name] for row in done if row[name] is not None), default=None)
     return group
 
 
@@ -126,14 +145,14 @@ def _column(values: Sequence[Any]) -> pa.Array:
     return pa.array([json.dumps(value) for value in values], pa.string())
 
 
-def _spread(row: Mapping[str, Any], name: str) -> str:
-    if row[name] is None:
+def _unit(metric: str) -> str:
+    return f"{metric} %" if metric in _PERCENT else metric
+
+
+def _number(value: float | None, metric: str) -> str:
+    if value is None:
         return "-"
-    percent = name.partition("_")[2] in _PERCENT
-    scale, digits, unit = (100, 2, " %") if percent else (1, 4, "")
-    std = row[f"{name}_std"]
-    spread = "" if std is None else f" +- {scale * std:.{digits}f}"
-    return f"{scale * row[name]:.{digits}f}{spread}{unit}"
+    return f"{100 * value:.2f}" if metric in _PERCENT else f"{value:.4f}"
 
 
 def _text(value: Any) -> str:

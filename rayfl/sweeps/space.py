@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import yaml
 
+from rayfl.config.plain_yaml import read_yaml
 from rayfl.errors import ConfigError
 from rayfl.randomness import RandomStreams
 
@@ -168,7 +169,7 @@ def _values(text: str, part: str) -> list[Any]:
 
 def _yaml(text: str, part: str) -> Any:
     try:
-        return yaml.safe_load(part)
+        return read_yaml(part)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"override {text!r}: {part!r} is not valid YAML: {error}") from None
 

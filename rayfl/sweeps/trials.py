@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import STANDARD_INPUT, load_config
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, RayflError
 from rayfl.experiment import Parts
+from rayfl.older_runs import where_begun
 from rayfl.storage import Storage
 from rayfl.sweeps.space import Space
 
@@ -95,12 +97,11 @@ def plan_sweep(
         more = f"\n  and {len(problems) - _SHOWN} problems more" if len(problems) > _SHOWN else ""
         raise ConfigError("some experiments cannot run, so none was started:\n" + "\n".join(lines) + more)
     first = loaded[0][1]
-    name = first.name or _default_name([config.fingerprint() for _, config, _ in loaded])
-    root = Storage(first.storage_path).inside(name)
+    root = _root(first, [config for _, config, _ in loaded])
     trials = tuple(
         Trial(
             {path: point[path] for path in space.varied},
-            config.model_copy(update={"name": None, "storage_path": root.uri}),
+            where_begun(config.model_copy(update={"name": None, "storage_path": root.uri})),
             judged_on,
         )
         for point, config, judged_on in loaded
@@ -118,6 +119,17 @@ def _refuse_twins(trials: Sequence[Trial]) -> None:
                 f"{other.point} and {trial.point} are one experiment: results depend on none of the values in which "
                 "they differ; leave out the second"
             )
+
+
+def _root(first: ExperimentConfig, configs: Sequence[ExperimentConfig]) -> Storage:
+    """The sweep's folder: by default that in which an older rayfl has begun the same experiments, if it has."""
+    place = Storage(first.storage_path)
+    if first.name is not None:
+        return place.inside(first.name)
+    # By age, the fingerprints of all experiments, as far as all could be asked for then.
+    histories = ([config.fingerprint(), *(f for f, _ in older_fingerprints(config.identity()))] for config in configs)
+    folders = [place.inside(_default_name(fingerprints)) for fingerprints in zip(*histories, strict=False)]
+    return next((folder for folder in folders if folder.exists("sweep.yaml")), folders[0])
 
 
 def _default_name(fingerprints: Sequence[str]) -> str:

@@ -108,7 +108,7 @@ def _records(path: str, columns: Sequence[str]) -> list[Mapping[str, Any]]:
             records = list(content.values()) if isinstance(content, dict) else content
         else:
             raise DataError(f"{path}: a trace is a .parquet, .csv or .json file; docs/system.md converts FedScale's")
-    except (OSError, pa.ArrowException, ValueError) as error:
+    except (OSError, pa.ArrowException, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     if not isinstance(records, list) or not records or not all(isinstance(record, dict) for record in records):
         raise DataError(f"{path} must have at least one record, each with the columns {', '.join(columns)}")

@@ -21,6 +21,7 @@ class RunInfo:
         rounds_completed: 0, or where an interrupted run continues.
         hosts: one description per actor.
         plan: how many actors there are and why, in words.
+        fingerprint: that the run's commits have: the configuration's, or an older one of the same experiment.
     """
 
     config: ExperimentConfig
@@ -29,6 +30,7 @@ class RunInfo:
     rounds_completed: int
     hosts: Sequence[Mapping[str, Any]]
     plan: Sequence[str] = ()
+    fingerprint: str = ""
 
 
 class Callback:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from rayfl.personalized import PersonalizedRows, of_clients
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.live import LiveView
 
@@ -30,12 +31,13 @@ class ConsoleProgress(Callback):
         self._view = LiveView(0, 0, ())
         self._rounds = 0
         self._accuracy = ""
-        self._personalized = ""
+        self._own = PersonalizedRows("")
+        self._clients = 0
         self._last_line = 0.0
 
     def on_start(self, run: RunInfo) -> None:
         self._rounds = run.config.train.rounds
-        self._personalized = run.config.algorithm.personalized
+        self._own, self._clients = PersonalizedRows.of(run.config.algorithm), run.num_clients
         start = f"continues after round {run.rounds_completed}" if run.rounds_completed else "starts"
         devices = ", ".join(sorted({str(host["device"]) for host in run.hosts}))
         where = f"on {len(run.hosts)} {'actor' if len(run.hosts) == 1 else 'actors'} ({devices})"
@@ -56,11 +58,11 @@ class ConsoleProgress(Callback):
             return
         parts = [f"global {row['top1']:.1%}" for row in test if row["model"] == "global"]
         # Never the best on test data: only the method's own personalized model, or a choice by validation.
-        own = [
-            row for row in test if row["selected_on"] == "validation" or row["model"] == self._personalized != "global"
-        ]
+        own = [row for row in test if self._own.is_summary(row) and row["model"] != "global"]
         parts += [f"{row['choice'] or row['model']} {row['top1']:.1%}" for row in own]
-        self._accuracy = "test accuracy: " + ", ".join(parts)
+        fewest = min(int(row["clients"]) for row in test)
+        whose = "" if fewest >= self._clients else f" of {of_clients(fewest, self._clients)} clients"
+        self._accuracy = f"test accuracy{whose}: " + ", ".join(parts)
         self._view.accuracy = self._accuracy
         curve = own or [row for row in test if row["model"] == "global"]
         if curve:

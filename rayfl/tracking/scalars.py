@@ -9,7 +9,7 @@ from typing import Any
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ResourceError
 
-METRICS = ("top1", "top1_std", "top1_worst5", "top1_jain", "loss", "ece", "mce")
+METRICS = ("top1", "top1_std", "top1_worst5", "top1_jain", "loss", "ece", "mce", "clients")
 
 
 def place(row: Mapping[str, Any]) -> str:

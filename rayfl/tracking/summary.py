@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
+from rayfl.personalized import PersonalizedRows, of_clients, recorded_clients
 from rayfl.result import Result
 
 _SKIPPED_SHOWN = 10
@@ -22,35 +22,42 @@ def final_rows(result: Result) -> list[dict[str, Any]]:
     return last_evaluation(result.rounds)
 
 
-def last_evaluation(rounds: pa.Table) -> list[dict[str, Any]]:
-    """The test rows of all clients after the last evaluation that a table of summaries has."""
+def last_evaluation(rounds: pa.Table, split: str = "test") -> list[dict[str, Any]]:
+    """The rows of all clients, on a split, after the last evaluation that a table of summaries has."""
     field = pc.field
     rows = rounds.filter(
-        (field("cohort") == "all") & (field("split") == "test") & (field("phase") == "received")
+        (field("cohort") == "all") & (field("split") == split) & (field("phase") == "received")
     ).to_pylist()
     last = max((row["round"] for row in rows), default=0)
     return [row for row in rows if row["round"] == last]
 
 
 def summary_table(result: Result) -> Table:
-    """Accuracy and calibration of every model: mean +- standard deviation over all clients."""
-    rows = final_rows(result)
+    """Accuracy and calibration of every model: mean +- standard deviation over clients, and how many these are.
+
+    On test data; of runs that score none, on validation data.
+    """
+    split = "test" if final_rows(result) else "validation"
+    rows, everybody = last_evaluation(result.rounds, split), recorded_clients(result.rounds)
     marked = any("test" in row["selected_on"] for row in rows)
     table = Table(
-        title=f"Test data of all clients after round {result.rounds_completed}: mean +- std over clients",
+        title=f"{split.capitalize()} data after round {result.rounds_completed}: mean +- std over clients",
         caption="* chosen on test data, as some papers do: not a fair estimate" if marked else None,
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
+        padding=(0, 0, 0, 1),
         caption_justify="left",
     )
-    for heading in ("model", "accuracy %", "worst 5 %", "ECE"):
-        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
-    personalized = _personalized(rows, result)
+    table.add_column("model", overflow="fold")
+    for heading in ("clients", "accuracy %", "worst 5 %", "ECE"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    own = PersonalizedRows.of(result.config.algorithm)
     for row in rows:
-        style = "bold" if row is personalized else None
+        style = "bold" if own.is_summary(row) else None
         table.add_row(
             row_label(row),
+            of_clients(row["clients"], everybody),
             _spread(row, "top1", 100, 2),
             f"{100 * row['top1_worst5']:.2f}",
             _spread(row, "ece", 1, 3),
@@ -81,17 +88,8 @@ def skipped_table(result: Result) -> Table:
         rounds = sorted(row["round_list"])
         shown = ", ".join(map(str, rounds[:_ROUNDS_SHOWN])) + (", ..." if len(rounds) > _ROUNDS_SHOWN else "")
         name = "" if row["name"] == str(row["client"]) else f" ({row['name']})"
-        cells = (f"{row['client']}{name}", shown, row["procedure"], row["reason"])
-        table.add_row(*(escape(cell) for cell in cells))
+        table.add_row(f"{row['client']}{name}", shown, row["procedure"], row["reason"])
     return table
-
-
-def _personalized(rows: list[dict[str, Any]], result: Result) -> dict[str, Any] | None:
-    """The row that is the method's personalized model, chosen without test data."""
-    sweep, name = result.config.algorithm.sweep, result.config.algorithm.personalized
-    wanted = f"{sweep}=best" if sweep is not None else name
-    found = [row for row in rows if row["model"] == wanted and row["selected_on"] in ("", "validation")]
-    return found[0] if found else None
 
 
 def row_label(row: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rayfl.config.schema import ExperimentConfig
+from rayfl.data.picture import PLAIN_TEXT
 from rayfl.summaries import Scores
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.scalars import hyper_parameters, scalars
@@ -32,13 +34,24 @@ class TensorBoard(Callback):
         self._writer: SummaryWriter | None = None
         self._config: ExperimentConfig | None = None
         self._newest: Sequence[Mapping[str, Any]] = ()
+        self._others: set[Any] = set()
+        self._threads: set[Any] | None = None
+        self._hook = threading.excepthook
 
     def on_start(self, run: RunInfo) -> None:
         from torch.utils.tensorboard import SummaryWriter  # half a second that only runs pay
 
         self._config = run.config
+        self._others |= set(threading.enumerate())
+        self._hook, threading.excepthook = threading.excepthook, self._quietly
         # What an interrupted run wrote after its last commit is hidden, not shown twice.
         self._writer = SummaryWriter(str(self._folder), purge_step=run.rounds_completed + 1)
+        self._threads = {*threading.enumerate()} - self._others
+
+    def _quietly(self, failed: threading.ExceptHookArgs) -> None:
+        """Prints no traceback of the writer's own thread: the next call raises its error again."""
+        if failed.thread in self._others or (self._threads is not None and failed.thread not in self._threads):
+            self._hook(failed)
 
     def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:
         assert self._writer is not None
@@ -75,11 +88,14 @@ class TensorBoard(Callback):
         self._writer.add_text("failures", reason, rounds_completed)
 
     def on_end(self, rounds_completed: int) -> None:
-        if self._writer is None:
-            return
-        if self._config is not None and rounds_completed == self._config.train.rounds and self._newest:
-            self._finish(self._writer, self._config, rounds_completed)
-        self._writer.close()
+        try:
+            if self._writer is None:
+                return
+            if self._config is not None and rounds_completed == self._config.train.rounds and self._newest:
+                self._finish(self._writer, self._config, rounds_completed)
+            self._writer.close()
+        finally:
+            threading.excepthook = self._hook
 
     def _finish(self, writer: SummaryWriter, config: ExperimentConfig, rounds: int) -> None:
         test = [row for row in self._newest if row["split"] == "test"]
@@ -90,7 +106,10 @@ class TensorBoard(Callback):
         sweep = config.algorithm.sweep
         line = [row for row in test if row["model"].startswith(f"{sweep}=") and not row["selected_on"]]
         if len(line) > 1:
-            writer.add_figure(f"accuracy along {sweep}", _sweep_figure(sweep, line), rounds)
+            import matplotlib
+
+            with matplotlib.rc_context(PLAIN_TEXT):
+                writer.add_figure(f"accuracy along {sweep}", _sweep_figure(sweep, line), rounds)
 
 
 def _sweep_figure(sweep: str, rows: Sequence[Mapping[str, Any]]) -> Figure:

@@ -29,12 +29,14 @@ class Timings(Callback):
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._lines: dict[int, str] = {}
+        self._started = False
 
     def on_start(self, run: RunInfo) -> None:
         try:
             self._lines = {int(line["round"]): json.dumps(line) for line in read_timings(self._storage)}
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             _log.warning("%s in %s is damaged and begun anew: %s", FILE, self._storage.uri, error)
+        self._started = True
 
     def on_phases(self, rounds_completed: int, seconds: Mapping[str, float]) -> None:
         rounded = {phase: round(value, 6) for phase, value in seconds.items()}
@@ -44,7 +46,9 @@ class Timings(Callback):
         self._write()
 
     def on_end(self, rounds_completed: int) -> None:
-        self._write()
+        # Without what was there before, the file would be replaced by less.
+        if self._started:
+            self._write()
 
     def _write(self) -> None:
         text = "".join(f"{line}\n" for _, line in sorted(self._lines.items()))

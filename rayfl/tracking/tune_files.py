@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.errors import RunError
-from rayfl.storage import Storage
+from rayfl.plain_csv import plain_cell
+from rayfl.storage import Storage, open_to_append
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.scalars import scalars
 
@@ -92,9 +93,10 @@ class TuneFiles(Callback):
         assert self._columns is not None
         for name, text in ((JSON_FILE, _as_json(lines)), (CSV_FILE, _as_csv(lines, self._columns))):
             try:
-                with (folder / name).open("a", encoding="utf-8") as file:
+                with open_to_append(folder / name) as file:
                     file.write(text)
             except OSError as error:
+                self._columns = None  # what is there may end in the midst of a line: the files are written whole again
                 raise RunError(f"cannot write {folder / name}: {error.strerror}") from error
         self._written = rounds_completed
 
@@ -105,8 +107,13 @@ def _as_json(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def _as_csv(lines: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     out = io.StringIO()
-    csv.DictWriter(out, columns, lineterminator="\n").writerows(lines)
+    rows = ({name: _cell(value) for name, value in line.items()} for line in lines)
+    csv.DictWriter(out, columns, lineterminator="\n").writerows(rows)
     return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return plain_cell(value) if isinstance(value, str) else value
 
 
 def round_seconds(seconds: float) -> float:

@@ -32,7 +32,7 @@ class Wandb(Callback):
         self._run: Any = None
 
     def on_start(self, run: RunInfo) -> None:
-        identity = f"{run.folder} {run.config.fingerprint()}"
+        identity = f"{run.folder} {run.fingerprint or run.config.fingerprint()}"
         self._run = self._wandb.init(
             project=self._config.project,
             entity=self._config.entity,

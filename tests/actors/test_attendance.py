@@ -46,6 +46,8 @@ class Unreliable(Averaging):
             raise RuntimeError("no such thing")
         if how == "huge":
             return Weighted({"value": value + 1e12}, 1000)
+        if how == "large":
+            return Weighted({"value": value + 3e12}, 1)
         if how == "other shape":
             return Weighted({"value": torch.zeros(3, dtype=torch.float64)}, client.num_samples)
         if how == "spoil":
@@ -161,6 +163,23 @@ def test_groups_and_maps_are_of_the_rest(hosts: int, tmp_path: Path) -> None:
 def test_what_no_client_is_to_blame_for_ends_the_run_whatever_the_policy(hosts: int, how: str, tmp_path: Path) -> None:
     with pytest.raises((ClientError, ValueError), match=r"file gone|must return Weighted|differ in structure"):
         World(tmp_path, hosts).play(0, [0, 2, 4], {2: how})
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+@pytest.mark.parametrize("bad", [0, 4])
+def test_values_too_large_for_an_exact_sum_are_blamed_on_who_has_them(hosts: int, bad: int, tmp_path: Path) -> None:
+    message = rf"client {bad}, round 0, visit: OverflowError: 'value' holds up to 1e\+12 .* 1000: .* lower train.lr"
+    with pytest.raises(ClientError, match=message):
+        World(tmp_path, hosts, ClientsConfig()).play(0, [0, 2, 4], {bad: "huge"})
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_a_sum_that_only_all_together_is_too_large_is_blamed_on_nobody(hosts: int, tmp_path: Path) -> None:
+    message = (
+        r"^the clients, round 0, visit: .*the sum of \d weighted contributions and more is too large: weighted values"
+    )
+    with pytest.raises(ClientError, match=message):
+        World(tmp_path, hosts, ClientsConfig()).play(0, [0, 1, 2], dict.fromkeys([0, 1, 2], "large"))
 
 
 def test_without_skipping_the_first_failure_ends_the_run(tmp_path: Path) -> None:

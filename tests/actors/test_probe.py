@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import rayfl
 from actors import probe_memory
 from actors.building import build_host
-from actors.job import Job
+from actors.host import ClientHost
+from actors.job import Job, JobResult
 from actors.probe import Measured, ProbeFailedError, Stopwatch, measure
 from actors.probe_calls import Rehearsal, middling, rehearsals
 from actors.probe_memory import GpuMemory, ProcessMemory, Room, memory_of
@@ -26,7 +27,7 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.engine import vectorized
 from rayfl.engine.engine import EngineConfig
 from rayfl.engine.requests import Request, TrainRequest
-from rayfl.errors import ResourceError
+from rayfl.errors import DeviceLostError, ResourceError
 from rayfl.experiment import Parts
 from tests.cluster.experiments import METHODS, assert_same, outcome, small_experiment
 
@@ -139,16 +140,35 @@ def test_nothing_is_written_and_no_bit_changes(method: str, tmp_path: Path) -> N
     assert_same(outcome(tmp_path / "before"), outcome(tmp_path / "after"))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling")],
+)
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
-def test_a_device_too_small_for_a_client_is_named(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_too_small_for_a_client_is_named(
+    mode: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr(vectorized, "train", full)
     monkeypatch.setattr("rayfl.engine.looped.train", full)
     wanted = r"node x has 8\.0 GiB for this run, too little for one client at a time .*train\.batch_size"
     with pytest.raises(ResourceError, match=wanted):
         measured(experiment(tmp_path, mode=mode))
+
+
+def test_a_device_that_is_lost_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[object] = []
+
+    def lost(self: ClientHost, *_: object) -> JobResult:
+        tried.append(self)
+        raise DeviceLostError("this process can no longer compute on cuda: CUDA error")
+
+    monkeypatch.setattr(ClientHost, "run", lost)
+    with pytest.raises(ProbeFailedError, match="can no longer compute on cuda"):
+        measured(experiment(tmp_path))
+    assert len(tried) == 1
 
 
 def test_fewer_are_stacked_where_memory_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,15 +7,25 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "tests/cluster/many_nodes_run.py"
 PATIENCE_S = 200
+
+
+@contextmanager
+def logical_gpus() -> Iterator[None]:
+    """Nodes that are started in the body may have GPUs for Ray; tests hide those of the machine from everybody."""
+    with mock.patch.dict(os.environ):
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        yield
 
 
 class Running:

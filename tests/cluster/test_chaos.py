@@ -20,6 +20,14 @@ def test_a_short_campaign(tmp_path: Path) -> None:
     assert [trial["problem"] for trial in trials] == [""] * len(trials)
     struck = {trial["fault"] for trial in trials if trial["struck"]}
     assert {"client raises", "an actor killed", "file of the newest commit damaged"} <= struck
+    assert {
+        "tables of all commits damaged",
+        "commits/ is a link to another folder",
+        "folder of somebody else",
+    } <= struck
+    assert {"files damaged in one of two copies", "states of all commits damaged, then repaired"} <= {
+        trial["fault"] for trial in trials
+    }
     assert sum("at a boundary" in trial["fault"] for trial in trials) >= 3
     assert PAGE.read_bytes() == page
 

@@ -219,8 +219,6 @@ def test_an_actor_that_hangs_counts_as_dead(tmp_path: Path) -> None:
     rayfl.run(config | {"algorithm": hanging | {"marker": str(tmp_path / "hung-once")}}, callbacks=[killer])
     assert len(killer.failures) == 1
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "hung"))
-    message = (
-        rf"no answer within clients.deadline_s=4 s \(it had local_update of clients [\d, ]*{bad}[\d, ]* in round 2"
-    )
+    message = rf"no answer within clients.deadline_s=4 s \(it had local_update of client {bad} in round 2\)"
     with pytest.raises(RunError, match=message):
         rayfl.run(config | {"name": "gone", "algorithm": hanging, "max_failures": 0})

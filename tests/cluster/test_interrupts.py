@@ -17,6 +17,7 @@ import yaml
 import rayfl
 from cluster.interrupts import StopRequest, Terminated, stop_requests
 from rayfl.commits import CommitStore
+from rayfl.errors import StopSignal
 from rayfl.storage import Storage
 from tests.cluster.experiments import assert_same, outcome, small_experiment
 
@@ -58,6 +59,7 @@ def test_a_signal_ends_the_run_after_its_round_with_everything_committed(
         rayfl.run(config, callbacks=[listener])
     assert listener.committed == committed(tmp_path / "pieces") == 2
     assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers
+    assert isinstance(stop.value, StopSignal)
     if isinstance(stop.value, SystemExit):
         assert stop.value.code == 143
     rayfl.run(config)

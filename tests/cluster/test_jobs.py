@@ -107,6 +107,39 @@ def test_the_job_carries_the_whole_configuration(tmp_path: Path) -> None:
         send(FakeClient(), config, working_dir=tmp_path / "nowhere")
 
 
+METHOD = "from algorithms.fedavg import FedAvg\n\nclass Mine(FedAvg):\n    name: str = 'mine'\n"
+
+
+def test_a_module_of_the_users_own_is_sent_along_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = tmp_path / "code"
+    (code / "sent_pack").mkdir(parents=True)
+    (code / "sent_pack" / "__init__.py").write_text("")
+    for file in ("sent_module.py", "sent_pack/inner.py"):
+        (code / file).write_text(METHOD)
+    monkeypatch.syspath_prepend(str(code))
+    for name in ("sent_module:Mine", "sent_pack.inner:Mine"):
+        config = experiment(tmp_path, algorithm=name)
+        message = rf"algorithm.name: '{name}': .*is not sent along.*add --working-dir {code}, or .*--env PYTHONPATH"
+        with pytest.raises(ConfigError, match=message):
+            send(FakeClient(), config)
+        with pytest.raises(ConfigError, match=f"is not in --working-dir {tmp_path}"):
+            send(FakeClient(), config, working_dir=tmp_path)
+        assert send(FakeClient(), config, working_dir=code)
+        assert send(FakeClient(), config, environment={"PYTHONPATH": "/shared/code"})
+
+
+def test_models_and_data_of_the_users_own_are_looked_for_too(tmp_path: Path) -> None:
+    for field, value in (
+        ("dataset.function", {"dataset": "tests.data.own_data:whole", "partition": {"name": "natural"}}),
+        ("model.factory", {"model": {"name": "tests.models.own_models:plain", "head": "2"}}),
+    ):
+        with pytest.raises(ConfigError, match=rf"{field}: 'tests\..*own_\w+\.py\) is not sent along"):
+            send(FakeClient(), experiment(tmp_path, **value))
+        assert send(FakeClient(), experiment(tmp_path, **value), working_dir=Path(__file__).parents[2])
+    only_there = {"model": {"name": "nowhere.at_all:plain", "head": "2"}}
+    assert send(FakeClient(), experiment(tmp_path, **only_there))
+
+
 def test_the_shell_passes_the_configuration_on_unchanged(tmp_path: Path) -> None:
     client = FakeClient()
     config = experiment(tmp_path / "it's $HOME `x` \\ folder")

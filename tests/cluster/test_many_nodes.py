@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ray.cluster_utils import Cluster
 import rayfl
 from cluster.session import _loopback
 from tests.cluster.experiments import assert_same, outcome, small_experiment
-from tests.cluster.many_nodes_running import PATIENCE_S, Running, long_rounds
+from tests.cluster.many_nodes_running import PATIENCE_S, Running, logical_gpus, long_rounds
 
 Start = Callable[..., Running]
 ADDRESS = "127.0.0.1"
@@ -38,7 +39,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 def add(cluster: Cluster, **resources: float) -> Any:
     """A node that has joined."""
-    return cluster.add_node(node_ip_address=ADDRESS, **resources)
+    with logical_gpus() if "num_gpus" in resources else nullcontext():
+        return cluster.add_node(node_ip_address=ADDRESS, **resources)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from ray.cluster_utils import Cluster
 import rayfl
 from cluster.session import _loopback
 from tests.cluster.experiments import assert_same, outcome, small_experiment
-from tests.cluster.many_nodes_running import Running
+from tests.cluster.many_nodes_running import Running, logical_gpus
 
 ADDRESS = "127.0.0.1"
 
@@ -30,7 +30,8 @@ def test_gpus_are_measured_and_shared_by_as_many_actors_as_the_round_has_work_fo
         nodes = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
-            nodes.add_node(node_ip_address=ADDRESS, num_cpus=4, num_gpus=1)
+            with logical_gpus():
+                nodes.add_node(node_ip_address=ADDRESS, num_cpus=4, num_gpus=1)
         running = Running(tmp_path, nodes.address, config, "logical")
         try:
             hosts = running.wait_for("after-0")

@@ -34,7 +34,8 @@ MEASURED = st.builds(
     step_s=st.just(0.1),
     client_bytes=st.integers(1, 4 * GIB),
     base_bytes=st.integers(0, 2 * GIB),
-    held_bytes=st.integers(0, GIB),
+    held_bytes=st.integers(0, 40 * GIB),
+    divides=st.booleans(),
     device_free_bytes=st.integers(0, 80 * GIB),
     device_total_bytes=st.just(80 * GIB),
 )
@@ -106,12 +107,12 @@ def test_what_is_planned_fits(measured: Measured, cpus: int, gpus: int, m: int) 
     usable = measured.device_free_bytes * 9 // 10
     assert k == actors_on_a_gpu([measured], 1.0, nodes, m)
     assert k >= 1
-    assert k == 1 or (k * actor_bytes(measured, 1) <= usable and k <= cpus / gpus and (k - 1) * gpus < m)
+    assert k == 1 or (k * actor_bytes(measured, 1, k) <= usable and k <= cpus / gpus and (k - 1) * gpus < m)
     if k < min(cpus // gpus, -(-m // gpus)):
-        assert (k + 1) * actor_bytes(measured, 1) > usable
+        assert (k + 1) * actor_bytes(measured, 1, k + 1) > usable - k - 1
     width = clients_at_a_time(measured, k)
-    assert width == 1 or k * actor_bytes(measured, width) <= usable
-    assert k * actor_bytes(measured, width + 1) > usable - k
+    assert width == 1 or k * actor_bytes(measured, width, k) <= usable
+    assert k * actor_bytes(measured, width + 1, k) > usable - k
 
 
 @given(measured=MEASURED, width=st.sampled_from(["auto", 32]), share=st.sampled_from(["auto", 1, 4]))
@@ -126,6 +127,25 @@ def test_a_plan_is_a_function_of_what_was_measured(measured: Measured, width: An
     assert plan(config, measured) == first
     again = plan(first.config, measured)
     assert (again.options, again.config) == (first.options, first.config)
+
+
+def test_samples_have_a_part_of_the_gpu_that_its_actors_divide() -> None:
+    many = replace(STACKED, held_bytes=150 * GIB, divides=True)
+    for per_gpu, width in ((1, 23), (2, 11), (4, 5)):
+        found = plan(experiment("auto", actors_per_gpu=per_gpu), many, m=200)
+        assert found.config.engine.width == width
+        assert found.config.cluster.data_memory == 12 * GIB // per_gpu  # 30 % of 40 GiB
+        assert not found.warnings
+    few = plan(experiment("auto"), replace(many, held_bytes=GIB), m=200)
+    assert (few.config.engine.width, few.config.cluster.data_memory) == (34, 12 * GIB)
+    looped = plan(experiment(actors_per_gpu="auto"), replace(many, vectorized=False), cpus=99, m=100)
+    assert looped.options.per_gpu == 12  # (36 - 12) GiB by 2 GiB
+    assert looped.config.cluster.data_memory == GIB
+    little = plan(experiment("auto"), many, replace(many, device_free_bytes=20 * GIB))
+    assert little.config.cluster.data_memory == 6 * GIB
+    given = plan(experiment(data_memory=3 * GIB), replace(STACKED, held_bytes=3 * GIB))
+    assert given.config.cluster.data_memory == 3 * GIB
+    assert plan(experiment("auto", "vectorized"), ON_CPU, gpus=0).config.cluster.data_memory == "auto"
 
 
 def test_what_cannot_fit_is_refused_with_numbers() -> None:

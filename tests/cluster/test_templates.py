@@ -287,10 +287,38 @@ def test_a_file_that_starts_no_run_takes_none() -> None:
 
 def test_the_command_prints_or_writes(tmp_path: Path) -> None:
     assert [kind.value for kind in Kind] == list(KINDS)
-    run = ["cluster", "template", "kuberay", "mnist", "train.rounds=7", "--nodes", "2"]
+    run = ["cluster", "template", "kuberay", "mnist-pathological", "train.rounds=7", "--nodes", "2"]
     printed = CliRunner().invoke(app, run, catch_exceptions=False)
     assert printed.exit_code == 0
-    assert yaml.safe_load(printed.output)["spec"]["entrypoint"].startswith("rayfl run mnist train.rounds=7 ")
+    command = yaml.safe_load(printed.output)["spec"]["entrypoint"]
+    assert command.startswith("rayfl run mnist-pathological train.rounds=7 ")
     target = tmp_path / "new" / "job.yaml"
     assert CliRunner().invoke(app, [*run, "--out", str(target)], catch_exceptions=False).exit_code == 0
     assert target.read_text() == printed.output
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (["nonsense"], "'nonsense' is neither a file nor a preset"),
+        (["quickstart", "train.round=5"], r"train.round: unknown \(did you mean 'rounds'\?\)"),
+        (["train.lr=1e400"], "train.lr: must be a finite number"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["kuberay", "slurm"])
+def test_the_run_in_a_file_is_validated_before_it_is_written(
+    kind: str, run: list[str], message: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "file"
+    with pytest.raises(ConfigError, match=message):
+        CliRunner().invoke(app, ["cluster", "template", kind, *run, "--out", str(target)], catch_exceptions=False)
+    assert not target.exists()
+
+
+def test_of_a_configuration_in_a_file_it_is_said_that_the_cluster_reads_it(tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text("dataset: digits\nmodel: two_nn\nalgorithm: fedavg\npartition: {name: iid, num_clients: 4}\n")
+    done = CliRunner().invoke(app, ["cluster", "template", "slurm", str(config)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert f"rayfl run {config}" in done.stdout
+    assert "is read where the run starts" in done.stderr.replace("\n", " ")

@@ -52,6 +52,8 @@ EFFECTS = {
     "storage.commit_every": "tests/cluster/test_client_policy.py::"
     "test_a_client_that_fails_after_it_has_contributed_takes_no_part_either",
     "storage.keep_commits": "tests/config/test_every_option.py::test_keep_commits_and_commit_every",
+    "storage.copies": "tests/cluster/test_copies.py::test_every_file_is_there_twice_and_shares_no_bits",
+    "storage.copies_path": "tests/cluster/test_copies.py::test_a_lost_disk_costs_nothing",
     "storage.lease_timeout_s": "tests/cluster/test_two_drivers.py::"
     "test_a_driver_on_another_machine_has_until_its_lease_expires",
     "tracking.tensorboard": "tests/config/test_every_option.py::test_tensorboard",
@@ -148,11 +150,6 @@ def reads() -> dict[str, set[Path]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 found.setdefault(node.attr, set()).add(path)
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_bytes":
-                # actors/building.py reads two options of the cluster by their names
-                for argument in node.args:
-                    if isinstance(argument, ast.Constant):
-                        found.setdefault(str(argument.value), set()).add(path)
     return found
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,9 +138,46 @@ def test_the_fingerprint_covers_what_changes_results_and_nothing_else() -> None:
         "algorithm=scaffold",
         "evaluation.every=3",
         "engine.mode=looped",
-        "engine.kernel=fast",
+        "engine.precision=bfloat16",
     ]
     assert load_config(Experiment, MINIMAL, same).fingerprint() == base.fingerprint()
     for override in other:
         assert load_config(Experiment, MINIMAL, [override]).fingerprint() != base.fingerprint()
     assert load_config(Experiment, MINIMAL, ["seed=1"]).run_name != base.run_name
+
+
+INFINITE = {
+    "train.lr": ["1e400", "'1e400'", ".inf", "-.inf"],
+    "train.max_grad_norm": [".inf"],
+    "clients.deadline_s": [".inf", "1e999"],
+    "cluster.startup_timeout_s": [".inf"],
+    "storage.lease_timeout_s": [".inf"],
+    "algorithm": ["{name: fedprox, proximal_weight: .inf}"],
+    "partition": ["{name: dirichlet, num_clients: 3, alpha: .inf}"],
+    "system": ["{name: sampled, deadline_s: .inf}"],
+}
+
+
+@pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in INFINITE.items() for value in values])
+def test_numbers_are_finite(path: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(Experiment, "quickstart", [f"{path}={value}"])
+    assert re.search(rf"  {path}[\w.]*: (must be a finite number|should be) .*\(got -?inf\)", str(caught.value))
+
+
+def test_what_is_no_number_is_refused_everywhere() -> None:
+    """All numbers of a configuration, its method and its sections, whatever their fields allow."""
+    content = load_config(Experiment, "quickstart", ["algorithm=superfed"]).model_dump(mode="json")
+    floats = {path: value for path, value in flat(content).items() if isinstance(value, float)}
+    assert len(floats) > 10
+    for path in floats:
+        for value in (float("nan"), float("inf")):
+            with pytest.raises(ConfigError, match=re.escape(path)):
+                load_config(Experiment, content, {path: value})
+
+
+def flat(content: Any, place: str = "") -> dict[str, Any]:
+    """Values by dotted path."""
+    if not isinstance(content, dict):
+        return {place: content}
+    return {path: value for key in content for path, value in flat(content[key], f"{place}.{key}".lstrip(".")).items()}

@@ -109,3 +109,13 @@ def test_leaf_s_own_files(tmp_path: Path) -> None:
     record = read_record(report.destination)
     assert record is not None and len(record.files) == 20
     assert verify(report.destination) == ([], [])
+
+
+def test_a_file_that_is_no_record_is_not_deleted(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "leaf", document(ann=entry(1, 2), bob=entry(3, first=9)))
+    mine = tmp_path / "femnist.parquet.json"
+    mine.write_text('{"notes": "mine"}')
+    with pytest.raises(DataError, match=r"femnist\.parquet\.json is no record of rayfl's"):
+        import_leaf("femnist", source, tmp_path / "femnist.parquet")
+    assert mine.read_text() == '{"notes": "mine"}'
+    assert not (tmp_path / "femnist.parquet").exists()

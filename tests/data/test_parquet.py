@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +235,7 @@ Image.new("RGB", (2, 2)).save(OTHER, "PNG")
         ({"x": [[1.0, 2.0], [3.0]]}, {}, "column 'x', row 1 has 1 values, but row 0 has 2"),
         ({"x": [[1.0, 2.0], None]}, {}, "column 'x', row 1 is null"),
         ({"x": [[1.0, 2.0], [3.0, None]]}, {}, "column 'x', row 1 has a null among its values"),
-        ({"x": [[1.0, 2.0], [3.0, float("inf")]]}, {}, "column 'x', row 1 holds a value that is not finite"),
+        ({"x": [[1.0, 2.0], [3.0, float("inf")]]}, {}, r"column 'x', row 1 \(client 'b'\) holds a value that"),
         ({"x": [[1.0, 2.0], [3.0, 4.0]]}, {"shape": (3,)}, r"dataset.shape is \[3\], 3 values, but .* have 2"),
         ({"x": ["a", "b"]}, {}, "the column 'x' has the type string; inputs are"),
         ({"x": [b"12", b"123"]}, {"shape": (2,)}, "column 'x', row 1 has 3 bytes, but row 0 has 2"),
@@ -317,3 +319,37 @@ def test_mnist_by_writer_or_pooled() -> None:
     dataset = clients_of({"path": str(path), "shape": [1, 28, 28], "part": "test"})
     assert dataset.num_clients == 297 and dataset.sizes()[:, 2].min() > 0
     assert len(pooled(path, shape=(1, 28, 28), client="none").y) == 10_000
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A PNG that says it is that large, with its pixels missing: nobody gets so far as to unpack them."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("side", [9_500, 14_000, 50_000])
+def test_an_image_that_unpacks_to_more_than_a_memory_holds_is_named(tmp_path: Path, side: int) -> None:
+    """Around Pillow's limit, twice that, and far above."""
+    small = io.BytesIO()
+    Image.fromarray(PIXELS[0, 0]).save(small, "PNG")
+    path = write(tmp_path / "f.parquet", {"image": [small.getvalue(), png_of(side, side)], "label": [0, 1]})
+    started = time.monotonic()
+    with pytest.raises(
+        DataError, match=r"f\.parquet: column 'image', row 1: the image unpacks to more than the [\d,]+"
+    ):
+        ParquetSource(path=path).open()
+    assert time.monotonic() - started < 30
+
+
+def test_images_that_do_not_fit_together_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("rayfl.data.images.np.empty", full)
+    path = write(tmp_path / "f.parquet", {"image": [png_of(9000, 9000)] * 50, "label": [0, 1] * 25})
+    with pytest.raises(DataError, match=r"row 0: 50 images of 9000 x 9000 pixels do not fit into memory \(4 GiB\)"):
+        ParquetSource(path=path).open()

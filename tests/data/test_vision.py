@@ -63,6 +63,11 @@ def test_a_missing_folder_is_named_with_the_way_to_fill_it(tmp_path):
         MnistSource(root=root).open()
     assert str(root / "MNIST" / "raw") in str(caught.value)
     assert f"`rayfl data prepare mnist --root {root}`" in str(caught.value)
+    assert "download=True" not in str(caught.value)
+    (root / "MNIST" / "raw").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"Dataset not found.*delete that folder first") as caught:
+        MnistSource(root=root).open()
+    assert "download=True" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

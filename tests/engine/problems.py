@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,17 @@ from torch import Tensor, nn
 
 from rayfl.data.federated import Examples, InputSpec
 from rayfl.engine.batches import num_steps, plan_batches
-from rayfl.engine.optimizers import Rule
+from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.optimizers import Kept, Rule
 from rayfl.engine.requests import TrainRequest
-from rayfl.models.base import ClassificationModel
+from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Task
+from rayfl.tasks import Batch, Classification, Task
+from tests.toys import TwoLayers
 
 CPU = torch.device("cpu")
+VECTOR = InputSpec("image", (6,), 4)
+NETWORK = Network(lambda: TwoLayers(6, 9, 4))
 
 
 class SmallCNN(ClassificationModel):
@@ -148,3 +153,31 @@ def request(
     plan = plan_batches(len(data), batch_size, steps, np.random.default_rng(client))
     rule = Rule(lr, momentum=momentum, weight_decay=weight_decay)
     return TrainRequest(client, data, trainable, frozen, objective, draws, plan, rule, seed=1000 + client)
+
+
+def updates(count: int = 6, device: torch.device = CPU, **options: Any) -> list[TrainRequest]:
+    """Local updates of clients of several sizes, with momenta that they keep."""
+    made = []
+    for k in range(count):
+        data = examples(12 + 5 * k, VECTOR, k)
+        data = Examples(data.x.to(device), data.y.to(device))
+        made.append(replace(request(data, NETWORK.initialize(k), client=k, **options), kept=Kept()))
+    return made
+
+
+def slots_of(update: TrainRequest) -> dict[str, Tensor]:
+    """What the optimizer has kept of an update, by slot and path."""
+    assert update.kept is not None
+    return {f"{slot}/{path}": leaf for slot, kept in update.kept.slots.items() for path, leaf in kept.items()}
+
+
+def engine_of(mode: str, device: torch.device = CPU, width: int = 32) -> Engine:
+    """An engine for :data:`NETWORK`."""
+    return Engine(Classification(NETWORK), device, EngineConfig(mode=mode, width=width))  # type: ignore[arg-type]
+
+
+def with_label(wrong: int, client: int, requests: list[TrainRequest]) -> list[TrainRequest]:
+    """The same updates, all labels of one client replaced."""
+    data = requests[client].examples
+    spoilt = replace(requests[client], examples=Examples(data.x, torch.full_like(data.y, wrong)))
+    return [*requests[:client], spoilt, *requests[client + 1 :]]

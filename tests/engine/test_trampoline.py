@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rayfl.engine.trampoline import Ask, run_procedures
+from rayfl.errors import ExitError, StopSignal
 
 
 class Squares:
@@ -101,12 +102,34 @@ def test_cleaning_up_runs_when_an_error_is_thrown_in() -> None:
     assert closed == [True]
 
 
-def test_an_interrupt_is_not_a_result() -> None:
-    async def interrupted() -> None:
-        raise KeyboardInterrupt
+class Stopped(StopSignal, KeyboardInterrupt):
+    """What a handler of Ctrl-C raises."""
 
-    with pytest.raises(KeyboardInterrupt):
+
+def test_a_signal_is_not_a_result() -> None:
+    async def interrupted() -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
         run_procedures({0: interrupted()}, Squares())
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit("x"), BaseException("x")])
+def test_what_would_end_the_process_is_the_procedures_failure(error: BaseException) -> None:
+    async def exits() -> None:
+        raise error
+
+    results = run_procedures({0: exits(), 1: twice(1)}, Squares())
+    assert isinstance(results[0], ExitError)
+    assert str(results[0]) == f"{type(error).__name__}({error}) would end the whole process: raise an Exception"
+    assert results[1] == 1
+
+
+def test_whose_code_runs_is_told_before_it_does() -> None:
+    told: list[Sequence[int]] = []
+    run_procedures({0: twice(1), 1: twice(2)}, Squares(), told.append)
+    assert told[:3] == [(0,), (1,), (0, 1)]
+    assert told[3:5] == [(0,), (1,)]
 
 
 def test_nothing_to_run() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
+from torch.nn.modules import rnn
 
 from rayfl.data.federated import InputSpec
 from rayfl.errors import ModelError
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, ModelConfig, TwoCNN, TwoNN
+from rayfl.params import Layout
+from tests.elsewhere import PRETENDED, elsewhere
 
 torch.set_num_threads(1)
 
@@ -374,3 +379,50 @@ def test_configurations_are_told_apart_by_name() -> None:
     for wrong in ({"name": "three_nn"}, {"name": "two_nn", "hidden": []}, {"name": "two_cnn", "depth": 3}):
         with pytest.raises(ValidationError):
             adapter.validate_python(wrong)
+
+
+@PRETENDED
+@pytest.mark.parametrize(
+    "network",
+    [CharLSTM(hidden=6, layers=3, biases=biases).network(SMALL_TEXT) for biases in (0, 1, 2)]
+    + [Network(Bidirectional)],
+    ids=["no bias", "one bias", "two biases", "bidirectional"],
+)
+def test_recurrent_weights_lie_on_a_gpu_as_cudnn_reads_them(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[Tensor]] = []
+    lstm = rnn._VF.lstm
+
+    def noting(x: Tensor, state: object, weights: list[Tensor], *rest: object) -> object:
+        given.append(weights)
+        return lstm(x, state, weights, *rest)
+
+    monkeypatch.setattr(rnn._VF, "lstm", noting)
+    x = torch.zeros(2, 5, dtype=torch.int64) if "embedding.weight" in network.parameter_names else torch.rand(2, 5, 3)
+    with elsewhere() as device:
+        flat = Layout.of(network.initialize(0)).pack(network.initialize(0), device)
+        tree = Layout.of(network.initialize(0)).views(flat)
+        found = network.logits(tree, x.to(device)).cpu()
+        (weights,) = given
+        block = weights[0].here.untyped_storage()  # type: ignore[attr-defined]
+        end = 0
+        for weight in sorted(weights, key=lambda one: one.dim() == 1):  # matrices before biases
+            here = weight.here  # type: ignore[attr-defined]
+            assert here.untyped_storage().data_ptr() == block.data_ptr()
+            assert here.storage_offset() == end
+            assert here.is_contiguous()
+            end += here.numel()
+        assert block.nbytes() == 4 * end
+    torch.testing.assert_close(found, network.logits(network.initialize(0), x))
+
+
+def test_a_network_lets_go_of_the_last_tree() -> None:
+    for config, spec in SMALL:
+        network = config.network(spec)
+        tree = network.initialize(0)
+        x = torch.zeros(2, *spec.shape, dtype=torch.int64 if spec.kind == "tokens" else torch.float32)
+        before = network.logits(tree, x)
+        held = [weakref.ref(tensor) for tensor in tree.values()]
+        network.release()
+        del tree
+        assert not any(one() is not None for one in held)
+        assert torch.equal(network.logits(network.initialize(0), x), before)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rayfl.errors import ConfigError
 from rayfl.plots.phases import second_phase
 from rayfl.plots.series import fields_that_differ, need_same_but, over_seeds, series_of
-from rayfl.plots.style import COLOURS, colour, marker
+from rayfl.plots.style import COLOURS, TAU, colour, marker
 from tests.plots.conftest import Runs
 
 
@@ -32,7 +32,7 @@ def test_other_fields_are_named(made: Runs) -> None:
 
 
 def test_second_phases(made: Runs) -> None:
-    assert second_phase(made("floco").config) == (2, r"$\tau$")
+    assert second_phase(made("floco").config) == (2, TAU)
     assert second_phase(made("superfed-mm", **{"algorithm.start": 0.5}).config) == (1, "L")
     assert second_phase(made("fedavg").config) is None
 

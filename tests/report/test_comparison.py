@@ -17,6 +17,7 @@ from rayfl.report.comparison import compare
 from rayfl.report.grouping import config_table, group_runs
 from rayfl.report.loading import Run, load_run, load_runs
 from rayfl.report.rows import RowKey, final_rows, own_key
+from rayfl.report.several import comparison_table
 
 Copied = Callable[..., Path]
 NAMES = ("fedavg-0", "fedavg-1", "superfed-mm-0", "superfed-mm-1")
@@ -58,16 +59,31 @@ def test_seeds_are_grouped_and_averaged(runs: list[Run]) -> None:
     line = next(line for line in comparison.lines if (line.method, line.key) == ("fedavg", RowKey("global")))
     values = [100 * final_rows(run)[RowKey("global")]["top1"] for run in runs[:2]]
     assert line.cells["top1"].mean == pytest.approx(sum(values) / 2)
-    assert line.cells["top1"].spread == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
-    assert line.over == "2 seeds"
+    assert line.cells["top1"].over_seeds == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert line.seeds == 2
     assert line.own and line.eligible
 
 
-def test_with_one_seed_the_spread_is_over_clients(runs: list[Run]) -> None:
-    line = compare([runs[0], runs[2]]).lines[0]
-    row = final_rows(runs[0])[line.key]
-    assert (line.over, line.cells["top1"].spread) == ("5 clients", pytest.approx(100 * row["top1_std"]))
-    assert line.cells["top1_worst5"].spread is None
+def test_what_is_over_clients_is_never_in_the_column_of_what_is_over_seeds(runs: list[Run]) -> None:
+    alone = compare([runs[0], runs[2]]).lines[0]
+    row = final_rows(runs[0])[alone.key]
+    assert (alone.cells["top1"].over_clients, alone.cells["top1"].over_seeds) == (
+        pytest.approx(100 * row["top1_std"]),
+        None,
+    )
+    assert alone.cells["top1_worst5"].over_clients is None
+    seeds = [final_rows(run)[alone.key] for run in runs[:2]]
+    both = compare(runs).lines[0]
+    assert both.cells["top1"].over_clients == pytest.approx(50 * sum(row["top1_std"] for row in seeds))
+    # One group of two seeds and one of a single one: the columns stay apart.
+    mixed = comparison_table(compare(runs[:3]))
+    headings = [column.heading for column in mixed.columns]
+    cells = {cells[0].text: dict(zip(headings, (c.text for c in cells), strict=True)) for cells in mixed.rows}
+    assert len(set(headings)) == len(headings)
+    assert cells["superfed"]["accuracy +- seeds"] == "-" != cells["fedavg"]["accuracy +- seeds"]
+    for method in ("fedavg", "superfed"):
+        assert float(cells[method]["accuracy +- clients"]) > 0
+    assert not any("+-" in text for row in cells.values() for text in row.values())
 
 
 def test_what_was_chosen_on_test_data_is_marked_and_never_best(runs: list[Run]) -> None:

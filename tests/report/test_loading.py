@@ -7,14 +7,18 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from algorithms.registry import METHODS
-from rayfl.errors import DamageError, RunError
+from rayfl.errors import ConfigError, DamageError, RunError
+from rayfl.report.comparison import compare
 from rayfl.report.loading import load_run, load_runs
-from rayfl.report.rows import RowKey, final_rows, own_key, wall_seconds
+from rayfl.report.rows import RowKey, final_rows, lacking, own_key, wall_seconds
+from rayfl.table_schemas import PARTITION_KEY, TABLES
+from tests.report.documents import Document, rendered
 
 Copied = Callable[..., Path]
 
@@ -112,15 +116,57 @@ def test_an_unfinished_run(copied: Copied) -> None:
     assert next(iter(final_rows(loaded).values()))["round"] == 4
 
 
-def test_a_method_of_ones_own_is_not_imported(copied: Copied) -> None:
-    run = copied("fedavg-0")
-    change(run, algorithm={"name": "trap:Trap"})
-    loaded = load_run(str(run), METHODS)
-    assert own_key(loaded) == RowKey("finetuned")
-    assert any("method of one's own" in note for note in loaded.notes)
-    swept = copied("superfed-mm-0")
-    change(swept, algorithm={"name": "trap:Trap"})
+def of_an_older_rayfl(run: Path) -> None:
+    """Takes from the tables what they have not said from the beginning."""
+    for name in TABLES:
+        table = pq.read_table(run / f"{name}.parquet")
+        metadata = {PARTITION_KEY: table.schema.metadata[PARTITION_KEY]}
+        pq.write_table(table.replace_schema_metadata(metadata), run / f"{name}.parquet")
+
+
+def test_the_personalized_model_of_a_method_of_ones_own_is_on_record(copied: Copied) -> None:
+    run, swept = copied("fedavg-0"), copied("superfed-mm-0")
+    for folder in (run, swept):
+        change(folder, algorithm={"name": "trap:Trap"})
+    assert own_key(load_run(str(run), METHODS)) == RowKey("global")
     assert own_key(load_run(str(swept), METHODS)) == RowKey("lambda=best", "validation")
+
+
+def test_in_older_runs_of_a_method_of_ones_own_the_row_is_named_and_never_guessed(copied: Copied) -> None:
+    run, swept, known = copied("fedavg-0"), copied("superfed-mm-0"), copied("superfed-mm-1")
+    for folder in (run, swept, known):
+        of_an_older_rayfl(folder)
+    for folder in (run, swept):
+        change(folder, algorithm={"name": "trap:Trap"})
+    assert own_key(load_run(str(known), METHODS)) == RowKey("lambda=best", "validation")
+    # Only a method that sweeps has rows that were chosen.
+    assert own_key(load_run(str(swept), METHODS)) == RowKey("lambda=best", "validation")
+    with pytest.raises(RunError, match=r"trap:Trap, a method of your own.*--model NAME.*there are: global, finetuned$"):
+        load_run(str(run), METHODS)
+    with pytest.raises(RunError, match="there are: global, finetuned"):
+        load_run(str(run), METHODS, ["memory"])
+    loaded = load_run(str(run), METHODS, ["finetuned"])
+    assert (own_key(loaded), loaded.num_clients) == (RowKey("finetuned"), 5)
+    assert load_runs([str(run), str(known)], METHODS, ["finetuned"])[0].own.model == "finetuned"
+    with pytest.raises(ConfigError, match=r"--model finetuned: every run says itself"):
+        load_runs([str(known)], METHODS, ["finetuned"])
+
+
+def test_no_other_row_stands_in_for_the_personalized_model(copied: Copied) -> None:
+    run = copied("superfed-mm-0")
+    for name in ("rounds", "calibration"):
+        table = pq.read_table(run / f"{name}.parquet")
+        pq.write_table(table.filter(pc.field("model") != "lambda=best"), run / f"{name}.parquet")
+    loaded = load_run(str(run), METHODS)
+    assert own_key(loaded) is None
+    assert "no lambda that was chosen on validation data" in lacking(loaded)
+    comparison = compare([loaded, load_run(str(copied("fedavg-0")), METHODS)])
+    assert not any(line.own for line in comparison.lines if line.method == "superfed")
+    assert comparison.clients == []
+    assert [note for note in comparison.notes if "is in no test and in no curve" in note]
+    page = Document(rendered(run))
+    assert "No number here is that of the method's personalized model" in page.text
+    assert "by accuracy of global" in page.text
 
 
 def test_credentials_in_the_folders_address_are_not_kept(copied: Copied) -> None:

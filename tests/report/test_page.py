@@ -15,14 +15,17 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 from algorithms.registry import METHODS
 from rayfl.cli import app, main
+from rayfl.report.comparison import compare
 from rayfl.report.drawing import save, styled
-from rayfl.report.loading import load_run
+from rayfl.report.loading import load_run, load_runs
 from rayfl.report.process import phases
 from rayfl.report.rows import RowKey, final_rows, own_key
+from rayfl.report.several import terminal_table
 from tests.report.documents import Document, rendered
 
 Copied = Callable[..., Path]
@@ -122,8 +125,9 @@ def test_the_summary_is_that_of_the_run(single: Path, finished: Path) -> None:
     rows = document(single).tables["summary-table"][1:]
     assert len(rows) == len(final_rows(run))
     for cells, row in zip(rows, final_rows(run).values(), strict=True):
-        assert cells[1] == f"{100 * row['top1']:.2f} +- {100 * row['top1_std']:.2f}"
-        assert cells[2] == f"{100 * row['top1_worst5']:.2f}"
+        assert cells[1] == "5"
+        assert cells[2] == f"{100 * row['top1']:.2f} +- {100 * row['top1_std']:.2f}"
+        assert cells[3] == f"{100 * row['top1_worst5']:.2f}"
         assert cells[0].endswith("*") == ("test" in row["selected_on"])
     assert "* chosen on test data" in document(single).text
 
@@ -171,9 +175,12 @@ def test_configuration_environment_and_commands_are_there(single: Path, finished
 def test_methods_are_side_by_side(several: Path) -> None:
     page = document(several)
     rows = page.tables["comparison-table"]
-    assert rows[0][:4] == ["method", "model", "+- over", "accuracy %"]
+    assert rows[0][:7] == [
+        *("method", "model", "clients", "seeds"),
+        *("accuracy %", "accuracy +- clients", "accuracy +- seeds"),
+    ]
     assert {row[0] for row in rows[1:]} == {"fedavg", "superfed"}
-    assert {row[2] for row in rows[1:]} == {"2 seeds"}
+    assert {(row[2], row[3]) for row in rows[1:]} == {("5", "2")}
     assert any("(best)" in cell for row in rows[1:] for cell in row)
     assert not any("(best)" in cell for row in rows[1:] if row[1].endswith("*") for cell in row)
     assert page.tables["clients-test"][1][:2] == ["fedavg", "superfed"]
@@ -251,8 +258,24 @@ def test_bins_that_were_never_recorded_are_said_to_be_missing(copied: Copied) ->
 
 def test_compare_prints_the_table(finished: Path) -> None:
     text = command("compare", *(str(finished / f"{method}-0") for method in ("fedavg", "superfed-mm")))
-    for part in ("Methods side by side", "5 clients", "^ best of the column", "* chosen on test data", "Paired over"):
+    for part in ("Methods side by side", "+- clients", "^ best of the column", "* chosen on test data", "Paired over"):
         assert part in text
+
+
+def test_the_table_of_compare_has_room_in_80_columns(finished: Path) -> None:
+    runs = load_runs([str(run) for run in sorted(finished.iterdir())], METHODS)
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(terminal_table(compare(runs)))
+    lines = captured.get().splitlines()
+    assert lines[2].split() == ["method", "model", "clients", "seeds", "acc.", "+-", "+-", "worst", "ECE"]
+    assert lines[3].split() == ["%", "clients", "seeds", "5", "%"]
+    first = compare(runs).lines[0].cells
+    numbers = (first["top1"].mean, first["top1"].over_clients, first["top1"].over_seeds, first["top1_worst5"].mean)
+    words = lines[5].split()
+    assert words[:2] == ["fedavg", "global"]
+    assert words[-7:] == ["5", "2", *(f"{number:.2f}" for number in numbers), f"{first['ece'].mean:.3f}"]
+    assert "…" not in captured.get()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from rayfl.errors import ConfigError
 from rayfl.reproduction.comparison import compare, rank_agreement
 from rayfl.reproduction.output import COMPARISON_SCHEMA, as_arrow, as_markdown
 from rayfl.reproduction.tables import Reproduction, plan_reproduction, select_tables
-from rayfl.table_schemas import METRICS, ROUNDS_SCHEMA
+from rayfl.table_schemas import CLIENTS_KEY, METRICS, ROUNDS_SCHEMA
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -23,11 +23,11 @@ def summary(model: str, round: int, top1: float, std: float = 0.1, selected_on: 
     row: dict[str, Any] = dict.fromkeys(ROUNDS_SCHEMA.names) | dict.fromkeys(METRICS, 0.0)
     place = {"round": round, "split": "test", "cohort": "all", "phase": "received", "model": model}
     row |= {**place, "selected_on": selected_on, "choice": "lambda=0.5" if selected_on else ""}
-    return {**row, "top1": top1, "top1_std": std, "pooled_top1": top1 / 2}
+    return {**row, "top1": top1, "top1_std": std, "pooled_top1": top1 / 2, "clients": 3}
 
 
 def results(*rows: dict[str, Any]) -> pa.Table:
-    return pa.Table.from_pylist(list(rows), schema=ROUNDS_SCHEMA)
+    return pa.Table.from_pylist(list(rows), schema=ROUNDS_SCHEMA.with_metadata({CLIENTS_KEY: b"4"}))
 
 
 MODELS = results(
@@ -43,7 +43,8 @@ MODELS = results(
 def test_each_method_is_compared_by_its_own_row_in_the_papers_unit() -> None:
     planned = plan()
     fedavg, tuned, superfed = compare(planned, dict.fromkeys(planned.runs, MODELS))
-    assert (fedavg.ours, fedavg.ours_std, fedavg.std_over) == (pytest.approx(40), pytest.approx(10), "clients")
+    assert (fedavg.ours, fedavg.ours_std_over_clients) == (pytest.approx(40), pytest.approx(10))
+    assert (fedavg.ours_std_over_seeds, fedavg.paper_std_over) == (None, "clients")
     assert (fedavg.difference, fedavg.within, fedavg.status) == (pytest.approx(-10), True, "caution")
     assert (tuned.ours, tuned.within) == (pytest.approx(70), False)
     assert (superfed.ours, superfed.within, superfed.choice) == (pytest.approx(80), None, "lambda=0.5")
@@ -56,9 +57,12 @@ def test_seeds_are_averaged_and_runs_that_are_missing_leave_a_gap() -> None:
     first = next(iter(finished))
     finished[first] = results(summary("global", 4, 0.6, 0.3))
     fedavg, tuned = compare(planned, finished)
-    assert (fedavg.seeds, fedavg.ours, fedavg.ours_std) == (2, pytest.approx(50), pytest.approx(20))
+    assert (fedavg.seeds, fedavg.ours, fedavg.ours_std_over_clients) == (2, pytest.approx(50), pytest.approx(20))
+    assert fedavg.ours_std_over_seeds == pytest.approx(20 / 2**0.5)
     assert (tuned.seeds, tuned.ours, tuned.difference, tuned.within) == (0, None, None, None)
-    assert "| fedavg_ft | not run | 60.00 +- 0.00 |  |  | yes |" in as_markdown(planned, [fedavg, tuned])
+    text = as_markdown(planned, [fedavg, tuned])
+    assert "| fedavg_ft | not run |  |  |  | 60.00 | 0.00 |  |  | yes |" in text
+    assert "| fedavg | 50.00 | 20.00 | 14.14 | 3 of 4 | 50.00 | 50.00 |" in text
 
 
 def test_a_window_of_rounds_is_averaged_or_the_last_before_it_taken() -> None:
@@ -71,7 +75,7 @@ def test_a_window_of_rounds_is_averaged_or_the_last_before_it_taken() -> None:
     (row,) = compare(planned, {run: both})
     assert row.ours == pytest.approx(0.3)  # half of (0.4 + 0.8) / 2: pooled
     assert compare(planned, {run: early})[0].ours == pytest.approx(0.1)
-    assert (row.paper, row.std_over, row.status) == (None, "", "no_target")
+    assert (row.paper, row.paper_std_over, row.status) == (None, "", "no_target")
     assert "it finds: It rises." in as_markdown(planned, [row])
 
 
@@ -79,8 +83,9 @@ def test_the_table_says_what_was_chosen_on_test_data_and_what_is_no_target() -> 
     planned = plan()
     rows = compare(planned, dict.fromkeys(planned.runs, MODELS))
     text = as_markdown(planned, rows)
-    assert "| superfed_mm * | 80.00 +- 5.00 | 70.00 | +10.00 |  | yes |" in text
-    assert "| fedavg | 40.00 +- 10.00 | 50.00 +- 50.00 | -10.00 | yes | with caution |" in text
+    assert "| superfed_mm * | 80.00 | 5.00 |  | 3 of 4 | 70.00 |  | +10.00 |  | yes |" in text
+    assert "| fedavg | 40.00 | 10.00 |  | 3 of 4 | 50.00 | 50.00 | -10.00 | yes | with caution |" in text
+    assert "The standard deviation of the paper is over clients." in text
     assert "* chosen on test data (superfed_mm lambda=0.5)" in text
     assert "fedavg: It oscillates." in text
     assert "Kendall's tau with the paper's (targets only): 1.00" in text

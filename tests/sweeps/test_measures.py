@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from rayfl.sweeps.measures import Measure, evaluations
+from rayfl.table_schemas import METRICS
 
 MIXED = SimpleNamespace(sweep="lambda", personalized="lambda=0.5")
 PLAIN = SimpleNamespace(sweep=None, personalized="finetuned")
@@ -17,11 +18,13 @@ def row(model: str, split: str, top1: float, selected_on: str = "", round: int =
     return {
         **key,
         "selected_on": selected_on,
+        "clients": 2,
         "top1": top1,
         "loss": 1 - top1,
         "top5": 1.0,
         "ece": 0.1,
         "mce": 0.2,
+        **{f"{metric}_std": 0.05 for metric in METRICS},
     } | other
 
 
@@ -59,6 +62,7 @@ def test_the_summary_is_of_the_last_evaluation() -> None:
     rows = [row("finetuned", "validation", 0.9, round=2), row("finetuned", "validation", 0.4)]
     summary = Measure().summary(pa.Table.from_pylist(rows), PLAIN)
     assert summary["validation_top1"] == 0.4
+    assert (summary["validation_clients"], summary["validation_top1_std_over_clients"]) == (2, 0.05)
     assert summary["test_top1"] is None
     assert sorted(evaluations(rows)) == [2, 4]
 

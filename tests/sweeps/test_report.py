@@ -19,7 +19,10 @@ def trial(algorithm: str, seed: int, validation: float, test: float, status: str
         "reason": "it broke" if status == "failed" else "",
         "rounds": 4,
         "point": {"algorithm": algorithm, "seed": seed},
+        "clients": 14,
+        "test_clients": 12 if seed else 14,
         "validation_top1": validation,
+        "validation_top1_std_over_clients": 0.1 + 0.1 * seed,
         "test_top1": test,
     }
 
@@ -42,9 +45,12 @@ def groups(judge: Any = "validation") -> dict[str, dict[str, Any]]:
 def test_mean_and_std_are_over_the_seeds_of_finished_experiments() -> None:
     found = groups()
     assert found["fedavg"]["validation_top1"] == pytest.approx(0.6)
-    assert found["fedavg"]["validation_top1_std"] == pytest.approx(0.1 * 2**0.5)
+    assert found["fedavg"]["validation_top1_std_over_seeds"] == pytest.approx(0.1 * 2**0.5)
+    assert found["fedavg"]["validation_top1_std_over_clients"] == pytest.approx(0.15)
+    assert (found["fedavg"]["clients"], found["fedavg"]["test_clients"]) == (14, 12)
     assert (found["ditto"]["experiments"], found["ditto"]["finished"]) == (2, 1)
-    assert found["ditto"]["validation_top1_std"] is None
+    assert found["ditto"]["validation_top1_std_over_seeds"] is None
+    assert found["ditto"]["validation_top1_std_over_clients"] == pytest.approx(0.1)
     assert found["fedavg"]["test_loss"] is None
 
 
@@ -85,5 +91,8 @@ def test_what_is_printed_says_what_chose(judge: Any, caption: str) -> None:
         console.print(printed(groups_table(trials_table(ROWS, VARIED), VARIED, measure), VARIED, measure))
     text = captured.get()
     assert caption in text
-    assert "60.00 +- 14.14 %" in text
-    assert "1 of 2" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["fedavg", "validation", "60.00", "14.14", "15.00", "-", "2", "of", "2"] in [line[-9:] for line in lines]
+    assert ["ditto", "test", "99.00", "-", "-", "14", "1", "of", "2"] in [line[-9:] for line in lines]
+    assert any(line[-6:] == ["12", "of", "14", "2", "of", "2"] for line in lines)
+    assert "+-" not in text.replace("+- seeds", "").replace("+- clients", "")

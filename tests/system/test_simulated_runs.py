@@ -14,7 +14,7 @@ import rayfl
 from algorithms.registry import Experiment
 from rayfl import Callback
 from rayfl.config.loading import load_config
-from rayfl.errors import ConfigError, RunError
+from rayfl.errors import ConfigError, DamageError, RunError
 from rayfl.experiment import Parts
 from rayfl.storage import Storage
 from rayfl.table_schemas import ROUNDS_SCHEMA, SIMULATED_ROUNDS_SCHEMA
@@ -165,3 +165,27 @@ def test_tensorboard_has_simulated_time_beside_wall_clock(tmp_path: Path) -> Non
     events.Reload()
     assert {"time/simulated", "time/seconds per round"} <= set(events.Tags()["scalars"])
     assert [event.step for event in events.Scalars("time/simulated")] == [1, 2, 3, 4]
+
+
+def test_lost_rounds_of_a_simulated_run_do_not_mix_with_those_that_follow(tmp_path: Path) -> None:
+    content = experiment(tmp_path, "run", GIVEN)
+    with pytest.raises(KeyboardInterrupt):
+        rayfl.run(content, callbacks=[Interrupt(2)])
+    for path in [*(tmp_path / "run" / "commits").glob("rounds-*"), tmp_path / "run" / "rounds.parquet"]:
+        path.unlink()
+    result = rayfl.run(content)
+    assert result.rounds.schema.equals(SIMULATED_ROUNDS_SCHEMA)
+    assert set(result.rounds["round"].to_pylist()) == {3, 4}
+    assert verify(Storage(str(tmp_path / "run"))).problems == []
+
+
+def test_other_devices_than_recorded_are_found(tmp_path: Path) -> None:
+    content = experiment(tmp_path, "run", GIVEN)
+    rayfl.run(content)
+    path = tmp_path / "run" / "devices.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(0, table.schema.field(0), table.column(0).take(list(range(5))[::-1])), path)
+    assert any("devices.parquet in" in problem for problem in verify(Storage(str(tmp_path / "run"))).problems)
+    path.write_bytes(b"x")
+    with pytest.raises(DamageError, match=r"devices\.parquet is damaged"):
+        rayfl.run(content)

@@ -10,9 +10,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
+from rayfl.metrics import Statistics
 from rayfl.result import Result
 from rayfl.table_schemas import ROUNDS_SCHEMA
 from rayfl.tables import ResultTables
+from rayfl.terminal import PlainConsole
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.console import ConsoleProgress
 from rayfl.tracking.summary import final_rows, skipped_table, summary_table
@@ -68,7 +70,7 @@ def test_the_console_shows_the_choice_by_validation_never_the_best_on_test() -> 
     text = out.getvalue()
     assert text.startswith("plan: 1 node: [2] actors\n")
     assert "run starts: superfed on digits, 20 clients on 2 actors (cpu)" in text
-    assert "test accuracy: global 30.0%, lambda=1.0 60.0%" in text
+    assert "test accuracy of 2 of 20 clients: global 30.0%, lambda=1.0 60.0%" in text
     assert "90.0%" not in text
     assert "host 1 died; continues from the commit of round 0" in text
     assert "round 30/30" in text
@@ -111,13 +113,37 @@ def summary(result: ResultTables, *overrides: str) -> tuple[str, Any]:
 
 
 def test_the_final_table_marks_choices_on_test_data() -> None:
-    text, whole = summary(tables(1))
+    everybody = tables(1)
+    text, whole = summary(everybody)
+    assert "Test data after round 1: mean +- std over clients" in text
     lines = text.splitlines()
     assert any("lambda=1.0, by validation" in line and "60.00 +- 0.00" in line for line in lines)
     assert any("lambda=0.5, by test *" in line and "90.00" in line for line in lines)
     assert "* chosen on test data" in text
     assert "lambda=1.0 (local)" in text
     assert {row["split"] for row in final_rows(whole)} == {"test"}
+
+
+def test_the_final_table_says_how_many_of_the_clients_it_is_about() -> None:
+    result = ResultTables(["a", "b", "c"], None)
+    nothing = Statistics.empty()
+    scores = {
+        0: {"test": {"global": scored(10, 3)}},
+        1: {"test": {"global": scored(4, 3)}},
+        2: {"test": {"global": nothing}},
+    }
+    result.add(1, "all", "received", scores, (0, 0))
+    text, _ = summary(result, "algorithm=fedavg")
+    (line,) = [line for line in text.splitlines() if line.startswith(" global")]
+    assert line.split()[:4] == ["global", "2", "of", "3"]
+
+
+def test_the_final_table_of_a_run_that_scores_no_test_data_is_of_validation_data() -> None:
+    result = ResultTables(["a"], None)
+    result.add(1, "all", "received", {0: {"validation": {"global": scored(10, 3)}}}, (0, 0))
+    text, _ = summary(result, "algorithm=fedavg", "evaluation.splits=[validation]")
+    assert "Validation data after round 1" in text
+    assert "30.00 +- 0.00" in text
 
 
 def test_the_final_table_of_a_run_without_evaluation_is_empty() -> None:
@@ -135,7 +161,7 @@ def test_clients_that_were_left_out_are_shown_with_their_rounds_and_reasons() ->
     config = load_config(Experiment, "quickstart", [])
     out = io.StringIO()
     whole = Result("/folder", config, result.rounds, result.clients, 9, "", result.skipped)
-    Console(file=out, width=120).print(skipped_table(whole))
+    PlainConsole(file=out, width=120).print(skipped_table(whole))
     text = out.getvalue()
     assert "3 of the clients failed" in text
     lines = [line.strip().split("  ")[0] for line in text.splitlines()]
@@ -145,7 +171,7 @@ def test_clients_that_were_left_out_are_shown_with_their_rounds_and_reasons() ->
     for round in range(10, 14):
         result.add_skipped(round, {2: ("report", f"no {round}")})
     many = Result("/folder", config, result.rounds, result.clients, 9, "", result.skipped)
-    Console(file=out, width=120).print(skipped_table(many))
+    PlainConsole(file=out, width=120).print(skipped_table(many))
     assert "and 4 more" in out.getvalue()
 
 

@@ -1,0 +1,66 @@
+"""What identifies a run: its fingerprint, and those under which older rayfls have begun the same experiment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Content = Mapping[str, Any]
+"""What results depend on, as plain data: a configuration without names, places and processes."""
+
+
+@dataclass(frozen=True)
+class OlderRule:
+    """How fingerprints were made before something was added that counts in all of them.
+
+    Attributes:
+        release: the last version of rayfl that made them so.
+        content: makes of what counts today what counted then; None for an experiment that nobody could ask for then.
+        devices: the types of devices on which a run that was begun then goes on to the same bits.
+        changed: what is different on other devices, in words.
+    """
+
+    release: str
+    content: Callable[[Content], Content | None]
+    devices: frozenset[str]
+    changed: str
+
+
+def fingerprint_of(content: Content) -> str:
+    """SHA-256 of what results depend on."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def older_fingerprints(content: Content) -> Iterator[tuple[str, OlderRule]]:
+    """The fingerprints that older rayfls gave an experiment, the newest first, as far back as it could be asked for.
+
+    One for each rule: those that a rule changes nothing in have the same as by the rule after it.
+    """
+    for rule in OLDER:
+        older = rule.content(content)
+        if older is None:
+            return
+        content = older
+        yield fingerprint_of(content), rule
+
+
+def _before_precision(content: Content) -> Content | None:
+    """Without ``engine.precision``: there was float32 alone, which GPUs did not compute strictly."""
+    mode, *others = content["engine"].split(", ")
+    if {"tf32", "bfloat16"} & set(others):
+        return None
+    return {**content, "engine": ", ".join([mode, *(other for other in others if other != "float32")])}
+
+
+OLDER: tuple[OlderRule, ...] = (
+    OlderRule(
+        "0.1.0",
+        _before_precision,
+        frozenset({"cpu"}),
+        "GPUs multiplied with fewer bits then (TF32), which engine.precision=float32 does not",
+    ),
+)
+"""The newest first; each makes its content of that of the one before."""

@@ -1,0 +1,71 @@
+"""Code of users that a configuration names: what is known of it without importing it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from rayfl.config.objects import names_an_object
+from rayfl.config.schema import ExperimentConfig, experiment_schema
+from rayfl.data.custom import CustomSource
+from rayfl.errors import ConfigError
+from rayfl.models.custom import CustomModel
+from rayfl.models.zoo import Candidates
+
+
+class NamedMethod(BaseModel):
+    """A user's own method by its name, with the values that the configuration gives; its class was not imported."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+
+def schema_without_code(
+    schema: type[ExperimentConfig], content: Mapping[str, Any], trusted: Collection[str] = ()
+) -> type[ExperimentConfig]:
+    """The configuration class for some raw content, in which a user's own method is a :class:`NamedMethod`.
+
+    Args:
+        schema: the class that knows the built-in methods.
+        content: of a configuration.
+        trusted: names ``module:Class`` that may be imported all the same.
+    """
+    section = content.get("algorithm")
+    name = section.get("name") if isinstance(section, Mapping) else None
+    if not names_an_object(name) or name in trusted:
+        return schema.knowing(content)
+    return _with_named_method(schema, str(name))
+
+
+def named_code(config: ExperimentConfig, sections: Sequence[str] = ("dataset", "model", "algorithm")) -> list[str]:
+    """The users' own functions and classes ``module:name`` that some sections of a configuration would import."""
+    found: dict[str, list[str]] = {
+        "dataset": [config.dataset.function] if isinstance(config.dataset, CustomSource) else [],
+        "model": [model.factory for model in _models(config) if isinstance(model, CustomModel)],
+        "algorithm": [config.algorithm.name] if names_an_object(config.algorithm.name) else [],
+    }
+    return list(dict.fromkeys(name for section in sections for name in found[section]))
+
+
+def refuse_code(names: Collection[str], place: str) -> None:
+    """Raises ConfigError, saying how it may be allowed, where code of users would be imported."""
+    if names:
+        raise ConfigError(
+            f"{place} names code that would be imported and run for this: {', '.join(names)}. Read it, and add --trust "
+            "if you trust it"
+        )
+
+
+def _models(config: ExperimentConfig) -> Sequence[BaseModel]:
+    return config.model.candidates if isinstance(config.model, Candidates) else [config.model]
+
+
+@lru_cache
+def _with_named_method(schema: type[ExperimentConfig], path: str) -> type[ExperimentConfig]:
+    label: Any = Literal[path]
+    named: type[BaseModel] = create_model("NamedMethod", __base__=NamedMethod, name=(label, path))
+    return experiment_schema([*schema.methods, named], schema.method_base)

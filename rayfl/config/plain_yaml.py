@@ -1,0 +1,63 @@
+"""YAML as plain data, also of others' files: no code, and no few lines that stand for more than a memory holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+_MOST = 100_000
+"""A text whose aliases make more values of it, and at least twice as many as are written, cannot be meant."""
+_LONG = 100
+"""Every 100 characters of a scalar count as one more value."""
+
+
+class AliasError(yaml.YAMLError):
+    """Aliases (``*name``) that repeat parts of a text, or themselves, without measure."""
+
+
+def read_yaml(text: str | bytes) -> Any:
+    """The content of a text; None if it is empty.
+
+    Raises:
+        AliasError: it would be too large with its aliases resolved, or never end.
+        yaml.YAMLError, ValueError, RecursionError: it is no YAML of plain values.
+    """
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        sizes: dict[int, int] = {}
+        written: list[int] = []
+        if _size(node, sizes, written, set()) > max(_MOST, 2 * sum(written)):
+            raise AliasError(f"its aliases (*name) stand for more than {_MOST:,} values: write out what is meant")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _size(node: yaml.Node, sizes: dict[int, int], written: list[int], above: set[int]) -> int:
+    """How many values a node stands for, its aliases resolved.
+
+    Args:
+        node: a part of a text.
+        sizes: of the nodes that were met, by identity.
+        written: receives what each node has without those below.
+        above: the nodes that this one is in.
+    """
+    if id(node) in above:
+        raise AliasError("an alias (*name) stands for something that it is a part of")
+    if id(node) not in sizes:
+        own = 1 + (len(node.value) // _LONG if isinstance(node, yaml.ScalarNode) else 0)
+        written.append(own)
+        above.add(id(node))
+        sizes[id(node)] = own + sum(_size(part, sizes, written, above) for part in _parts(node))
+        above.remove(id(node))
+    return sizes[id(node)]
+
+
+def _parts(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []

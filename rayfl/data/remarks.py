@@ -1,0 +1,99 @@
+"""What is odd about data of a user's own: they may train on something else than is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_SHOWN = 8
+_PIXEL_VALUES = 64
+"""Vectors of this many whole numbers from 0 to 255, or more, look like images that were made flat."""
+_LARGEST_PIXEL = 255
+_SCALED = 10.0
+"""Images whose values are larger were not brought to about [0, 1] or mean 0 and standard deviation 1."""
+
+
+class Remark(NamedTuple):
+    """One thing to be warned of.
+
+    Attributes:
+        text: what was found, and what says that it is meant.
+        scale: whether it is about the scale of the inputs, which ``transform.normalize`` mends.
+    """
+
+    text: str
+    scale: bool = False
+
+
+def remarks_on(x: np.ndarray, y: np.ndarray, num_classes: int, counted: bool, integers: bool) -> list[Remark]:
+    """Looks at all samples.
+
+    Args:
+        x: inputs of shape (N, ...), uint8 standing for x / 255, or float32 as they are.
+        y: labels of shape (N,), in [0, num_classes).
+        num_classes: how many classes there are said to be.
+        counted: whether that is what the labels themselves made it (the largest plus 1).
+        integers: whether the inputs were lists of integers.
+    """
+    found = [*_on_labels(np.unique(y), len(y), num_classes, counted)]
+    return found if x.dtype == np.uint8 or not x.size else [*found, *_on_inputs(x, integers)]
+
+
+def _on_labels(present: np.ndarray, samples: int, num_classes: int, counted: bool) -> list[Remark]:
+    if len(present) == 1:
+        return [
+            Remark(f"all {samples} samples have the label {present[0]}: a model that always says so is never wrong")
+        ]
+    missing = np.setdiff1d(np.arange(num_classes), present)
+    from_one = len(missing) == 1 and missing[0] == 0
+    if not len(missing) or not (counted or from_one):
+        return []
+    meant = "" if not counted else f", or dataset.num_classes={num_classes}, if they are meant"
+    return [
+        Remark(
+            f"the labels are {_listed(present)}, which makes {num_classes} classes, but {_listed(missing)} "
+            f"{'has' if len(missing) == 1 else 'have'} no sample: set dataset.labels=renumbered to number them 0 to "
+            f"{len(present) - 1}{meant}"
+        )
+    ]
+
+
+def _on_inputs(x: np.ndarray, integers: bool) -> list[Remark]:
+    low, high = float(x.min()), float(x.max())
+    image = x.ndim == 4
+    if low >= 0 and 1 < high <= _LARGEST_PIXEL and (image or x[0].size >= _PIXEL_VALUES) and _whole(x):
+        return [
+            Remark(
+                f"all inputs are whole numbers from {low:g} to {high:g}, as pixels are, and models see them as they "
+                "are: give them as uint8, which stands for x / 255, divide them, or set transform.normalize",
+                scale=True,
+            )
+        ]
+    if image and max(-low, high) > _SCALED:
+        return [
+            Remark(
+                f"the images have values from {low:g} to {high:g}, and models see them as they are: scale them to "
+                "[0, 1], or set transform.normalize",
+                scale=True,
+            )
+        ]
+    if integers:
+        return [
+            Remark(
+                f"the inputs are lists of integers from {low:g} to {high:g}: they are taken as vectors of numbers, not "
+                "as tokens; store them as float32 to say that this is meant"
+            )
+        ]
+    return []
+
+
+def _whole(x: np.ndarray) -> bool:
+    """Whether all values are whole; sample by sample, as the first mostly tells."""
+    return all(bool((row == np.floor(row)).all()) for row in x)
+
+
+def _listed(values: Sequence[int] | np.ndarray) -> str:
+    shown = ", ".join(str(int(value)) for value in values[:_SHOWN])
+    return shown if len(values) <= _SHOWN else f"{shown}, ... ({len(values)} in all)"

@@ -1,0 +1,77 @@
+"""Whether samples are what models can read, and train on: found when they are read, before they reach a device.
+
+No method is blamed for them then. An index out of range is an error of one client on a CPU. On a GPU it ends the
+context of the process, with all clients in it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, isfinite
+
+from rayfl.data.federated import Examples, InputSpec
+from rayfl.errors import DataError
+
+
+def check_examples(examples: Examples, spec: InputSpec, whose: str, first: int = 0) -> None:
+    """Makes sure that labels and tokens are in the range that their data set names.
+
+    Args:
+        examples: on the CPU.
+        spec: of the data set.
+        whose: what to call them in messages.
+        first: the number of the first sample.
+
+    Raises:
+        DataError: naming the sample.
+    """
+    if len(examples.x) != len(examples.y):
+        raise DataError(f"{whose}: {len(examples.x)} samples have {len(examples.y)} labels")
+    _check_range(examples.y, spec.num_classes, f"{whose}: the label", "classes", first)
+    check_inputs(examples.x, spec, whose, first)
+
+
+def check_inputs(x: Tensor, spec: InputSpec, whose: str, first: int = 0) -> None:
+    """Makes sure that tokens are in range; arguments and errors as for :func:`check_examples`."""
+    if spec.kind == "tokens":
+        _check_range(x, spec.vocabulary, f"{whose}: a token", "tokens", first)
+
+
+def check_finite(x: Tensor, whose: str) -> None:
+    """Raises DataError, naming the sample, for inputs of shape (n, ...) that hold NaN or an infinity."""
+    if x.is_floating_point() and not isfinite(x).all():
+        sample = int((~isfinite(x.flatten(1))).any(1).nonzero()[0])
+        raise DataError(f"{whose}: x of sample {sample} holds a value that is not finite; remove or mend it")
+
+
+def check_own(examples: Examples, spec: InputSpec, whose: str) -> None:
+    """Makes sure that samples of a user's own data set have the shape that it names, and that they are finite.
+
+    Args:
+        examples: on the CPU.
+        spec: of the data set.
+        whose: what to call them in messages.
+
+    Raises:
+        DataError: naming the sample, counted from 0.
+    """
+    x, y = examples.x, examples.y
+    if tuple(x.shape[1:]) != tuple(spec.shape) or y.shape != x.shape[:1]:
+        raise DataError(
+            f"{whose}: x has the shape {tuple(x.shape)} and y {tuple(y.shape)}, but the data set says that an input "
+            f"has {tuple(spec.shape)}"
+        )
+    check_finite(x, whose)
+
+
+def _check_range(indices: Tensor, count: int, what: str, kind: str, first: int) -> None:
+    if not indices.numel():
+        return
+    least, most = (int(bound) for bound in indices.aminmax())
+    if least >= 0 and most < count:
+        return
+    wrong = (indices < 0) | (indices >= count)
+    place = tuple(int(axis[0]) for axis in wrong.nonzero(as_tuple=True))
+    raise DataError(
+        f"{what} of sample {first + place[0]} is {int(indices[place])}, but the data set says that it has {count} "
+        f"{kind}, 0 to {count - 1}"
+    )

@@ -1,0 +1,100 @@
+"""A few lines of YAML that stand for more than a memory holds are an error, at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from algorithms.registry import Experiment
+from rayfl.config.loading import load_config
+from rayfl.config.plain_yaml import AliasError, read_yaml
+from rayfl.errors import ConfigError, DamageError, DataError, RunError
+from rayfl.inspection.folder import open_run
+from rayfl.report.loading import load_run
+from rayfl.storage import Storage
+from rayfl.sweeps.space import parse_space
+from rayfl.system.traces import read_devices
+from rayfl.verification import verify
+from tests.cluster.experiments import small_experiment
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30)
+)
+MERGED = "a0: &a0 {k: x}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 30))
+LONG = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 5000)}]\n"
+ENDLESS = "a: &a [*a]\n"
+HOSTILE = {"lists": BOMB, "merged": MERGED, "long": LONG, "endless": ENDLESS}
+
+
+@pytest.fixture
+def in_seconds() -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.usefixtures("in_seconds")
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_bombs_are_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(AliasError, match="alias"):
+        read_yaml(text)
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.yaml is not valid YAML: .*alias"):
+        load_config(Experiment, file, [])
+    with pytest.raises(RunError, match=r"config\.yaml cannot be read: .*alias"):
+        open_run(str(tmp_path), Experiment)
+    with pytest.raises(DamageError, match=r"config\.yaml in .* is damaged: .*alias"):
+        load_run(str(tmp_path), {})
+    assert any("alias" in problem for problem in verify(Storage(str(tmp_path))).problems)
+
+
+@pytest.mark.usefixtures("in_seconds")
+def test_bombs_in_overrides_are_refused() -> None:
+    inner = "[x,x,x,x,x,x,x,x,x]"
+    for level in range(12):
+        inner = f"[&a{level} {inner},{','.join([f'*a{level}'] * 8)}]"
+    with pytest.raises(ConfigError, match=r"is not valid YAML: .*alias"):
+        load_config(Experiment, None, [f"model={inner}"])
+    with pytest.raises(ConfigError, match=r"is not valid YAML: .*alias"):
+        parse_space([f"model.hidden={inner},[3]"])
+
+
+@pytest.mark.usefixtures("in_seconds")
+def test_a_run_whose_configuration_became_one_is_not_continued(tmp_path: Path) -> None:
+    import rayfl
+
+    config = small_experiment(tmp_path, "run", "fedavg", backend="inline")
+    rayfl.run(config, **{"train.rounds": 1})
+    (tmp_path / "run" / "config.yaml").write_text(BOMB)
+    with pytest.raises(RunError, match=r"config\.yaml cannot be read"):
+        rayfl.run(config, **{"train.rounds": 1})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "a: 1", "- 1\n- [x, {y: null}]", "base: &b {lr: 0.1, hidden: [1, 2]}\none: {<<: *b, lr: 1}\ntwo: *b",
+        "a: &a [1, 2]\nb: [*a, *a]", "2026-11-21", "a: !!set {x, y}", "a: &a x\n? *a\n: 1",
+    ],
+)  # fmt: skip
+def test_what_people_write_is_read_as_before(text: str) -> None:
+    assert read_yaml(text) == yaml.safe_load(text)
+    assert read_yaml(text.encode()) == yaml.safe_load(text)
+
+
+def test_a_long_text_without_aliases_is_no_bomb() -> None:
+    text = json.dumps({"a": list(range(120_000))})
+    assert len(read_yaml(text)["a"]) == 120_000
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.csv"])
+def test_traces_that_are_nested_without_end(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("[" * 200_000)
+    with pytest.raises(DataError, match="t\\."):
+        read_devices(str(tmp_path / name))

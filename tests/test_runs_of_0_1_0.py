@@ -1,0 +1,77 @@
+"""What rayfl 0.1.0 left is read by every command, and continued."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import rayfl
+from rayfl.cli import app
+from rayfl.storage import Storage
+from rayfl.verification import verify
+from tests.runs_of_0_1_0 import FOLDER, METHODS, OWN, SUPERFED, experiment
+
+READING = {
+    "clients": "clients {run}",
+    "clients of one model": "clients {run} --model global --sort top1 --csv",
+    "export": "export {run} --client 1 --model global --out {out}/model.safetensors",
+    "plot curves": "plot curves {run} --x rounds --model global --out {out}/curves.png",
+    "plot clients": "plot clients {run} --model global --out {out}/clients.png",
+    "plot variance": "plot variance {run} --out {out}/variance.png",
+    "report": "report {run} --out {out}/report",
+    "compare": "compare {run} {other}",
+    "verify": "verify {run}",
+    "diff": "diff {run} {other}",
+    "show": "show {run}/config.yaml",
+    "replay": "replay {run} --round 2 --client {selected} --whole-round",
+    "data stats": "data stats {run}/config.yaml",
+}
+STATUS = {"diff": {1}, "replay": {0, 1}}
+"""There are differences; and on another processor than the run was made on, the last bits may be others."""
+
+
+@pytest.fixture(params=[SUPERFED, OWN])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of a run."""
+    return Path(shutil.copytree(FOLDER / request.param, tmp_path / "runs" / request.param))
+
+
+def selected(run: Path) -> int:
+    rows = pq.read_table(run / "clients.parquet").to_pylist()
+    return next(int(row["client"]) for row in rows if row["cohort"] == "selected" and row["round"] == 2)
+
+
+@pytest.mark.parametrize("what", READING)
+def test_every_command_reads_it(what: str, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (other,) = METHODS.keys() - {run.name}
+    values = {"run": run, "other": FOLDER / other, "out": tmp_path / "out", "selected": selected(run)}
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    done = CliRunner().invoke(app, [part.format(**values) for part in READING[what].split()])
+    assert done.exit_code in STATUS.get(what, {0}), (done.output, done.exception)
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    assert done.output.strip() or what == "report"
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_it_is_whole_and_says_what_is_not_on_record(run: Path) -> None:
+    report = verify(Storage(str(run)))
+    assert (report.problems, report.commits) == ([], [1, 2])
+    assert any("SHA-256 of config.yaml: not recorded" in note for note in report.notes)
+
+
+def test_it_is_continued_where_it_lies(run: Path, tmp_path: Path) -> None:
+    before = {table: pq.read_table(run / f"{table}.parquet") for table in ("rounds", "clients")}
+    result = rayfl.run(experiment(tmp_path / "runs", run.name))
+    assert result.path == str(run)
+    assert result.rounds_completed == 4
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [run.name]
+    for table, rows in before.items():
+        assert getattr(result, table).slice(0, rows.num_rows).equals(rows)
+        assert set(getattr(result, table)["round"].to_pylist()) == {1, 2, 3, 4}
+    report = verify(Storage(str(run)))
+    assert (report.problems, report.notes, report.commits) == ([], [], [3, 4])
