@@ -17,9 +17,10 @@ from rayfl import device_errors
 from rayfl.aggregation import ExactSum, Weighted
 from rayfl.config.schema import ClientsConfig
 from rayfl.data.federated import Examples
+from rayfl.engine.flat import Layout
 from rayfl.engine.requests import GradientRequest, OutputRequest
 from rayfl.errors import ClientError, ResourceError
-from rayfl.params import Layout, Tree, from_numpy
+from rayfl.params import Tree, from_numpy
 from rayfl.tasks import Batch, Task
 from tests.elsewhere import PRETENDED, context, elsewhere
 from tests.engine.problems import CPU, NETWORK, VECTOR, cross_entropy, engine_of, examples, slots_of, updates
