@@ -13,7 +13,6 @@ from actors.at_work import AtWork
 from actors.contract import begun, check_keepable, check_predictors, check_sendable
 from actors.failures import Failure, reason_of, too_little_memory
 from actors.job import Job, JobResult
-from actors.lending import training_with
 from actors.memory import Lookups
 from actors.samples import Samples
 from actors.scoring import Scorer
@@ -121,11 +120,8 @@ class ClientHost:
         while waiting:
             width = self.engine.width
             together, waiting = waiting[:width], waiting[width:]
-            # With stacked clients, or on a GPU, cores have nothing to add.
-            lent = job.threads.get(together[0]) if width == 1 and self.engine.device.type == "cpu" else None
             started = time.perf_counter()
-            with training_with(lent):
-                self._run_together(job, together, common, result)
+            self._run_together(job, together, common, result)
             each = (time.perf_counter() - started) / len(together)
             result.seconds.update(dict.fromkeys(together, each))
         result.stateful = [client for client in job.clients if self.states.holds(client)]

@@ -11,7 +11,6 @@ from typing import Any
 from actors.assignment import assign
 from actors.at_work import clients_named, tell_printed
 from actors.job import Job, JobResult
-from actors.lending import lent_threads
 from actors.memory import Lookups
 from actors.pace import Pace
 from actors.pool import HostDiedError, HostPool
@@ -30,8 +29,6 @@ class Hosts:
         pool: the hosts.
         pinned: host i runs client i and no other (one client per actor).
         deadline_s: a host that has not answered its call for so long, in seconds, counts as dead; None: never.
-        lends_beyond: clients that begin when other hosts of their machine have finished get those hosts' cores, where
-            that is more than so many threads; None: they do not.
         measured: clients are assigned by what they and the hosts took before, not by their costs alone.
 
     Attributes:
@@ -45,13 +42,11 @@ class Hosts:
         pool: HostPool,
         pinned: bool = False,
         deadline_s: float | None = None,
-        lends_beyond: int | None = None,
         measured: bool = False,
     ) -> None:
         self._pool = pool
         self._pinned = pinned
         self._deadline_s = deadline_s
-        self._lends_beyond = lends_beyond
         self._pace = Pace() if measured else None
         # the host whose memory holds a client's state
         self._home: dict[int, int] = {}
@@ -101,9 +96,6 @@ class Hosts:
         pinned = {client: client % hosts for client in costs} if self._pinned else None
         shares = _by_host(pinned, hosts) if pinned else self._assigned(job.procedure, costs)
         shares = [sorted(share) for share in shares]
-        threads = {}
-        if self._lends_beyond is not None and job.kind in ("mean", "map"):
-            threads = lent_threads(shares, costs, self._pool.cores, self._lends_beyond)
         moves = self._move_states(shares)
         handles: dict[Any, int] = {}
         for host, clients in enumerate(shares):
@@ -116,7 +108,6 @@ class Hosts:
                     clients=piece,
                     payloads={client: to_numpy(payloads[client]) for client in piece if client in payloads},
                     committed=self._not_in_memory(piece),
-                    threads={client: threads[client] for client in piece if client in threads},
                 )
                 handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
         owing = [set(share) for share in shares]

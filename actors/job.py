@@ -36,7 +36,6 @@ class Job:
         attempts: how often a client's procedure is run at most.
         skips: whether a client that failed every time is left out, rather than an error.
         summands: how many contributions a mean is of, over all hosts.
-        threads: with how many threads a client is trained, of those that get cores of other hosts.
     """
 
     procedure: str
@@ -51,7 +50,6 @@ class Job:
     attempts: int = 1
     skips: bool = False
     summands: int = 1
-    threads: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass

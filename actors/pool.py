@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from actors.host import ClientHost
@@ -51,11 +51,6 @@ class HostPool(Protocol):
     @property
     def size(self) -> int:
         """Number of hosts."""
-        ...
-
-    @property
-    def cores(self) -> Sequence[tuple[str, float]]:
-        """Machine and reserved CPUs of each host; hosts that never run at the same time share no machine."""
         ...
 
     def put(self, tree: Tree) -> Any:
@@ -111,10 +106,6 @@ class InlinePool:
     @property
     def size(self) -> int:
         return len(self.hosts)
-
-    @property
-    def cores(self) -> list[tuple[str, float]]:
-        return [(str(host), 1.0) for host in range(self.size)]
 
     def put(self, tree: Tree) -> Any:
         return tree

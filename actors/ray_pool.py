@@ -79,10 +79,6 @@ class RayPool:
         """What each host says of itself."""
         return [host.description for host in self._hosts]
 
-    @property
-    def cores(self) -> list[tuple[str, float]]:
-        return [(host.description["node_id"], self._options.num_cpus) for host in self._hosts]
-
     def put(self, tree: Tree) -> Any:
         return Broadcast(tree, self._outbox)
 

@@ -21,9 +21,9 @@ def hosts_of(pool: HostPool, config: ExperimentConfig, descriptions: Sequence[Ma
         config: of the run.
         descriptions: what actors say of themselves; empty without actors.
     """
-    cluster, lends = config.cluster, config.engine.lend_cores
-    # What is stacked together, and who has whose cores, decides about the last bits: chance should not.
-    in_doubt = lends or any(host["vectorized"] for host in descriptions)
+    cluster = config.cluster
+    # What is stacked together decides about the last bits: chance should not.
+    in_doubt = any(host["vectorized"] for host in descriptions)
     devices = {host["device_name"] for host in descriptions}
     if cluster.balance == "auto" and in_doubt and len(devices) > 1:
         _log.warning(
@@ -35,6 +35,5 @@ def hosts_of(pool: HostPool, config: ExperimentConfig, descriptions: Sequence[Ma
         pool,
         pinned=cluster.clients_per_actor == 1,
         deadline_s=config.clients.deadline_s,
-        lends_beyond=cluster.threads_per_actor if lends else None,
         measured=cluster.balance == "measured" or (cluster.balance == "auto" and not in_doubt),
     )

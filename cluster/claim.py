@@ -15,6 +15,7 @@ from algorithms.registry import Experiment
 from rayfl.commits import FOLDER
 from rayfl.config.loading import as_recorded, load_config, to_yaml
 from rayfl.config.plain_yaml import read_yaml
+from rayfl.config.removed import removed_from
 from rayfl.copies import share_beginning, share_commits
 from rayfl.data.assignment import assignment_hash, to_parquet
 from rayfl.errors import DamageError, RunError
@@ -79,9 +80,12 @@ def _is_right(parts: Parts, name: str, data: bytes) -> bool:
 def _check_same_run(place: Storage, parts: Parts) -> None:
     try:
         content = read_yaml(place.read(CONFIG))
-        stored = as_recorded(content, lambda values: load_config(Experiment, content, values))
+        stored = as_recorded(content, lambda known, values: load_config(Experiment, known, values))
     except Exception as error:
         raise RunError(f"{place.uri}/{CONFIG} cannot be read ({error}); choose another name") from error
+    if gone := removed_from(content):
+        values = ", ".join(f"{path}={value}" for path, value in gone.items())
+        raise RunError(f"{place.uri} was begun with {values}, which rayfl no longer has: choose another name")
     if stored.fingerprint() != parts.config.fingerprint():
         changes = _differences(stored.model_dump(mode="json"), parts.config.model_dump(mode="json"))
         raise RunError(

@@ -97,7 +97,7 @@ def replay(run: RunFolder, round: int, client: int, whole: bool = False) -> Repl
     with limited_threads(threads), arithmetic(precision), stop_requests(0):
         done = None if whole else _alone(_Stage(run, before, round, cohort, splits), client)
         done = done or _together(_Stage(run, before, round, cohort, splits))
-    result = Replay(client, round, done.server is not None, note=_note(done.vectorized, config.engine.lend_cores))
+    result = Replay(client, round, done.server is not None, note=_note(done.vectorized))
     if client in after.states:
         committed = run.store.read_states(after.states[client])[client]
         result.compare("state", done.states.get(client, {}), committed)
@@ -243,12 +243,10 @@ def _took_part(run: RunFolder, round: int) -> list[int]:
     return [client for client in run.parts.cohort(round - 1) if client not in left_out]
 
 
-def _note(vectorized: bool, lent: bool) -> str:
-    if lent:
-        return "clients with cores of other actors (engine.lend_cores) agree only up to rounding"
+def _note(vectorized: bool) -> str:
     if vectorized:
         return "vectorised clients have the same bits only if the same ones are stacked together, others up to rounding"
-    return "on other hardware, or with other library versions than the run's, the last bits may differ"
+    return "on other hardware, or with other versions of rayfl or libraries than the run's, the last bits may differ"
 
 
 def _distance(found: Any, recorded: Any) -> float | None:

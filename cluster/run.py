@@ -111,6 +111,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
         if not parts.storage.exists("partition.parquet"):
             parts.storage.write("partition.parquet", to_parquet(parts.assignment))
         if progress is None or progress.rounds_completed < config.train.rounds:
+            _check_same_bits(recorder)
             progress = _continue(parts, sizes, recorder, callbacks)
         tables = recorder.results()
     finally:
@@ -157,16 +158,22 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
             _end(listeners, driver.progress.rounds_completed)
 
 
-def _check_same_bits(recorder: Recorder, devices: set[str]) -> None:
-    """Refuses to go on with a run of an older rayfl where the rounds that follow would be computed in another way."""
+def _check_same_bits(recorder: Recorder, devices: set[str] | None = None) -> None:
+    """Refuses to go on with a run of an older rayfl where the rounds that follow would be computed in another way.
+
+    Args:
+        recorder: has restored it.
+        devices: the types of the devices that it would go on with; None: not known yet.
+    """
     rule = recorder.began_under
-    if rule is not None and not devices <= rule.devices:
-        where = ", ".join(sorted(devices))
-        raise RunError(
-            f"{recorder.storage.uri} was begun by rayfl {rule.release} or before, and on {where} it would not go on as "
-            f"it began: {rule.changed}. Go on with cluster.device=cpu or the rayfl that began it, or choose another "
-            "name to begin again"
-        )
+    if rule is None or (devices or set()) <= rule.devices != frozenset():
+        return
+    where = f"on {', '.join(sorted(devices))} " if devices and rule.devices else ""
+    other = f"cluster.device={' or '.join(sorted(rule.devices))}, or with " if rule.devices else ""
+    raise RunError(
+        f"{recorder.storage.uri} was begun by rayfl {rule.release} or before, and {where}it would not go on as it "
+        f"began: {rule.changed}. Go on with {other}the rayfl that began it, or choose another name to begin again"
+    )
 
 
 def _end(listeners: Sequence[Callback], rounds_completed: int) -> None:

@@ -37,10 +37,9 @@ from rayfl.models.zoo import Architecture, CharLSTM, TwoCNN, TwoNN
 from rayfl.randomness import RandomStreams
 
 REQUIREMENTS = {"flower": ["flwr[simulation]"], "pfl": ["pfl[pytorch]"], "fluke": ["fluke-fl"]}
-CONTENDERS = ("rayfl", "rayfl-fast", "rayfl-commits", "bare", "pfl", "flower", "fluke")
-VARIANTS = {"rayfl-fast": {"RAYFL_RACE_FAST": "1"}, "rayfl-commits": {"RAYFL_RACE_COMMITS": "1"}}
-"""``rayfl-commits`` commits every round, the others at the end alone; ``rayfl-fast`` has ``engine.kernel=fast`` and
-``engine.lend_cores``."""
+CONTENDERS = ("rayfl", "rayfl-commits", "bare", "pfl", "flower", "fluke")
+VARIANTS = {"rayfl-commits": {"RAYFL_RACE_COMMITS": "1"}}
+"""``rayfl-commits`` commits every round, the others at the end alone."""
 ARCHITECTURES: dict[str, Architecture] = {"two_nn": TwoNN(), "two_cnn": TwoCNN(), "char_lstm": CharLSTM()}
 TIMEOUT_S = 900
 

@@ -1,4 +1,4 @@
-"""What rayfl 0.1.0 left is read by every command, and continued."""
+"""What rayfl 0.1.0 left is read by every command, and not continued: the last bits of steps are others."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import rayfl
 from rayfl.cli import app
+from rayfl.errors import RunError
 from rayfl.storage import Storage
 from rayfl.verification import verify
 from tests.runs_of_0_1_0 import FOLDER, METHODS, OWN, SUPERFED, experiment
@@ -64,14 +65,11 @@ def test_it_is_whole_and_says_what_is_not_on_record(run: Path) -> None:
     assert any("SHA-256 of config.yaml: not recorded" in note for note in report.notes)
 
 
-def test_it_is_continued_where_it_lies(run: Path, tmp_path: Path) -> None:
-    before = {table: pq.read_table(run / f"{table}.parquet") for table in ("rounds", "clients")}
-    result = rayfl.run(experiment(tmp_path / "runs", run.name))
-    assert result.path == str(run)
-    assert result.rounds_completed == 4
+def test_it_is_not_continued_in_other_bits(run: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in (run / "commits").iterdir()}
+    with pytest.raises(
+        RunError, match=r"was begun by rayfl 0\.1\.0 or before, and it would not go on as it began: local"
+    ):
+        rayfl.run(experiment(tmp_path / "runs", run.name))
+    assert {path: path.read_bytes() for path in (run / "commits").iterdir()} == before
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [run.name]
-    for table, rows in before.items():
-        assert getattr(result, table).slice(0, rows.num_rows).equals(rows)
-        assert set(getattr(result, table)["round"].to_pylist()) == {1, 2, 3, 4}
-    report = verify(Storage(str(run)))
-    assert (report.problems, report.notes, report.commits) == ([], [], [3, 4])

@@ -34,7 +34,7 @@ def values_of_before(recorded: Mapping[str, Any], resolved: Mapping[str, Any]) -
     return {
         path: before
         for path, before in ADDED.items()
-        if _value(resolved, path) is not _ABSENT and _value(recorded, path) is _ABSENT
+        if value_at(resolved, path) is not ABSENT and value_at(recorded, path) is ABSENT
     }
 
 
@@ -66,21 +66,23 @@ def without(content: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
 
 def without_added(content: Mapping[str, Any]) -> dict[str, Any]:
     """A plain configuration without the options of :data:`ADDED` that are at the value of before."""
-    return without(content, [path for path, before in ADDED.items() if _value(content, path) == before])
+    return without(content, [path for path, before in ADDED.items() if value_at(content, path) == before])
 
 
 def comparable(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a ``config.yaml`` so that what rayfls of any age wrote of one experiment is the same."""
     before = {**ADDED, **COUNTED}
-    return without(recorded, [path for path, value in before.items() if _value(recorded, path) == value])
+    return without(recorded, [path for path, value in before.items() if value_at(recorded, path) == value])
 
 
-_ABSENT = object()
+ABSENT = object()
+"""Stands for the value of an option that is not there."""
 
 
-def _value(content: Any, path: str) -> Any:
+def value_at(content: Any, path: str) -> Any:
+    """The value at a dotted path of plain data; :data:`ABSENT` if there is none."""
     for key in path.split("."):
         if not isinstance(content, Mapping) or key not in content:
-            return _ABSENT
+            return ABSENT
         content = content[key]
     return content

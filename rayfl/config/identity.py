@@ -47,20 +47,22 @@ def older_fingerprints(content: Content) -> Iterator[tuple[str, OlderRule]]:
         yield fingerprint_of(content), rule
 
 
-def _before_precision(content: Content) -> Content | None:
-    """Without ``engine.precision``: there was float32 alone, which GPUs did not compute strictly."""
-    mode, *others = content["engine"].split(", ")
-    if {"tf32", "bfloat16"} & set(others):
-        return None
-    return {**content, "engine": ", ".join([mode, *(other for other in others if other != "float32")])}
+STEPS = "steps 2"
+"""Counts in every fingerprint: another number for other last bits of local steps."""
+
+
+def _of_0_1_0(content: Content) -> Content | None:
+    """Without ``engine.precision``, of which there was float32 alone, and without the number of the steps."""
+    mode, precision, _ = content["engine"].split(", ")
+    return {**content, "engine": mode} if precision == "float32" else None
 
 
 OLDER: tuple[OlderRule, ...] = (
     OlderRule(
         "0.1.0",
-        _before_precision,
-        frozenset({"cpu"}),
-        "GPUs multiplied with fewer bits then (TF32), which engine.precision=float32 does not",
+        _of_0_1_0,
+        frozenset(),
+        "local steps added in another order then (and GPUs multiplied with fewer bits), so that the last bits differ",
     ),
 )
 """The newest first; each makes its content of that of the one before."""

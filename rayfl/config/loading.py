@@ -20,6 +20,7 @@ from rayfl.config.own_code import schema_without_code
 from rayfl.config.paper_presets import paper_presets
 from rayfl.config.paper_presets import preset_names as preset_names
 from rayfl.config.plain_yaml import read_yaml
+from rayfl.config.removed import explain_removed, removed_from, without_removed
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
 
@@ -62,6 +63,9 @@ def load_config(
     content = {key: _expanded(key, value) for key, value in content.items()}
     for path, value in pairs:
         _set(content, path, value)
+    if gone := removed_from(content):
+        raise ConfigError(problems(place, {path: [explain_removed(path, value)] for path, value in gone.items()}))
+    content = without_removed(content)
     schema = schema.knowing(content) if trust else schema_without_code(schema, content, names_in(pairs))
     try:
         config = schema.model_validate(content)
@@ -100,18 +104,22 @@ def names_in(value: Any) -> list[str]:
     return [name for part in inner for name in names_in(part)]
 
 
-def as_recorded(content: Mapping[str, Any], load: Callable[[Mapping[str, Any]], ExperimentConfig]) -> ExperimentConfig:
+def as_recorded(
+    content: Mapping[str, Any], load: Callable[[Mapping[str, Any], Mapping[str, Any]], ExperimentConfig]
+) -> ExperimentConfig:
     """The configuration of a run whose ``config.yaml`` an older rayfl may have written.
 
-    Options that are younger than the record have the values that stand for what was done before.
+    Options that are younger than the record have the values that stand for what was done before. Those that there are
+    no more are left out; with other values than their defaults such a run can be read, but not continued.
 
     Args:
         content: of ``config.yaml``.
-        load: makes the configuration of it and of values by dotted path.
+        load: makes the configuration of content and of values by dotted path.
     """
-    config = load({})
+    content = without_removed(content)
+    config = load(content, {})
     before = values_of_before(content, config.model_dump(mode="json"))
-    return load(before) if before else config
+    return load(content, before) if before else config
 
 
 def to_yaml(config: ExperimentConfig) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field_validator, model_validator
 
 from rayfl.config.added import without_added
-from rayfl.config.identity import fingerprint_of
+from rayfl.config.identity import STEPS, fingerprint_of
 from rayfl.config.objects import import_object, names_an_object
 from rayfl.config.texts import Name, has_keys
 from rayfl.data.augment import AugmentConfig
@@ -298,8 +298,6 @@ class ExperimentConfig(_Section):
     def _actors_where_needed(self) -> ExperimentConfig:
         if self.clients.deadline_s is not None and self.cluster.backend == "inline":
             raise ValueError("clients.deadline_s needs cluster.backend=ray: in one process nobody could stop a client")
-        if self.engine.lend_cores and self.cluster.backend == "inline":
-            raise ValueError("engine.lend_cores needs cluster.backend=ray: in one process there is nobody to lend")
         return self
 
     @classmethod
@@ -327,9 +325,7 @@ class ExperimentConfig(_Section):
         )
         if isinstance(self.system, NoSystem):
             del content["system"]  # runs from before there was the section continue
-        changing: list[str] = [self.engine.precision]
-        changing += ["lend_cores"] if self.engine.lend_cores else []
-        content["engine"] = ", ".join([self.engine.mode, *changing])
+        content["engine"] = ", ".join([self.engine.mode, self.engine.precision, STEPS])
         return without_added(content)
 
     def fingerprint(self) -> str:

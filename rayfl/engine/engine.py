@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from rayfl.device_errors import Pieces, check_context, free_device_memory, ran_out_of_memory
 from rayfl.engine import looped, vectorized
@@ -41,17 +41,6 @@ class EngineConfig(BaseModel):
         "bfloat16: networks compute in bfloat16 in steps and evaluation (autocast), while parameters, momenta, losses "
         "and sums stay float32",
     )
-    lend_cores: bool = Field(
-        False,
-        description="on CPUs, client by client: clients that begin when other actors of their machine have none left "
-        "get the cores of those; results then depend on the number of actors, up to rounding",
-    )
-
-    @model_validator(mode="after")
-    def _one_by_one(self) -> EngineConfig:
-        if self.lend_cores and self.mode == "vectorized":
-            raise ValueError("lend_cores is for clients trained one by one: set mode=looped, or lend_cores=false")
-        return self
 
 
 class Engine:
@@ -75,8 +64,6 @@ class Engine:
         obstacle = next((c.network.why_not_vectorizable for c in task.candidates if not c.network.vectorizable), "")
         self.vectorized = wanted and not obstacle
         notes = [f"clients are trained one by one: {obstacle}"] if wanted and obstacle else []
-        if config.lend_cores and device.type != "cpu":
-            notes.append(f"engine.lend_cores is for CPUs: on {device.type} it changes nothing")
         notes += why_not(config.precision, device)
         self.note = "; ".join(notes)
         if self.note:

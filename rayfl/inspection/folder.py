@@ -164,7 +164,7 @@ def open_run(path: str, schema: type[ExperimentConfig], trust: bool = False) -> 
         content = read_yaml(storage.read("config.yaml"))
         if not isinstance(content, dict):
             raise RunError(f"{storage.uri}/config.yaml is damaged: it has no sections")
-        config = as_recorded(content, lambda values: load_config(schema, content, values, trust=trust))
+        config = as_recorded(content, lambda known, values: load_config(schema, known, values, trust=trust))
     except FileNotFoundError as error:
         raise RunError(f"{storage.uri} is no run's folder: it has no config.yaml") from error
     except (yaml.YAMLError, ValueError, RecursionError, ConfigError) as error:

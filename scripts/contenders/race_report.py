@@ -20,7 +20,6 @@ from matplotlib import pyplot as plt
 BEGIN, END = "<!-- race: begin -->", "<!-- race: end -->"
 TITLES = {
     "rayfl": "rayfl",
-    "rayfl-fast": "rayfl, fast",
     "rayfl-commits": "rayfl, commits every round",
     "bare": "bare PyTorch, 2 processes",
     "pfl": "pfl-research, 2 processes",
@@ -29,7 +28,6 @@ TITLES = {
 }
 COLOURS = {
     "rayfl": "#0072B2",
-    "rayfl-fast": "#D55E00",
     "rayfl-commits": "#56B4E9",
     "bare": "#999999",
     "pfl": "#E69F00",

@@ -1,8 +1,7 @@
 """The race's works in rayfl.
 
 The other contenders keep nothing on disk, so there is one commit, at the end; with the environment variable
-``RAYFL_RACE_COMMITS`` there is one after every round, as is rayfl's default. ``RAYFL_RACE_FAST`` takes what is equal up
-to rounding only: the fast kernel, and cores of actors that have finished.
+``RAYFL_RACE_COMMITS`` there is one after every round, as is rayfl's default.
 """
 
 from __future__ import annotations
@@ -94,7 +93,6 @@ def configuration(task: Task) -> dict[str, Any]:
         },
         # Evaluation at every round where it is what is timed, at the end otherwise.
         "evaluation": {"every": 1 if work.evaluate else work.rounds, "cohort_every": work.rounds, "splits": ["test"]},
-        "engine": {"kernel": "fast", "lend_cores": True} if "RAYFL_RACE_FAST" in os.environ else {},
         "tracking": {"tensorboard": False},
         "storage": {"commit_every": 1 if "RAYFL_RACE_COMMITS" in os.environ else work.rounds},
     }

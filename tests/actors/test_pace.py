@@ -145,7 +145,6 @@ def description(**what: Any) -> dict[str, Any]:
     [
         ({}, [{}, {}], True),
         ({}, [{}, {"vectorized": True}], False),
-        ({"engine": {"lend_cores": True}}, [{}, {}], False),
         ({"cluster": {"balance": "sizes"}}, [{}, {}], False),
         ({"cluster": {"balance": "measured"}}, [{"vectorized": True}], True),
     ],
