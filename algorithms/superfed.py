@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
@@ -127,9 +127,8 @@ class SuPerFed(Averaging):
         width = () if self.mode == "mm" else (len(self._layers(task)),)
 
         def draw(generator: np.random.Generator, steps: int) -> Tree:
-            if self.fixed_coefficient is not None:
-                return {"coefficient": np.full((steps, *width), self.fixed_coefficient)}
-            return {"coefficient": generator.random((steps, *width))}
+            fixed, shape = self.fixed_coefficient, (steps, *width)
+            return {"coefficient": generator.random(shape) if fixed is None else np.full(shape, fixed)}
 
         return draw
 
@@ -139,12 +138,9 @@ class SuPerFed(Averaging):
 
     def _local_model(self, client: Client, received: Tree) -> Tree:
         """w^l, made when it is first needed."""
-        stored: Tree | None = client.state.get("local")
-        if stored is not None:
-            return stored
-        if self.local_init == "copy":
-            return received
-        return client.fresh_model(shared=self.local_init == "shared")
+        if "local" not in client.state and self.local_init != "copy":
+            return client.fresh_model(shared=self.local_init == "shared")
+        return cast(Tree, client.state.get("local", received))
 
 
 def _line(federated: Model, local: Model, task: Task) -> dict[str, Predictor]:
