@@ -12,22 +12,24 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 class _Schedule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    warmup: int = Field(0, ge=0, description="rounds in which the rate rises evenly to train.lr, before all others")
+    warmup: int = Field(
+        0, ge=0, description="first rounds, in which the rate rises evenly to train.lr; the schedule begins after them"
+    )
 
-    def rate(self, lr: float, round: int, rounds: int) -> float:
-        """eta_t.
+    def relative(self, round: int, rounds: int, lr: float = 1.0) -> float:
+        """eta_t / eta.
 
         Args:
-            lr: eta, the rate of the training section.
             round: t, 0-indexed.
             rounds: T.
+            lr: eta, the rate of the training section.
         """
         if round < self.warmup:
-            return lr * (round + 1) / self.warmup
-        return self._after_warmup(lr, round - self.warmup, max(rounds - self.warmup, 1))
+            return (round + 1) / self.warmup
+        return self._after_warmup(round - self.warmup, rounds - self.warmup, lr)
 
     @abstractmethod
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float: ...
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float: ...
 
 
 class Constant(_Schedule):
@@ -35,8 +37,8 @@ class Constant(_Schedule):
 
     name: Literal["constant"] = "constant"
 
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
-        return lr
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
+        return 1.0
 
 
 class Exponential(_Schedule):
@@ -45,8 +47,8 @@ class Exponential(_Schedule):
     name: Literal["exponential"] = "exponential"
     factor: float = Field(gt=0, le=1, description="factor on the rate per round")
 
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
-        return lr * self.factor**round
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
+        return self.factor**round
 
 
 class Cosine(_Schedule):
@@ -55,8 +57,9 @@ class Cosine(_Schedule):
     name: Literal["cosine"] = "cosine"
     minimum: float = Field(0.0, ge=0, description="eta_min, the rate that round T would have")
 
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
-        return self.minimum + (lr - self.minimum) * (1 + math.cos(math.pi * round / rounds)) / 2
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
+        least = self.minimum / lr if lr else 0.0
+        return least + (1 - least) * (1 + math.cos(math.pi * round / rounds)) / 2
 
 
 class Linear(_Schedule):
@@ -64,8 +67,8 @@ class Linear(_Schedule):
 
     name: Literal["linear"] = "linear"
 
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
-        return lr * (1 - round / rounds)
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
+        return 1 - round / rounds
 
 
 class Step(_Schedule):
@@ -75,8 +78,8 @@ class Step(_Schedule):
     every: int = Field(ge=1, description="rounds between two changes")
     factor: float = Field(0.1, gt=0, le=1, description="factor on the rate at each of them")
 
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
-        return lr * self.factor ** (round // self.every)
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
+        return self.factor ** (round // self.every)
 
 
 class MultiStep(_Schedule):
@@ -93,8 +96,8 @@ class MultiStep(_Schedule):
             raise ValueError("milestones must ascend")
         return milestones
 
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
-        return lr * self.factor ** sum(milestone <= round for milestone in self.milestones)
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
+        return self.factor ** sum(milestone <= round for milestone in self.milestones)
 
 
 Schedule = Annotated[
