@@ -169,6 +169,7 @@ class Parts:
             raise ConfigError(
                 f"model.candidates: all clients of {algorithm.name} share one architecture; give a single model"
             )
+        self._check_optimizer()
         algorithm.check(self.task, self.context)
         if self.config.train.private_norm != "none":
             self._check_private_norm()
@@ -181,6 +182,15 @@ class Parts:
         self._check_evaluated(sizes)
         algorithm.check_data(self.task, sizes, self.config.holdout.public)
         return sizes
+
+    def _check_optimizer(self) -> None:
+        """Refuses to keep what there is not. Configurations that ask for it can be read: older runs may have."""
+        train = self.config.train
+        if train.persist_optimizer and not train.rule.slots:
+            raise ConfigError(
+                f"train.persist_optimizer: {train.optimizer} without momentum keeps nothing: set train.momentum, or "
+                "drop train.persist_optimizer"
+            )
 
     def _check_evaluated(self, sizes: np.ndarray) -> None:
         """Refuses an evaluation of nobody, and says who is left out of one."""

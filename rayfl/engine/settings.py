@@ -42,8 +42,8 @@ class TrainConfig(BaseModel):
     weight_decay: float = Field(
         0.0,
         ge=0,
-        description="sgd, adam: multiple of the parameters that is added to the gradient; adamw: share of them, times the "
-        "learning rate, that is taken off at every step",
+        description="sgd, adam: multiple of the parameters that is added to the gradient (L2); adamw: share of them, "
+        "times the learning rate, by which every step shrinks them",
     )
     max_grad_norm: float | None = Field(
         None,
@@ -117,11 +117,8 @@ class TrainConfig(BaseModel):
         if self.nesterov and self.dampening:
             raise ValueError("nesterov is defined without dampening: set dampening=0, or nesterov=false")
         if self.optimizer == "sgd" and not self.momentum:
-            if given := [name for name in ("nesterov", "dampening", "persist_optimizer") if getattr(self, name)]:
-                raise ValueError(
-                    f"{', '.join(given)}: sgd without momentum has no buffers, so {_it(given)} would do nothing: set "
-                    f"momentum, or drop {_it(given)}"
-                )
+            if given := [name for name in ("nesterov", "dampening") if getattr(self, name)]:
+                raise ValueError(f"{', '.join(given)} without momentum: set momentum, or drop {_it(given)}")
         return self
 
 
