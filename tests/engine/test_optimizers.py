@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rayfl.engine.optimizers import Kept, OptimizerName, ParameterGroup, Rule, clipped
 from rayfl.errors import MethodError
-from rayfl.params import copy, leaves
+from rayfl.params import copy
 from tests.engine.gradients import PLAIN, PULLED, ByTorch, function, given, keeping, trained, tree_of, updates
 from tests.toys import assert_close, assert_equal
 
