@@ -38,7 +38,7 @@ class TrainConfig(BaseModel):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.999), description="Adam: decay of the two moments"
     )
-    eps: float = Field(1e-8, gt=0, description="Adam: added to the root of the second moment")
+    eps: float = Field(1e-8, gt=0, allow_inf_nan=False, description="Adam: added to the root of the second moment")
     weight_decay: float = Field(
         0.0,
         ge=0,
@@ -93,7 +93,7 @@ class TrainConfig(BaseModel):
         if self.schedule is None:
             return self
         if self.lr_decay != 1:
-            raise ValueError("schedule and lr_decay both change the learning rate: give one of them")
+            raise ValueError("schedule and lr_decay both change the learning rate: set lr_decay=1, or schedule=null")
         if self.schedule.warmup >= self.rounds:
             raise ValueError(
                 f"schedule.warmup={self.schedule.warmup} leaves none of the {self.rounds} rounds to the schedule "
@@ -109,22 +109,21 @@ class TrainConfig(BaseModel):
     def _options_of_the_optimizer(self) -> TrainConfig:
         """No option of another optimizer, and none that does nothing without one that is missing."""
         others = _OF_ADAM if self.optimizer == "sgd" else _OF_SGD
-        if given := [name for name in others if getattr(self, name) != type(self).model_fields[name].default]:
+        defaults = {name: type(self).model_fields[name].default for name in others}
+        if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
             means = "adam or adamw" if self.optimizer == "sgd" else "sgd"
+            without = ", ".join(f"{name}={defaults[name]}" for name in given)
             raise ValueError(
-                f"optimizer={self.optimizer} has no {', '.join(given)}: drop {_it(given)}, or set optimizer={means}"
+                f"optimizer={self.optimizer} has no {', '.join(given)}: set {without}, or optimizer={means}"
             )
         if self.nesterov and self.dampening:
             raise ValueError("nesterov is defined without dampening: set dampening=0, or nesterov=false")
         if self.optimizer == "sgd" and not self.momentum:
-            if given := [name for name in ("nesterov", "dampening") if getattr(self, name)]:
-                raise ValueError(f"{', '.join(given)} without momentum: set momentum, or drop {_it(given)}")
+            for name in ("nesterov", "dampening"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} without momentum does nothing: set momentum, or drop {name}")
         return self
 
 
 _OF_SGD = ("momentum", "dampening", "nesterov")
 _OF_ADAM = ("betas", "eps")
-
-
-def _it(names: list[str]) -> str:
-    return "it" if len(names) == 1 else "them"
