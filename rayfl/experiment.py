@@ -184,12 +184,19 @@ class Parts:
         return sizes
 
     def _check_optimizer(self) -> None:
-        """Refuses to keep what there is not. Configurations that ask for it can be read: older runs may have."""
+        """Refuses to keep what there is not (older runs may have asked for it), and names a warm-up without an end."""
         train = self.config.train
         if train.persist_optimizer and not train.rule.slots:
             raise ConfigError(
                 f"train.persist_optimizer: {train.optimizer} without momentum keeps nothing: set train.momentum, or "
                 "drop train.persist_optimizer"
+            )
+        if train.schedule is not None and train.schedule.warmup >= train.rounds:
+            _log.warning(
+                "train.schedule: the warm-up of %d rounds takes up all %d rounds: nothing is left for the schedule %s",
+                train.schedule.warmup,
+                train.rounds,
+                train.schedule.name,
             )
 
     def _check_evaluated(self, sizes: np.ndarray) -> None:

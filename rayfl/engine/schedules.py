@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -26,7 +26,19 @@ class _Schedule(BaseModel):
         """
         if round < self.warmup:
             return (round + 1) / self.warmup
-        return self._after_warmup(round - self.warmup, rounds - self.warmup, lr)
+        return self._after_warmup(round - self.warmup, max(rounds - self.warmup, 1), lr)
+
+    def stretched(self, before: int, rounds: int) -> Self:
+        """The same course over another number of rounds.
+
+        Args:
+            before: T for which the schedule was made.
+            rounds: T of the new one.
+        """
+        return self.model_copy(update={"warmup": self.warmup * rounds // before, **self._changes(before, rounds)})
+
+    def _changes(self, before: int, rounds: int) -> dict[str, Any]:
+        return {}
 
     @abstractmethod
     def _after_warmup(self, round: int, rounds: int, lr: float) -> float: ...
@@ -49,6 +61,9 @@ class Exponential(_Schedule):
 
     def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
         return self.factor**round
+
+    def _changes(self, before: int, rounds: int) -> dict[str, Any]:
+        return {"factor": self.factor ** (before / rounds)}
 
 
 class Cosine(_Schedule):
@@ -81,6 +96,9 @@ class Step(_Schedule):
     def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
         return self.factor ** (round // self.every)
 
+    def _changes(self, before: int, rounds: int) -> dict[str, Any]:
+        return {"every": max(1, self.every * rounds // before)}
+
 
 class MultiStep(_Schedule):
     """eta factor^(number of milestones that are at most t)."""
@@ -98,6 +116,9 @@ class MultiStep(_Schedule):
 
     def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
         return self.factor ** sum(milestone <= round for milestone in self.milestones)
+
+    def _changes(self, before: int, rounds: int) -> dict[str, Any]:
+        return {"milestones": tuple(sorted({max(1, milestone * rounds // before) for milestone in self.milestones}))}
 
 
 Schedule = Annotated[

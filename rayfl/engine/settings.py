@@ -94,11 +94,6 @@ class TrainConfig(BaseModel):
             return self
         if self.lr_decay != 1:
             raise ValueError("schedule and lr_decay both change the learning rate: set lr_decay=1, or schedule=null")
-        if self.schedule.warmup >= self.rounds:
-            raise ValueError(
-                f"schedule.warmup={self.schedule.warmup} leaves none of the {self.rounds} rounds to the schedule "
-                f"{self.schedule.name}: lower it, or raise rounds"
-            )
         if isinstance(self.schedule, Cosine) and self.schedule.minimum > self.lr:
             raise ValueError(
                 f"schedule.minimum={self.schedule.minimum} is more than lr={self.lr}, from which the rate falls to it"

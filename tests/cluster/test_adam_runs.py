@@ -90,7 +90,10 @@ def test_adam_schedules_and_what_is_kept_change_results(tmp_path: Path) -> None:
         ({"schedule": {"name": "linear", "factor": 0.5}}, r"train\.schedule\.factor: unknown; allowed: name, warmup"),
         ({"schedule": {"name": "cosin"}}, r"train\.schedule: 'cosin' does not exist \(did you mean 'cosine'\?\)"),
         ({"schedule": {"name": "step"}}, r"train\.schedule\.every: required"),
-        ({"schedule": {"name": "linear"}, "lr_decay": 0.9}, r"train: schedule and lr_decay both.*: set lr_decay=1, or schedule=null"),
+        (
+            {"schedule": {"name": "linear"}, "lr_decay": 0.9},
+            r"train: schedule and lr_decay both.*: set lr_decay=1, or schedule=null",
+        ),
         ({"optimizer": "adagrad"}, r"train\.optimizer: 'adagrad' is not allowed"),
         ({"betas": [0.9, 1.0], "optimizer": "adam"}, r"train\.betas\.1: "),
     ],
@@ -114,6 +117,17 @@ def test_an_optimizer_that_keeps_nothing_cannot_persist(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     Parts(load_config(Experiment, content, {"train.momentum": 0.5})).check()
     Parts(load_config(Experiment, content, {"train.optimizer": "adam"})).check()
+
+
+def test_a_warm_up_without_an_end_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No refusal: a trial of few rounds may well be of a configuration for many."""
+    for warmup, warned in ((3, False), (4, True)):
+        caplog.clear()
+        content = experiment(tmp_path, "run", schedule={"name": "linear", "warmup": warmup})
+        Parts(load_config(Experiment, content, {})).check()
+        assert (
+            "warm-up of 4 rounds takes up all 4 rounds: nothing is left for the schedule linear" in caplog.text
+        ) == warned
 
 
 def test_a_method_that_supposes_sgd_is_refused_before_anything_is_written(tmp_path: Path) -> None:

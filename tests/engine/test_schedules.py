@@ -38,6 +38,7 @@ def train(schedule: dict[str, Any] | None = None, **options: Any) -> TrainConfig
         (None, [0.1] * 10),
         ({"name": "constant"}, [0.1] * 10),
         ({"name": "constant", "warmup": 4}, [0.025, 0.05, 0.075, *[0.1] * 7]),
+        ({"name": "linear", "warmup": 20}, [0.005 * t for t in range(1, 11)]),
         ({"name": "exponential", "factor": 0.5}, [0.1 * 0.5**t for t in range(10)]),
         ({"name": "cosine"}, COSINE),
         ({"name": "cosine", "warmup": 3}, WARMED),
@@ -141,7 +142,6 @@ def test_a_rate_of_a_methods_own_that_is_constant_stays_so() -> None:
     ("options", "message"),
     [
         ({"schedule": {"name": "linear"}, "lr_decay": 0.9}, "schedule and lr_decay both"),
-        ({"schedule": {"name": "linear", "warmup": 10}}, "warmup=10 leaves none of the 10 rounds"),
         ({"schedule": {"name": "cosine", "minimum": 0.2}}, r"minimum=0\.2 is more than lr=0\.1"),
         ({"schedule": {"name": "linear", "factor": 0.5}}, "factor"),
         ({"schedule": {"name": "cosine", "milestones": [3]}}, "milestones"),
@@ -170,3 +170,26 @@ def test_rates_never_rise_after_the_warm_up() -> None:
         rates = [train({**schedule, "warmup": 3}).lr_in(t) for t in range(2, 10)]
         assert all(later <= earlier for earlier, later in itertools.pairwise(rates))
         assert rates[0] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"name": "cosine", "warmup": 20, "minimum": 0.01},
+        {"name": "linear"},
+        {"name": "exponential", "factor": 0.99},
+        {"name": "step", "every": 50},
+        {"name": "multistep", "milestones": [50, 150]},
+    ],
+    ids=str,
+)
+def test_a_schedule_of_a_shorter_run_has_the_same_course(schedule: dict[str, Any]) -> None:
+    long = train(schedule, rounds=200)
+    assert long.schedule is not None
+    short = train(long.schedule.stretched(200, 20).model_dump(), rounds=20)
+    after = short.schedule.warmup if short.schedule is not None else 0
+    assert after == schedule.get("warmup", 0) / 10
+    for t in range(after, 20):
+        assert short.lr_in(t) == pytest.approx(long.lr_in(10 * t), rel=1e-9)
+    crowded = train({"name": "multistep", "milestones": [50, 51]}, rounds=200).schedule
+    assert crowded is not None and crowded.stretched(200, 20).model_dump()["milestones"] == (5,)
