@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.base import Averaging, setting
+from algorithms.base import Averaging, check_sgd, setting
 from algorithms.mixture import mixed_weights, parameters
 from rayfl.aggregation import Weighted
-from rayfl.engine.client import Client
+from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.terms import constant, line, loss
 from rayfl.params import Tree
@@ -54,6 +54,12 @@ class APFL(Averaging):
     mix: Literal["weights", "logits"] = setting(
         "weights", "", "mix the weights (paper), or the logits of the two models (the authors' code)"
     )
+
+    def check(self, task: Task, context: RoundContext) -> None:
+        super().check(task, context)
+        if self.adaptive:
+            reason = "alpha_k moves by train.lr times its gradient: set algorithm.adaptive=false for another optimizer"
+            check_sgd("APFL", context.train, reason)
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         local, alpha = self._own(client, model)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.settings import TrainConfig
 from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError, MethodError
 from rayfl.models.base import Network
@@ -242,6 +243,25 @@ def check_head(method: str, network: Network) -> None:
             f"{method} needs the last layer's weight to be trained, but in this model {network.head_weight!r} has "
             "requires_grad=False: leave it on there, or choose another method"
         )
+
+
+def check_sgd(method: str, train: TrainConfig, reason: str, heavy_ball: bool = False) -> None:
+    """Refuses an optimizer other than SGD, for a method whose own formulas suppose its steps.
+
+    Args:
+        method: what to call the method.
+        train: the training section.
+        reason: what supposes SGD, for the message.
+        heavy_ball: whether SGD must also have neither Nesterov's momentum nor dampening.
+
+    Raises:
+        ConfigError: naming the option and the fix.
+    """
+    if train.optimizer != "sgd":
+        raise ConfigError(f"{method} needs train.optimizer=sgd, not {train.optimizer}: {reason}")
+    for field in ("nesterov", "dampening") if heavy_ball else ():
+        if getattr(train, field):
+            raise ConfigError(f"{method} does without train.{field}: {reason}")
 
 
 class Averaging(Algorithm):

@@ -104,7 +104,9 @@ class FedMe(OwnModels):
         if context.num_clients < 2:
             raise ConfigError("partition: fedme exchanges models, so it needs two clients at least; there is only one")
         if context.train.persist_optimizer:
-            raise ConfigError("train.persist_optimizer: models change hands in fedme, their momentum cannot; drop it")
+            raise ConfigError(
+                "train.persist_optimizer: models change hands in fedme, what their optimizers keep cannot; drop it"
+            )
 
     def check_data(self, task: Task, sizes: np.ndarray, public: int) -> None:
         super().check_data(task, sizes, public)

@@ -66,7 +66,7 @@ class FML(Averaging):
     persist_private_optimizer: bool = setting(
         False,
         "",
-        "keep the private model's momentum from round to round while the meme's starts empty (authors' code); false: "
+        "keep the private model's optimizer from round to round while the meme's begins afresh (authors' code); false: "
         "both as train.persist_optimizer says",
     )
 

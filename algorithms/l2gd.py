@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from algorithms.base import Algorithm, Clients, setting
+from algorithms.base import Algorithm, Clients, check_sgd, setting
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.errors import ConfigError
@@ -59,13 +59,14 @@ class L2GD(Algorithm):
                 f"L2GD needs all clients in every round, but train.clients_per_round is {train.clients_per_round} of "
                 f"{context.num_clients}: set train.clients_per_round=all"
             )
+        check_sgd("L2GD", train, "aggregations and local steps are the parts of one gradient step")
         for field in ("momentum", "weight_decay"):
             value = getattr(train, field)
             if value > 0:
                 raise ConfigError(f"L2GD takes plain gradient steps, but train.{field} is {value}: set it to 0")
-        if self.pull(context, 0) > 1:
+        if (pull := max(self.pull(context, round) for round in range(context.rounds))) > 1:
             raise ConfigError(
-                f"L2GD moves every model {self.pull(context, 0):.3g} times the way to the mean (train.lr "
+                f"L2GD moves every model {pull:.3g} times the way to the mean (train.lr "
                 "algorithm.penalty_weight / (K algorithm.aggregation_probability)), which must not exceed 1 (1/2 is "
                 "recommended): lower train.lr"
             )

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from algorithms.base import Averaging, setting
+from algorithms.base import Averaging, check_sgd, setting
 from algorithms.mixture import parameters
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
@@ -53,7 +53,7 @@ class PFedMe(Averaging):
         15.0, "lambda", "pull between theta_k and w_k; train.lr times it is how far w_k moves towards theta_k", ge=0
     )
     inner_steps: int = setting(5, "K", "steps of theta_k on each mini-batch", ge=1)
-    personal_lr: float = setting(0.09, "eta_p", "learning rate of theta_k in round 0; decays by train.lr_decay", ge=0)
+    personal_lr: float = setting(0.09, "eta_p", "learning rate of theta_k; follows the rounds as train.lr does", ge=0)
     personal_decay: float = setting(0.001, "mu_2", "weight decay of theta_k (official code); w_k has none", ge=0)
     local_iterations: int | None = setting(
         None, "R", "mini-batches of a local update (paper: 20); null: train.local_epochs passes over the data", ge=0
@@ -65,6 +65,7 @@ class PFedMe(Averaging):
 
     def check(self, task: Task, context: RoundContext) -> None:
         train = context.train
+        check_sgd("pFedMe", train, "w_k follows theta_k by train.lr lambda (w_k - theta_k), which is a step of SGD")
         if train.momentum > 0 and not self.momentum_on_personal:
             raise ConfigError(
                 f"pFedMe has no momentum, but train.momentum is {train.momentum}: set train.momentum=0, or "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from algorithms.base import Algorithm, Clients, setting
+from algorithms.base import Algorithm, Clients, check_sgd, setting
 from algorithms.mixture import parameters
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
@@ -31,10 +31,10 @@ class Scaffold(Algorithm):
     """SCAFFOLD: every local gradient is corrected by c - c_k, the drift of client k from everybody's mean.
 
     A local step is y <- y - eta (g(y) - c_k + c). Afterwards the client renews c_k: with ``option2`` by the mean
-    gradient of its own steps, read off the distance it moved, c_k - c + (w - y) / (n eta) for n steps; with
-    ``option1`` by the full-batch gradient at w. Weight decay counts as part of the gradient in both. The server
-    takes w + eta_g mean(y_k - w) and c + |S|/K mean(c_k^+ - c_k), both means uniform. Control variates exist for
-    parameters; buffers (running statistics) are averaged.
+    gradient of its own steps, read off the distance it moved, c_k - c + (w - y) / (n eta) for n steps of SGD; with
+    ``option1`` by the full-batch gradient at w. Weight decay counts as part of the gradient, unless it is AdamW's.
+    The server takes w + eta_g mean(y_k - w) and c + |S|/K mean(c_k^+ - c_k), both means uniform. Control variates
+    exist for parameters; buffers (running statistics) are averaged.
 
     Server: model w and control variate c. Client: control variate c_k, zero at first. Down: w and c. Up: y_k (which
     says as much as y_k - w and makes the mean of y exact where eta_g = 1) and c_k^+ - c_k. A client that takes no
@@ -71,6 +71,12 @@ class Scaffold(Algorithm):
     )
 
     def check(self, task: Task, context: RoundContext) -> None:
+        if self.control_update == "option2":
+            reason = (
+                "it reads c_k off the distance moved, which is a mean of gradients after other steps alone: set "
+                "algorithm.control_update=option1 for that"
+            )
+            check_sgd("SCAFFOLD", context.train, reason, heavy_ball=True)
         if context.train.momentum > 0 and not self.momentum_on_corrected:
             raise ConfigError(
                 f"SCAFFOLD has no momentum, but train.momentum is {context.train.momentum}: set train.momentum=0, or "
@@ -117,7 +123,8 @@ class Scaffold(Algorithm):
         start = parameters(received, client.task)
         if self.control_update == "option1":
             gradient = await client.gradient(received, loss())
-            return add_scaled(parameters(gradient, client.task), start, train.weight_decay)
+            coupled = 0.0 if train.optimizer == "adamw" else train.weight_decay
+            return add_scaled(parameters(gradient, client.task), start, coupled)
         scale = 1 / (client.lr * sum_of_step_weights(steps, train.momentum))
         moved = map_leaves(lambda leaf: leaf * scale, subtract(start, parameters(trained, client.task)))
         return subtract(moved, correction)

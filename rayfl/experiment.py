@@ -169,6 +169,7 @@ class Parts:
             raise ConfigError(
                 f"model.candidates: all clients of {algorithm.name} share one architecture; give a single model"
             )
+        self._check_optimizer()
         algorithm.check(self.task, self.context)
         if self.config.train.private_norm != "none":
             self._check_private_norm()
@@ -181,6 +182,22 @@ class Parts:
         self._check_evaluated(sizes)
         algorithm.check_data(self.task, sizes, self.config.holdout.public)
         return sizes
+
+    def _check_optimizer(self) -> None:
+        """Refuses to keep what there is not (older runs may have asked for it), and names a warm-up without an end."""
+        train = self.config.train
+        if train.persist_optimizer and not train.rule.slots:
+            raise ConfigError(
+                f"train.persist_optimizer: {train.optimizer} without momentum keeps nothing: set train.momentum, or "
+                "drop train.persist_optimizer"
+            )
+        if train.schedule is not None and train.schedule.warmup >= train.rounds:
+            _log.warning(
+                "train.schedule: the warm-up of %d rounds takes up all %d rounds: nothing is left for the schedule %s",
+                train.schedule.warmup,
+                train.rounds,
+                train.schedule.name,
+            )
 
     def _check_evaluated(self, sizes: np.ndarray) -> None:
         """Refuses an evaluation of nobody, and says who is left out of one."""

@@ -10,8 +10,14 @@ from pydantic import BaseModel
 ADDED: Mapping[str, Any] = {
     "algorithm.one_sample": "paper",
     "dataset.labels": "as_found",
+    "train.betas": [0.9, 0.999],
+    "train.dampening": 0.0,
+    "train.eps": 1e-8,
+    "train.nesterov": False,
+    "train.optimizer": "sgd",
+    "train.schedule": None,
 }
-"""By dotted path, the value that stands for what was done before there was the option.
+"""By dotted path, the value (as in a file) that stands for what was done before there was the option.
 
 At that value an option does not count in the fingerprint, so that runs from before continue. A default that does
 something else than was done before is not that value, and counts.
@@ -47,7 +53,11 @@ def changed_defaults(config: BaseModel) -> dict[str, Any]:
         for parent in parents:
             section = getattr(section, parent, None)
         field = type(section).model_fields.get(key) if isinstance(section, BaseModel) else None
-        if field is not None and getattr(section, key) == field.default != before:
+        if (
+            field is not None
+            and getattr(section, key) == field.default
+            and section.model_dump(mode="json")[key] != before
+        ):
             found[path] = before
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from rayfl.data.augment import Augmentation, Variations
 from rayfl.data.federated import Examples
 from rayfl.engine.batches import num_steps, plan_batches
-from rayfl.engine.optimizers import Kept, ParameterGroup
+from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
 from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.trampoline import Ask
@@ -160,29 +160,33 @@ class Client:
         task: Task | None = None,
         stream: str = "",
     ) -> Tree:
-        """Local SGD from ``trainable`` on ``objective``; returns the trained tree.
+        """Local steps of the configured optimizer from ``trainable`` on ``objective``; returns the trained tree.
 
         Images are augmented as configured, here and nowhere else, with numbers from the stream ``augment``.
 
         Args:
             trainable: the tree to train, left as it is. A tensor that the objective does not read has a zero
-                gradient, so weight decay still moves it: what shall not move belongs into ``frozen``.
+                gradient, so weight decay still moves it (with Adam by the learning rate at each step, however small
+                it is): what shall not move belongs into ``frozen``.
             objective: ``(trainable, batch, task, frozen, draw) -> scalar``.
             frozen: tensors the objective reads.
             draw: makes the random numbers of all steps, from the stream ``mix``.
             epochs: default the configured local epochs.
             lr: default the round's learning rate.
-            momentum: default the configured momentum.
+            momentum: of SGD; default the configured momentum.
             weight_decay: default the configured weight decay.
             steps: number of mini-batches in place of whole epochs.
             repeats: how many consecutive steps use each mini-batch.
-            groups: how SGD treats what lies under a first key of ``trainable``, where it differs from the above.
-            keep_optimizer: whether momentum buffers go on where the last pass of the same ``stream`` left them (they
-                then are part of the client's state, ``optimizer``), or the first keys of ``trainable`` whose buffers
-                do; default as configured.
+            groups: how what lies under a first key of ``trainable`` is treated, where it differs from the above.
+            keep_optimizer: whether the optimizer goes on where the last pass of the same ``stream`` left it (its
+                buffers and number of steps then are part of the client's state, ``optimizer``), or the first keys of
+                ``trainable`` for which it does; default as configured.
             each_epoch: awaited after every epoch with the tree as trained so far.
             task: what the objective is given; default the client's task.
             stream: suffix of the streams, for a pass other than a round's first (``.1``, ``.finetune``).
+
+        Raises:
+            MethodError: when ``momentum``, here or in a group, is given for what is trained by Adam.
         """
         train = self.context.train
         streams, t = self.context.streams, self.round
@@ -193,8 +197,8 @@ class Client:
             streams.generator(f"batches{stream}", t, self.id),
             repeats,
         )
+        rule = ParameterGroup(self.lr if lr is None else lr, momentum, weight_decay).applied(train.rule)
         kept = train.persist_optimizer if keep_optimizer is None else keep_optimizer
-        memory = self._kept(stream) if kept else None
         draws = None if draw is None else draw(streams.generator(f"mix{stream}", t, self.id), plan.steps)
         variations = None
         if (augmentation := self.context.augmentation) is not None:
@@ -208,20 +212,21 @@ class Client:
             objective=objective,
             draws=draws,
             plan=plan,
-            rule=ParameterGroup(self.lr if lr is None else lr, momentum, weight_decay).applied(train.rule),
+            rule=rule,
             seed=streams.integer(f"dropout{stream}", t, self.id),
             groups=tuple((groups or {}).items()),
             max_grad_norm=train.max_grad_norm,
-            kept=memory,
             task=task,
             variations=variations,
         )
+        memory = self._kept(stream, request.rules) if kept else None
+        request = replace(request, kept=memory)
         if each_epoch is None or not plan.steps:
             trained: Tree = await Ask(request)
         else:
             trained = await self._by_epoch(request, repeats, each_epoch)
-        if memory is not None and memory.slots:
-            stored = memory.stored(train.optimizer, None if isinstance(kept, bool) else kept)
+        if memory is not None and memory.slots and plan.steps:
+            stored = memory.stored(None if isinstance(kept, bool) else kept)
             self.state["optimizer"] = {**self.state.get("optimizer", {}), _pass_name(stream): stored}
         return trained
 
@@ -291,14 +296,15 @@ class Client:
         seed = self.context.streams.integer(stream, client=client)
         return map_leaves(self._to_device, (task or self.task).network.initialize(seed))
 
-    def _kept(self, stream: str) -> Kept:
+    def _kept(self, stream: str, rules: Sequence[Rule]) -> Kept:
         """What the optimizer of the last pass of a stream has left; nothing before the first."""
-        return Kept.of(self.state.get("optimizer", {}).get(_pass_name(stream), {}), self.context.train.optimizer)
+        stored = self.state.get("optimizer", {}).get(_pass_name(stream), {})
+        return Kept.of(stored, {name for rule in rules for name in rule.slots})
 
     def _to_device(self, leaf: Any) -> Any:
         return leaf.to(self._device) if isinstance(leaf, Tensor) else leaf
 
 
 def _pass_name(stream: str) -> str:
-    """Where the state keeps the momentum buffers of a pass."""
+    """Where the state keeps what the optimizer of a pass has left."""
     return stream.removeprefix(".") or "main"

@@ -40,8 +40,9 @@ class Memory:
         kept = request.kept or Kept()
         for name in dict.fromkeys(name for rule in self.rules.values() for name in rule.slots):
             self.flats[name] = layout.zeros(device, layout.moving)
-            for path, stored in kept.slots.get(name, {}).items():
-                layout.leaves(self.flats[name])[path].copy_(stored)
+            buffers = layout.leaves(self.flats[name])
+            for path in kept.slots.get(name, {}).keys() & self.rules.keys():
+                buffers[path].copy_(kept.slots[name][path])
         keys = dict.fromkeys(map(key_of, layout.moved))
         self.steps = {key: torch.tensor(float(kept.steps.get(key, 0)), device=device) for key in keys}
         self._counts = any(rule.counts for rule in self.rules.values())
@@ -78,5 +79,8 @@ class Memory:
         """Hands on what the optimizer keeps, if that is asked for."""
         if self._kept is not None:
             slots = {name: self.layout.leaves(flat) for name, flat in self.flats.items() if name != MOVED}
-            self._kept.slots = {name: {p: views[p].clone() for p in self.rules} for name, views in slots.items()}
+            self._kept.slots = {
+                name: {path: views[path].clone() for path, rule in self.rules.items() if name in rule.slots}
+                for name, views in slots.items()
+            }
             self._kept.steps = {key: int(count) for key, count in self.steps.items()}

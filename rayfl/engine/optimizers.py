@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rayfl.errors import MethodError
 from rayfl.params import Tree, from_leaves, leaves
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
@@ -121,7 +122,7 @@ class ParameterGroup:
         momentum: momentum of SGD.
         weight_decay: see :class:`Rule`.
         bounds: interval to which the values are clipped after every step.
-        optimizer: another optimizer.
+        optimizer: another optimizer; its other options (dampening, betas, ...) are those of the training section.
     """
 
     lr: float | None = None
@@ -131,8 +132,18 @@ class ParameterGroup:
     optimizer: OptimizerName | None = None
 
     def applied(self, rule: Rule) -> Rule:
-        """The rule of the group's tensors."""
-        return replace(rule, **{name: value for name, value in vars(self).items() if value is not None})
+        """The rule of the group's tensors.
+
+        Raises:
+            MethodError: when momentum is given and the optimizer is not SGD, which alone has it.
+        """
+        made = replace(rule, **{name: value for name, value in vars(self).items() if value is not None})
+        if self.momentum and made.optimizer != "sgd":
+            raise MethodError(
+                f"momentum={self.momentum} is given for what {made.optimizer} trains, which has betas in its place: "
+                "drop it, or train that with ParameterGroup(optimizer='sgd', ...)"
+            )
+        return made
 
 
 Groups = tuple[tuple[str, ParameterGroup], ...]
@@ -167,6 +178,9 @@ def clipped(gradients: Sequence[Tensor], max_norm: float, stacked: bool = False)
     return [g * scale.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
 
 
+_OF_SGD = frozenset(SLOTS["sgd"])
+
+
 @dataclass
 class Kept:
     """What an optimizer keeps of a client from one pass to the next.
@@ -180,20 +194,32 @@ class Kept:
     steps: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, stored: Mapping[str, Any], optimizer: OptimizerName) -> Kept:
-        """From a client's state: a tree of momentum buffers for SGD, of moments and steps for Adam."""
-        if optimizer == "sgd":
-            return cls({"momentum": dict(leaves(stored))} if stored else {}, dict.fromkeys(stored, 1))
-        slots = {name: dict(leaves(stored[name])) for name in SLOTS[optimizer] if name in stored}
-        return cls(slots, {key: int(count) for key, count in stored.get("count", {}).items()})
+    def of(cls, stored: Mapping[str, Any], slots: Collection[str]) -> Kept:
+        """What a client's state holds.
 
-    def stored(self, optimizer: OptimizerName, keys: Collection[str] | None = None) -> Tree:
-        """For a client's state; of some first keys of the trained tree, or of all."""
+        Args:
+            stored: what :meth:`stored` has made.
+            slots: the names of all that the optimizers of the pass keep.
+        """
+        if set(slots) <= _OF_SGD:
+            buffers = dict(leaves(stored))
+            # Only whether there was a step before matters to SGD.
+            return cls({"momentum": buffers} if buffers else {}, dict.fromkeys(map(key_of, buffers), 1))
+        found = {name: dict(leaves(stored[name])) for name in slots if name in stored}
+        return cls(found, {key: int(count) for key, count in stored.get("count", {}).items()})
+
+    def stored(self, keys: Collection[str] | None = None) -> Tree:
+        """For a client's state: the tree of SGD's momentum buffers, or a tree for each slot and the numbers of steps.
+
+        Args:
+            keys: first keys of the trained tree of which something is kept; None for all.
+        """
 
         def wanted(path: str) -> bool:
             return keys is None or path.partition("/")[0] in keys
 
         trees = {name: from_leaves({p: t for p, t in kept.items() if wanted(p)}) for name, kept in self.slots.items()}
-        if optimizer == "sgd":
+        if set(trees) <= _OF_SGD:
             return trees.get("momentum", {})
-        return {**trees, "count": {key: count for key, count in self.steps.items() if wanted(key)}} if trees else {}
+        counts = {key: count for key, count in self.steps.items() if wanted(key)}
+        return {**trees, "count": counts} if counts else {}

@@ -74,6 +74,17 @@ class TrainRequest:
         bounds = self.plan.bounds
         return None if self.variations is None else self.variations.part(bounds[first], bounds[last])
 
+    @property
+    def rules(self) -> list[Rule]:
+        """The rules of whatever may be trained."""
+        return [self.rule, *(group.applied(self.rule) for _, group in self.groups)]
+
+    def _steps_before(self) -> tuple[tuple[str, int], ...] | None:
+        """How many steps the optimizer has made before, where that matters; None where nothing is kept."""
+        if self.kept is None:
+            return None
+        return tuple(sorted(self.kept.steps.items())) if any(rule.counts for rule in self.rules) else ()
+
     def group(self) -> tuple[Any, ...]:
         """Requests with equal groups can be stacked and stepped together."""
         return (
@@ -86,7 +97,7 @@ class TrainRequest:
             self.examples.x.dtype,
             self.rule,
             self.groups,
-            None if self.kept is None else tuple(sorted(self.kept.steps.items())),
+            self._steps_before(),
             self.max_grad_norm,
             self.task,
             None if self.variations is None else self.variations.augmentation,

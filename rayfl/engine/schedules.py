@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -12,22 +12,36 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 class _Schedule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    warmup: int = Field(0, ge=0, description="rounds in which the rate rises evenly to train.lr, before all others")
+    warmup: int = Field(
+        0, ge=0, description="first rounds, in which the rate rises evenly to train.lr; the schedule begins after them"
+    )
 
-    def rate(self, lr: float, round: int, rounds: int) -> float:
-        """eta_t.
+    def relative(self, round: int, rounds: int, lr: float = 1.0) -> float:
+        """eta_t / eta.
 
         Args:
-            lr: eta, the rate of the training section.
             round: t, 0-indexed.
             rounds: T.
+            lr: eta, the rate of the training section.
         """
         if round < self.warmup:
-            return lr * (round + 1) / self.warmup
-        return self._after_warmup(lr, round - self.warmup, max(rounds - self.warmup, 1))
+            return (round + 1) / self.warmup
+        return self._after_warmup(round - self.warmup, max(rounds - self.warmup, 1), lr)
+
+    def stretched(self, before: int, rounds: int) -> Self:
+        """The same course over another number of rounds.
+
+        Args:
+            before: T for which the schedule was made.
+            rounds: T of the new one.
+        """
+        return self.model_copy(update={"warmup": self.warmup * rounds // before, **self._changes(before, rounds)})
+
+    def _changes(self, before: int, rounds: int) -> dict[str, Any]:
+        return {}
 
     @abstractmethod
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float: ...
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float: ...
 
 
 class Constant(_Schedule):
@@ -35,8 +49,8 @@ class Constant(_Schedule):
 
     name: Literal["constant"] = "constant"
 
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
-        return lr
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
+        return 1.0
 
 
 class Exponential(_Schedule):
@@ -45,8 +59,11 @@ class Exponential(_Schedule):
     name: Literal["exponential"] = "exponential"
     factor: float = Field(gt=0, le=1, description="factor on the rate per round")
 
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
-        return lr * self.factor**round
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
+        return self.factor**round
+
+    def _changes(self, before: int, rounds: int) -> dict[str, Any]:
+        return {"factor": self.factor ** (before / rounds)}
 
 
 class Cosine(_Schedule):
@@ -55,8 +72,9 @@ class Cosine(_Schedule):
     name: Literal["cosine"] = "cosine"
     minimum: float = Field(0.0, ge=0, description="eta_min, the rate that round T would have")
 
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
-        return self.minimum + (lr - self.minimum) * (1 + math.cos(math.pi * round / rounds)) / 2
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
+        least = self.minimum / lr if lr else 0.0
+        return least + (1 - least) * (1 + math.cos(math.pi * round / rounds)) / 2
 
 
 class Linear(_Schedule):
@@ -64,8 +82,8 @@ class Linear(_Schedule):
 
     name: Literal["linear"] = "linear"
 
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
-        return lr * (1 - round / rounds)
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
+        return 1 - round / rounds
 
 
 class Step(_Schedule):
@@ -75,8 +93,11 @@ class Step(_Schedule):
     every: int = Field(ge=1, description="rounds between two changes")
     factor: float = Field(0.1, gt=0, le=1, description="factor on the rate at each of them")
 
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
-        return lr * self.factor ** (round // self.every)
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
+        return self.factor ** (round // self.every)
+
+    def _changes(self, before: int, rounds: int) -> dict[str, Any]:
+        return {"every": max(1, self.every * rounds // before)}
 
 
 class MultiStep(_Schedule):
@@ -93,8 +114,11 @@ class MultiStep(_Schedule):
             raise ValueError("milestones must ascend")
         return milestones
 
-    def _after_warmup(self, lr: float, round: int, rounds: int) -> float:
-        return lr * self.factor ** sum(milestone <= round for milestone in self.milestones)
+    def _after_warmup(self, round: int, rounds: int, lr: float) -> float:
+        return self.factor ** sum(milestone <= round for milestone in self.milestones)
+
+    def _changes(self, before: int, rounds: int) -> dict[str, Any]:
+        return {"milestones": tuple(sorted({max(1, milestone * rounds // before) for milestone in self.milestones}))}
 
 
 Schedule = Annotated[

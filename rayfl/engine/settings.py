@@ -1,4 +1,4 @@
-"""The training section of a configuration: rounds, cohort and local SGD."""
+"""The training section of a configuration: rounds, cohort and local training."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rayfl.engine.optimizers import OptimizerName, Rule
-from rayfl.engine.schedules import Schedule
+from rayfl.engine.schedules import Cosine, Schedule
 from rayfl.models.private_norm import PrivateNormPolicy
 
 
 class TrainConfig(BaseModel):
-    """Rounds, cohort and local SGD; every method reads the same section."""
+    """Rounds, cohort and local training; every method reads the same section."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -32,14 +32,19 @@ class TrainConfig(BaseModel):
         "warm-up rounds; null: exponential with lr_decay",
     )
     optimizer: OptimizerName = Field("sgd", description="local optimizer: sgd, adam, or adamw (decoupled weight decay)")
-    momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum; buffers start empty in every local update")
-    dampening: float = Field(0.0, ge=0, lt=1, description="dampening of SGD's momentum")
-    nesterov: bool = Field(False, description="Nesterov's momentum")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
+    dampening: float = Field(0.0, ge=0, lt=1, description="SGD: share of a gradient that is kept out of the momentum")
+    nesterov: bool = Field(False, description="SGD: Nesterov's momentum")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.999), description="decay of Adam's two moments"
+        (0.9, 0.999), description="Adam: decay of the two moments"
     )
-    eps: float = Field(1e-8, gt=0, description="Adam: added to the root of the second moment")
-    weight_decay: float = Field(0.0, ge=0, description="L2 coefficient added to the gradient")
+    eps: float = Field(1e-8, gt=0, allow_inf_nan=False, description="Adam: added to the root of the second moment")
+    weight_decay: float = Field(
+        0.0,
+        ge=0,
+        description="sgd, adam: multiple of the parameters that is added to the gradient (L2); adamw: share of them, "
+        "times the learning rate, by which every step shrinks them",
+    )
     max_grad_norm: float | None = Field(
         None,
         gt=0,
@@ -49,7 +54,9 @@ class TrainConfig(BaseModel):
         0, ge=0, description="least number of local steps; clients with few samples take part of a further epoch"
     )
     persist_optimizer: bool = Field(
-        False, description="keep each client's momentum buffers from one participation to the next"
+        False,
+        description="keep each client's buffers of the optimizer (momentum; moments and number of steps) from one "
+        "participation to the next; otherwise they begin at zero in every local update",
     )
     private_norm: PrivateNormPolicy = Field(
         "none",
@@ -73,20 +80,45 @@ class TrainConfig(BaseModel):
 
     def lr_in(self, round: int) -> float:
         """eta_t, the learning rate of round t (0-indexed)."""
-        if self.schedule is None:
-            return self.lr * self.lr_decay**round
-        return self.schedule.rate(self.lr, round, self.rounds)
+        return self.lr * self.factor_in(round)
 
     def factor_in(self, round: int) -> float:
         """eta_t / eta, for rates of a method's own."""
-        return self.lr_in(round) / self.lr if self.lr else 1.0
+        if self.schedule is None:
+            return self.lr_decay**round
+        return self.schedule.relative(round, self.rounds, self.lr)
 
     @model_validator(mode="after")
     def _one_schedule(self) -> TrainConfig:
-        if self.schedule is not None and self.lr_decay != 1:
-            raise ValueError("train.schedule and train.lr_decay both change the learning rate: give one of them")
-        if self.optimizer != "sgd" and (self.momentum or self.nesterov or self.dampening):
-            raise ValueError(f"momentum, nesterov and dampening are SGD's: with optimizer={self.optimizer} set betas")
-        if self.nesterov and (not self.momentum or self.dampening):
-            raise ValueError("nesterov needs momentum, and no dampening")
+        if self.schedule is None:
+            return self
+        if self.lr_decay != 1:
+            raise ValueError("schedule and lr_decay both change the learning rate: set lr_decay=1, or schedule=null")
+        if isinstance(self.schedule, Cosine) and self.schedule.minimum > self.lr:
+            raise ValueError(
+                f"schedule.minimum={self.schedule.minimum} is more than lr={self.lr}, from which the rate falls to it"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _options_of_the_optimizer(self) -> TrainConfig:
+        """No option of another optimizer, and none that does nothing without one that is missing."""
+        others = _OF_ADAM if self.optimizer == "sgd" else _OF_SGD
+        defaults = {name: type(self).model_fields[name].default for name in others}
+        if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
+            means = "adam or adamw" if self.optimizer == "sgd" else "sgd"
+            without = ", ".join(f"{name}={defaults[name]}" for name in given)
+            raise ValueError(
+                f"optimizer={self.optimizer} has no {', '.join(given)}: set {without}, or optimizer={means}"
+            )
+        if self.nesterov and self.dampening:
+            raise ValueError("nesterov is defined without dampening: set dampening=0, or nesterov=false")
+        if self.optimizer == "sgd" and not self.momentum:
+            for name in ("nesterov", "dampening"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} without momentum does nothing: set momentum, or drop {name}")
+        return self
+
+
+_OF_SGD = ("momentum", "dampening", "nesterov")
+_OF_ADAM = ("betas", "eps")

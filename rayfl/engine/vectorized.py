@@ -34,7 +34,7 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
     parameters = [leaf for _, leaf in leaves(model)]
     names = moved_paths(model, task)
     moved = [i for i, path in enumerate(paths) if path in names]
-    mover = _Mover(ranked, names, [parameters[i] for i in moved])
+    mover = _Mover(ranked, names, [parameters[i] for i in moved], device)
     frozen, frozen_dims = _stack_frozen(ranked, device)
     lent = Untouched(frozen or {})
     draws = None if first.draws is None else _pad_draws(ranked, device)
@@ -62,14 +62,16 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
 class _Mover:
     """The optimizer of a stack: its first clients make a step together."""
 
-    def __init__(self, ranked: Sequence[TrainRequest], paths: Sequence[str], stacks: Sequence[Tensor]) -> None:
+    def __init__(
+        self, ranked: Sequence[TrainRequest], paths: Sequence[str], stacks: Sequence[Tensor], device: torch.device
+    ) -> None:
         first = ranked[0]
         self._ranked, self._paths, self._stacks = ranked, paths, stacks
         self._max_norm = first.max_grad_norm
         self._rules = [rule_of(path, first.rule, first.groups) for path in paths]
         kept = first.kept or Kept()
         keys = dict.fromkeys(map(key_of, paths))
-        self._counts = {key: torch.tensor(float(kept.steps.get(key, 0)), device=stacks[0].device) for key in keys}
+        self._counts = {key: torch.tensor(float(kept.steps.get(key, 0)), device=device) for key in keys}
         self._made = {key: [kept.steps.get(key, 0)] * len(ranked) for key in keys}
         self._slots = [
             {name: self._begun(name, path, stack) for name in rule.slots}

@@ -78,6 +78,8 @@ def _of_rounds(config: ExperimentConfig, rounds: int) -> dict[str, Any]:
     changes: dict[str, Any] = {"train.rounds": rounds, "evaluation.every": max(1, rounds // _EVALUATIONS)}
     if config.train.lr_decay != 1:
         changes["train.lr_decay"] = round(config.train.lr_decay ** (before / rounds), 6)
+    if config.train.schedule is not None:
+        changes["train.schedule"] = config.train.schedule.stretched(before, rounds).model_dump(mode="json")
     if config.evaluation.cohort_every > 1:
         changes["evaluation.cohort_every"] = changes["evaluation.every"]
     for name in _ROUND_FIELDS:

@@ -70,6 +70,13 @@ def test_the_quick_form_of_a_divided_data_set_keeps_its_clients() -> None:
     assert (small.evaluation.every, small.evaluation.cohort_every) == (20, 20)
 
 
+def test_a_schedule_is_stretched_with_the_rounds() -> None:
+    steps = {"name": "multistep", "milestones": [250, 375], "warmup": 50}
+    _, small = quick("superfed-table1-mnist-k500", "ditto", **{"train.lr_decay": 1.0, "train.schedule": steps})
+    assert small.train.rounds == 100
+    assert (small.train.schedule.milestones, small.train.schedule.warmup) == ((50, 75), 10)
+
+
 def test_rounds_inside_a_method_keep_their_share_and_writers_become_fewer() -> None:
     config, small = quick("floco-table1-femnist", "floco")
     assert small.algorithm.assignment_round / 100 == config.algorithm.assignment_round / 500

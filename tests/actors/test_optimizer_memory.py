@@ -1,0 +1,57 @@
+"""What an optimizer keeps is part of what a client is measured to take, and of what its state weighs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.building import build_host
+from actors.probe import measure
+from actors.probe_calls import rehearsals
+from actors.probe_memory import ProcessMemory
+from algorithms.fedavg import FedAvg
+from algorithms.registry import Experiment
+from rayfl.config.loading import load_config
+from rayfl.engine.settings import TrainConfig
+from rayfl.experiment import Parts
+from rayfl.params import num_bytes
+from tests.cluster.experiments import small_experiment
+from tests.toys import Toy, random_clients, two_layers
+
+OPTIMIZERS: list[tuple[dict[str, Any], int]] = [
+    ({"momentum": 0.0}, 0),
+    ({"momentum": 0.5}, 1),
+    ({"momentum": 0.0, "optimizer": "adam"}, 2),
+    ({"momentum": 0.0, "optimizer": "adamw"}, 2),
+]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory need /proc")
+@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+def test_a_probe_counts_the_slots_of_the_optimizer(mode: str, tmp_path: Path) -> None:
+    """Of a model of 16 MB, within half of that."""
+    taken, sizes = [], set()
+    for train, _ in OPTIMIZERS:
+        content = small_experiment(tmp_path, "run", "fedavg")
+        content |= {"engine": {"mode": mode}, "model": {"name": "two_nn", "hidden": [2000, 2000]}}
+        content["train"] = {**content["train"], **train}
+        config = load_config(Experiment, content, {})
+        parts = Parts(config)
+        found = measure(
+            build_host(config, 0, "cpu"), config.engine, rehearsals(parts, parts.check()), ProcessMemory(), ""
+        )
+        taken.append(found.client_bytes)
+        sizes.add(num_bytes(parts.initial_server()["model"]))
+    (model,) = sizes
+    for (_, slots), bytes_taken in zip(OPTIMIZERS, taken, strict=True):
+        assert abs(bytes_taken - taken[0] - slots * model) < model / 2, (taken, model)
+
+
+@pytest.mark.parametrize(("train", "slots"), OPTIMIZERS[1:])
+def test_a_state_weighs_as_much_as_the_optimizer_keeps(train: dict[str, Any], slots: int) -> None:
+    section = TrainConfig(rounds=1, local_epochs=1, persist_optimizer=True, **train)
+    toy = Toy(FedAvg(), random_clients([8]), two_layers(), section)
+    toy.step([0])
+    assert num_bytes(toy.states()[0]["optimizer"]) - slots * num_bytes(toy.server["model"]) in (0, 8)
