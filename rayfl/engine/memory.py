@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -67,16 +68,24 @@ class Memory:
             )
             for (rule, key), own in groups.items()
         ]
-
-        def move(gradients: Sequence[Tensor]) -> None:
-            for rule, steps, places, (moved, *slots) in rows:
-                rule.step(moved, [gradients[place].contiguous() for place in places], slots, steps)
-
-        return move
+        return partial(_move, rows)
 
     def keep(self) -> None:
         """Hands on what the optimizer keeps, if that is asked for."""
-        if self._kept is not None:
-            slots = {name: self.layout.leaves(flat) for name, flat in self.flats.items() if name != MOVED}
-            self._kept.slots = {name: {p: views[p].clone() for p in self.rules} for name, views in slots.items()}
-            self._kept.steps = {key: int(count) for key, count in self.steps.items()}
+        if self._kept is None:
+            return
+        slots: dict[str, dict[str, Tensor]] = {}
+        for name, flat in self.flats.items():
+            if name != MOVED:
+                slots[name] = dict(zip(self.rules, map(Tensor.clone, self._of(flat)), strict=True))
+        self._kept.slots, self._kept.steps = slots, {key: int(count) for key, count in self.steps.items()}
+
+    def _of(self, flat: Tensor) -> list[Tensor]:
+        """The tensors of what is moved, as they lie in a buffer."""
+        views = self.layout.leaves(flat)
+        return [views[path] for path in self.rules]
+
+
+def _move(rows: Sequence[tuple[Rule, Tensor, list[int], list[list[Tensor]]]], gradients: Sequence[Tensor]) -> None:
+    for rule, steps, places, (moved, *slots) in rows:
+        rule.step(moved, [gradients[place].contiguous() for place in places], slots, steps)

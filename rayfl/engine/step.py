@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.engine.chain import writing_gradients
+from rayfl.engine.chain import WrittenGradients
 from rayfl.engine.flat import Layout
 from rayfl.engine.memory import MOVED, Memory
 from rayfl.engine.numbers import Factor, is_measured, measured
@@ -19,7 +19,6 @@ from rayfl.engine.optimizers import clipped, key_of
 from rayfl.engine.pairs import Slopes
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.rows import (
-    PIECE,
     SCRATCH,
     Combination,
     Operation,
@@ -55,33 +54,35 @@ def step_of(request: TrainRequest, task: Task, memory: Memory) -> Step:
     plain = request.max_grad_norm is not None or any(rule.bounds for rule in memory.rules.values())
     if isinstance(objective, Sum) and objective.readable and not plain:
         return _OnTerms(objective, request, task, memory).take
-    return _by_autograd(request, task, memory)
+    return _ByAutograd(request, task, memory).take
 
 
-def draw_of_step(draws: Tree, number: int) -> Tree:
+def draw_of_step(draws: Mapping[str, Any], number: int) -> Tree:
     """The draws of one local step."""
     return map_leaves(lambda leaf: leaf[number], draws)
 
 
-def _by_autograd(request: TrainRequest, task: Task, memory: Memory) -> Step:
-    """A step along the gradient of the whole objective."""
-    found = dict(leaves(memory.tree))
-    variables = [found[path].requires_grad_() for path in memory.layout.moved]
-    move, draws = memory.mover(memory.layout.moved), request.draws
-    if draws is not None:
-        as_tensor = partial(torch.as_tensor, dtype=memory.layout.dtype, device=memory.flats[MOVED].device)
-        draws = map_leaves(as_tensor, draws)
+class _ByAutograd:
+    """Steps along the gradient of the whole objective."""
 
-    def take(batch: Batch, number: int) -> None:
-        draw = None if draws is None else draw_of_step(draws, number)
-        value = request.objective(memory.tree, batch, task, request.frozen, draw)
+    def __init__(self, request: TrainRequest, task: Task, memory: Memory) -> None:
+        self._request, self._task, self._memory, self._draws = request, task, memory, request.draws
+        found = dict(leaves(memory.tree))
+        self._variables = [found[path].requires_grad_() for path in memory.layout.moved]
+        self._move = memory.mover(memory.layout.moved)
+        if request.draws is not None:
+            as_tensor = partial(torch.as_tensor, dtype=memory.layout.dtype, device=memory.flats[MOVED].device)
+            self._draws = map_leaves(as_tensor, request.draws)
+
+    def take(self, batch: Batch, number: int) -> None:
+        """Moves the parameters along the gradient of one mini-batch."""
+        request, draw = self._request, None if self._draws is None else draw_of_step(self._draws, number)
+        value = request.objective(self._memory.tree, batch, self._task, request.frozen, draw)
         # zeros for what the objective does not read, as under vmap
-        gradients = list(torch.autograd.grad(value, variables, materialize_grads=True))
+        gradients = list(torch.autograd.grad(value, self._variables, materialize_grads=True))
         with torch.no_grad():
-            memory.begin()
-            move(gradients if request.max_grad_norm is None else clipped(gradients, request.max_grad_norm))
-
-    return take
+            self._memory.begin()
+            self._move(gradients if request.max_grad_norm is None else clipped(gradients, request.max_grad_norm))
 
 
 class _LossGradient:
@@ -96,7 +97,7 @@ class _LossGradient:
     def __init__(self, task: Any, model: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
         layers = task.chain(model) if isinstance(task, Classification) else None
         room: Any = None if layers is None else task.chain({name: into.get(name) for name in model})
-        self.written = None if layers is None else writing_gradients(layers, room)
+        self.written = None if layers is None else WrittenGradients(layers, room)
         self._variables = {name: model[name].detach().requires_grad_() for name in into}
         self._task, self._model, self._into = task, {**model, **self._variables}, into
         self.direct: list[str] = []
@@ -105,7 +106,7 @@ class _LossGradient:
     def write(self, batch: Batch) -> None:
         """Writes it where it belongs."""
         if self.written is not None:
-            self.written(batch.x, batch.y)
+            self.written.write(batch.x, batch.y)
             return
         with torch.enable_grad():
             loss = self._task.loss(self._model, batch)
@@ -142,12 +143,19 @@ class _OnTerms:
         self._paths: dict[Vector, str] = {}
         losses = [(str(n), factor, term) for n, (factor, term) in enumerate(objective.terms) if isinstance(term, Loss)]
         others = [(str(n), f, term) for n, (f, term) in enumerate(objective.terms) if isinstance(term, Penalty)]
-        # Losses first: penalties go row by row where losses are taken at combinations of rows.
-        before = [row for loss in losses for row in self._loss(*loss)]
-        before += [row for penalty in others for row in self._penalty(*penalty)]
-        ready = [piece for row in merged(before) for piece in pieces(row, self._flats)]
+        before, ready = list[Row](), list[tuple[int, Operation]]()
+        self._after: list[Operation] = []
+        # Losses first: penalties go row by row where losses are taken at combinations of rows. No comprehensions where
+        # memory is taken: these are closures, see Operation.
+        for loss in losses:
+            before += self._loss(*loss)
+        for penalty in others:
+            before += self._penalty(*penalty)
+        for row in merged(before):
+            ready += pieces(row, self._flats)
         self._before = [run for _, run in sorted(ready, key=lambda piece: piece[0])]
-        self._after = [run for row in merged(self._beyond(self._updates())) for run in self._in_pieces(row)]
+        for row in merged(self._beyond(self._updates())):
+            self._after += [run for _, run in pieces(row, self._flats, whole=self._is_bare(row))]
 
     def _beyond(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Rows but those that a gradient as autograd makes it moves, without a copy."""
@@ -161,10 +169,6 @@ class _OnTerms:
                 direct.setdefault(loss, []).append(self._paths[row.vectors[0]])
         for loss, paths in direct.items():
             loss.mover = self._memory.mover(paths)
-
-    def _in_pieces(self, row: Row) -> Iterator[Operation]:
-        size = row.vectors[0].size if self._is_bare(row) else PIECE
-        return (run for _, run in pieces(row, self._flats, size))
 
     @torch.no_grad()
     def take(self, batch: Batch, number: int) -> None:

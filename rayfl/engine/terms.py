@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from rayfl.engine.numbers import Factor, Number, Read, evaluated
@@ -108,11 +107,14 @@ class Point(ABC):
 
     @abstractmethod
     def base(self, scope: Scope) -> Tree:
-        """The model whose buffers it has: themselves and no copies, since a forward pass writes to them."""
+        """A new tree: the model whose buffers it has, themselves and no copies, since a forward pass writes to them."""
 
     def model(self, scope: Scope) -> Tree:
         """The model, differentiable with respect to what is trained."""
-        return {**self.base(scope), **{name: _sum_of(parts, scope) for name, parts in self.shares(scope).items()}}
+        found = self.base(scope)
+        for name, parts in self.shares(scope).items():
+            found[name] = _sum_of(parts, scope)
+        return found
 
 
 @dataclass(frozen=True)
@@ -234,8 +236,12 @@ class Sum:
 
     def __call__(self, trained: Any, batch: Any, task: Any, frozen: Any = None, draw: Any = None) -> Tensor:
         """The value, a scalar, for autograd and ``vmap``."""
-        scope = Scope(trained, task, frozen, draw)
-        return torch.stack([_times(scope.number(f), term.value(scope, batch)) for f, term in self.terms]).sum()
+        scope, total = Scope(trained, task, frozen, draw), None
+        for factor, term in self.terms:
+            value = _times(scope.number(factor), term.value(scope, batch))
+            total = value if total is None else total + value
+        assert total is not None
+        return total
 
     def __add__(self, other: Sum | Callable[..., Tensor]) -> Sum:
         return Sum(self.terms + (other if isinstance(other, Sum) else function(other)).terms)
