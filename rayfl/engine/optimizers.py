@@ -183,7 +183,9 @@ class Kept:
     def of(cls, stored: Mapping[str, Any], optimizer: OptimizerName) -> Kept:
         """From a client's state: a tree of momentum buffers for SGD, of moments and steps for Adam."""
         if optimizer == "sgd":
-            return cls({"momentum": dict(leaves(stored))} if stored else {}, dict.fromkeys(stored, 1))
+            momenta = dict(leaves(stored))
+            # How many steps they saw does not matter where it is not none.
+            return cls({"momentum": momenta} if stored else {}, dict.fromkeys(map(key_of, momenta), 1))
         slots = {name: dict(leaves(stored[name])) for name in SLOTS[optimizer] if name in stored}
         return cls(slots, {key: int(count) for key, count in stored.get("count", {}).items()})
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from rayfl.engine.chain import WrittenGradients
 from rayfl.engine.flat import Layout
 from rayfl.engine.memory import MOVED, Memory
-from rayfl.engine.numbers import Factor, is_measured, measured
+from rayfl.engine.numbers import Factor, Read, evaluated, is_measured, measured
 from rayfl.engine.optimizers import clipped, key_of
 from rayfl.engine.pairs import Slopes
 from rayfl.engine.requests import TrainRequest
@@ -243,11 +243,7 @@ class _OnTerms:
     def _add(self, part: Share, source: Vector, factor: Factor, slope: Factor, group: int | None = None) -> None:
         """Adds a summand to the gradient of what is trained."""
         vector = self._vector(part)
-        tail = part.path, part.row
-        # Vectors that terms compare have equal tails; a term on a whole tree has longer ones.
-        self._tails[vector] = min(tail, self._tails.get(vector, tail), key=lambda one: len(one[0]))
         found = slope if factor == 1 else factor if slope == 1 else factor * slope
-        self._paths[vector] = _path(part)
         self._parts.setdefault(vector, [])
         if found != 0:
             self._parts[vector].append((source, self._factor(found, group)))
@@ -256,8 +252,8 @@ class _OnTerms:
         """What is trained, and of what its gradients are made: vectors that read each other in one row."""
         for path in self._memory.layout.moved:
             whole = self._vector(Share("", path))
-            if path not in self._rows_of and whole not in self._parts:
-                self._parts[whole], self._tails[whole], self._paths[whole] = [], (path, None), path
+            if path not in self._rows_of:
+                self._parts.setdefault(whole, [])
         readers = Counter(source for parts in self._parts.values() for source, _ in parts)
         together: dict[tuple[str, int | None], list[Vector]] = {}
         for vector in sorted(self._parts):
@@ -301,9 +297,15 @@ class _OnTerms:
         """Where among the values a factor's will be."""
         if (factor, group) not in self._factors:
             self._factors[factor, group] = len(self._known)
-            value = np.asarray(0.0 if is_measured(factor) else _on_host(self._scope.number(factor)), np.float64)
-            self._known.append((value if group is None or not value.ndim else value[..., group]).tolist())
+            known = 0.0 if is_measured(factor) else evaluated(factor, partial(self._read, group=group))
+            self._known.append(known.tolist() if isinstance(known, np.ndarray) else known)
         return self._factors[factor, group]
+
+    def _read(self, number: Read, group: int | None) -> Any:
+        """A number on the host, of all steps if it is drawn; of a vector, the group's entry."""
+        drawn, found = number.source == "draw", self._scope.source(number)
+        value = np.asarray(found.cpu() if isinstance(found, Tensor) else found, np.float64)
+        return value if group is None or value.ndim == drawn else value[..., group]
 
     def _moves(self, part: Share) -> bool:
         return not isinstance(part.of, Constant) and _path(part) in self._memory.rules
@@ -325,10 +327,14 @@ class _OnTerms:
                 self._layouts[home] = Layout.of(found)
                 self._flats[home] = self._layouts[home].pack(found, self._flats[MOVED].device)
         vector = self._in(home, path)
-        if part.row is None:
-            return vector
-        size = self._tensor(part).numel()
-        return Vector(home, vector.start + part.row * size, size)
+        if part.row is not None:
+            size = self._tensor(part).numel()
+            vector = Vector(home, vector.start + part.row * size, size)
+        tail = part.path, part.row
+        # Vectors that terms compare have equal tails; a term on a whole tree has longer ones.
+        self._tails[vector] = min(tail, self._tails.get(vector, tail), key=lambda one: len(one[0]))
+        self._paths[vector] = path
+        return vector
 
     def _new(self, home: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Room for tensors like these."""
@@ -347,10 +353,6 @@ def _path(part: Share) -> str:
     """The path in the trained tree, if it is there."""
     name = bare(part.of)
     return f"{name}/{part.path}" if name and part.path else name or part.path
-
-
-def _on_host(number: Any) -> Any:
-    return number.cpu() if isinstance(number, Tensor) else number
 
 
 def _is_tensor(parts: Sequence[Share]) -> bool:

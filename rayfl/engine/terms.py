@@ -71,8 +71,11 @@ class Scope:
 
     def number(self, factor: Factor) -> Any:
         """The value of a number."""
-        sources = {"draw": self.draw, "frozen": self.frozen, "measured": self.measured}
-        return evaluated(factor, lambda one: sources[one.source][one.name])
+        return evaluated(factor, self.source)
+
+    def source(self, number: Read) -> Any:
+        """The value of a number that has a name."""
+        return {"draw": self.draw, "frozen": self.frozen, "measured": self.measured}[number.source][number.name]
 
     def parameters(self, name: Name) -> Tree:
         """What lies under a name, by path, without buffers."""
@@ -149,8 +152,9 @@ class Line(Point):
 
     def shares(self, scope: Scope) -> Mapping[str, Sequence[Share]]:
         """See :class:`Point`."""
-        grouped = [scope.task.network.parameter_names] if self.groups is None else self.groups(scope.task)
-        return {
+        names = scope.task.network.parameter_names
+        grouped = [names] if self.groups is None else self.groups(scope.task)
+        return {name: [Share(self.start, name)] for name in names} | {
             name: [
                 Share(self.start, name, 1 - self.coefficient, None, None if self.groups is None else group),
                 Share(self.end, name, self.coefficient, None, None if self.groups is None else group),
@@ -173,7 +177,7 @@ def line(
         start: a model.
         end: a model of the same network.
         coefficient: a number, or with groups a vector with one entry for each.
-        groups: which parameters share an entry; None if all share one number.
+        groups: which parameters share an entry, others are the start's; None if all share one number.
         buffers_of: whose buffers the mixed model has; default the start's.
     """
     return Line(start, end, coefficient, groups, buffers_of)
