@@ -42,6 +42,7 @@ class ConvolutionalNet(ClassificationModel):
 
     classifier_modules = ("fc", "head")
     feature_channels = 64
+    channels_last = True
 
     def __init__(self, image: tuple[int, int, int], width: int, outputs: int) -> None:
         super().__init__()
