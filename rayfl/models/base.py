@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfl.errors import ModelError
@@ -321,8 +321,8 @@ class Network:
         """Inputs of the bound model as it reads them fastest."""
         if not self._channels_last or not self._skeleton.training or x.device.type != "cpu" or x.shape[1] == 1:
             return x
-        # vmap knows no layouts
-        return x if is_batchedtensor(x) else x.contiguous(memory_format=torch.channels_last)
+        # vmap knows no layouts but one
+        return x if is_functorch_wrapped_tensor(x) else x.contiguous(memory_format=torch.channels_last)
 
     def _widened(self, found: Tensor) -> Tensor:
         return found if self._reduced is None else found.float()

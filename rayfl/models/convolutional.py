@@ -98,7 +98,9 @@ class TFCNN(Architecture):
         features = math.prod(map_shape(self, spec, body))
         hidden = {"fedphp": [], "fedphp_hidden": [128], "tutorial": [64]}[self.form]
         head = nn.Linear([features, *hidden][-1], spec.num_classes, bias=self.form != "fedphp")
-        return StackedNet(body, linear_stack([features, *hidden]), head, channels)
+        net = StackedNet(body, linear_stack([features, *hidden]), head, channels)
+        net.channels_last = True  # two thirds of the time of a step
+        return net
 
 
 class ReddiCNN(Architecture):
