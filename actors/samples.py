@@ -54,8 +54,10 @@ class Samples:
     def _load(self, client: int, split: str) -> None:
         parts = self._read(client) if client < self._dataset.num_clients else OnDemand(self._everybodys)
         # What comes as a whole is there as a whole: it is counted, and not read again for the next split.
-        for name in (split,) if isinstance(parts, OnDemand) else SPLITS:
-            part = Examples(parts[name].x.to(self._device), parts[name].y.to(self._device))
+        names = (split,) if isinstance(parts, OnDemand) else SPLITS
+        # All or none: a split that stays loaded where the next one fails would be in nobody's count.
+        moved = {name: Examples(parts[name].x.to(self._device), parts[name].y.to(self._device)) for name in names}
+        for name, part in moved.items():
             self._loaded[client, name] = part
             self._lent[client, name] = Untouched({"inputs": part.x, "labels": part.y})
             if name != split:

@@ -25,7 +25,7 @@ def check_method(method: type[Algorithm]) -> None:
     for name, function in inspect.getmembers(method, inspect.isfunction):
         inherited = [vars(base)[name] for base in method.__mro__ if name in vars(base)]
         contract = inherited[-1]
-        if not inspect.isfunction(contract) or contract is function:
+        if contract is function or not (inspect.isfunction(contract) or isinstance(contract, property)):
             continue
         if inspect.iscoroutinefunction(contract) and is_plain(function, name):
             problem = f"is a client's procedure: define it with `async def {name}`"

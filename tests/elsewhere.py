@@ -174,7 +174,10 @@ def _run(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         # What was given, changed in place, stays the same object.
         return known.get(id(value)) if id(value) in known else Elsewhere(value) if moves else value
 
-    return tree_map(back, found)
+    try:
+        return tree_map(back, found)
+    finally:
+        known.clear()  # the traceback of an error holds what functions refer to
 
 
 def _refuse_mixtures(function: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> None:

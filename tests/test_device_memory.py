@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from rayfl import device_errors
 from rayfl.aggregation import ExactSum, Weighted
 from rayfl.config.schema import ClientsConfig
 from rayfl.data.federated import Examples
-from rayfl.engine.flat import Layout
 from rayfl.engine.requests import GradientRequest, OutputRequest
+from rayfl.engine.terms import TRAINED, loss, squared_cosine, squared_distance
 from rayfl.errors import ClientError, ResourceError
 from rayfl.params import Tree, from_numpy
 from rayfl.tasks import Batch, Task
@@ -219,7 +220,7 @@ def test_nothing_of_an_update_stays_on_the_device_but_its_results(mode: str) -> 
 
 @PRETENDED
 @MODES
-def test_of_updates_that_fail_no_stack_stays(mode: str) -> None:
+def test_of_updates_that_fail_nothing_stays_on_the_device(mode: str) -> None:
     def fails(model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         task.loss(model, batch)
         raise ArithmeticError("made up")
@@ -229,8 +230,34 @@ def test_of_updates_that_fail_no_stack_stays(mode: str) -> None:
         before = context().live
         replies = own.execute(requests)
         assert {type(one) for one in replies} == {ArithmeticError}
-        # the models of the errors, which functions in their tracebacks hold, and what has momenta in it
-        assert context().live - before == (len(requests) + 1) * Layout.of(NETWORK.initialize(0)).size * 4
+        assert context().live == before
+
+
+ANCHORED = loss() + 0.1 * squared_distance(TRAINED, "anchor") + 0.3 * squared_cosine(TRAINED, "anchor")
+
+
+@PRETENDED
+@pytest.mark.parametrize("objective", [ANCHORED, cross_entropy], ids=["terms", "function"])
+def test_of_updates_that_memory_ends_nothing_stays_on_the_device(objective: Any) -> None:
+    def executed(moment: int) -> int:
+        """How often memory was taken where it ends at a moment."""
+        with elsewhere() as device:
+            anchor = {name: leaf.to(device) for name, leaf in NETWORK.initialize(9).items()}
+            asked = [replace(one, frozen={"anchor": anchor}) for one in updates(2, device, objective=objective)]
+            own, begun, before = engine_of("looped", device), context().made, context().live
+            context().failing = range(begun + moment, 10**9)
+            found = own.execute(asked)
+            if moment < 10**6:
+                assert isinstance(found[-1], torch.OutOfMemoryError)
+                del found[:-1], asked[:-1]
+                gc.collect()
+                assert context().live - before <= 0, moment
+            return context().made - begun
+
+    made = executed(10**6)
+    assert made > 20
+    for moment in range(0, made, max(made // 12, 1)):
+        executed(moment)
 
 
 @PRETENDED

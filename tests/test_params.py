@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rayfl.params import (
-    Layout,
     add_scaled,
     copy,
     from_leaves,
@@ -31,22 +30,7 @@ from rayfl.params import (
     zeros_like,
 )
 from tests.toys import assert_equal
-
-KEYS = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), max_size=4)
-SHAPES = st.lists(st.integers(0, 5), max_size=3)
-
-
-@st.composite
-def tensors_of(draw: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-    shape = draw(SHAPES)
-    seed = draw(st.integers(0, 2**32))
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def trees(leaf: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Non-empty trees without empty branches."""
-    branch = lambda inner: st.dictionaries(KEYS, inner, min_size=1, max_size=4)  # noqa: E731
-    return branch(st.recursive(leaf, branch, max_leaves=6))
+from tests.trees import tensors_of, trees
 
 
 @given(trees(st.integers()))
@@ -141,48 +125,3 @@ def test_arrays_keep_types_and_numbers() -> None:
         "double": torch.float64,
         "index": torch.int64,
     }
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@given(data=st.data())
-def test_every_view_of_a_buffer_is_aligned_and_pack_and_views_are_inverse(dtype: torch.dtype, data: Any) -> None:
-    tree = data.draw(trees(tensors_of(dtype)))
-    layout = Layout.of(tree)
-    flat = layout.pack(tree, "cpu")
-    views = layout.views(flat)
-    assert flat.numel() == layout.size
-    assert_equal(views, tree)
-    assert list(dict(leaves(views))) == list(dict(leaves(tree)))
-    assert flat.data_ptr() % 64 == 0
-    occupied = torch.zeros(layout.size, dtype=torch.int64)
-    for view, offset in zip(tensors(views), layout.offsets, strict=True):
-        if view.numel():
-            assert (view.data_ptr() - flat.data_ptr()) % 64 == 0
-        occupied[offset : offset + view.numel()] += 1
-    assert (occupied <= 1).all()
-    assert int(occupied.sum()) == sum(leaf.numel() for leaf in tensors(tree))
-
-
-def test_a_packed_buffer_is_a_copy_moved_through_its_views() -> None:
-    tree = {"w": torch.ones(3, 2).t(), "b": torch.zeros(2)}
-    layout = Layout.of(tree)
-    flat = layout.pack(tree, "cpu")
-    flat.add_(1.0)
-    assert_equal(layout.views(flat), {"w": torch.full((2, 3), 2.0), "b": torch.ones(2)})
-    assert_equal(tree, {"w": torch.ones(2, 3), "b": torch.zeros(2)})
-
-
-def test_equal_layouts_are_equal_and_hash_alike() -> None:
-    one, other = (Layout.of({"w": torch.zeros(2, 3), "b": torch.zeros(k)}) for k in (3, 4))
-    assert one == Layout.of({"w": torch.ones(2, 3), "b": torch.ones(3)})
-    assert hash(one) == hash(Layout.of({"w": torch.ones(2, 3), "b": torch.ones(3)}))
-    assert one != other
-
-
-def test_trees_that_cannot_be_trained_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"float32.*float64"):
-        Layout.of({"a": torch.zeros(1), "b": torch.zeros(1, dtype=torch.float64)})
-    with pytest.raises(TypeError, match="'n'"):
-        Layout.of({"a": torch.zeros(1), "n": 3})
-    with pytest.raises(TypeError):
-        Layout.of({})

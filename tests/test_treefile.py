@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rayfl.engine.flat import Layout
 from rayfl.errors import RunError
-from rayfl.params import Layout, leaves
+from rayfl.params import leaves
 from rayfl.treefile import dumps, loads
 from tests.toys import assert_equal
 
@@ -95,7 +96,7 @@ def test_leaves_that_share_memory() -> None:
 def test_views_of_one_buffer() -> None:
     tree = {"a": torch.randn(3), "b": torch.randn(20), "c": torch.zeros(0)}
     layout = Layout.of(tree)
-    assert_equal(loads(dumps(layout.views(layout.pack(tree, "cpu"))), "tree"), tree)
+    assert_equal(loads(dumps(layout.views(layout.pack(tree, torch.device("cpu")))), "tree"), tree)
 
 
 def test_what_is_read_lies_like_fresh_tensors_and_may_be_changed() -> None:

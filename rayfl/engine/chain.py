@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,57 +18,53 @@ _softmax_into = torch.ops.aten._softmax.out
 _relu_backward_into = torch.ops.aten.threshold_backward.grad_input
 
 
-def writing_gradients(layers: Sequence[Layer], room: Sequence[Room]) -> Callable[[Tensor, Tensor], None]:
-    """Returns what writes the gradients of the mean cross-entropy each time it is given inputs and labels.
+class WrittenGradients:
+    """Writes the gradients of the mean cross-entropy of linear layers on flattened inputs with ReLU between them.
 
-    The network is linear layers on flattened inputs with ReLU between them. What lies between is kept for the next
-    mini-batch of that size: the operations are so short that to make room for their results counts.
+    What lies between is kept for the next mini-batch of that size: the operations are so short that to make room for
+    their results counts.
 
     Args:
         layers: from the first to the one that gives logits; their tensors are read at every call.
         room: for each layer, tensors of the same shapes.
     """
-    by_size: dict[int, Callable[[Tensor, Tensor], None]] = {}
 
-    def write(x: Tensor, y: Tensor) -> None:
-        size = len(y)
-        if size not in by_size:
-            by_size[size] = _writing(layers, room, size)
-        by_size[size](x.flatten(1), y.unsqueeze(1))
+    def __init__(self, layers: Sequence[Layer], room: Sequence[Room]) -> None:
+        self._layers, self._room = layers, room
+        self._lowest = next(i for i, into in enumerate(room) if any(tensor is not None for tensor in into))
+        self._between: dict[int, tuple[list[Tensor], list[Tensor], Tensor]] = {}
 
-    return write
+    def write(self, x: Tensor, y: Tensor) -> None:
+        """Writes them.
 
-
-def _writing(layers: Sequence[Layer], room: Sequence[Room], size: int) -> Callable[[Tensor, Tensor], None]:
-    """The same for mini-batches of one size."""
-    outputs, deltas = ([weight.new_empty(size, len(weight)) for weight, _ in layers] for _ in range(2))
-    logits, error = outputs[-1], deltas[-1]
-    share = 1 / size
-    minus = logits.new_full((size, 1), -share)
-    upwards = [(weight.t(), bias, out) for (weight, bias), out in zip(layers, outputs, strict=True)]
-    lowest = next(i for i, into in enumerate(room) if any(tensor is not None for tensor in into))
-    rows = zip(layers, room, deltas, [None, *deltas], [None, *outputs], strict=False)
-    downwards = [(weight, *into, delta, delta.t(), below, read) for (weight, _), into, delta, below, read in rows]
-    downwards = [(*row[:-2], row[-2] if i > lowest else None, row[-1]) for i, row in enumerate(downwards)][lowest:]
-    downwards.reverse()
-
-    def write(x: Tensor, y: Tensor) -> None:
-        reached = x
-        for turned, bias, out in upwards:
+        Args:
+            x: inputs, shape (b, *input shape).
+            y: labels, shape (b,).
+        """
+        outputs, deltas, minus = self._of_size(len(y))
+        inputs = [x.flatten(1), *outputs[:-1]]
+        for (weight, bias), read, out in zip(self._layers, inputs, outputs, strict=True):
             if bias is None:
-                torch.mm(reached, turned, out=out)
+                torch.mm(read, weight.t(), out=out)
             else:
-                torch.addmm(bias, reached, turned, out=out)
-            reached = out if out is logits else out.relu_()
-        _softmax_into(logits, 1, False, out=error)
-        error.mul_(share).scatter_add_(1, y, minus)
-        for weight, weight_room, bias_room, above, turned, below, read in downwards:
+                torch.addmm(bias, read, weight.t(), out=out)
+            if out is not outputs[-1]:
+                out.relu_()
+        _softmax_into(outputs[-1], 1, False, out=deltas[-1])
+        deltas[-1].mul_(1 / len(y)).scatter_add_(1, y.unsqueeze(1), minus)
+        for place in range(len(deltas) - 1, self._lowest - 1, -1):
+            weight_room, bias_room = self._room[place]
             if weight_room is not None:
-                torch.mm(turned, x if read is None else read, out=weight_room)
+                torch.mm(deltas[place].t(), inputs[place], out=weight_room)
             if bias_room is not None:
-                torch.sum(above, 0, out=bias_room)
-            if below is not None and read is not None:
-                torch.mm(above, weight, out=below)
-                _relu_backward_into(below, read, 0, grad_input=below)
+                torch.sum(deltas[place], 0, out=bias_room)
+            if place > self._lowest:
+                torch.mm(deltas[place], self._layers[place][0], out=deltas[place - 1])
+                _relu_backward_into(deltas[place - 1], inputs[place], 0, grad_input=deltas[place - 1])
 
-    return write
+    def _of_size(self, size: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Room for the outputs of the layers, for the gradients there, and minus the share of a sample."""
+        if size not in self._between:
+            outputs, deltas = ([weight.new_empty(size, len(weight)) for weight, _ in self._layers] for _ in range(2))
+            self._between[size] = outputs, deltas, outputs[-1].new_full((size, 1), -1 / size)
+        return self._between[size]

@@ -35,7 +35,7 @@ def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
     lent = Untouched(request.frozen or {}, recorded_names(task))
     take = step_of(request, task, memory)
     with _seeded(request.seed, task, device):
-        for number, batch in enumerate(_batches(request, task, device)):
+        for number, batch in enumerate(_batches(request, device)):
             take(batch, number)
     check_frozen(lent)
     memory.keep()
@@ -51,14 +51,9 @@ def check_frozen(lent: Untouched) -> None:
         )
 
 
-def _batches(request: TrainRequest, task: Task, device: torch.device) -> Iterator[Batch]:
-    """The mini-batches; several are gathered at a time where each then lies as fresh memory would.
-
-    On a CPU images are laid out channels last: convolutions and pooling read and write whole vectors of the processor
-    then, which is 12 % of a step of TwoCNN. Not where batches are normalized: round-off is not bounded there.
-    """
+def _batches(request: TrainRequest, device: torch.device) -> Iterator[Batch]:
+    """The mini-batches; several are gathered at a time where each then lies as fresh memory would."""
     x, y = request.examples.x, request.examples.y
-    channels_last = device.type == "cpu" and x.dim() == 4 and x.shape[1] > 1 and not task.network.batch_statistics
     bounds = request.plan.bounds
     variations = None if request.variations is None else request.variations.to(device)
     order = request.plan.order.to(device)
@@ -68,8 +63,6 @@ def _batches(request: TrainRequest, task: Task, device: torch.device) -> Iterato
         inputs, labels = x.index_select(0, index), y.index_select(0, index)
         if variations is not None:
             inputs = variations.part(start, stop).applied(inputs)
-        if channels_last:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
         sizes = [bounds[step + 1] - bounds[step] for step in range(first, last)]
         yield from map(Batch, torch.split(inputs, sizes), torch.split(labels, sizes))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -68,12 +69,7 @@ class Memory:
             )
             for (rule, key), own in groups.items()
         ]
-
-        def move(gradients: Sequence[Tensor]) -> None:
-            for rule, steps, places, (moved, *slots) in rows:
-                rule.step(moved, [gradients[place].contiguous() for place in places], slots, steps)
-
-        return move
+        return partial(_move, rows)
 
     def keep(self) -> None:
         """Hands on what the optimizer keeps, if that is asked for."""
@@ -84,3 +80,8 @@ class Memory:
                 for name, views in slots.items()
             }
             self._kept.steps = {key: int(count) for key, count in self.steps.items()}
+
+
+def _move(rows: Sequence[tuple[Rule, Tensor, list[int], list[list[Tensor]]]], gradients: Sequence[Tensor]) -> None:
+    for rule, steps, places, (moved, *slots) in rows:
+        rule.step(moved, [gradients[place].contiguous() for place in places], slots, steps)

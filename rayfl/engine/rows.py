@@ -13,7 +13,7 @@ from torch import Tensor
 from rayfl.engine.optimizers import Rule
 
 PIECE = 1 << 16
-"""Elements worked on at a time: what several operations read and write stays in the processor's cache."""
+"""Elements worked on at a time on a CPU: what several operations read and write stays in the processor's cache."""
 
 
 SCRATCH = "scratch"
@@ -21,7 +21,10 @@ SCRATCH = "scratch"
 
 
 Operation = Callable[[Sequence[float]], object]
-"""What is done to a piece in a step, given the values of all factors."""
+"""What is done to a piece in a step, given the values of all factors.
+
+Operations and steps are no closures: when memory runs out, an error's traceback would hold what these refer to.
+"""
 
 
 class Vector(NamedTuple):
@@ -55,10 +58,11 @@ def _before(one: Vector, other: Vector) -> bool:
     return one.home == other.home and one.start + one.size == other.start
 
 
-def pieces(row: Row, flats: Mapping[str, Tensor], most: int = PIECE) -> Iterator[tuple[int, Operation]]:
+def pieces(row: Row, flats: Mapping[str, Tensor], whole: bool = False) -> Iterator[tuple[int, Operation]]:
     """Where a piece begins in its last buffer, and the operation on it."""
     size = row.vectors[0].size
     like = flats[row.vectors[0].home]
+    most = PIECE if like.device.type == "cpu" and not whole else max(size, 1)
     scratch = {home: like.new_empty(min(most, size)) for home, *_ in row.vectors if home.startswith(SCRATCH)}
     for begin in range(0, size, most):
         stop = min(begin + most, size)
@@ -76,16 +80,6 @@ class Source(NamedTuple):
     factor: int
 
 
-class Between(NamedTuple):
-    """Writes the point between a row's second and third vector to its first."""
-
-    share: int
-
-    def __call__(self, views: Sequence[Tensor]) -> Operation:
-        out, start, end = views
-        return lambda values: torch.lerp(start, end, values[self.share], out=out)
-
-
 class Combination(NamedTuple):
     """Writes a sum of vectors times the values of their factors; the first summand may be the vector itself."""
 
@@ -93,21 +87,21 @@ class Combination(NamedTuple):
     sources: tuple[Source, ...]
 
     def __call__(self, views: Sequence[Tensor]) -> Operation:
-        out = views[self.to]
-        if not self.sources:
-            return lambda values: out.zero_()
-        (first, scale), *others = ((views[vector], factor) for vector, factor in self.sources)
+        return partial(_combine, views[self.to], [(views[vector], factor) for vector, factor in self.sources])
 
-        def combine(values: Sequence[float]) -> None:
-            if first is not out:
-                torch.mul(first, values[scale], out=out)
-            elif values[scale] != 1:
-                out.mul_(values[scale])
-            for vector, factor in others:
-                if values[factor]:
-                    out.add_(vector, alpha=values[factor])
 
-        return combine
+def _combine(out: Tensor, sources: Sequence[tuple[Tensor, int]], values: Sequence[float]) -> None:
+    if not sources:
+        out.zero_()
+        return
+    (first, scale), *others = sources
+    if first is not out:
+        torch.mul(first, values[scale], out=out)
+    elif values[scale] != 1:
+        out.mul_(values[scale])
+    for vector, factor in others:
+        if values[factor]:
+            out.add_(vector, alpha=values[factor])
 
 
 @dataclass(eq=False)
@@ -118,8 +112,10 @@ class Products:
 
     def __call__(self, views: Sequence[Tensor]) -> Operation:
         first, second = views
-        pairs = ((first, second), (first, first), (second, second))
-        return lambda values: self.found.extend([torch.dot(*pair) for pair in pairs])
+        return partial(self._add, ((first, second), (first, first), (second, second)))
+
+    def _add(self, pairs: Sequence[tuple[Tensor, Tensor]], values: Sequence[float]) -> None:
+        self.found += [torch.dot(*pair) for pair in pairs]
 
     def sums(self) -> list[float]:
         """The three of all pieces; the next ones begin at zero."""
@@ -154,20 +150,19 @@ class Update(NamedTuple):
 
     def __call__(self, views: Sequence[Tensor]) -> Operation:
         makers = [_Maker(target, target.gradient(views)) for target in self.targets]
-        movers = [self._mover(target, views) for target in self.targets]
-
-        def run(values: Sequence[float]) -> None:
-            made = [maker(values) for maker in makers]
-            for move, own in zip(movers, made, strict=True):
-                if own is not None:
-                    move(own)
-
-        return run
+        return partial(_move, makers, [self._mover(target, views) for target in self.targets])
 
     def _mover(self, target: Target, views: Sequence[Tensor]) -> Callable[[float], None]:
         vector, rule, key, gradient, _ = target
         moved, *slots = ([view] for view in views[vector : vector + 1 + len(rule.slots)])
         return partial(rule.step, moved, [views[gradient.to]], slots, self.steps[key])
+
+
+def _move(makers: Sequence[_Maker], movers: Sequence[Callable[[float], None]], values: Sequence[float]) -> None:
+    made = [maker(values) for maker in makers]
+    for move, own in zip(movers, made, strict=True):
+        if own is not None:
+            move(own)
 
 
 class _Maker:

@@ -11,15 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.engine.chain import writing_gradients
+from rayfl.engine.chain import WrittenGradients
 from rayfl.engine.flat import Layout
 from rayfl.engine.memory import MOVED, Memory
-from rayfl.engine.numbers import Factor, is_measured, measured
+from rayfl.engine.numbers import Factor, Read, evaluated, is_measured, measured
 from rayfl.engine.optimizers import clipped, key_of
 from rayfl.engine.pairs import Slopes
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.rows import (
-    PIECE,
     SCRATCH,
     Combination,
     Operation,
@@ -55,33 +54,35 @@ def step_of(request: TrainRequest, task: Task, memory: Memory) -> Step:
     plain = request.max_grad_norm is not None or any(rule.bounds for rule in memory.rules.values())
     if isinstance(objective, Sum) and objective.readable and not plain:
         return _OnTerms(objective, request, task, memory).take
-    return _by_autograd(request, task, memory)
+    return _ByAutograd(request, task, memory).take
 
 
-def draw_of_step(draws: Tree, number: int) -> Tree:
+def draw_of_step(draws: Mapping[str, Any], number: int) -> Tree:
     """The draws of one local step."""
     return map_leaves(lambda leaf: leaf[number], draws)
 
 
-def _by_autograd(request: TrainRequest, task: Task, memory: Memory) -> Step:
-    """A step along the gradient of the whole objective."""
-    found = dict(leaves(memory.tree))
-    variables = [found[path].requires_grad_() for path in memory.layout.moved]
-    move, draws = memory.mover(memory.layout.moved), request.draws
-    if draws is not None:
-        as_tensor = partial(torch.as_tensor, dtype=memory.layout.dtype, device=memory.flats[MOVED].device)
-        draws = map_leaves(as_tensor, draws)
+class _ByAutograd:
+    """Steps along the gradient of the whole objective."""
 
-    def take(batch: Batch, number: int) -> None:
-        draw = None if draws is None else draw_of_step(draws, number)
-        value = request.objective(memory.tree, batch, task, request.frozen, draw)
+    def __init__(self, request: TrainRequest, task: Task, memory: Memory) -> None:
+        self._request, self._task, self._memory, self._draws = request, task, memory, request.draws
+        found = dict(leaves(memory.tree))
+        self._variables = [found[path].requires_grad_() for path in memory.layout.moved]
+        self._move = memory.mover(memory.layout.moved)
+        if request.draws is not None:
+            as_tensor = partial(torch.as_tensor, dtype=memory.layout.dtype, device=memory.flats[MOVED].device)
+            self._draws = map_leaves(as_tensor, request.draws)
+
+    def take(self, batch: Batch, number: int) -> None:
+        """Moves the parameters along the gradient of one mini-batch."""
+        request, draw = self._request, None if self._draws is None else draw_of_step(self._draws, number)
+        value = request.objective(self._memory.tree, batch, self._task, request.frozen, draw)
         # zeros for what the objective does not read, as under vmap
-        gradients = list(torch.autograd.grad(value, variables, materialize_grads=True))
+        gradients = list(torch.autograd.grad(value, self._variables, materialize_grads=True))
         with torch.no_grad():
-            memory.begin()
-            move(gradients if request.max_grad_norm is None else clipped(gradients, request.max_grad_norm))
-
-    return take
+            self._memory.begin()
+            self._move(gradients if request.max_grad_norm is None else clipped(gradients, request.max_grad_norm))
 
 
 class _LossGradient:
@@ -96,7 +97,7 @@ class _LossGradient:
     def __init__(self, task: Any, model: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
         layers = task.chain(model) if isinstance(task, Classification) else None
         room: Any = None if layers is None else task.chain({name: into.get(name) for name in model})
-        self.written = None if layers is None else writing_gradients(layers, room)
+        self.written = None if layers is None else WrittenGradients(layers, room)
         self._variables = {name: model[name].detach().requires_grad_() for name in into}
         self._task, self._model, self._into = task, {**model, **self._variables}, into
         self.direct: list[str] = []
@@ -105,7 +106,7 @@ class _LossGradient:
     def write(self, batch: Batch) -> None:
         """Writes it where it belongs."""
         if self.written is not None:
-            self.written(batch.x, batch.y)
+            self.written.write(batch.x, batch.y)
             return
         with torch.enable_grad():
             loss = self._task.loss(self._model, batch)
@@ -142,12 +143,19 @@ class _OnTerms:
         self._paths: dict[Vector, str] = {}
         losses = [(str(n), factor, term) for n, (factor, term) in enumerate(objective.terms) if isinstance(term, Loss)]
         others = [(str(n), f, term) for n, (f, term) in enumerate(objective.terms) if isinstance(term, Penalty)]
-        # Losses first: penalties go row by row where losses are taken at combinations of rows.
-        before = [row for loss in losses for row in self._loss(*loss)]
-        before += [row for penalty in others for row in self._penalty(*penalty)]
-        ready = [piece for row in merged(before) for piece in pieces(row, self._flats)]
+        before, ready = list[Row](), list[tuple[int, Operation]]()
+        self._after: list[Operation] = []
+        # Losses first: penalties go row by row where losses are taken at combinations of rows. No comprehensions where
+        # memory is taken: these are closures, see Operation.
+        for loss in losses:
+            before += self._loss(*loss)
+        for penalty in others:
+            before += self._penalty(*penalty)
+        for row in merged(before):
+            ready += pieces(row, self._flats)
         self._before = [run for _, run in sorted(ready, key=lambda piece: piece[0])]
-        self._after = [run for row in merged(self._beyond(self._updates())) for run in self._in_pieces(row)]
+        for row in merged(self._beyond(self._updates())):
+            self._after += [run for _, run in pieces(row, self._flats, whole=self._is_bare(row))]
 
     def _beyond(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Rows but those that a gradient as autograd makes it moves, without a copy."""
@@ -161,10 +169,6 @@ class _OnTerms:
                 direct.setdefault(loss, []).append(self._paths[row.vectors[0]])
         for loss, paths in direct.items():
             loss.mover = self._memory.mover(paths)
-
-    def _in_pieces(self, row: Row) -> Iterator[Operation]:
-        size = row.vectors[0].size if self._is_bare(row) else PIECE
-        return (run for _, run in pieces(row, self._flats, size))
 
     @torch.no_grad()
     def take(self, batch: Batch, number: int) -> None:
@@ -239,11 +243,7 @@ class _OnTerms:
     def _add(self, part: Share, source: Vector, factor: Factor, slope: Factor, group: int | None = None) -> None:
         """Adds a summand to the gradient of what is trained."""
         vector = self._vector(part)
-        tail = part.path, part.row
-        # Vectors that terms compare have equal tails; a term on a whole tree has longer ones.
-        self._tails[vector] = min(tail, self._tails.get(vector, tail), key=lambda one: len(one[0]))
         found = slope if factor == 1 else factor if slope == 1 else factor * slope
-        self._paths[vector] = _path(part)
         self._parts.setdefault(vector, [])
         if found != 0:
             self._parts[vector].append((source, self._factor(found, group)))
@@ -252,8 +252,8 @@ class _OnTerms:
         """What is trained, and of what its gradients are made: vectors that read each other in one row."""
         for path in self._memory.layout.moved:
             whole = self._vector(Share("", path))
-            if path not in self._rows_of and whole not in self._parts:
-                self._parts[whole], self._tails[whole], self._paths[whole] = [], (path, None), path
+            if path not in self._rows_of:
+                self._parts.setdefault(whole, [])
         readers = Counter(source for parts in self._parts.values() for source, _ in parts)
         together: dict[tuple[str, int | None], list[Vector]] = {}
         for vector in sorted(self._parts):
@@ -297,9 +297,15 @@ class _OnTerms:
         """Where among the values a factor's will be."""
         if (factor, group) not in self._factors:
             self._factors[factor, group] = len(self._known)
-            value = np.asarray(0.0 if is_measured(factor) else _on_host(self._scope.number(factor)), np.float64)
-            self._known.append((value if group is None or not value.ndim else value[..., group]).tolist())
+            known = 0.0 if is_measured(factor) else evaluated(factor, partial(self._read, group=group))
+            self._known.append(known.tolist() if isinstance(known, np.ndarray) else known)
         return self._factors[factor, group]
+
+    def _read(self, number: Read, group: int | None) -> Any:
+        """A number on the host, of all steps if it is drawn; of a vector, the group's entry."""
+        drawn, found = number.source == "draw", self._scope.source(number)
+        value = np.asarray(found.cpu() if isinstance(found, Tensor) else found, np.float64)
+        return value if group is None or value.ndim == drawn else value[..., group]
 
     def _moves(self, part: Share) -> bool:
         return not isinstance(part.of, Constant) and _path(part) in self._memory.rules
@@ -321,10 +327,14 @@ class _OnTerms:
                 self._layouts[home] = Layout.of(found)
                 self._flats[home] = self._layouts[home].pack(found, self._flats[MOVED].device)
         vector = self._in(home, path)
-        if part.row is None:
-            return vector
-        size = self._tensor(part).numel()
-        return Vector(home, vector.start + part.row * size, size)
+        if part.row is not None:
+            size = self._tensor(part).numel()
+            vector = Vector(home, vector.start + part.row * size, size)
+        tail = part.path, part.row
+        # Vectors that terms compare have equal tails; a term on a whole tree has longer ones.
+        self._tails[vector] = min(tail, self._tails.get(vector, tail), key=lambda one: len(one[0]))
+        self._paths[vector] = path
+        return vector
 
     def _new(self, home: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Room for tensors like these."""
@@ -343,10 +353,6 @@ def _path(part: Share) -> str:
     """The path in the trained tree, if it is there."""
     name = bare(part.of)
     return f"{name}/{part.path}" if name and part.path else name or part.path
-
-
-def _on_host(number: Any) -> Any:
-    return number.cpu() if isinstance(number, Tensor) else number
 
 
 def _is_tensor(parts: Sequence[Share]) -> bool:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from rayfl.engine.numbers import Factor, Number, Read, evaluated
@@ -72,8 +71,11 @@ class Scope:
 
     def number(self, factor: Factor) -> Any:
         """The value of a number."""
-        sources = {"draw": self.draw, "frozen": self.frozen, "measured": self.measured}
-        return evaluated(factor, lambda one: sources[one.source][one.name])
+        return evaluated(factor, self.source)
+
+    def source(self, number: Read) -> Any:
+        """The value of a number that has a name."""
+        return {"draw": self.draw, "frozen": self.frozen, "measured": self.measured}[number.source][number.name]
 
     def parameters(self, name: Name) -> Tree:
         """What lies under a name, by path, without buffers."""
@@ -108,11 +110,14 @@ class Point(ABC):
 
     @abstractmethod
     def base(self, scope: Scope) -> Tree:
-        """The model whose buffers it has: themselves and no copies, since a forward pass writes to them."""
+        """A new tree: the model whose buffers it has, themselves and no copies, since a forward pass writes to them."""
 
     def model(self, scope: Scope) -> Tree:
         """The model, differentiable with respect to what is trained."""
-        return {**self.base(scope), **{name: _sum_of(parts, scope) for name, parts in self.shares(scope).items()}}
+        found = self.base(scope)
+        for name, parts in self.shares(scope).items():
+            found[name] = _sum_of(parts, scope)
+        return found
 
 
 @dataclass(frozen=True)
@@ -147,8 +152,9 @@ class Line(Point):
 
     def shares(self, scope: Scope) -> Mapping[str, Sequence[Share]]:
         """See :class:`Point`."""
-        grouped = [scope.task.network.parameter_names] if self.groups is None else self.groups(scope.task)
-        return {
+        names = scope.task.network.parameter_names
+        grouped = [names] if self.groups is None else self.groups(scope.task)
+        return {name: [Share(self.start, name)] for name in names} | {
             name: [
                 Share(self.start, name, 1 - self.coefficient, None, None if self.groups is None else group),
                 Share(self.end, name, self.coefficient, None, None if self.groups is None else group),
@@ -171,7 +177,7 @@ def line(
         start: a model.
         end: a model of the same network.
         coefficient: a number, or with groups a vector with one entry for each.
-        groups: which parameters share an entry; None if all share one number.
+        groups: which parameters share an entry, others are the start's; None if all share one number.
         buffers_of: whose buffers the mixed model has; default the start's.
     """
     return Line(start, end, coefficient, groups, buffers_of)
@@ -234,8 +240,12 @@ class Sum:
 
     def __call__(self, trained: Any, batch: Any, task: Any, frozen: Any = None, draw: Any = None) -> Tensor:
         """The value, a scalar, for autograd and ``vmap``."""
-        scope = Scope(trained, task, frozen, draw)
-        return torch.stack([_times(scope.number(f), term.value(scope, batch)) for f, term in self.terms]).sum()
+        scope, total = Scope(trained, task, frozen, draw), None
+        for factor, term in self.terms:
+            value = _times(scope.number(factor), term.value(scope, batch))
+            total = value if total is None else total + value
+        assert total is not None
+        return total
 
     def __add__(self, other: Sum | Callable[..., Tensor]) -> Sum:
         return Sum(self.terms + (other if isinstance(other, Sum) else function(other)).terms)

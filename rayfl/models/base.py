@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfl.errors import ModelError
@@ -30,11 +31,15 @@ class ClassificationModel(nn.Module):
             reference code of SuPerFed personalizes; contains ``head_module``.
         feature_channels: channels of the map that ``features`` flattens, channel by channel; None where the features
             are no map, so that each is a channel of its own.
+        channels_last: whether images of several channels are laid out channels last for it in training on a CPU:
+            convolutions and pooling then read and write whole vectors of the processor. Results differ by round-off.
+            The layout is passed on to its maps, of which ``view`` (in place of ``flatten``) refuses some.
     """
 
     head_module: str = "head"
     classifier_modules: tuple[str, ...] = ("head",)
     feature_channels: int | None = None
+    channels_last: bool = False
 
     def chain(self) -> tuple[str, ...]:
         """The dotted names of the linear layers, in order, where the model is no more than these on flattened inputs,
@@ -87,7 +92,6 @@ class Network:
         norm_names: parameters and buffers of normalization layers.
         vectorizable: whether the model can be trained under ``torch.func.vmap`` over a stack of trees.
         why_not_vectorizable: the reason, empty for a vectorizable model.
-        batch_statistics: whether a forward pass in training mode normalizes by the statistics of its batch.
         stochastic: whether a forward pass in training mode draws random numbers (active dropout).
         num_parameters: number of scalars over ``parameter_names``.
         feature_channels: see :class:`ClassificationModel`.
@@ -139,7 +143,7 @@ class Network:
         fixed = any(name in others for layer in chain for name in (f"{layer}.weight", f"{layer}.bias"))
         self._chain = [] if fixed else [(f"{name}.weight", f"{name}.bias") for name in chain]
         self._biases = frozenset(bias for _, bias in self._chain if bias in parameters)
-        self.batch_statistics = any(isinstance(module, _BatchNorm) for module in skeleton.modules())
+        self._channels_last = skeleton.channels_last
         self.stochastic = any(draws(module) for module in skeleton.modules())
         self.why_not_vectorizable = next(filter(None, map(obstacle, skeleton.modules())), "")
         self.vectorizable = not self.why_not_vectorizable
@@ -227,7 +231,7 @@ class Network:
         """
         model = self._bind(tree, training)
         with self._arithmetic():
-            return self._widened(model.forward(x))
+            return self._widened(model.forward(self._laid_out(x)))
 
     def features_and_logits(
         self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False
@@ -235,7 +239,7 @@ class Network:
         """Features (b, f) and logits (b, C) from one forward pass; arguments and errors as for :meth:`logits`."""
         model = self._bind(tree, training)
         with self._arithmetic():
-            features = model.features(x)
+            features = model.features(self._laid_out(x))
             return self._widened(features), self._widened(model.classify(features))
 
     def head_inputs_and_logits(
@@ -250,7 +254,7 @@ class Network:
         hook = model.get_submodule(model.head_module).register_forward_pre_hook(lambda _, args: read.append(args[0]))
         try:
             with self._arithmetic():
-                logits = self._widened(model.forward(x))
+                logits = self._widened(model.forward(self._laid_out(x)))
         finally:
             hook.remove()
         return self._widened(read[0]), logits
@@ -259,7 +263,7 @@ class Network:
         """Features of shape (b, f) alone; arguments and errors as for :meth:`logits`."""
         model = self._bind(tree, training)
         with self._arithmetic():
-            return self._widened(model.features(x))
+            return self._widened(model.features(self._laid_out(x)))
 
     def classify(self, tree: Mapping[str, Tensor], features: Tensor, *, training: bool = False) -> Tensor:
         """Logits of shape (b, C) of given features (b, f); ``tree``, ``training`` and errors as for :meth:`logits`."""
@@ -312,6 +316,13 @@ class Network:
             return nullcontext()
         assert self._device is not None  # a tree is bound
         return reduced_precision(self._reduced, self._device, bool(self._recurrent))
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        """Inputs of the bound model as it reads them fastest."""
+        if not self._channels_last or not self._skeleton.training or x.device.type != "cpu" or x.shape[1] == 1:
+            return x
+        # vmap knows no layouts but one
+        return x if is_functorch_wrapped_tensor(x) else x.contiguous(memory_format=torch.channels_last)
 
     def _widened(self, found: Tensor) -> Tensor:
         return found if self._reduced is None else found.float()

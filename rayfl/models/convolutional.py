@@ -42,6 +42,7 @@ class ConvolutionalNet(ClassificationModel):
 
     classifier_modules = ("fc", "head")
     feature_channels = 64
+    channels_last = True
 
     def __init__(self, image: tuple[int, int, int], width: int, outputs: int) -> None:
         super().__init__()
@@ -97,7 +98,9 @@ class TFCNN(Architecture):
         features = math.prod(map_shape(self, spec, body))
         hidden = {"fedphp": [], "fedphp_hidden": [128], "tutorial": [64]}[self.form]
         head = nn.Linear([features, *hidden][-1], spec.num_classes, bias=self.form != "fedphp")
-        return StackedNet(body, linear_stack([features, *hidden]), head, channels)
+        net = StackedNet(body, linear_stack([features, *hidden]), head, channels)
+        net.channels_last = True  # two thirds of the time of a step
+        return net
 
 
 class ReddiCNN(Architecture):

@@ -96,7 +96,8 @@ def test_runs_continue_replay_and_export(method: str, tmp_path: Path) -> None:
     assert replayed.exit_code == 0, replayed.output
 
     file = tmp_path / "model.safetensors"
-    made = CliRunner().invoke(app, ["export", str(tmp_path / "whole"), "--client", str(client), "--out", str(file)])
+    export = ["export", str(tmp_path / "whole"), "--client", str(client), "--out", str(file), "--trust"]
+    made = CliRunner().invoke(app, export)
     assert made.exit_code == 0, made.output
     parts = Parts(load_config(Experiment, tmp_path / "whole" / "config.yaml", []))
     module = Frozen(parts.dataset.spec)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules import rnn
 
 from rayfl.data.federated import InputSpec
+from rayfl.engine.flat import Layout
 from rayfl.errors import ModelError
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, ModelConfig, TwoCNN, TwoNN
-from rayfl.params import Layout
 from tests.elsewhere import PRETENDED, elsewhere
 
 torch.set_num_threads(1)

@@ -1,0 +1,74 @@
+"""Every method's local updates, with SGD, are those of autograd on the whole objective and of ``torch.optim``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from rayfl.data.federated import InputSpec
+from rayfl.engine import looped
+from rayfl.models.zoo import Architecture, CharLSTM, TwoCNN, TwoNN
+from rayfl.params import Tree, from_numpy
+from rayfl.tasks import Classification
+from tests.algorithms.cases import ALGORITHMS, SIZES, toy_of
+from tests.engine import plain
+from tests.engine.problems import examples
+from tests.toys import DoubleNetwork, ListDataset, assert_close
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model and the inputs that it takes."""
+
+    architecture: Architecture
+    spec: InputSpec
+
+    def toy(self, method: str, double: bool) -> Any:
+        """The method on small random clients of several sizes; some mini-batches have one sample."""
+        dtype = torch.float64 if double else torch.float32
+        network = (DoubleNetwork if double else type(self.architecture.network(self.spec)))(
+            lambda: self.architecture.build(self.spec)
+        )
+        clients = [examples(size, self.spec, k, dtype) for k, size in enumerate(SIZES)]
+        case = ALGORITHMS[method]
+        public = examples(6, self.spec, 9, dtype).x if case.public else None
+        data = ListDataset([(one.x, one.y) for one in clients], self.spec.num_classes, public)
+        data.spec = self.spec
+        return toy_of(case, double, dataset=data, task=Classification(network))
+
+
+PROBLEMS = {
+    "perceptron": Problem(TwoNN(hidden=(7, 6)), InputSpec("image", (5,), 3)),
+    "cnn": Problem(TwoCNN(), InputSpec("image", (3, 4, 4), 3)),
+    "lstm": Problem(CharLSTM(hidden=5), InputSpec("tokens", (4,), 6, vocabulary=6)),
+}
+QUICK = ("fedavg", "superfed-mm", "superfed-lm", "pfedme", "scaffold")
+
+
+def trees(toy: Any) -> tuple[Tree, Mapping[str, Tree]]:
+    """What the server and the clients have after all rounds."""
+    server = toy.run()
+    return server, {str(client): from_numpy(state) for client, state in toy.states().items()}
+
+
+@pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    ("method", "problem"),
+    [
+        pytest.param(method, problem, marks=[] if problem == "perceptron" or method in QUICK else pytest.mark.slow)
+        for problem in PROBLEMS
+        for method in ALGORITHMS
+    ],
+)
+def test_local_updates_are_those_of_autograd(
+    method: str, problem: str, double: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = trees(PROBLEMS[problem].toy(method, double))
+    monkeypatch.setattr(looped, "train", plain.train)
+    expected = trees(PROBLEMS[problem].toy(method, double))
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, 1e-12 if double else 1e-5)
