@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from io import TextIOWrapper
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from cluster.claim import claim_folder
 from cluster.driver import Driver
 from cluster.gauges import Gauges
 from cluster.interrupts import StopRequest, stop_requests
+from cluster.log_file import kept_for_the_log, log_file
 from cluster.measuring import plan_run
 from cluster.recorder import Progress, Recorder
 from cluster.session import ray_session
@@ -43,9 +43,7 @@ from rayfl.lease import Lease
 from rayfl.older_runs import where_begun
 from rayfl.result import Result
 from rayfl.run_folder import check_run_folder, input_digests
-from rayfl.storage import open_to_append
 from rayfl.tables import ResultTables
-from rayfl.terminal import VisibleFormatter
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.environment import FILE as ENVIRONMENT
 from rayfl.tracking.environment import Environment
@@ -85,13 +83,19 @@ def run(
 
 def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> Result:
     """Runs a validated configuration; see :func:`run`."""
-    config = where_begun(config)
-    parts = Parts(config)
-    sizes = parts.check()
-    check_run_folder(parts.storage, parts.copy)
+    with kept_for_the_log() as early:
+        config = where_begun(config)
+        parts = Parts(config)
+        sizes = parts.check()
+        check_run_folder(parts.storage, parts.copy)
+        return _run_claimed(parts, sizes, callbacks, early)
+
+
+def _run_claimed(parts: Parts, sizes: np.ndarray, callbacks: Sequence[Callback], early: MemoryHandler) -> Result:
+    config = parts.config
     with arithmetic(config.engine.precision), Lease(parts.storage, config.storage.lease_timeout_s) as lease:
         restored = claim_folder(parts)
-        with _log_file(parts):
+        with log_file(parts.storage, early):
             for line in restored:
                 _log.info("%s", line)
             return _run_alone(parts, sizes, lease, callbacks)
@@ -257,53 +261,3 @@ def limited_threads(threads: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-class _LogFile(logging.FileHandler):
-    """A log that a full disk only makes incomplete, with a warning elsewhere."""
-
-    _said = False
-
-    def _open(self) -> TextIOWrapper:
-        return open_to_append(Path(self.baseFilename))
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Says so once, to the other handlers."""
-        if not self._said:
-            self._said = True
-            _log.warning("%s lacks lines from here on (%s); the run goes on", self.baseFilename, sys.exception())
-
-    def close(self) -> None:
-        """Closes the file, though what it still had to write may be lost."""
-        with suppress(OSError):
-            super().close()
-
-
-@contextmanager
-def _log_file(parts: Parts) -> Iterator[None]:
-    """Copies rayfl's log lines to ``rayfl.log`` in the run's folder, where that is on a disk."""
-    folder = parts.storage.local_path
-    if folder is None:
-        yield
-        return
-    try:
-        handler = _LogFile(folder / "rayfl.log", encoding="utf-8")
-    except OSError as error:
-        why = "it is a link" if error.errno == errno.ELOOP else error.strerror
-        _log.warning("cannot write %s: %s; this run has no log", folder / "rayfl.log", why)
-        yield
-        return
-    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(message)s"))
-    handler.setLevel(logging.INFO)
-    level = _log.level
-    _log.setLevel(logging.INFO)
-    _log.addHandler(handler)
-    try:
-        yield
-    except Exception:
-        _log.info("the run ended with an error", exc_info=True)
-        raise
-    finally:
-        _log.removeHandler(handler)
-        _log.setLevel(level)
-        handler.close()

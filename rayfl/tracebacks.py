@@ -13,6 +13,7 @@ from typing import Any
 _HOME = Path(__file__).parent.parent
 _PACKAGES = ("rayfl", "actors", "algorithms", "cluster")
 _INSTALLED = {"site-packages", "dist-packages"}
+_CYTHON = {".pyx", ".pxi", ".pxd"}
 _MOST_FRAMES = 8
 
 
@@ -74,5 +75,7 @@ def is_own(file: str, named: bool = False) -> bool:
         return False
     if named:
         return True
+    if path.suffix in _CYTHON and not path.is_file():  # a package's, known by its place in the package's sources
+        return False
     standard = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
     return not _INSTALLED & set(path.parts) and not any(path.is_relative_to(place) for place in standard)

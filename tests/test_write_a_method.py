@@ -71,6 +71,8 @@ def test_every_command_shows_the_method_by_the_model_that_it_says(
     mine = rayfl.run("quickstart", algorithm="remembering:Remembering", name="mine", **settings)
     rayfl.run("quickstart", algorithm="fedavg", name="other", **settings)
     memory = next(row for row in final_rows(mine) if row["model"] == "memory")
+    # Cells of a narrow terminal would be broken into lines.
+    monkeypatch.setenv("COLUMNS", "160")
     # The class is needed for none of it.
     (folder / "remembering.py").unlink()
     monkeypatch.delitem(sys.modules, "remembering")

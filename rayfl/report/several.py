@@ -91,8 +91,9 @@ def terminal_table(comparison: Comparison) -> RenderableType:
     table = RichTable(
         title="Methods side by side", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1)
     )
-    table.add_column("method\n", overflow="fold", min_width=8)
-    table.add_column("model\n", overflow="fold", min_width=12)
+    # The same for both: rich narrows the wider first, below what one alone would need, and then cuts the last numbers.
+    for heading in ("method\n", "model\n"):
+        table.add_column(heading, overflow="fold", min_width=8)
     for heading in ("clients\n", "seeds\n"):
         table.add_column(heading, justify="right", no_wrap=True)
     shown = {metric: _ON_TERMINALS[metric.column] for metric in METRICS if metric.column in _ON_TERMINALS}

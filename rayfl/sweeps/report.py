@@ -92,12 +92,15 @@ def printed(groups: pa.Table, varied: Sequence[str], measure: Measure) -> Table:
         caption_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
+        padding=(0, 0, 0, 1),
     )
     keys = [path for path in varied if path != SEED]
-    for heading in ("", *keys):
-        table.add_column(heading)
-    table.add_column("data")
-    for heading in (_unit(measure.metric), "+- seeds", "+- clients", "clients", "finished"):
+    table.add_column("", no_wrap=True)
+    for heading in keys:
+        table.add_column(heading, overflow="fold", min_width=5)
+    table.add_column("data", no_wrap=True)
+    # With three keys of any length this has room in 80 columns.
+    for heading in (_unit(measure.metric), "+-\nseeds", "+-\nclients", "clients", "finished"):
         table.add_column(heading, justify="right", no_wrap=True)
     marks = {"": " ", "validation": ">", "test": "*"}
     for row in rows:

@@ -96,8 +96,9 @@ def test_runs_continue_replay_and_export(method: str, tmp_path: Path) -> None:
     assert replayed.exit_code == 0, replayed.output
 
     file = tmp_path / "model.safetensors"
-    export = ["export", str(tmp_path / "whole"), "--client", str(client), "--out", str(file), "--trust"]
-    made = CliRunner().invoke(app, export)
+    export = ["export", str(tmp_path / "whole"), "--client", str(client), "--out", str(file)]
+    assert "--trust" in str(CliRunner().invoke(app, export).exception)
+    made = CliRunner().invoke(app, [*export, "--trust"])
     assert made.exit_code == 0, made.output
     parts = Parts(load_config(Experiment, tmp_path / "whole" / "config.yaml", []))
     module = Frozen(parts.dataset.spec)

@@ -32,13 +32,6 @@ def experiment(folder: Path, **storage: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("calm")
-    rayfl.run(small_experiment(folder, "run", "scaffold", backend="inline"))
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.raises(KeyboardInterrupt):

@@ -32,13 +32,6 @@ def newest(folder: Path) -> Manifest:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("calm")
-    rayfl.run(small_experiment(folder, "run", "scaffold", backend="inline"))
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("interrupted")
     with pytest.raises(KeyboardInterrupt):

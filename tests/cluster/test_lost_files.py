@@ -44,13 +44,6 @@ def parts_of_one_commit() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("calm")
-    rayfl.run(small_experiment(folder, "run", "scaffold", backend="inline"))
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.raises(KeyboardInterrupt):
@@ -197,7 +190,7 @@ def test_the_record_of_what_was_lost_may_be_lost_and_the_run_does_not_look_undis
     folder: Path, experiment: dict[str, Any]
 ) -> None:
     damaged_part(folder, "clients")
-    flip(folder / "clients.parquet")
+    (folder / "clients.parquet").unlink()
     rayfl.run(experiment)
     damaged_part(folder, "damage")
     (folder / "damage.parquet").unlink()

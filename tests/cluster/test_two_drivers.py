@@ -44,13 +44,6 @@ def driver_at_work(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("calm")
-    rayfl.run(small_experiment(folder, "run", "scaffold", backend="inline"))
-    return folder / "run"
-
-
 def test_a_second_driver_is_refused_and_does_not_disturb_the_first(tmp_path: Path, calm: Path) -> None:
     second = small_experiment(tmp_path, "run", "scaffold", backend="inline")
     with driver_at_work(tmp_path) as first:

@@ -104,6 +104,16 @@ def test_labels_with_gaps_are_warned_of_and_can_be_numbered(
     assert (opened.spec.num_classes, opened.y.tolist()) == (2, [0, 1] * 20)
 
 
+def test_what_is_said_before_a_run_has_its_folder_is_in_its_log(tmp_path: Path) -> None:
+    path = table(tmp_path / "f.parquet", y=ONE_TWO)
+    config = parts(of_file(path), cluster={"backend": "inline"}, storage_path=str(tmp_path), name="run").config
+    rayfl.run(config.model_dump(mode="json") | {"train": {"rounds": 1, "clients_per_round": "all"}})
+    said = "WARNING dataset: the labels are 1, 2, which makes 3 classes"
+    log = (tmp_path / "run" / "rayfl.log").read_text()
+    assert said in log.splitlines()[0]
+    assert log.count(said) == 1
+
+
 def test_clients_keep_their_labels_numbered_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     columns = {"y": [-1, 7] * 20, "client": ["a"] * 20 + ["b"] * 20}
     path = table(tmp_path / "f.parquet", **columns)

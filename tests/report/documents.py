@@ -58,6 +58,7 @@ class Document(HTMLParser):
             self.wrongly_closed.append(tag)
 
     def handle_data(self, data: str) -> None:
+        data = data.replace("\u2060", "").replace("\u00a0", " ")  # where a line must not break
         self.texts.append(data)
         if "td" in self.open or "th" in self.open:
             self.tables[self._table][-1][-1] += data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,10 +19,20 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on
 CLICKS = """
 "use strict";
 for (const name of ["accuracy %", "accuracy %"]) {
-  const found = [...document.querySelectorAll("#clients-table th button")].find((b) => b.textContent === name);
+  const buttons = [...document.querySelectorAll("#clients-table th button")];
+  const found = buttons.find((b) => b.textContent.replace("\\u00a0", " ") === name);
   found.focus();
   found.click();
 }
+"""
+
+EDGES = """
+"use strict";
+const beyond = [...document.querySelectorAll("caption")].filter(
+  (c) => c.getBoundingClientRect().right > c.closest(".scroll").getBoundingClientRect().right + 1
+);
+const [wide, room] = [document.documentElement.scrollWidth, document.documentElement.clientWidth];
+document.title = `${document.querySelectorAll("caption").length} captions, ${beyond.length} cut, ${wide - room} px`;
 """
 
 
@@ -51,14 +62,18 @@ def browse(page: Path, *options: str) -> tuple[str, str]:
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 
 
-def test_tables_can_be_sorted_and_nothing_is_complained_about(page: Path) -> None:
-    clicked = page.with_name("clicked.html")
+def followed_by(script: str, page: Path, name: str) -> Path:
+    """The page with a script behind its own."""
     text = page.read_text(encoding="utf-8")
     start = text.index("script-src")
     policy = text[start : text.index('">', start)]
-    # The clicks of a reader, added behind the page's own script.
     changed = text.replace(policy, "script-src 'unsafe-inline'")
-    clicked.write_text(changed.replace("</body>", f"<script>{CLICKS}</script></body>"), encoding="utf-8")
+    page.with_name(name).write_text(changed.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    return page.with_name(name)
+
+
+def test_tables_can_be_sorted_and_nothing_is_complained_about(page: Path) -> None:
+    clicked = followed_by(CLICKS, page, "clicked.html")  # the clicks of a reader
     html, complaints = browse(clicked, "--dump-dom")
     assert complaints == ""
     document = Document(html)
@@ -75,6 +90,13 @@ def test_the_pages_own_policy_lets_its_script_run(page: Path) -> None:
     html, complaints = browse(page, "--dump-dom")
     assert complaints == ""
     assert Document(html).count("button") > 10
+
+
+def test_captions_are_whole_in_a_narrow_window_with_a_scroll_bar(page: Path) -> None:
+    html, _ = browse(followed_by(EDGES, page, "edges.html"), "--dump-dom", "--window-size=500,800")
+    found = re.search(r"<title>(\d+) captions, 0 cut, 0 px</title>", html)
+    assert found, html[:2000]
+    assert int(found[1]) > 1
 
 
 @pytest.mark.parametrize(("scheme", "light"), [("1", True), ("0", False)])

@@ -7,6 +7,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -276,6 +277,20 @@ def test_the_table_of_compare_has_room_in_80_columns(finished: Path) -> None:
     assert words[:2] == ["fedavg", "global"]
     assert words[-7:] == ["5", "2", *(f"{number:.2f}" for number in numbers), f"{first['ece'].mean:.3f}"]
     assert "…" not in captured.get()
+
+
+def test_long_names_cut_no_number_in_80_columns(finished: Path) -> None:
+    runs = [str(finished / f"{method}-{seed}") for method in ("fedavg", "superfed-mm") for seed in (0, 1)]
+    found = compare(load_runs(runs, METHODS))
+    names = {"method": "remembering:Remembering", "model": "memory", "clients": "12 of 14"}
+    lines = [replace(line, **names) for line in found.lines]
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(terminal_table(replace(found, lines=lines)))
+    rows = [line.rstrip() for line in captured.get().splitlines() if "12 of 14" in line]
+    assert len(rows) == len(lines)
+    for row, line in zip(rows, lines, strict=True):
+        assert row.removesuffix("^").endswith(f" {line.cells['ece'].mean:.3f}")
 
 
 @pytest.mark.parametrize(

@@ -95,4 +95,21 @@ def test_what_is_printed_says_what_chose(judge: Any, caption: str) -> None:
     assert ["fedavg", "validation", "60.00", "14.14", "15.00", "-", "2", "of", "2"] in [line[-9:] for line in lines]
     assert ["ditto", "test", "99.00", "-", "-", "14", "1", "of", "2"] in [line[-9:] for line in lines]
     assert any(line[-6:] == ["12", "of", "14", "2", "of", "2"] for line in lines)
-    assert "+-" not in text.replace("+- seeds", "").replace("+- clients", "")
+    above, below = lines[2:4]
+    assert above == ["+-", "+-"]
+    assert below == ["algorithm", "data", "top1", "%", "seeds", "clients", "clients", "finished"]
+    assert text.count("+-") == 2
+
+
+def test_long_values_cut_no_number_in_80_columns() -> None:
+    keys = ("algorithm", "partition.classes_per_client", "train.clients_per_round")
+    rows = [
+        row | {"point": {keys[0]: "remembering:Remembering", keys[1]: number, keys[2]: 1000}}
+        for number, row in enumerate(ROWS)
+    ]
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(printed(groups_table(trials_table(rows, keys), keys, Measure()), keys, Measure()))
+    splits = [line.split() for line in captured.get().splitlines() if " 1000 " in line]
+    assert [line[-3:] for line in splits] == [["1", "of", "1"]] * 10 + [["0", "of", "1"]] * 2
+    assert splits[3][-9:-3] == ["90.00", "-", "-", "12", "of", "14"]

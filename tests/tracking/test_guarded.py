@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-import cluster.run
+import cluster.log_file
 import rayfl
-from algorithms.registry import Experiment
-from rayfl.config.loading import load_config
+from cluster.log_file import kept_for_the_log, log_file
 from rayfl.errors import RunError
-from rayfl.experiment import Parts
 from rayfl.storage import Storage
 from rayfl.tracking.callback import Callback
 from rayfl.tracking.guarded import Guarded
@@ -195,11 +193,11 @@ def test_results_are_whole_again_once_there_is_room(tmp_path: Path, monkeypatch:
 def test_the_logs_disk_may_be_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cluster.run, "open_to_append", lambda path: open("/dev/full", "a"))  # noqa: SIM115
+    monkeypatch.setattr(cluster.log_file, "open_to_append", lambda path: open("/dev/full", "a"))  # noqa: SIM115
     assert rayfl.run(experiment(tmp_path, tensorboard=True)).rounds_completed == 4
     logging.getLogger("rayfl").warning("afterwards")
     assert sum("rayfl.log lacks lines from here on" in said for said in warnings(caplog)) <= 1
-    with cluster.run._log_file(Parts(load_config(Experiment, experiment(tmp_path), {}))):
+    with kept_for_the_log() as early, log_file(Storage(str(tmp_path / "run")), early):
         for _ in range(3):
             logging.getLogger("rayfl").info("a line")
     said = [text for text in warnings(caplog) if "rayfl.log lacks lines from here on" in text]
