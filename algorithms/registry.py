@@ -27,6 +27,7 @@ from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
 from algorithms.mapper import Mapper
+from algorithms.per_fedavg import PerFedAvg
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
 from algorithms.scaffold import Scaffold
@@ -59,6 +60,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FLDA,
         APFL,
         PFedMe,
+        PerFedAvg,
         Mapper,
         L2GD,
         Local,
