@@ -7,6 +7,7 @@ from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
 from algorithms.contract import check_method
 from algorithms.ditto import Ditto
+from algorithms.fedamp import FedAMP
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.feddyn import FedDyn
@@ -49,6 +50,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedBABU,
         FedPAC,
         PFedSim,
+        FedAMP,
         HypCluster,
         Ditto,
         FedDyn,

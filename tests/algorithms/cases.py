@@ -13,6 +13,7 @@ from algorithms.apfl import APFL
 from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
 from algorithms.ditto import Ditto
+from algorithms.fedamp import FedAMP
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.feddyn import FedDyn
@@ -231,7 +232,13 @@ ALGORITHMS = {
     ),
     "fedper": Case(FedPer(), down=body, up=body, uploads=body_names, private=frozenset({"personal"}), averages=False),
     "lg-fedavg": Case(
-        LGFedAvg(), down=head, up=head, uploads=head_names, private=frozenset({"personal"}), averages=False
+        LGFedAvg(),
+        down=head,
+        up=head,
+        uploads=head_names,
+        private=frozenset({"personal"}),
+        averages=False,
+        relabels=False,
     ),
     "fedrep": Case(
         FedRep(head_epochs=2, finetune_epochs=1),
@@ -295,6 +302,10 @@ ALGORITHMS = {
         averages=False,
     ),
     "pfedsim": Case(PFedSim(), relabels=False),
+    "fedamp": Case(
+        FedAMP(heuristic=False, sigma=2.0, alpha=0.5), private=frozenset({"personal"}), averages=False, relabels=False
+    ),
+    "fedamp-heuristic": Case(FedAMP(alpha=2.0, start="cloud"), averages=False, relabels=False),
     "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
 }
 
