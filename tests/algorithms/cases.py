@@ -232,13 +232,7 @@ ALGORITHMS = {
     ),
     "fedper": Case(FedPer(), down=body, up=body, uploads=body_names, private=frozenset({"personal"}), averages=False),
     "lg-fedavg": Case(
-        LGFedAvg(),
-        down=head,
-        up=head,
-        uploads=head_names,
-        private=frozenset({"personal"}),
-        averages=False,
-        relabels=False,
+        LGFedAvg(), down=head, up=head, uploads=head_names, private=frozenset({"personal"}), averages=False
     ),
     "fedrep": Case(
         FedRep(head_epochs=2, finetune_epochs=1),
