@@ -7,6 +7,7 @@ from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
 from algorithms.contract import check_method
 from algorithms.ditto import Ditto
+from algorithms.fedamp import FedAMP
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.feddyn import FedDyn
@@ -27,6 +28,7 @@ from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
 from algorithms.mapper import Mapper
+from algorithms.per_fedavg import PerFedAvg
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
 from algorithms.scaffold import Scaffold
@@ -48,6 +50,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedBABU,
         FedPAC,
         PFedSim,
+        FedAMP,
         HypCluster,
         Ditto,
         FedDyn,
@@ -59,6 +62,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FLDA,
         APFL,
         PFedMe,
+        PerFedAvg,
         Mapper,
         L2GD,
         Local,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -42,6 +43,33 @@ class Batch:
         if self.mask is None:
             return values.mean()
         return (values * self.mask).sum() / self.mask.sum()
+
+    def parts(self, count: int, least: int = 1) -> list[Batch]:
+        """Consecutive parts of the mini-batch, of sizes that differ by at most one.
+
+        A mini-batch with too few samples is not cut: every part is then all of it. A part is padded like the
+        mini-batch: only its :meth:`mean` leaves the padding out.
+
+        Args:
+            count: how many parts.
+            least: samples that a part must have.
+        """
+        width = self.y.shape[0]
+        if self.mask is None:
+            if width < count * least:
+                return [self] * count
+            cuts = [width * part // count for part in range(count + 1)]
+            return [Batch(self.x[i:j], self.y[i:j]) for i, j in pairwise(cuts)]
+        size = self.mask.sum().long()  # the padding comes last
+        places = torch.arange(max(-(-width // count), min(width, count * least - 1)), device=self.y.device)
+        found = []
+        for part in range(count):
+            whole = size < count * least
+            first = torch.where(whole, 0, size * part // count)
+            last = torch.where(whole, size, size * (part + 1) // count)
+            index = (first + places).clamp(max=width - 1)
+            found.append(Batch(self.x[index], self.y[index], (first + places < last).to(self.mask.dtype)))
+        return found
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ class QuadraticNetwork:
     vectorizable = True
     why_not_vectorizable = ""
     stochastic = False
+    batch_statistics = False
 
     def __init__(self, dimension: int, start: float) -> None:
         self._start = torch.full((dimension,), start, dtype=torch.float64)

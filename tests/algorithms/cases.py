@@ -13,6 +13,7 @@ from algorithms.apfl import APFL
 from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
 from algorithms.ditto import Ditto
+from algorithms.fedamp import FedAMP
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.feddyn import FedDyn
@@ -33,6 +34,7 @@ from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
 from algorithms.mapper import Mapper
+from algorithms.per_fedavg import PerFedAvg
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
 from algorithms.scaffold import Scaffold
@@ -269,6 +271,9 @@ ALGORITHMS = {
         private=frozenset({"personal"}),
         train={"momentum": 0.0, "weight_decay": 0.0},
     ),
+    "per-fedavg-fo": Case(PerFedAvg(alpha=0.1)),
+    "per-fedavg-hf": Case(PerFedAvg(version="hf", alpha=0.1, adapt_batch="batch")),
+    "per-fedavg-exact": Case(PerFedAvg(version="exact", alpha=0.1)),
     "mapper": Case(Mapper(grid=(0.25, 0.75)), private=frozenset({"local", "coefficient"})),
     "mapper-outputs": Case(
         Mapper(grid=(0.0, 0.5), space="outputs", unseen="global"), private=frozenset({"local", "coefficient"})
@@ -291,6 +296,10 @@ ALGORITHMS = {
         averages=False,
     ),
     "pfedsim": Case(PFedSim(), relabels=False),
+    "fedamp": Case(
+        FedAMP(heuristic=False, sigma=2.0, alpha=0.5), private=frozenset({"personal"}), averages=False, relabels=False
+    ),
+    "fedamp-heuristic": Case(FedAMP(alpha=2.0, start="cloud"), averages=False, relabels=False),
     "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
 }
 
