@@ -18,6 +18,7 @@ from algorithms.fedper import FedPer
 from algorithms.fedphp import FedPHP
 from algorithms.fedprox import FedProx
 from algorithms.fedrep import FedRep
+from algorithms.fedrod import FedRoD
 from algorithms.flda import FLDA
 from algorithms.floco import Floco
 from algorithms.floco_plus import FlocoPlus
@@ -47,6 +48,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedRep,
         FedBABU,
         FedPAC,
+        FedRoD,
         PFedSim,
         HypCluster,
         Ditto,

@@ -24,6 +24,7 @@ from algorithms.fedper import FedPer
 from algorithms.fedphp import FedPHP
 from algorithms.fedprox import FedProx
 from algorithms.fedrep import FedRep
+from algorithms.fedrod import FedRoD
 from algorithms.flda import FLDA
 from algorithms.floco import Floco
 from algorithms.floco_plus import FlocoPlus
@@ -291,6 +292,7 @@ ALGORITHMS = {
         averages=False,
     ),
     "pfedsim": Case(PFedSim(), relabels=False),
+    "fedrod": Case(FedRoD(), private=frozenset({"personal"})),
     "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
 }
 

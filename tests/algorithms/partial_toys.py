@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from rayfl.engine.settings import TrainConfig
 from rayfl.metrics import Statistics
-from rayfl.models.base import ClassificationModel
+from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree
 from rayfl.tasks import Batch, Classification
-from tests.toys import DoubleNetwork, ListDataset, Toy, random_clients
+from tests.toys import DoubleNetwork, ListDataset, Toy, TwoLayers, random_clients
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(
@@ -46,6 +46,26 @@ class ThreeLayers(ClassificationModel):
 def three_layers() -> Classification:
     """ThreeLayers in float64."""
     return Classification(DoubleNetwork(ThreeLayers))
+
+
+def partly_fixed(*names: str) -> Classification:
+    """MLP2 in float32 of which nobody trains the named parameters."""
+
+    def make() -> TwoLayers:
+        model = TwoLayers()
+        for name in names:
+            model.get_parameter(name).requires_grad_(False)
+        return model
+
+    return Classification(Network(make))
+
+
+def labelled(*labels: list[int], seed: int = 3) -> ListDataset:
+    """Clients with random samples of the given labels."""
+    generator = torch.Generator().manual_seed(seed)
+    return ListDataset(
+        [(torch.randn(len(y), 5, generator=generator, dtype=torch.float64), torch.tensor(y)) for y in labels]
+    )
 
 
 def toy_of(algorithm: Any, train: TrainConfig = TRAIN, task: Any = None, **options: Any) -> Toy:

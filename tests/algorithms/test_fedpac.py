@@ -11,13 +11,14 @@ from torch import Tensor
 
 from algorithms.combination import combination_weights, pruned
 from algorithms.fedavg import FedAvg
-from algorithms.fedpac import LEAST_WEIGHT, FedPAC, class_means, estimate
+from algorithms.fedpac import LEAST_WEIGHT, FedPAC, estimate
 from algorithms.fedrep import FedRep
+from algorithms.prototypes import class_means
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, weighted_sum
 from rayfl.tasks import Batch
-from tests.algorithms.partial_toys import COHORTS, TRAIN, initial, take, three_layers, toy_of
+from tests.algorithms.partial_toys import COHORTS, TRAIN, initial, labelled, take, three_layers, toy_of
 from tests.toys import ListDataset, Toy, assert_close, assert_equal, softmax_regression, two_layers
 
 HEAD = ("head.weight", "head.bias")
@@ -105,14 +106,6 @@ def test_inv_pac_3_equal_clients_get_the_mean_of_their_heads() -> None:
     for state in toy.states().values():
         assert_close(state["personal"], weighted_sum(heads, [0.25] * 4), 1e-12)
     assert (heads[0]["head.weight"] - heads[1]["head.weight"]).abs().max() > 1e-4
-
-
-def labelled(*labels: list[int]) -> ListDataset:
-    """Clients with random samples of the given labels."""
-    generator = torch.Generator().manual_seed(3)
-    return ListDataset(
-        [(torch.randn(len(y), 5, generator=generator, dtype=torch.float64), torch.tensor(y)) for y in labels]
-    )
 
 
 @pytest.mark.parametrize("policy", ["samples", "uniform", "population"])
