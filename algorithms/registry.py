@@ -16,6 +16,7 @@ from algorithms.fedmmd import FedMMD
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
 from algorithms.fedphp import FedPHP
+from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
@@ -49,6 +50,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedBABU,
         FedPAC,
         FedRoD,
+        FedProto,
         PFedSim,
         HypCluster,
         Ditto,

@@ -22,6 +22,7 @@ from algorithms.fedmmd import FedMMD
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
 from algorithms.fedphp import FedPHP
+from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
@@ -293,6 +294,22 @@ ALGORITHMS = {
     ),
     "pfedsim": Case(PFedSim(), relabels=False),
     "fedrod": Case(FedRoD(), private=frozenset({"personal"})),
+    "fedproto": Case(
+        FedProto(),
+        down=lambda network: prototypes(network) + classes(network),
+        up=lambda network: prototypes(network) + classes(network),
+        uploads=lambda network: ("sums", "counts"),
+        private=frozenset({"local"}),
+        averages=False,
+    ),
+    "fedproto-during": Case(
+        FedProto(prototypes_at="during", prototype_weights="samples", initial="own", inference="head"),
+        down=lambda network: prototypes(network) + classes(network),
+        up=lambda network: prototypes(network) + classes(network),
+        uploads=lambda network: ("sums", "counts"),
+        private=frozenset({"local"}),
+        averages=False,
+    ),
     "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
 }
 
