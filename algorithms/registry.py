@@ -29,6 +29,7 @@ from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
 from algorithms.mapper import Mapper
+from algorithms.moon import MOON
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
 from algorithms.scaffold import Scaffold
@@ -51,6 +52,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedPAC,
         FedRoD,
         FedProto,
+        MOON,
         PFedSim,
         HypCluster,
         Ditto,

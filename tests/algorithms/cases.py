@@ -35,6 +35,7 @@ from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
 from algorithms.mapper import Mapper
+from algorithms.moon import MOON
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
 from algorithms.scaffold import Scaffold
@@ -310,6 +311,7 @@ ALGORITHMS = {
         private=frozenset({"local"}),
         averages=False,
     ),
+    "moon": Case(MOON(finetune_epochs=1), private=frozenset({"previous"})),
     "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
 }
 
