@@ -9,6 +9,7 @@ from algorithms.contract import check_method
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
+from algorithms.feddbe import FedDBE
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
 from algorithms.fedme import FedMe
@@ -51,6 +52,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedBABU,
         FedPAC,
         FedRoD,
+        FedDBE,
         FedProto,
         MOON,
         PFedSim,

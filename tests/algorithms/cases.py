@@ -15,6 +15,7 @@ from algorithms.centralized import Centralized
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
+from algorithms.feddbe import FedDBE
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
 from algorithms.fedme import FedMe
@@ -127,6 +128,11 @@ def classes(network: Network) -> int:
     return len(network.initialize(0)[network.head_weight])
 
 
+def features(network: Network) -> int:
+    """How many features the head reads."""
+    return network.initialize(0)[network.head_weight].shape[1]
+
+
 def names_and_statistics(network: Network) -> Iterable[str]:
     """Names of all parameters, and of statistics by class."""
     return {*network.parameter_names, "sums", "counts", "mean", "variance"}
@@ -162,6 +168,7 @@ class Case:
         train: changes of the training section the method needs.
         public: whether the method needs public samples.
         numbers: plain numbers (of 8 bytes) that travel down and up besides the scalars of tensors.
+        opening: scalars that in round 0 travel down to and up from every client, sampled or not, before all else.
     """
 
     algorithm: Algorithm
@@ -177,6 +184,7 @@ class Case:
     train: dict[str, Any] = field(default_factory=dict)
     public: bool = False
     numbers: tuple[int, int] = (0, 0)
+    opening: tuple[Callable[[Network], int], Callable[[Network], int]] = (nothing, nothing)
 
     def contacted(self, cohort: Sequence[int]) -> list[int]:
         """The clients that the server contacts in a round."""
@@ -312,6 +320,14 @@ ALGORITHMS = {
         averages=False,
     ),
     "moon": Case(MOON(finetune_epochs=1), private=frozenset({"previous"})),
+    "feddbe": Case(FedDBE(mean_weight=0), private=frozenset({"vector"})),
+    "feddbe-pulled": Case(
+        FedDBE(mean_weight=5, mean_momentum=0.4),
+        down=lambda network: network.num_parameters + features(network),
+        private=frozenset({"vector"}),
+        averages=False,
+        opening=(whole, features),
+    ),
     "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
 }
 

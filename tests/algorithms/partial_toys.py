@@ -133,6 +133,18 @@ def planted_clients(own: str, clients: int = 8, samples: int = 25, inputs: int =
     )
 
 
+def camps(clients: int = 12, samples: int = 6, inputs: int = 10) -> ListDataset:
+    """Clients with few samples of overlapping classes, of which one camp has 0, 1, 2 and the other 3, 4, 5."""
+    generator = torch.Generator().manual_seed(2)
+    centres = 0.5 * torch.randn(6, inputs, generator=generator, dtype=torch.float64)
+    seen, new = [], []
+    for client in range(clients):
+        for kept, n in ((seen, samples), (new, 300)):
+            y = torch.randint(3, (n,), generator=generator) + 3 * (client % 2)
+            kept.append((centres[y] + torch.randn(n, inputs, generator=generator, dtype=torch.float64), y))
+    return ListDataset(seen, 6, validation=new)
+
+
 def held_out_accuracy(toy: Toy, row: str, final: bool = False) -> float:
     """Mean over clients of the accuracy on held-out samples."""
     return float(np.mean([rows[row].top1 for rows in toy.scores(final, split="validation").values()]))

@@ -155,6 +155,7 @@ HEAD_NEEDED = {
     "fedrep",
     "fedbabu",
     "fedrod",
+    "feddbe",
 }
 
 
