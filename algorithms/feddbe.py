@@ -137,7 +137,8 @@ class FedDBE(Averaging):
         if "running" in trained:
             running = running + (1 - self.mean_momentum) * trained["running"].detach()
             value = value + averaging(trained["running"], mean, self.mean_momentum)
-        return value + self.mean_weight / 2 * (running - frozen["mean"]).square().mean()
+        distance: Tensor = (running - frozen["mean"]).square().mean() / 2
+        return value + self.mean_weight * distance
 
     def _tracked(self, trained: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         features, logits = task.head_inputs_and_logits(trained["model"], batch)

@@ -7,6 +7,7 @@ from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
 from algorithms.contract import check_method
 from algorithms.ditto import Ditto
+from algorithms.fedala import FedALA
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.feddbe import FedDBE
@@ -53,6 +54,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedPAC,
         FedRoD,
         FedDBE,
+        FedALA,
         FedProto,
         MOON,
         PFedSim,

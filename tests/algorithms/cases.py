@@ -13,6 +13,7 @@ from algorithms.apfl import APFL
 from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
 from algorithms.ditto import Ditto
+from algorithms.fedala import FedALA
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.feddbe import FedDBE
@@ -328,6 +329,7 @@ ALGORITHMS = {
         averages=False,
         opening=(whole, features),
     ),
+    "fedala": Case(FedALA(start_threshold=None, start_passes=2), private=frozenset({"upper", "weights"})),
     "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
 }
 
