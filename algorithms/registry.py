@@ -26,6 +26,7 @@ from algorithms.flda import FLDA
 from algorithms.floco import Floco
 from algorithms.floco_plus import FlocoPlus
 from algorithms.fml import FML
+from algorithms.gpfl import GPFL
 from algorithms.hypcluster import HypCluster
 from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
@@ -55,6 +56,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedRoD,
         FedDBE,
         FedALA,
+        GPFL,
         FedProto,
         MOON,
         PFedSim,

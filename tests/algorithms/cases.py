@@ -32,6 +32,7 @@ from algorithms.flda import FLDA
 from algorithms.floco import Floco
 from algorithms.floco_plus import FlocoPlus
 from algorithms.fml import FML
+from algorithms.gpfl import GPFL
 from algorithms.hypcluster import HypCluster
 from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
@@ -132,6 +133,21 @@ def classes(network: Network) -> int:
 def features(network: Network) -> int:
     """How many features the head reads."""
     return network.initialize(0)[network.head_weight].shape[1]
+
+
+LAYER = frozenset({"matrix", "offset", "norm_gain", "norm_offset"})
+"""Names of the tensors of a layer that a method puts next to a network, and of its normalization."""
+
+
+def valved(network: Network) -> int:
+    """Scalars of a body, of a valve for its features, and of an embedding of every class."""
+    width = features(network)
+    return body(network) + 2 * (width**2 + 3 * width) + classes(network) * width
+
+
+def valved_names(network: Network) -> Iterable[str]:
+    """Names of the tensors of these."""
+    return {*network.body_names, *LAYER, "embedding"}
 
 
 def names_and_statistics(network: Network) -> Iterable[str]:
@@ -330,6 +346,22 @@ ALGORITHMS = {
         opening=(whole, features),
     ),
     "fedala": Case(FedALA(start_threshold=None, start_passes=2), private=frozenset({"upper", "weights"})),
+    "gpfl": Case(
+        GPFL(),
+        down=valved,
+        up=valved,
+        uploads=valved_names,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "gpfl-own": Case(
+        GPFL(conditional_from="own"),
+        down=valved,
+        up=valved,
+        uploads=valved_names,
+        private=frozenset({"personal", "embedding"}),
+        averages=False,
+    ),
     "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
 }
 

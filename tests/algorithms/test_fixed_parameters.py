@@ -156,7 +156,11 @@ HEAD_NEEDED = {
     "fedbabu",
     "fedrod",
     "feddbe",
+    "gpfl",
 }
+
+
+BODY_NEEDED = {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl"}
 
 
 @CASES
@@ -164,7 +168,11 @@ HEAD_NEEDED = {
     ("frozen", "refused", "named"),
     [
         (("head",), HEAD_NEEDED, r"head"),
-        (("project", "inner"), {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac"}, r"no body is left|no layer"),
+        (
+            ("project", "inner"),
+            {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fedcp"},
+            r"no body is left|no layer",
+        ),
     ],
     ids=["head", "probe"],
 )
