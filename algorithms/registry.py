@@ -10,6 +10,7 @@ from algorithms.ditto import Ditto
 from algorithms.fedala import FedALA
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
+from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
@@ -56,6 +57,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedRoD,
         FedDBE,
         FedALA,
+        FedCP,
         GPFL,
         FedProto,
         MOON,

@@ -16,6 +16,7 @@ from algorithms.ditto import Ditto
 from algorithms.fedala import FedALA
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
+from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
@@ -148,6 +149,16 @@ def valved(network: Network) -> int:
 def valved_names(network: Network) -> Iterable[str]:
     """Names of the tensors of these."""
     return {*network.body_names, *LAYER, "embedding"}
+
+
+def policed(network: Network) -> int:
+    """Scalars of a model, and of a policy for its features."""
+    return network.num_parameters + 2 * features(network) ** 2 + 6 * features(network)
+
+
+def policed_names(network: Network) -> Iterable[str]:
+    """Names of the tensors of these."""
+    return {*network.parameter_names, *LAYER}
 
 
 def names_and_statistics(network: Network) -> Iterable[str]:
@@ -360,6 +371,22 @@ ALGORITHMS = {
         up=valved,
         uploads=valved_names,
         private=frozenset({"personal", "embedding"}),
+        averages=False,
+    ),
+    "fedcp": Case(
+        FedCP(),
+        down=policed,
+        up=policed,
+        uploads=policed_names,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "fedcp-noisy": Case(
+        FedCP(policy_noise="always", alignment_weight=0.5),
+        down=policed,
+        up=policed,
+        uploads=policed_names,
+        private=frozenset({"personal"}),
         averages=False,
     ),
     "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),

@@ -157,10 +157,11 @@ HEAD_NEEDED = {
     "fedrod",
     "feddbe",
     "gpfl",
+    "fedcp",
 }
 
 
-BODY_NEEDED = {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl"}
+BODY_NEEDED = {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fedcp"}
 
 
 @CASES
