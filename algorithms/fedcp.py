@@ -145,7 +145,8 @@ class FedCP(PartialModel):
                 noise = torch.from_numpy(drawn).to(features)
             read = features * context_of(own[task.network.head_weight])
             shares = policy_shares(tensors, read, self.policy_temperature, noise)
-            return both_heads(task, own, other, features, shares).log_softmax(-1)
+            found: Tensor = both_heads(task, own, other, features, shares).log_softmax(-1)
+            return found
 
         return Predictor.of(model, head, policy, combine=log_probabilities)
 
@@ -153,7 +154,8 @@ class FedCP(PartialModel):
 def context_of(weight: Tensor) -> Tensor:
     """v_k: the sum over classes of the rows of a head's weight (C, d), scaled to length 1; shape (d,)."""
     total = weight.detach().sum(0)
-    return total / total.norm().clamp_min(_TINY)
+    length: Tensor = total.norm().clamp_min(_TINY)
+    return total / length
 
 
 def policy_shares(policy: Mapping[str, Tensor], read: Tensor, temperature: float, noise: Tensor | None) -> Tensor:
