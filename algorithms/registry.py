@@ -8,6 +8,7 @@ from algorithms.centralized import Centralized
 from algorithms.contract import check_method
 from algorithms.ditto import Ditto
 from algorithms.fedala import FedALA
+from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.fedcp import FedCP
@@ -57,6 +58,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedRoD,
         FedDBE,
         FedALA,
+        FedAS,
         FedCP,
         GPFL,
         FedProto,

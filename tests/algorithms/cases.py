@@ -14,6 +14,7 @@ from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
 from algorithms.ditto import Ditto
 from algorithms.fedala import FedALA
+from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.fedcp import FedCP
@@ -388,6 +389,9 @@ ALGORITHMS = {
         uploads=policed_names,
         private=frozenset({"personal"}),
         averages=False,
+    ),
+    "fedas": Case(
+        FedAS(), down=body, up=body, uploads=body_names, private=frozenset({"personal", "body"}), averages=False
     ),
     "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
 }

@@ -158,10 +158,11 @@ HEAD_NEEDED = {
     "feddbe",
     "gpfl",
     "fedcp",
+    "fedas",
 }
 
 
-BODY_NEEDED = {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fedcp"}
+BODY_NEEDED = {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fedcp", "fedas"}
 
 
 @CASES
@@ -171,7 +172,7 @@ BODY_NEEDED = {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fe
         (("head",), HEAD_NEEDED, r"head"),
         (
             ("project", "inner"),
-            {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fedcp"},
+            {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fedcp", "fedas"},
             r"no body is left|no layer",
         ),
     ],
