@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
 from algorithms.accumulators import ACCUMULATOR, adding, check_unclipped
 from algorithms.base import Clients, check_head, setting
 from algorithms.partial import PartialModel, part, shared_part
-from algorithms.prototypes import class_means
+from algorithms.prototypes import class_means, memberships
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
@@ -158,8 +157,7 @@ class FedAS(PartialModel):
     def _alignment(self, trained: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         features, _ = task.head_inputs_and_logits({**frozen["head"], **trained["body"]}, batch)
         means = frozen["means"]
-        members = F.one_hot(batch.y, len(means)).to(features)
-        members = members if batch.mask is None else members * batch.mask[:, None]
+        members = memberships(batch, means)
         counts = members.sum(0)
         shares = members / counts.clamp(min=1)
         if self.alignment_form == "means":

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.accumulators import ACCUMULATOR, adding, check_unclipped
 from algorithms.base import Algorithm, Clients, setting
-from algorithms.prototypes import class_counts, class_means, renewed
+from algorithms.prototypes import class_counts, class_means, memberships, renewed
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.terms import Sum, function, loss
@@ -141,8 +140,7 @@ class FedProto(Algorithm):
         distances = prototypes["exist"][batch.y] * (features - prototypes["means"][batch.y]).square().mean(-1)
         value = task.cross_entropy(logits, batch) + self.alignment_weight * batch.mean(distances)
         if self.prototypes_at == "during":
-            members = F.one_hot(batch.y, len(prototypes["exist"])).to(features)
-            members = members if batch.mask is None else members * batch.mask[:, None]
+            members = memberships(batch, prototypes["exist"])
             value = value + adding(trained["sums"], members.T @ features) + adding(trained["counts"], members.sum(0))
         return value
 

@@ -7,11 +7,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rayfl.params import Tree
+from rayfl.tasks import Batch
 
 
 def class_counts(labels: Tensor, classes: int) -> Tensor:
     """n_y, samples by class, shape (C,), float64."""
     return F.one_hot(labels, classes).double().sum(0)
+
+
+def memberships(batch: Batch, like: Tensor) -> Tensor:
+    """1 where a sample of a mini-batch is of a class, 0 elsewhere and for padding; shape (b, C).
+
+    Args:
+        batch: the mini-batch.
+        like: has an entry a class along dimension 0, and the type wanted.
+    """
+    # F.one_hot looks at its values, which vmap(grad()) refuses
+    members = (batch.y[:, None] == torch.arange(len(like), device=batch.y.device)).to(like)
+    return members if batch.mask is None else members * batch.mask[:, None]
 
 
 def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:

@@ -266,12 +266,13 @@ def test_what_it_cannot_run_with_is_refused() -> None:
         FedAS().check(partly_fixed("inner.weight", "inner.bias"), toy.context)
 
 
-def test_vectorized_agrees_with_looped() -> None:
+def test_vectorized_agrees_with_looped(caplog: pytest.LogCaptureFixture) -> None:
     for options in ({}, {"alignment_form": "means", "fisher_form": "samples"}):
         looped, stacked = (toy_of(FedAS(**options), task=two_layers(), mode=m) for m in ("looped", "vectorized"))
         for cohort in ([0, 1, 2, 3], [1, 3], [0, 1, 2]):
             assert_close(looped.step(cohort), stacked.step(cohort))
         assert_close(looped.states(), stacked.states())
+    assert "failed together" not in caplog.text
 
 
 def test_personal_heads_serve_clients_that_label_differently() -> None:
