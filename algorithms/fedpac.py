@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Clients, check_head, setting
 from algorithms.combination import combination_weights, pruned
 from algorithms.partial import PartialModel, part, shared_part
+from algorithms.prototypes import class_means, renewed
 from rayfl.aggregation import ExactSum, Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.errors import ConfigError
@@ -20,13 +20,6 @@ from rayfl.tasks import Batch, Predictor, Task
 
 LEAST_WEIGHT = 1e-3
 """Smaller weights of a combination are set to zero."""
-
-
-def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Samples n_y by class, shape (C,), and their mean features mu_y, shape (C, f), zero without samples; float64."""
-    members = F.one_hot(labels, classes).double()
-    counts = members.sum(0)
-    return counts, members.T @ features.double() / counts.clamp(min=1)[:, None]
 
 
 def estimate(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -112,7 +105,7 @@ class FedPAC(PartialModel):
         rest = self.remainder({"shared": shared, **nothing}, cohort, clients)
         received = {"shared": shared, "prototypes": prototypes}
         mean = clients.mean(self.aligned_update, cohort, broadcast=received, also=rest)
-        changed = {"shared": mean["shared"], "prototypes": _renewed(prototypes, mean["sums"], mean["counts"])}
+        changed = {"shared": mean["shared"], "prototypes": renewed(prototypes, mean["sums"], mean["counts"])}
         if not self.combine_heads:
             return changed
         reports = clients.map(self.report, cohort, broadcast={})
@@ -194,10 +187,3 @@ class FedPAC(PartialModel):
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return await super().predictors(client, server) | self.global_predictors(server, client.task)
-
-
-def _renewed(prototypes: Tree, sums: Tensor, counts: Tensor) -> Tree:
-    """Prototypes after a round in which each class had so many samples (up to a common factor) with these sums."""
-    present = counts > 0
-    means = torch.where(present[:, None], sums / torch.where(present, counts, 1)[:, None], prototypes["means"])
-    return {"means": means, "exist": torch.where(present, 1, prototypes["exist"])}

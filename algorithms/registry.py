@@ -7,9 +7,13 @@ from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
 from algorithms.contract import check_method
 from algorithms.ditto import Ditto
+from algorithms.fedala import FedALA
 from algorithms.fedamp import FedAMP
+from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
+from algorithms.fedcp import FedCP
+from algorithms.feddbe import FedDBE
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
 from algorithms.fedme import FedMe
@@ -17,17 +21,21 @@ from algorithms.fedmmd import FedMMD
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
 from algorithms.fedphp import FedPHP
+from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
 from algorithms.fedrep import FedRep
+from algorithms.fedrod import FedRoD
 from algorithms.flda import FLDA
 from algorithms.floco import Floco
 from algorithms.floco_plus import FlocoPlus
 from algorithms.fml import FML
+from algorithms.gpfl import GPFL
 from algorithms.hypcluster import HypCluster
 from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
 from algorithms.mapper import Mapper
+from algorithms.moon import MOON
 from algorithms.per_fedavg import PerFedAvg
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
@@ -49,6 +57,14 @@ METHODS: dict[str, type[Algorithm]] = {
         FedRep,
         FedBABU,
         FedPAC,
+        FedRoD,
+        FedDBE,
+        FedALA,
+        FedAS,
+        FedCP,
+        GPFL,
+        FedProto,
+        MOON,
         PFedSim,
         FedAMP,
         HypCluster,

@@ -6,6 +6,7 @@ All are masked: the padding of a batch contributes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -86,7 +87,30 @@ def maximum_mean_discrepancy(student: Tensor, teacher: Tensor, batch: Batch, one
     count = valid.sum()
     bandwidth = (valid @ distances @ valid / (count * count - count) + _TINY).detach()
     kernel = torch.stack([torch.exp(-distances / (bandwidth * factor)) for factor in _BANDWIDTHS]).sum(0)
-    # mean(XX) + mean(YY) - mean(XY) - mean(YX) as one quadratic form
+    return _between_means(kernel, weights)
+
+
+def fixed_kernel_discrepancy(student: Tensor, teacher: Tensor, batch: Batch, bandwidths: Sequence[float]) -> Tensor:
+    """The squared distance of the kernel means of features of shape (b, f) under kernels that are given; a scalar.
+
+    The biased estimate (V-statistic) under the sum of the kernels exp(-D / (2 a)), where D is the squared distance of
+    two samples. It is 0, without a gradient, where both sides agree, also for a mini-batch of one sample.
+
+    Args:
+        student: features of the trained model.
+        teacher: features of the frozen model.
+        batch: the mini-batch they belong to.
+        bandwidths: the numbers a.
+    """
+    weights = torch.ones_like(student[:, 0]) if batch.mask is None else batch.mask
+    valid = torch.cat([weights, weights])
+    samples = torch.where(valid[:, None] > 0, torch.cat([student, teacher]), 0.0)
+    distances = _squared_distances(samples, valid)
+    return _between_means(torch.stack([torch.exp(-distances / (2 * a)) for a in bandwidths]).sum(0), weights)
+
+
+def _between_means(kernel: Tensor, weights: Tensor) -> Tensor:
+    """mean(XX) + mean(YY) - mean(XY) - mean(YX) of the kernel's values (2b, 2b), as one quadratic form."""
     signs = torch.cat([weights, -weights]) / weights.sum()
     return signs @ kernel @ signs
 

@@ -42,7 +42,13 @@ def test_presets() -> None:
 
 
 def test_names_of_sections_in_bash() -> None:
-    assert bash("rayfl", "run", "quickstart", "algorithm", "=", "fedp") == ["fedpac", "fedper", "fedphp", "fedprox"]
+    assert bash("rayfl", "run", "quickstart", "algorithm", "=", "fedp") == [
+        "fedpac",
+        "fedper",
+        "fedphp",
+        "fedproto",
+        "fedprox",
+    ]
     assert bash("rayfl", "run", "algorithm", "=", "superf") == ["superfed"]
     assert sorted(bash("rayfl", "run", "quickstart", "algorithm", "=")) == sorted(METHODS)
     assert bash("rayfl", "run", "quickstart", "train.lr", "=", "0") == []

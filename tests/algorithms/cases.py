@@ -13,9 +13,13 @@ from algorithms.apfl import APFL
 from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
 from algorithms.ditto import Ditto
+from algorithms.fedala import FedALA
 from algorithms.fedamp import FedAMP
+from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
+from algorithms.fedcp import FedCP
+from algorithms.feddbe import FedDBE
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
 from algorithms.fedme import FedMe
@@ -23,17 +27,21 @@ from algorithms.fedmmd import FedMMD
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
 from algorithms.fedphp import FedPHP
+from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
 from algorithms.fedrep import FedRep
+from algorithms.fedrod import FedRoD
 from algorithms.flda import FLDA
 from algorithms.floco import Floco
 from algorithms.floco_plus import FlocoPlus
 from algorithms.fml import FML
+from algorithms.gpfl import GPFL
 from algorithms.hypcluster import HypCluster
 from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
 from algorithms.mapper import Mapper
+from algorithms.moon import MOON
 from algorithms.per_fedavg import PerFedAvg
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
@@ -126,6 +134,36 @@ def classes(network: Network) -> int:
     return len(network.initialize(0)[network.head_weight])
 
 
+def features(network: Network) -> int:
+    """How many features the head reads."""
+    return network.initialize(0)[network.head_weight].shape[1]
+
+
+LAYER = frozenset({"matrix", "offset", "norm_gain", "norm_offset"})
+"""Names of the tensors of a layer that a method puts next to a network, and of its normalization."""
+
+
+def valved(network: Network) -> int:
+    """Scalars of a body, of a valve for its features, and of an embedding of every class."""
+    width = features(network)
+    return body(network) + 2 * (width**2 + 3 * width) + classes(network) * width
+
+
+def valved_names(network: Network) -> Iterable[str]:
+    """Names of the tensors of these."""
+    return {*network.body_names, *LAYER, "embedding"}
+
+
+def policed(network: Network) -> int:
+    """Scalars of a model, and of a policy for its features."""
+    return network.num_parameters + 2 * features(network) ** 2 + 6 * features(network)
+
+
+def policed_names(network: Network) -> Iterable[str]:
+    """Names of the tensors of these."""
+    return {*network.parameter_names, *LAYER}
+
+
 def names_and_statistics(network: Network) -> Iterable[str]:
     """Names of all parameters, and of statistics by class."""
     return {*network.parameter_names, "sums", "counts", "mean", "variance"}
@@ -161,6 +199,7 @@ class Case:
         train: changes of the training section the method needs.
         public: whether the method needs public samples.
         numbers: plain numbers (of 8 bytes) that travel down and up besides the scalars of tensors.
+        opening: scalars that in round 0 travel down to and up from every client, sampled or not, before all else.
     """
 
     algorithm: Algorithm
@@ -176,6 +215,7 @@ class Case:
     train: dict[str, Any] = field(default_factory=dict)
     public: bool = False
     numbers: tuple[int, int] = (0, 0)
+    opening: tuple[Callable[[Network], int], Callable[[Network], int]] = (nothing, nothing)
 
     def contacted(self, cohort: Sequence[int]) -> list[int]:
         """The clients that the server contacts in a round."""
@@ -300,6 +340,68 @@ ALGORITHMS = {
         FedAMP(heuristic=False, sigma=2.0, alpha=0.5), private=frozenset({"personal"}), averages=False, relabels=False
     ),
     "fedamp-heuristic": Case(FedAMP(alpha=2.0, start="cloud"), averages=False, relabels=False),
+    "fedrod": Case(FedRoD(), private=frozenset({"personal"})),
+    "fedproto": Case(
+        FedProto(),
+        down=lambda network: prototypes(network) + classes(network),
+        up=lambda network: prototypes(network) + classes(network),
+        uploads=lambda network: ("sums", "counts"),
+        private=frozenset({"local"}),
+        averages=False,
+    ),
+    "fedproto-during": Case(
+        FedProto(prototypes_at="during", prototype_weights="samples", initial="own", inference="head"),
+        down=lambda network: prototypes(network) + classes(network),
+        up=lambda network: prototypes(network) + classes(network),
+        uploads=lambda network: ("sums", "counts"),
+        private=frozenset({"local"}),
+        averages=False,
+    ),
+    "moon": Case(MOON(finetune_epochs=1), private=frozenset({"previous"})),
+    "feddbe": Case(FedDBE(mean_weight=0), private=frozenset({"vector"})),
+    "feddbe-pulled": Case(
+        FedDBE(mean_weight=5, mean_momentum=0.4),
+        down=lambda network: network.num_parameters + features(network),
+        private=frozenset({"vector"}),
+        averages=False,
+        opening=(whole, features),
+    ),
+    "fedala": Case(FedALA(start_threshold=None, start_passes=2), private=frozenset({"upper", "weights"})),
+    "gpfl": Case(
+        GPFL(),
+        down=valved,
+        up=valved,
+        uploads=valved_names,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "gpfl-own": Case(
+        GPFL(conditional_from="own"),
+        down=valved,
+        up=valved,
+        uploads=valved_names,
+        private=frozenset({"personal", "embedding"}),
+        averages=False,
+    ),
+    "fedcp": Case(
+        FedCP(),
+        down=policed,
+        up=policed,
+        uploads=policed_names,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "fedcp-noisy": Case(
+        FedCP(policy_noise="always", alignment_weight=0.5),
+        down=policed,
+        up=policed,
+        uploads=policed_names,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "fedas": Case(
+        FedAS(), down=body, up=body, uploads=body_names, private=frozenset({"personal", "body"}), averages=False
+    ),
     "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
 }
 

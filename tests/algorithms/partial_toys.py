@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from rayfl.engine.settings import TrainConfig
 from rayfl.metrics import Statistics
-from rayfl.models.base import ClassificationModel
+from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree
 from rayfl.tasks import Batch, Classification
-from tests.toys import DoubleNetwork, ListDataset, Toy, random_clients
+from tests.toys import DoubleNetwork, ListDataset, Toy, TwoLayers, random_clients
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(
@@ -46,6 +46,26 @@ class ThreeLayers(ClassificationModel):
 def three_layers() -> Classification:
     """ThreeLayers in float64."""
     return Classification(DoubleNetwork(ThreeLayers))
+
+
+def partly_fixed(*names: str) -> Classification:
+    """MLP2 in float32 of which nobody trains the named parameters."""
+
+    def make() -> TwoLayers:
+        model = TwoLayers()
+        for name in names:
+            model.get_parameter(name).requires_grad_(False)
+        return model
+
+    return Classification(Network(make))
+
+
+def labelled(*labels: list[int], seed: int = 3) -> ListDataset:
+    """Clients with random samples of the given labels."""
+    generator = torch.Generator().manual_seed(seed)
+    return ListDataset(
+        [(torch.randn(len(y), 5, generator=generator, dtype=torch.float64), torch.tensor(y)) for y in labels]
+    )
 
 
 def toy_of(algorithm: Any, train: TrainConfig = TRAIN, task: Any = None, **options: Any) -> Toy:
@@ -111,6 +131,18 @@ def planted_clients(own: str, clients: int = 8, samples: int = 25, inputs: int =
         classes,
         validation=[(x[samples:], y[samples:]) for x, y in parts],
     )
+
+
+def camps(clients: int = 12, samples: int = 6, inputs: int = 10) -> ListDataset:
+    """Clients with few samples of overlapping classes, of which one camp has 0, 1, 2 and the other 3, 4, 5."""
+    generator = torch.Generator().manual_seed(2)
+    centres = 0.5 * torch.randn(6, inputs, generator=generator, dtype=torch.float64)
+    seen, new = [], []
+    for client in range(clients):
+        for kept, n in ((seen, samples), (new, 300)):
+            y = torch.randint(3, (n,), generator=generator) + 3 * (client % 2)
+            kept.append((centres[y] + torch.randn(n, inputs, generator=generator, dtype=torch.float64), y))
+    return ListDataset(seen, 6, validation=new)
 
 
 def held_out_accuracy(toy: Toy, row: str, final: bool = False) -> float:

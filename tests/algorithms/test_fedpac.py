@@ -11,13 +11,14 @@ from torch import Tensor
 
 from algorithms.combination import combination_weights, pruned
 from algorithms.fedavg import FedAvg
-from algorithms.fedpac import LEAST_WEIGHT, FedPAC, class_means, estimate
+from algorithms.fedpac import LEAST_WEIGHT, FedPAC, estimate
 from algorithms.fedrep import FedRep
+from algorithms.prototypes import class_means
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, weighted_sum
 from rayfl.tasks import Batch
-from tests.algorithms.partial_toys import COHORTS, TRAIN, initial, take, three_layers, toy_of
+from tests.algorithms.partial_toys import COHORTS, TRAIN, camps, initial, labelled, take, three_layers, toy_of
 from tests.toys import ListDataset, Toy, assert_close, assert_equal, softmax_regression, two_layers
 
 HEAD = ("head.weight", "head.bias")
@@ -105,14 +106,6 @@ def test_inv_pac_3_equal_clients_get_the_mean_of_their_heads() -> None:
     for state in toy.states().values():
         assert_close(state["personal"], weighted_sum(heads, [0.25] * 4), 1e-12)
     assert (heads[0]["head.weight"] - heads[1]["head.weight"]).abs().max() > 1e-4
-
-
-def labelled(*labels: list[int]) -> ListDataset:
-    """Clients with random samples of the given labels."""
-    generator = torch.Generator().manual_seed(3)
-    return ListDataset(
-        [(torch.randn(len(y), 5, generator=generator, dtype=torch.float64), torch.tensor(y)) for y in labels]
-    )
 
 
 @pytest.mark.parametrize("policy", ["samples", "uniform", "population"])
@@ -220,18 +213,6 @@ def test_vectorized_agrees_with_looped() -> None:
     for cohort in ([0, 1, 2, 3], [1, 3], [0, 1, 2, 3]):
         assert_close(looped.step(cohort), stacked.step(cohort))
     assert_close(looped.states(), stacked.states())
-
-
-def camps(clients: int = 12, samples: int = 6, inputs: int = 10) -> ListDataset:
-    """Clients with few samples of overlapping classes, of which one camp has 0, 1, 2 and the other 3, 4, 5."""
-    generator = torch.Generator().manual_seed(2)
-    centres = 0.5 * torch.randn(6, inputs, generator=generator, dtype=torch.float64)
-    seen, new = [], []
-    for client in range(clients):
-        for kept, n in ((seen, samples), (new, 300)):
-            y = torch.randint(3, (n,), generator=generator) + 3 * (client % 2)
-            kept.append((centres[y] + torch.randn(n, inputs, generator=generator, dtype=torch.float64), y))
-    return ListDataset(seen, 6, validation=new)
 
 
 def test_heads_are_combined_within_camps_which_helps_clients_with_few_samples() -> None:

@@ -147,7 +147,24 @@ def test_traffic_counts_what_is_trained(tmp_path: Path) -> None:
     assert set(sent) == {2 * 3 * model}
 
 
-HEAD_NEEDED = {"floco", "floco_plus", "fedpac", "pfedsim", "fedper", "lg_fedavg", "fedrep", "fedbabu"}
+HEAD_NEEDED = {
+    "floco",
+    "floco_plus",
+    "fedpac",
+    "pfedsim",
+    "fedper",
+    "lg_fedavg",
+    "fedrep",
+    "fedbabu",
+    "fedrod",
+    "feddbe",
+    "gpfl",
+    "fedcp",
+    "fedas",
+}
+
+
+BODY_NEEDED = {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fedcp", "fedas"}
 
 
 @CASES
@@ -155,7 +172,11 @@ HEAD_NEEDED = {"floco", "floco_plus", "fedpac", "pfedsim", "fedper", "lg_fedavg"
     ("frozen", "refused", "named"),
     [
         (("head",), HEAD_NEEDED, r"head"),
-        (("project", "inner"), {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac"}, r"no body is left|no layer"),
+        (
+            ("project", "inner"),
+            {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fedcp", "fedas"},
+            r"no body is left|no layer",
+        ),
     ],
     ids=["head", "probe"],
 )

@@ -1,0 +1,157 @@
+"""FedALA: before training, the received model is mixed into the client's own, with weights learned on its samples."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from algorithms.accumulators import ACCUMULATOR, averaging
+from algorithms.base import Averaging, setting
+from algorithms.partial import part
+from rayfl.aggregation import Weighted
+from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.terms import Sum, function, loss
+from rayfl.errors import ConfigError
+from rayfl.models.base import Network
+from rayfl.params import Tree, copy, map_leaves
+from rayfl.tasks import Batch, Predictor, Task
+
+STREAM = ".ala"
+"""Suffix of the streams of the pass that learns the weights."""
+
+
+class FedALA(Averaging):
+    """FedALA: federated averaging whose clients initialise element by element from the received and their own model.
+
+    With w the received model, a_k the last p layers of the model that client k last trained, and W_k in [0, 1] of their
+    shape, the client's training begins at
+
+        theta: (1 - W_k) a_k + W_k w  in the last p layers,  w below
+
+    Before that, W_k makes steps of gradient descent on the cross-entropy at theta, over a share s of the samples and
+    clipped to [0, 1], with nothing else moved: one pass in every round, and in a client's second participation, the
+    first with an a_k, as many as it takes until the loss settles (start). A first participation begins at w.
+
+    Server: model w. Client: a_k, W_k, at first 1; never sent. Down: w. Up: w_k and n_k. Evaluated: w (``global``) and
+    theta with W_k learned for the latest w (``personalized``), which is not kept; for a client never sampled that is w.
+
+    References:
+        Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for Personalized Federated Learning,
+        AAAI 2023, Algorithm 1 and eqs. 4 (theta) and 5 (steps of W_k).
+    """
+
+    name: Literal["fedala"] = "fedala"
+    personalized: ClassVar[str] = "personalized"
+    citation: ClassVar[str] = "Zhang et al., AAAI 2023"
+    client_keeps: ClassVar[str] = "a_k, W_k"
+
+    layers: int = setting(1, "p", "layers, from the last one, that are mixed element by element", ge=1)
+    weight_lr: float = setting(1.0, "eta", "learning rate of the weights; 0 is federated averaging", ge=0)
+    data_share: float = setting(
+        0.8, "s", "share of the samples that a pass of the weights uses, up to a whole mini-batch", gt=0, le=1
+    )
+    start_threshold: float | None = setting(
+        0.1,
+        "",
+        "the start ends when the standard deviation of the last losses is below this; null: after start_passes passes",
+        gt=0,
+    )
+    start_window: int = setting(10, "", "how many last losses, one a pass, that of its last mini-batch", ge=2)
+    start_passes: int = setting(100, "", "largest number of passes of the start", ge=1)
+
+    def check(self, task: Task, context: RoundContext) -> None:
+        available = len(task.network.layers)
+        if self.layers > available:
+            raise ConfigError(
+                f"algorithm.layers is {self.layers}, but the model trains {available} layers: choose at most as many"
+            )
+        if context.train.max_grad_norm is not None:
+            raise ConfigError(
+                "FedALA's mixing weights make steps of their own, which train.max_grad_norm would clip with those of "
+                "the model: set train.max_grad_norm=null"
+            )
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        upper = self.upper(client.task.network)
+        weights = await self.learned(client, model)
+        trained = await client.train(self.mixed(client, model, weights), loss())
+        client.state["upper"] = copy(part(trained, upper))
+        if weights is not None:
+            client.state["weights"] = weights
+        client.publish(local=Predictor.of(trained))
+        return self.weighted(client, trained)
+
+    def upper(self, network: Network) -> tuple[str, ...]:
+        """Names of the parameters of the last p layers."""
+        return tuple(name for layer in network.layers[-self.layers :] for name in layer)
+
+    def mixed(self, client: Client, model: Tree, weights: Tree | None) -> Tree:
+        """theta; the received model where there are no weights."""
+        return model if weights is None else {**model, **_mixture(client.state["upper"], model, weights)}
+
+    async def learned(self, client: Client, model: Tree) -> Tree | None:
+        """W_k for a received model; None for a client that has not trained yet."""
+        if "upper" not in client.state:
+            return None
+        stored: Tree | None = client.state.get("weights")
+        if stored is not None:
+            return (await self._pass(client, model, stored))[0]
+        weights, losses = map_leaves(torch.ones_like, client.state["upper"]), list[float]()
+        while len(losses) < self.start_passes and not self._settled(losses):
+            weights, last = await self._pass(client, model, weights)
+            losses.append(last)
+        return weights
+
+    def _settled(self, losses: list[float]) -> bool:
+        if self.start_threshold is None or len(losses) <= self.start_window:
+            return False
+        return statistics.pstdev(losses[-self.start_window :]) < self.start_threshold
+
+    async def _pass(self, client: Client, model: Tree, weights: Tree) -> tuple[Tree, float]:
+        """One pass of the weights over their share of the samples, and the loss of its last mini-batch."""
+        size = client.context.train.batch_size or client.num_samples
+        like = next(iter(weights.values()))
+        trained = await client.train(
+            {
+                "weights": weights,
+                # of the client's own, since a pass in training mode writes to them
+                "buffers": part(model, client.task.network.buffer_names),
+                "loss": like.new_zeros(()),
+            },
+            self.objective,
+            frozen={"old": client.state["upper"], "received": part(model, client.task.network.parameter_names)},
+            lr=self.weight_lr,
+            momentum=0.0,
+            weight_decay=0.0,
+            groups={"weights": ParameterGroup(bounds=(0.0, 1.0), optimizer="sgd"), "loss": ACCUMULATOR},
+            steps=math.ceil(self.data_share * client.num_samples / size) if client.num_steps(1) else 0,
+            keep_optimizer=False,
+            stream=STREAM,
+        )
+        return trained["weights"], float(trained["loss"])
+
+    @property
+    def objective(self) -> Sum:
+        """The cross-entropy at theta as a function of W_k, whose last value is kept."""
+        return function(self._at_mixture)
+
+    def _at_mixture(self, trained: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        received = frozen["received"]
+        mixture = _mixture(frozen["old"], received, trained["weights"])
+        value: Tensor = task.loss({**received, **trained.get("buffers", {}), **mixture}, batch)
+        return value + averaging(trained["loss"], value, 1.0)
+
+    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+        model = server["model"]
+        personal = self.mixed(client, model, await self.learned(client, model))
+        return {"global": Predictor.of(model), "personalized": Predictor.of(personal)}
+
+
+def _mixture(old: Tree, received: Tree, weights: Tree) -> Tree:
+    """(1 - W) old + W received, exact at 0 and at 1."""
+    return {name: torch.lerp(old[name], received[name], weight) for name, weight in weights.items()}
