@@ -9,6 +9,7 @@ from algorithms.contract import check_method
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
+from algorithms.fedbn import FedBN
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
 from algorithms.fedme import FedMe
@@ -38,6 +39,7 @@ METHODS: dict[str, type[Algorithm]] = {
     for method in (
         FedAvg,
         FedProx,
+        FedBN,
         Scaffold,
         SuPerFed,
         Floco,

@@ -15,6 +15,7 @@ from algorithms.centralized import Centralized
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
+from algorithms.fedbn import FedBN
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
 from algorithms.fedme import FedMe
@@ -187,6 +188,7 @@ class Case:
 ALGORITHMS = {
     "fedavg": Case(FedAvg(finetune_epochs=1)),
     "fedprox": Case(FedProx(proximal_weight=0.1, finetune_epochs=1)),
+    "fedbn": Case(FedBN(finetune_epochs=1), averages=False, train={"private_norm": "all"}),
     "local": Case(Local(), down=nothing, up=nothing, uploads=no_names, private=frozenset({"local"}), averages=False),
     "local-all": Case(
         Local(schedule="all", local_init="own"),

@@ -17,6 +17,7 @@ from tests.toys import assert_equal
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "finetune_epochs": 1},
     "fedprox": {"name": "fedprox"},
+    "fedbn": {"name": "fedbn"},
     "local": {"name": "local"},
     "centralized": {"name": "centralized", "finetune_epochs": 2, "finetune_select": "best_val"},
     "scaffold": {"name": "scaffold"},
@@ -59,6 +60,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "model": {"candidates": [{"name": "two_nn", "hidden": [12]}, {"name": "two_nn", "hidden": [8, 8]}]},
         "holdout": {"public": 50},
     },
+    "fedbn": {"model": {"name": "tests.models.own_norm:normalized", "head": "4"}},
 }
 """What a method needs of other sections, in place of those of the others."""
 
