@@ -14,6 +14,8 @@ from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
+from algorithms.fednova import FedNova
+from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
 from algorithms.fedphp import FedPHP
@@ -40,6 +42,11 @@ METHODS: dict[str, type[Algorithm]] = {
         FedAvg,
         FedProx,
         FedBN,
+        FedAvgM,
+        FedAdagrad,
+        FedYogi,
+        FedAdam,
+        FedNova,
         Scaffold,
         SuPerFed,
         Floco,

@@ -20,6 +20,8 @@ from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
+from algorithms.fednova import FedNova
+from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
 from algorithms.fedphp import FedPHP
@@ -189,6 +191,11 @@ ALGORITHMS = {
     "fedavg": Case(FedAvg(finetune_epochs=1)),
     "fedprox": Case(FedProx(proximal_weight=0.1, finetune_epochs=1)),
     "fedbn": Case(FedBN(finetune_epochs=1), averages=False, train={"private_norm": "all"}),
+    "fedavgm": Case(FedAvgM(server_momentum=0.5), averages=False),
+    "fedadagrad": Case(FedAdagrad(), averages=False),
+    "fedyogi": Case(FedYogi(bias_correction=True), averages=False),
+    "fedadam": Case(FedAdam(), averages=False),
+    "fednova": Case(FedNova(), averages=False, numbers=(1, 0)),
     "local": Case(Local(), down=nothing, up=nothing, uploads=no_names, private=frozenset({"local"}), averages=False),
     "local-all": Case(
         Local(schedule="all", local_init="own"),
