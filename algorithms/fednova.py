@@ -127,7 +127,7 @@ class FedNova(FineTuned):
         steps = np.array([context.train.steps_of(int(n)) for n in samples], dtype=float)
         applied = np.array([self.applied(context, int(tau)) for tau in steps])
         largest = float(applied.max())
-        mean = clients.mean(self.local_update, cohort, broadcast={"model": model, "largest": largest})
+        mean = clients.mean(self.normalized_update, cohort, broadcast={"model": model, "largest": largest})
         target, buffers = mean["parameters"], mean.get("buffers", {})
         start = part(model, target)
         weights = samples if self.aggregation == "samples" else np.ones(len(cohort))
@@ -152,7 +152,7 @@ class FedNova(FineTuned):
         newest = add_scaled(kept, subtract(moved, start), 1 / rate) if rate else kept
         return add_scaled(moved, kept, rate), newest
 
-    async def local_update(self, client: Client, model: Tree, largest: float) -> Weighted:
+    async def normalized_update(self, client: Client, model: Tree, largest: float) -> Weighted:
         """Trains the received model; its weight is the client's share in units of the largest ||a_k||."""
         network = client.task.network
         trained = await client.train(model, self.objective, frozen={"received": model})

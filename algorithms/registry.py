@@ -10,11 +10,15 @@ from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.fedbn import FedBN
+from algorithms.feddistill import FedDistill
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
+from algorithms.fedgh import FedGH
+from algorithms.fedkd import FedKD
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
 from algorithms.fednova import FedNova
+from algorithms.fedntd import FedNTD
 from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
@@ -47,6 +51,10 @@ METHODS: dict[str, type[Algorithm]] = {
         FedYogi,
         FedAdam,
         FedNova,
+        FedNTD,
+        FedGH,
+        FedDistill,
+        FedKD,
         Scaffold,
         SuPerFed,
         Floco,

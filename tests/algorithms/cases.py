@@ -16,11 +16,15 @@ from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.fedbn import FedBN
+from algorithms.feddistill import FedDistill
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
+from algorithms.fedgh import FedGH
+from algorithms.fedkd import FedKD
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
 from algorithms.fednova import FedNova
+from algorithms.fedntd import FedNTD
 from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
@@ -196,6 +200,28 @@ ALGORITHMS = {
     "fedyogi": Case(FedYogi(bias_correction=True), averages=False),
     "fedadam": Case(FedAdam(), averages=False),
     "fednova": Case(FedNova(), averages=False, numbers=(1, 0)),
+    "fedntd": Case(FedNTD(temperature=2.0, finetune_epochs=1)),
+    "fedgh": Case(
+        FedGH(),
+        down=head,
+        up=lambda network: prototypes(network) + classes(network),
+        uploads=lambda network: ("means", "exist"),
+        private=frozenset({"personal"}),
+        averages=False,
+        relabels=False,
+    ),
+    "feddistill": Case(
+        FedDistill(),
+        down=lambda network: classes(network) * (classes(network) + 1),
+        up=lambda network: classes(network) * (classes(network) + 1),
+        uploads=lambda network: ("means", "exist"),
+        private=frozenset({"local"}),
+        averages=False,
+        relabels=False,
+    ),
+    # with all of the energy nothing is shorter as factors
+    "fedkd": Case(FedKD(energy_start=1, energy_end=1), private=frozenset({"mentor", "projection"}), averages=False),
+    "fedkd-whole": Case(FedKD(compress="none", mutual="separate"), private=frozenset({"mentor", "projection"})),
     "local": Case(Local(), down=nothing, up=nothing, uploads=no_names, private=frozenset({"local"}), averages=False),
     "local-all": Case(
         Local(schedule="all", local_init="own"),

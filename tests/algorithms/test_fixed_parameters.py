@@ -145,7 +145,7 @@ def test_traffic_counts_what_is_trained(tmp_path: Path) -> None:
     assert set(sent) == {2 * 3 * model}
 
 
-HEAD_NEEDED = {"floco", "floco_plus", "fedpac", "pfedsim", "fedper", "lg_fedavg", "fedrep", "fedbabu"}
+HEAD_NEEDED = {"fedgh", "floco", "floco_plus", "fedpac", "pfedsim", "fedper", "lg_fedavg", "fedrep", "fedbabu"}
 
 
 @CASES
