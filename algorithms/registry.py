@@ -30,6 +30,7 @@ from algorithms.floco import Floco
 from algorithms.floco_plus import FlocoPlus
 from algorithms.fml import FML
 from algorithms.hypcluster import HypCluster
+from algorithms.knn_per import KnnPer
 from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
@@ -55,6 +56,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedGH,
         FedDistill,
         FedKD,
+        KnnPer,
         Scaffold,
         SuPerFed,
         Floco,

@@ -36,6 +36,7 @@ from algorithms.floco import Floco
 from algorithms.floco_plus import FlocoPlus
 from algorithms.fml import FML
 from algorithms.hypcluster import HypCluster
+from algorithms.knn_per import KnnPer
 from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
@@ -222,6 +223,7 @@ ALGORITHMS = {
     # with all of the energy nothing is shorter as factors
     "fedkd": Case(FedKD(energy_start=1, energy_end=1), private=frozenset({"mentor", "projection"}), averages=False),
     "fedkd-whole": Case(FedKD(compress="none", mutual="separate"), private=frozenset({"mentor", "projection"})),
+    "knn-per": Case(KnnPer(neighbours=3)),
     "local": Case(Local(), down=nothing, up=nothing, uploads=no_names, private=frozenset({"local"}), averages=False),
     "local-all": Case(
         Local(schedule="all", local_init="own"),

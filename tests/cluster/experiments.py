@@ -27,6 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedgh": {"name": "fedgh"},
     "feddistill": {"name": "feddistill"},
     "fedkd": {"name": "fedkd"},
+    "knn-per": {"name": "knn_per", "neighbours": 3},
     "local": {"name": "local"},
     "centralized": {"name": "centralized", "finetune_epochs": 2, "finetune_select": "best_val"},
     "scaffold": {"name": "scaffold"},
