@@ -10,7 +10,7 @@ from torch import Tensor
 
 from algorithms.base import Clients, setting
 from algorithms.fedavg import FineTuned
-from algorithms.partial import part
+from algorithms.partial import part, separated
 from algorithms.proximity import proximity
 from rayfl.aggregation import Weighted
 from rayfl.engine.client import Client, RoundContext
@@ -154,13 +154,11 @@ class FedNova(FineTuned):
 
     async def normalized_update(self, client: Client, model: Tree, largest: float) -> Weighted:
         """Trains the received model; its weight is the client's share in units of the largest ||a_k||."""
-        network = client.task.network
         trained = await client.train(model, self.objective, frozen={"received": model})
         client.publish(local=Predictor.of(trained))
         applied = self.applied(client.context, client.num_steps())
         share = 1 if self.aggregation == "uniform" else client.num_samples
-        buffers = part(trained, network.buffer_names)
-        tree = {"parameters": part(trained, network.parameter_names), **({"buffers": buffers} if buffers else {})}
+        tree = separated(trained, client.task.network)
         # where all apply as much gradient the weights are the integers of federated averaging
         return Weighted(tree, share if applied in (0, largest) else share * largest / applied)
 

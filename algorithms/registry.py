@@ -5,11 +5,13 @@ from __future__ import annotations
 from algorithms.apfl import APFL
 from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
+from algorithms.cfl import CFL
 from algorithms.contract import check_method
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.fedbn import FedBN
+from algorithms.fedcac import FedCAC
 from algorithms.feddistill import FedDistill
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
@@ -57,6 +59,8 @@ METHODS: dict[str, type[Algorithm]] = {
         FedDistill,
         FedKD,
         KnnPer,
+        FedCAC,
+        CFL,
         Scaffold,
         SuPerFed,
         Floco,

@@ -12,10 +12,12 @@ import torch
 from algorithms.apfl import APFL
 from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
+from algorithms.cfl import CFL
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.fedbn import FedBN
+from algorithms.fedcac import FedCAC
 from algorithms.feddistill import FedDistill
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
@@ -224,6 +226,8 @@ ALGORITHMS = {
     "fedkd": Case(FedKD(energy_start=1, energy_end=1), private=frozenset({"mentor", "projection"}), averages=False),
     "fedkd-whole": Case(FedKD(compress="none", mutual="separate"), private=frozenset({"mentor", "projection"})),
     "knn-per": Case(KnnPer(neighbours=3)),
+    "fedcac": Case(FedCAC(), averages=False, relabels=False),
+    "cfl": Case(CFL(mean_norm=1e9, max_norm=0, split_from=1), averages=False, everyone=True, relabels=False),
     "local": Case(Local(), down=nothing, up=nothing, uploads=no_names, private=frozenset({"local"}), averages=False),
     "local-all": Case(
         Local(schedule="all", local_init="own"),

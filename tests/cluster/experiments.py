@@ -28,6 +28,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddistill": {"name": "feddistill"},
     "fedkd": {"name": "fedkd"},
     "knn-per": {"name": "knn_per", "neighbours": 3},
+    "fedcac": {"name": "fedcac", "collaboration_rounds": 3},
+    "cfl": {"name": "cfl", "mean_norm": 1e9, "max_norm": 0, "split_from": 1},
     "local": {"name": "local"},
     "centralized": {"name": "centralized", "finetune_epochs": 2, "finetune_select": "best_val"},
     "scaffold": {"name": "scaffold"},
@@ -62,6 +64,7 @@ TRAIN: dict[str, dict[str, Any]] = {
     "pfedme": {"momentum": 0.0},
     "l2gd": {"momentum": 0.0, "clients_per_round": "all"},
     "fedme": {"clients_per_round": "all"},
+    "cfl": {"clients_per_round": "all"},
 }
 """What a method needs of the training section."""
 
