@@ -136,6 +136,11 @@ def test_complete_linkage_is_another_bipartition() -> None:
         crossing(s, *bipartition(s, "complete")) > crossing(s, *bipartition(s, "single")) + 1e-9 for s in similarities
     ]
     assert 5 < sum(worse) < 40
+    changes = some_changes(7, worse.index(True))
+    single, complete = (
+        CFL(mean_norm=1e9, max_norm=0, linkage=k).groups(changes, [1] * 7) for k in ("single", "complete")
+    )  # type: ignore[arg-type]
+    assert single == list(bipartition(similarities[worse.index(True)], "single")) != complete
 
 
 def test_inv_cfl_6_after_a_split_models_differ_by_their_own_means() -> None:
