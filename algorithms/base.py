@@ -129,6 +129,8 @@ class Algorithm(BaseModel):
         server_keeps: what the server keeps.
         mixes_architectures: whether clients may have different architectures (``model.candidates``).
         no_private_norm: values of ``train.private_norm`` that the method cannot have, and why.
+        train_settings: options of the section ``train`` that are part of the method, with their values. A configuration
+            that leaves one out gets the method's; one that gives another value is refused.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -142,6 +144,7 @@ class Algorithm(BaseModel):
     server_keeps: ClassVar[str] = "w"
     mixes_architectures: ClassVar[bool] = False
     no_private_norm: ClassVar[Mapping[str, str]] = {}
+    train_settings: ClassVar[Mapping[str, Any]] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses what would be lost: no commit has a method's attributes, and no other process sees them.

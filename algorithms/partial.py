@@ -164,3 +164,9 @@ def shared_part(server: Tree) -> Tree:
 def part(model: Model, names: Iterable[str]) -> Tree:
     """The named tensors of a model, in the order of the names."""
     return {name: model[name] for name in dict.fromkeys(names)}
+
+
+def separated(model: Model, network: Network) -> Tree:
+    """A model as ``parameters`` and, if there are any, ``buffers``, for a server that treats these in another way."""
+    buffers = part(model, network.buffer_names)
+    return {"parameters": part(model, network.parameter_names), **({"buffers": buffers} if buffers else {})}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from algorithms.apfl import APFL
 from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
+from algorithms.cfl import CFL
 from algorithms.contract import check_method
 from algorithms.ditto import Ditto
 from algorithms.fedala import FedALA
@@ -12,12 +13,20 @@ from algorithms.fedamp import FedAMP
 from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
+from algorithms.fedbn import FedBN
+from algorithms.fedcac import FedCAC
 from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
+from algorithms.feddistill import FedDistill
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
+from algorithms.fedgh import FedGH
+from algorithms.fedkd import FedKD
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
+from algorithms.fednova import FedNova
+from algorithms.fedntd import FedNTD
+from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
 from algorithms.fedphp import FedPHP
@@ -31,6 +40,7 @@ from algorithms.floco_plus import FlocoPlus
 from algorithms.fml import FML
 from algorithms.gpfl import GPFL
 from algorithms.hypcluster import HypCluster
+from algorithms.knn_per import KnnPer
 from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
@@ -48,6 +58,19 @@ METHODS: dict[str, type[Algorithm]] = {
     for method in (
         FedAvg,
         FedProx,
+        FedBN,
+        FedAvgM,
+        FedAdagrad,
+        FedYogi,
+        FedAdam,
+        FedNova,
+        FedNTD,
+        FedGH,
+        FedDistill,
+        FedKD,
+        KnnPer,
+        FedCAC,
+        CFL,
         Scaffold,
         SuPerFed,
         Floco,

@@ -300,6 +300,22 @@ class ExperimentConfig(_Section):
             raise ValueError("clients.deadline_s needs cluster.backend=ray: in one process nobody could stop a client")
         return self
 
+    @model_validator(mode="after")
+    def _settings_of_the_method(self) -> ExperimentConfig:
+        """Gives the section ``train`` what is part of the method."""
+        settings: Mapping[str, Any] = getattr(self.algorithm, "train_settings", {})
+        for option, value in settings.items():
+            found = getattr(self.train, option)
+            if option in self.train.model_fields_set and found != value:
+                raise ValueError(
+                    f"train.{option} is {found}, but algorithm={self.algorithm.name} is train.{option}={value}: "
+                    "leave the option out, or choose another method"
+                )
+        if settings:
+            # pydantic's own way around a frozen model, while it is being made
+            self.__dict__["train"] = self.train.model_copy(update=dict(settings))
+        return self
+
     @classmethod
     def knowing(cls, content: Mapping[str, Any]) -> type[ExperimentConfig]:
         """The configuration class for some raw content: one more class where its method is a user's own.

@@ -120,10 +120,7 @@ class Client:
             epochs: default the configured local epochs.
             samples: how many training samples there are; default the client's own.
         """
-        train = self.context.train
-        epochs = train.local_epochs if epochs is None else epochs
-        steps = num_steps(self.num_samples if samples is None else samples, train.batch_size, epochs)
-        return max(steps, train.min_local_steps) if steps else 0
+        return self.context.train.steps_of(self.num_samples if samples is None else samples, epochs)
 
     def initial_model(self, task: Task | None = None) -> Tree:
         """The server's initial model (stream ``init.global``), the same for all.

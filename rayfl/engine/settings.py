@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rayfl.engine.batches import num_steps
 from rayfl.engine.optimizers import OptimizerName, Rule
 from rayfl.engine.schedules import Cosine, Schedule
 from rayfl.models.private_norm import PrivateNormPolicy
@@ -87,6 +88,16 @@ class TrainConfig(BaseModel):
         if self.schedule is None:
             return self.lr_decay**round
         return self.schedule.relative(round, self.rounds, self.lr)
+
+    def steps_of(self, samples: int, epochs: int | None = None) -> int:
+        """Local SGD steps of a client with so many training samples.
+
+        Args:
+            samples: n_k.
+            epochs: default the configured local epochs.
+        """
+        steps = num_steps(samples, self.batch_size, self.local_epochs if epochs is None else epochs)
+        return max(steps, self.min_local_steps) if steps else 0
 
     @model_validator(mode="after")
     def _one_schedule(self) -> TrainConfig:

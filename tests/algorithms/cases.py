@@ -12,18 +12,27 @@ import torch
 from algorithms.apfl import APFL
 from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
+from algorithms.cfl import CFL
 from algorithms.ditto import Ditto
 from algorithms.fedala import FedALA
 from algorithms.fedamp import FedAMP
 from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
+from algorithms.fedbn import FedBN
+from algorithms.fedcac import FedCAC
 from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
+from algorithms.feddistill import FedDistill
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
+from algorithms.fedgh import FedGH
+from algorithms.fedkd import FedKD
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
+from algorithms.fednova import FedNova
+from algorithms.fedntd import FedNTD
+from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
 from algorithms.fedphp import FedPHP
@@ -37,6 +46,7 @@ from algorithms.floco_plus import FlocoPlus
 from algorithms.fml import FML
 from algorithms.gpfl import GPFL
 from algorithms.hypcluster import HypCluster
+from algorithms.knn_per import KnnPer
 from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
@@ -229,6 +239,37 @@ class Case:
 ALGORITHMS = {
     "fedavg": Case(FedAvg(finetune_epochs=1)),
     "fedprox": Case(FedProx(proximal_weight=0.1, finetune_epochs=1)),
+    "fedbn": Case(FedBN(finetune_epochs=1), averages=False, train={"private_norm": "all"}),
+    "fedavgm": Case(FedAvgM(server_momentum=0.5), averages=False),
+    "fedadagrad": Case(FedAdagrad(), averages=False),
+    "fedyogi": Case(FedYogi(bias_correction=True), averages=False),
+    "fedadam": Case(FedAdam(), averages=False),
+    "fednova": Case(FedNova(), averages=False, numbers=(1, 0)),
+    "fedntd": Case(FedNTD(temperature=2.0, finetune_epochs=1)),
+    "fedgh": Case(
+        FedGH(),
+        down=head,
+        up=lambda network: prototypes(network) + classes(network),
+        uploads=lambda network: ("means", "exist"),
+        private=frozenset({"personal"}),
+        averages=False,
+        relabels=False,
+    ),
+    "feddistill": Case(
+        FedDistill(),
+        down=lambda network: classes(network) * (classes(network) + 1),
+        up=lambda network: classes(network) * (classes(network) + 1),
+        uploads=lambda network: ("means", "exist"),
+        private=frozenset({"local"}),
+        averages=False,
+        relabels=False,
+    ),
+    # with all of the energy nothing is shorter as factors
+    "fedkd": Case(FedKD(energy_start=1, energy_end=1), private=frozenset({"mentor", "projection"}), averages=False),
+    "fedkd-whole": Case(FedKD(compress="none", mutual="separate"), private=frozenset({"mentor", "projection"})),
+    "knn-per": Case(KnnPer(neighbours=3)),
+    "fedcac": Case(FedCAC(), averages=False, relabels=False),
+    "cfl": Case(CFL(mean_norm=1e9, max_norm=0, split_from=1), averages=False, everyone=True, relabels=False),
     "local": Case(Local(), down=nothing, up=nothing, uploads=no_names, private=frozenset({"local"}), averages=False),
     "local-all": Case(
         Local(schedule="all", local_init="own"),

@@ -148,6 +148,7 @@ def test_traffic_counts_what_is_trained(tmp_path: Path) -> None:
 
 
 HEAD_NEEDED = {
+    "fedgh",
     "floco",
     "floco_plus",
     "fedpac",

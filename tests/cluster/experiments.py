@@ -17,6 +17,19 @@ from tests.toys import assert_equal
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "finetune_epochs": 1},
     "fedprox": {"name": "fedprox"},
+    "fedbn": {"name": "fedbn"},
+    "fedavgm": {"name": "fedavgm"},
+    "fedadagrad": {"name": "fedadagrad"},
+    "fedyogi": {"name": "fedyogi", "bias_correction": True},
+    "fedadam": {"name": "fedadam"},
+    "fednova": {"name": "fednova"},
+    "fedntd": {"name": "fedntd"},
+    "fedgh": {"name": "fedgh"},
+    "feddistill": {"name": "feddistill"},
+    "fedkd": {"name": "fedkd"},
+    "knn-per": {"name": "knn_per", "neighbours": 3},
+    "fedcac": {"name": "fedcac", "collaboration_rounds": 3},
+    "cfl": {"name": "cfl", "mean_norm": 1e9, "max_norm": 0, "split_from": 1},
     "local": {"name": "local"},
     "centralized": {"name": "centralized", "finetune_epochs": 2, "finetune_select": "best_val"},
     "scaffold": {"name": "scaffold"},
@@ -51,6 +64,7 @@ TRAIN: dict[str, dict[str, Any]] = {
     "pfedme": {"momentum": 0.0},
     "l2gd": {"momentum": 0.0, "clients_per_round": "all"},
     "fedme": {"clients_per_round": "all"},
+    "cfl": {"clients_per_round": "all"},
 }
 """What a method needs of the training section."""
 
@@ -59,6 +73,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "model": {"candidates": [{"name": "two_nn", "hidden": [12]}, {"name": "two_nn", "hidden": [8, 8]}]},
         "holdout": {"public": 50},
     },
+    "fedbn": {"model": {"name": "tests.models.own_norm:normalized", "head": "4"}},
 }
 """What a method needs of other sections, in place of those of the others."""
 

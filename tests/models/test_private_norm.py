@@ -34,7 +34,7 @@ EVERYTHING = STATISTICS | {"norm.weight", "norm.bias"}
 NAMES = {"statistics": STATISTICS, "all": EVERYTHING}
 POLICIES = pytest.mark.parametrize("policy", ["statistics", "all"])
 # nothing of the layer travels (local, lg-fedavg), or the method says why it cannot
-IMPOSSIBLE = {"local", "local-all", "lg-fedavg", "centralized", "fedme"}
+IMPOSSIBLE = {"local", "local-all", "lg-fedavg", "fedgh", "feddistill", "centralized", "fedme"}
 POSSIBLE = {
     f"{name}-{policy}": (case, policy)
     for name, case in ALGORITHMS.items()

@@ -1,0 +1,42 @@
+"""FedBN: federated averaging whose normalization layers stay with the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from algorithms.fedavg import FineTuned
+from rayfl.engine.client import Client
+from rayfl.params import Tree
+from rayfl.tasks import Predictor, Task
+
+
+class FedBN(FineTuned):
+    """FedBN: federated averaging, except that every client keeps its own normalization layers.
+
+    Scale, shift and running statistics of all normalization layers are trained and recorded by each client for
+    itself. Everything else is averaged. The method is FedAvg with ``train.private_norm=all``, which it sets.
+
+    Server: model w without its normalization layers. Client: its normalization layers, at first those of the initial
+    model. Down: w. Up: w_k and n_k. Evaluated: the latest w with the client's own layers (``personalized``); a client
+    never sampled has the initial layers. There is no global model.
+
+    References:
+        Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization,
+        ICLR 2021, Algorithm 1.
+    """
+
+    name: Literal["fedbn"] = "fedbn"
+    personalized: ClassVar[str] = "personalized"
+    citation: ClassVar[str] = "Li et al., ICLR 2021"
+    client_keeps: ClassVar[str] = "norm_k"
+    server_keeps: ClassVar[str] = "w without norm"
+    no_private_norm: ClassVar[Mapping[str, str]] = {"statistics": "scales and shifts stay with its clients too"}
+    train_settings: ClassVar[Mapping[str, Any]] = {"private_norm": "all"}
+
+    def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
+        return {}
+
+    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+        rows = await super().predictors(client, server)
+        return {"personalized": rows.pop("global"), **rows}

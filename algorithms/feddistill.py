@@ -1,0 +1,139 @@
+"""Federated distillation: clients with models of their own teach each other by their mean outputs on each class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Algorithm, Clients, setting
+from algorithms.fedpac import class_means
+from rayfl.engine.client import Client, RoundContext
+from rayfl.errors import ConfigError
+from rayfl.params import Tree
+from rayfl.tasks import Batch, Predictor, Task
+
+
+def targets(tables: Mapping[str, Tree], without: str | None) -> Tree:
+    """The mean output by class over all tables that have the class, and a mark of those that have a mean.
+
+    Args:
+        tables: ``means`` (C, C) and ``exist`` (C,) by client.
+        without: a client whose own table does not count.
+    """
+    counted = [table for client, table in sorted(tables.items()) if client != without]
+    first = next(iter(tables.values()))
+    sums, owners = torch.zeros_like(first["means"]), torch.zeros_like(first["exist"])
+    for table in counted:
+        sums, owners = sums + table["exist"][:, None] * table["means"], owners + table["exist"]
+    return {"means": sums / owners.clamp(min=1)[:, None], "exist": (owners > 0).to(owners)}
+
+
+class FedDistill(Algorithm):
+    """FD (federated distillation; FedDistill): clients share their mean outputs by class, and no model.
+
+    A client minimises over its own model v_k
+
+        CE(z, y) + lambda D(T_k[y], p)
+
+    for samples whose class y has a target T_k[y], with p = softmax(z) and D the cross-entropy -sum_c T_k[y]_c ln p_c.
+    Afterwards it sends F_k[y], its mean output over all its samples of class y in evaluation mode, for each class it
+    has. T_k[y] is the mean of F_j[y] over the other clients of the last cohort that have the class.
+
+    Server: F_k of the last cohort. Client: v_k, at first the common initial model; never sent. Down: T_k, and a mark
+    for each class that there is. Up: F_k and marks. Evaluated: v_k (``personalized``); a client never sampled has the
+    initial model. There is no global model.
+
+    In public code outputs may be logits, of which the target's softmax is taken (``output``), D the Kullback-Leibler
+    divergence, or the cross-entropy with logits in the place of probabilities (``divergence``), and T the mean over
+    all clients, the own one too (``leave_one_out``).
+
+    References:
+        Jeong, Oh, Kim, Park, Bennis, Kim: Communication-Efficient On-Device Machine Learning: Federated Distillation
+        and Augmentation under Non-IID Private Data, arXiv:1811.11479, 2018, Algorithm 1.
+    """
+
+    name: Literal["feddistill"] = "feddistill"
+    personalized: ClassVar[str] = "personalized"
+    citation: ClassVar[str] = "Jeong et al., arXiv 2018"
+    client_keeps: ClassVar[str] = "v_k"
+    server_keeps: ClassVar[str] = "F_k"
+
+    distillation_weight: float = setting(1.0, "lambda", "weight of the distillation; 0 is local training", ge=0)
+    output: Literal["probabilities", "logits"] = setting(
+        "probabilities", "F", "whose mean clients send: softmax(z), or z (FedGen's and PFLlib's code)"
+    )
+    divergence: Literal["cross_entropy", "kl", "raw_logits"] = setting(
+        "cross_entropy",
+        "D",
+        "of p from the target: cross-entropy; KL divergence; or cross-entropy with the target's logits in the place of "
+        "probabilities (PFLlib, unbounded below; needs output=logits)",
+    )
+    leave_one_out: bool = setting(True, "", "leave a client's own outputs out of its targets; false: one mean for all")
+
+    def check(self, task: Task, context: RoundContext) -> None:
+        super().check(task, context)
+        if self.divergence == "raw_logits" and self.output != "logits":
+            raise ConfigError(
+                "algorithm.divergence=raw_logits takes logits for a target, but clients send probabilities: set "
+                "algorithm.output=logits, or another divergence"
+            )
+
+    def init(self, task: Task, context: RoundContext) -> Tree:
+        classes = task.network.head_shape[0]
+        like = next(iter(task.network.initialize(0).values()))
+        return {"nothing": {"means": like.new_zeros(classes, classes), "exist": like.new_zeros(classes)}}
+
+    def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
+        tables = server.get("tables", {})
+        if self.leave_one_out and tables:
+            payloads = {k: {"targets": targets(tables, without=str(k))} for k in cohort}
+            replies = clients.map(self.local_update, cohort, broadcast={}, payloads=payloads)
+        else:
+            common = targets(tables, without=None) if tables else server["nothing"]
+            replies = clients.map(self.local_update, cohort, broadcast={"targets": common})
+        return {"tables": {str(client): reply for client, reply in replies.items()}}
+
+    async def local_update(self, client: Client, targets: Tree) -> Tree:
+        """Trains v_k; returns its mean outputs and marks."""
+        taught = self.distillation_weight > 0 and bool(targets["exist"].any())
+        trained = await client.train(
+            self._own(client),
+            self.taught_objective if taught else self.objective,
+            frozen={"targets": targets["means"], "exist": targets["exist"]} if taught else None,
+        )
+        client.state["local"] = trained
+        client.publish(personalized=Predictor.of(trained))
+        outputs = await client.outputs(lambda x, task: task.network.logits(trained, x))
+        outputs = outputs.softmax(-1) if self.output == "probabilities" else outputs
+        counts, means = class_means(outputs, client.examples().y, outputs.shape[1])
+        return {"means": means.to(outputs), "exist": (counts > 0).to(outputs)}
+
+    def taught_objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        """CE + lambda D(T[y], p)."""
+        logits = task.logits(model, batch)
+        distances = self.distance(frozen["targets"][batch.y], logits)
+        return task.cross_entropy(logits, batch) + self.distillation_weight * batch.mean(
+            frozen["exist"][batch.y] * distances
+        )
+
+    def distance(self, target: Tensor, logits: Tensor) -> Tensor:
+        """D of each sample, shape (b,), from targets and logits of shape (b, C)."""
+        softened = self.output == "logits" and self.divergence != "raw_logits"
+        wanted = target.softmax(-1) if softened else target
+        entropy = torch.special.entr(wanted).sum(-1) if self.divergence == "kl" else 0.0
+        return -(wanted * logits.log_softmax(-1)).sum(-1) - entropy
+
+    def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
+        return {}, {}
+
+    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+        return {"personalized": Predictor.of(self._own(client))}
+
+    @staticmethod
+    def _own(client: Client) -> Tree:
+        """v_k, the initial model until the client has trained."""
+        stored: Tree | None = client.state.get("local")
+        return client.initial_model() if stored is None else stored

@@ -1,0 +1,143 @@
+"""FedGH: bodies of the clients' own, under a head that the server trains on their class means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from algorithms.base import Algorithm, Clients, check_head, setting
+from algorithms.fedpac import class_means
+from algorithms.partial import part
+from rayfl.engine.client import Client, RoundContext
+from rayfl.errors import ConfigError
+from rayfl.params import Tree
+from rayfl.tasks import Predictor, Task
+
+
+def head_step(head: Tree, features: Tensor, labels: Tensor, lr: float) -> Tree:
+    """A gradient step of a linear layer on the mean cross-entropy.
+
+    Args:
+        head: ``weight`` (C, d) and, if there is one, ``bias`` (C,).
+        features: of shape (m, d).
+        labels: of shape (m,).
+        lr: learning rate.
+    """
+    probabilities = F.linear(features, head["weight"], head.get("bias")).softmax(-1)
+    errors = (probabilities - F.one_hot(labels, len(head["weight"]))) / len(labels)
+    slopes = {"weight": errors.T @ features, "bias": errors.sum(0)}
+    return {name: leaf - lr * slopes[name] for name, leaf in head.items()}
+
+
+class FedGH(Algorithm):
+    """FedGH: every client has a body of its own, and the server trains the head that all start from.
+
+    A client joins the received head W with its body B_k and minimises CE(B_k, W_k) over both, W_k starting from W. It
+    keeps B_k, drops W_k, and sends the mean features mu_ky of each class y it has, from all its samples at the trained
+    body in evaluation mode. The server goes down the cross-entropy of W on all pairs (mu_ky, y) of the cohort, with
+    plain SGD over mini-batches of ``train.batch_size`` of them. Every class mean weighs the same. Features are what
+    the head reads, the last linear layer.
+
+    Server: head W. Client: body B_k with its buffers, at first that of the common initial model; never sent. Down: W.
+    Up: mu_ky, and a mark for each class that there is. Evaluated: B_k with the latest W (``personalized``), and right
+    after training (B_k, W_k) (``local``); a client never sampled has the initial body. There is no global model.
+
+    References:
+        Yi, Wang, Liu, Shi, Yu: FedGH: Heterogeneous Federated Learning with Generalized Global Header, ACM MM 2023,
+        Algorithm 1.
+    """
+
+    name: Literal["fedgh"] = "fedgh"
+    personalized: ClassVar[str] = "personalized"
+    citation: ClassVar[str] = "Yi et al., ACM MM 2023"
+    client_keeps: ClassVar[str] = "B_k"
+    server_keeps: ClassVar[str] = "W"
+
+    server_lr: float | None = setting(
+        None, "eta_W", "learning rate of the server's training of the head; null: the clients' of the round", ge=0
+    )
+    server_epochs: int = setting(1, "", "passes of the server over the class means", ge=0)
+
+    def check(self, task: Task, context: RoundContext) -> None:
+        super().check(task, context)
+        check_head("FedGH", task.network)
+        fixed = set(task.network.fixed_parameters) & {_bias(task)}
+        if fixed:
+            raise ConfigError(
+                f"FedGH trains the last layer, but in this model {fixed.pop()!r} has requires_grad=False: leave it on "
+                "there, or choose another method"
+            )
+
+    def init(self, task: Task, context: RoundContext) -> Tree:
+        model = super().init(task, context)["model"]
+        return {"shared": part(model, task.network.head_names)}
+
+    def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
+        replies = clients.map(self.local_update, cohort, broadcast={"shared": server["shared"]})
+        exist = [reply["exist"] > 0 for reply in replies.values()]
+        features = torch.cat([reply["means"][own] for reply, own in zip(replies.values(), exist, strict=True)])
+        labels = torch.cat([own.nonzero()[:, 0] for own in exist])
+        context = clients.context
+        generator = context.streams.generator("server", context.round)
+        rate = context.train.lr_in(context.round) if self.server_lr is None else self.server_lr
+        return {"shared": self.fitted(server["shared"], features, labels, rate, context.train.batch_size, generator)}
+
+    def fitted(
+        self,
+        head: Tree,
+        features: Tensor,
+        labels: Tensor,
+        lr: float,
+        batch_size: int | None,
+        generator: np.random.Generator,
+    ) -> Tree:
+        """The head after the server's passes over the class means.
+
+        Args:
+            head: W, by the names in the model.
+            features: class means, shape (m, d).
+            labels: their classes, shape (m,).
+            lr: learning rate.
+            batch_size: class means in a mini-batch; null: all.
+            generator: orders them.
+        """
+        named = {name.rpartition(".")[2]: name for name in head}
+        layer = {short: head[name] for short, name in named.items()}
+        for _ in range(self.server_epochs):
+            order = torch.from_numpy(generator.permutation(len(labels)))
+            for chosen in torch.split(order, batch_size or len(labels)):
+                layer = head_step(layer, features[chosen], labels[chosen], lr)
+        return {name: layer[short] for short, name in named.items()}
+
+    async def local_update(self, client: Client, shared: Tree) -> Tree:
+        """Trains the whole model and keeps the body; returns class means and marks."""
+        network = client.task.network
+        trained = await client.train(self.assembled(client, shared), self.objective)
+        client.state["personal"] = {name: leaf for name, leaf in trained.items() if name not in network.head_names}
+        client.publish(local=Predictor.of(trained))
+        features = await client.outputs(lambda x, task: task.network.head_inputs_and_logits(trained, x)[0])
+        counts, means = class_means(features, client.examples().y, network.head_shape[0])
+        return {"means": means.to(features), "exist": (counts > 0).to(features)}
+
+    def assembled(self, client: Client, shared: Tree) -> Tree:
+        """The whole model of the received head and the client's body, which is the initial one until it trains."""
+        network = client.task.network
+        own: Tree | None = client.state.get("personal")
+        model = {**(client.initial_model() if own is None else own), **shared}
+        return part(model, network.parameter_names + network.buffer_names)
+
+    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+        return {"personalized": Predictor.of(self.assembled(client, server["shared"]))}
+
+    def update(self, trained: Any, received: Tree, task: Task) -> None:
+        """None: clients send no layer."""
+        return None
+
+
+def _bias(task: Task) -> str:
+    return task.network.head_weight.removesuffix("weight") + "bias"
