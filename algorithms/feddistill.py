@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
-from algorithms.fedpac import class_means
+from algorithms.prototypes import class_means
 from rayfl.engine.client import Client, RoundContext
 from rayfl.errors import ConfigError
 from rayfl.params import Tree

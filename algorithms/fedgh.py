@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, check_head, setting
-from algorithms.fedpac import class_means
 from algorithms.partial import part
+from algorithms.prototypes import class_means
 from rayfl.engine.client import Client, RoundContext
 from rayfl.errors import ConfigError
 from rayfl.params import Tree

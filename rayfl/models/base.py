@@ -92,6 +92,7 @@ class Network:
         norm_names: parameters and buffers of normalization layers.
         vectorizable: whether the model can be trained under ``torch.func.vmap`` over a stack of trees.
         why_not_vectorizable: the reason, empty for a vectorizable model.
+        batch_statistics: whether a layer normalizes by statistics of the mini-batch in training.
         stochastic: whether a forward pass in training mode draws random numbers (active dropout).
         num_parameters: number of scalars over ``parameter_names``.
         feature_channels: see :class:`ClassificationModel`.
@@ -145,6 +146,7 @@ class Network:
         self._biases = frozenset(bias for _, bias in self._chain if bias in parameters)
         self._channels_last = skeleton.channels_last
         self.stochastic = any(draws(module) for module in skeleton.modules())
+        self.batch_statistics = any(isinstance(module, _BatchNorm) for module in skeleton.modules())
         self.why_not_vectorizable = next(filter(None, map(obstacle, skeleton.modules())), "")
         self.vectorizable = not self.why_not_vectorizable
         self._check(skeleton, everything)
