@@ -31,7 +31,7 @@ test-all: install lint
 # make test-device DEVICE=cuda
 DEVICE ?= cuda
 test-device: install
-	RAYFL_TEST_DEVICE=$(DEVICE) $(PYTEST) tests/test_devices.py tests/test_device_*.py tests/test_lost_context.py
+	RAYFL_TEST_DEVICE=$(DEVICE) $(PYTEST) tests/devices
 
 lint: install
 	$(BIN)/ruff check .
@@ -44,16 +44,16 @@ docs: install
 
 # Kills, full disks and damaged files by the hundred, each followed by a continued run: docs/reliability.md.
 chaos: install
-	$(BIN)/python scripts/chaos.py --trials 260 --seed 0
+	$(BIN)/python scripts/chaos/chaos.py --trials 260 --seed 0
 
 # Coverage-guided, two minutes for each kind of input.
 fuzz: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[fuzz]'
-	$(BIN)/python scripts/fuzz.py all --seconds 120
+	$(BIN)/python scripts/chaos/fuzz.py all --seconds 120
 
 # The oldest Ray that rayfl takes, the first with jobs and sweeps, and the newest there is: docs/cluster.md.
 ray-versions: install
-	$(BIN)/python scripts/ray_versions.py 2.40.0 2.52.0 newest
+	$(BIN)/python scripts/bench/ray_versions.py 2.40.0 2.52.0 newest
 
 clean:
 	rm -rf $(VENV) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, check_sgd, setting
-from algorithms.mixture import mixed_weights, parameters
-from rayfl.aggregation import Weighted
+from algorithms.parts.mixture import mixed_weights, parameters
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.engine.terms import constant, line, loss
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Model, Predictor, Task
 
 
 class APFL(Averaging):

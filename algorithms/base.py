@@ -15,14 +15,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from rayfl.aggregation import Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError, MethodError
 from rayfl.models.base import Network
 from rayfl.params import Tree
-from rayfl.tasks import Predictor, Task
 
 Procedure = Callable[..., Coroutine[Any, Any, Any]]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from algorithms.base import Clients, setting
-from algorithms.finetuning import FineTuning
+from algorithms.parts.finetuning import FineTuning
 from rayfl.engine.client import Client
 from rayfl.params import Tree
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
-from algorithms.partial import part, separated
-from rayfl.aggregation import ExactSum, Weighted
+from algorithms.parts.partial import part, separated
+from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import TINY, Tree, subtract
-from rayfl.tasks import Predictor, Task
 
 
 def gram(changes: Sequence[Tree]) -> Tensor:

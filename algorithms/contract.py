@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from algorithms.base import Algorithm
+from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.errors import MethodError
-from rayfl.tracebacks import own_definition
 
 
 def check_method(method: type[Algorithm]) -> None:

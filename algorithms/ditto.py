@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from algorithms.base import setting
-from algorithms.personal_copy import PersonalCopy
-from algorithms.proximity import proximity
-from rayfl.aggregation import Weighted
+from algorithms.parts.personal_copy import PersonalCopy
+from algorithms.parts.proximity import proximity
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Predictor
 from rayfl.engine.terms import TRAINED, Sum
 from rayfl.params import Tree
-from rayfl.tasks import Predictor
 
 
 class Ditto(PersonalCopy):

@@ -9,17 +9,17 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.accumulators import ACCUMULATOR, averaging
 from algorithms.base import Averaging, setting
-from algorithms.partial import part
-from rayfl.aggregation import Weighted
+from algorithms.parts.accumulators import ACCUMULATOR, averaging
+from algorithms.parts.partial import part
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.engine.terms import Sum, function, loss
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree, copy, map_leaves
-from rayfl.tasks import Batch, Predictor, Task
 
 STREAM = ".ala"
 """Suffix of the streams of the pass that learns the weights."""

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
-from algorithms.proximity import proximity
+from algorithms.parts.proximity import proximity
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.terms import TRAINED, frozen, loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, tensors, weighted_sum
-from rayfl.tasks import Predictor, Task
 
 
 def attraction(distances: Tensor, own: Sequence[int], sigma: float, alpha: float, clip: bool = True) -> Tensor:

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from algorithms.accumulators import ACCUMULATOR, adding, check_unclipped
 from algorithms.base import Clients, check_head, setting
-from algorithms.partial import PartialModel, part, shared_part
-from algorithms.prototypes import class_means, memberships
-from rayfl.aggregation import Weighted
+from algorithms.parts.accumulators import ACCUMULATOR, adding, check_unclipped
+from algorithms.parts.partial import PartialModel, part, shared_part
+from algorithms.parts.prototypes import class_means, memberships
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.engine.terms import Sum, function, loss
 from rayfl.params import Tree, copy, squared_norm
-from rayfl.tasks import Batch, Model, Predictor, Task
 
 LEAST_TRACE = 1e-9
 """A smaller Fisher trace counts as 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from algorithms.base import Averaging
-from algorithms.finetuning import FineTuning
+from algorithms.parts.finetuning import FineTuning
 
 
 class FineTuned(FineTuning, Averaging):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from algorithms.base import setting
-from algorithms.finetuning import FineTuning
-from algorithms.partial import PartialModel, part, shared_part
-from rayfl.aggregation import Weighted
+from algorithms.parts.finetuning import FineTuning
+from algorithms.parts.partial import PartialModel, part, shared_part
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
-from rayfl.tasks import Predictor, Task
 
 
 class FedBABU(PartialModel, FineTuning):

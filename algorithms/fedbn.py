@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from algorithms.fedavg import FineTuned
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.params import Tree
-from rayfl.tasks import Predictor, Task
 
 
 class FedBN(FineTuned):

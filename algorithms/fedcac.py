@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, setting
-from algorithms.partial import part, separated
-from rayfl.aggregation import ExactSum, Weighted
+from algorithms.parts.partial import part, separated
+from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Predictor
 from rayfl.params import Tree, map_leaves
-from rayfl.tasks import Predictor
 
 _LEAST_THRESHOLD = 1e-10
 """Where the last of the critical elements is not above it, all that are not zero are critical."""

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Clients, check_head, setting
-from algorithms.heads import head_logits
-from algorithms.layers import draw_linear, linear, normalized, unit_norm
-from algorithms.partial import PartialModel, part
-from algorithms.transfer import fixed_kernel_discrepancy
-from rayfl.aggregation import Weighted
+from algorithms.parts.heads import head_logits
+from algorithms.parts.layers import draw_linear, linear, normalized, unit_norm
+from algorithms.parts.partial import PartialModel, part
+from algorithms.parts.transfer import fixed_kernel_discrepancy
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.engine.terms import Sum, function
 from rayfl.params import Tree, interpolate
-from rayfl.tasks import Batch, Model, Predictor, Task
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Of the kernels of the discrepancy."""

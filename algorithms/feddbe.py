@@ -8,14 +8,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.accumulators import ACCUMULATOR, averaging, check_unclipped
 from algorithms.base import Averaging, Clients, check_head, setting
-from rayfl.aggregation import Weighted
+from algorithms.parts.accumulators import ACCUMULATOR, averaging, check_unclipped
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.engine.terms import Sum, function
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Model, Predictor, Task
 
 
 class FedDBE(Averaging):

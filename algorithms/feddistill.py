@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
-from algorithms.prototypes import class_means
+from algorithms.parts.prototypes import class_means
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Predictor, Task
 
 
 def targets(tables: Mapping[str, Tree], without: str | None) -> Tree:

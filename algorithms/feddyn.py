@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from algorithms.base import Algorithm, Clients, setting
-from rayfl.aggregation import Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.terms import TRAINED, frozen, loss, squared_distance
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, subtract, zeros_like
-from rayfl.tasks import Predictor, Task
 
 
 class FedDyn(Algorithm):

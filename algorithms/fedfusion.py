@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, setting
-from rayfl.aggregation import Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, interpolate
-from rayfl.tasks import Batch, Model, Predictor, Task
 
 
 class FedFusion(Averaging):

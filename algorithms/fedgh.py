@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, check_head, setting
-from algorithms.partial import part
-from algorithms.prototypes import class_means
+from algorithms.parts.partial import part
+from algorithms.parts.prototypes import class_means
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
-from rayfl.tasks import Predictor, Task
 
 
 def head_step(head: Tree, features: Tensor, labels: Tensor, lr: float) -> Tree:

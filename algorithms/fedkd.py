@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
-from algorithms.low_rank import compressed, restored
-from algorithms.transfer import distillation
-from rayfl.aggregation import ExactSum, Weighted
+from algorithms.parts.low_rank import compressed, restored
+from algorithms.parts.transfer import distillation
+from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, map_leaves, subtract
-from rayfl.tasks import Batch, Predictor, Task
 
 _LEAST = 1e-8
 """What is divided by the sum of two cross-entropies is divided by this at least."""

@@ -12,13 +12,13 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.base import Clients, setting
-from algorithms.exchange import aggregated, clustered, draw_sources
-from algorithms.own_models import OwnModels
-from algorithms.transfer import distillation
+from algorithms.parts.exchange import aggregated, clustered, draw_sources
+from algorithms.parts.own_models import OwnModels
+from algorithms.parts.transfer import distillation
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Model, Predictor, Task
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
-from algorithms.transfer import ONE_SAMPLE, OneSample, maximum_mean_discrepancy
-from rayfl.aggregation import Weighted
+from algorithms.parts.transfer import ONE_SAMPLE, OneSample, maximum_mean_discrepancy
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Predictor, Task
 
 
 class FedMMD(FineTuned):

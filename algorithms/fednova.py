@@ -10,14 +10,14 @@ from torch import Tensor
 
 from algorithms.base import Clients, setting
 from algorithms.fedavg import FineTuned
-from algorithms.partial import part, separated
-from algorithms.proximity import proximity
-from rayfl.aggregation import Weighted
+from algorithms.parts.partial import part, separated
+from algorithms.parts.proximity import proximity
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.terms import TRAINED, loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, interpolate, map_leaves, subtract, zeros_like
-from rayfl.tasks import Predictor, Task
 
 
 def normalizer(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:

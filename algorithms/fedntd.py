@@ -9,11 +9,11 @@ from torch import Tensor
 
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
-from algorithms.transfer import distillation
-from rayfl.aggregation import Weighted
+from algorithms.parts.transfer import distillation
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Predictor, Task
 
 
 def not_true(logits: Tensor, labels: Tensor) -> Tensor:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Clients, check_head, setting
-from algorithms.combination import combination_weights, pruned
-from algorithms.partial import PartialModel, part, shared_part
-from algorithms.prototypes import class_means, renewed
-from rayfl.aggregation import ExactSum, Weighted
+from algorithms.parts.combination import combination_weights, pruned
+from algorithms.parts.partial import PartialModel, part, shared_part
+from algorithms.parts.prototypes import class_means, renewed
+from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, weighted_sum
-from rayfl.tasks import Batch, Predictor, Task
 
 LEAST_WEIGHT = 1e-3
 """Smaller weights of a combination are set to zero."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from algorithms.partial import PartialModel
+from algorithms.parts.partial import PartialModel
 
 
 class FedPer(PartialModel):

@@ -7,18 +7,18 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from algorithms.base import Averaging, setting
-from algorithms.mixture import parameters
-from algorithms.transfer import (
+from algorithms.parts.mixture import parameters
+from algorithms.parts.transfer import (
     ONE_SAMPLE,
     OneSample,
     distillation,
     half_squared_distance,
     maximum_mean_discrepancy,
 )
-from rayfl.aggregation import Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.params import Tree, interpolate, squared_distance
-from rayfl.tasks import Batch, Model, Predictor, Task
 
 
 class FedPHP(Averaging):

@@ -9,15 +9,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.accumulators import ACCUMULATOR, adding, check_unclipped
 from algorithms.base import Algorithm, Clients, setting
-from algorithms.prototypes import class_counts, class_means, memberships, renewed
-from rayfl.aggregation import Weighted
+from algorithms.parts.accumulators import ACCUMULATOR, adding, check_unclipped
+from algorithms.parts.prototypes import class_counts, class_means, memberships, renewed
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.engine.terms import Sum, function, loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Model, Predictor, Task
 
 FLOOR = math.log(1e-12)
 """Log-probability of a class that cannot be predicted."""

@@ -6,12 +6,12 @@ from typing import Any, ClassVar, Literal
 
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
-from algorithms.proximity import proximity
-from rayfl.aggregation import Weighted
+from algorithms.parts.proximity import proximity
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Predictor
 from rayfl.engine.terms import TRAINED, Sum, loss
 from rayfl.params import Tree
-from rayfl.tasks import Predictor
 
 
 class FedProx(FineTuned):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from algorithms.base import setting
-from algorithms.finetuning import FineTuning
-from algorithms.partial import PartialModel, shared_part
+from algorithms.parts.finetuning import FineTuning
+from algorithms.parts.partial import PartialModel, shared_part
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Predictor
 from rayfl.params import Tree
-from rayfl.tasks import Predictor
 
 
 class FedRep(PartialModel, FineTuning):

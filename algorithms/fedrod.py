@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, check_head, setting
-from algorithms.heads import head_logits
-from algorithms.partial import part
-from algorithms.prototypes import class_counts
-from rayfl.aggregation import Weighted
+from algorithms.parts.heads import head_logits
+from algorithms.parts.partial import part
+from algorithms.parts.prototypes import class_counts
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.params import Tree, map_leaves
-from rayfl.tasks import Batch, Model, Predictor, Task
 
 ABSENT = -1e4
 """In place of log 0: a softmax has the same bits, and what is masked stays finite."""

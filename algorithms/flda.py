@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Averaging, setting
-from rayfl.aggregation import Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Model, Predictor, Task
 
 
 class FLDA(Averaging):

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, check_head, setting
-from algorithms.simplex import principal_coordinates, scale_candidates, spread_on_simplex
-from algorithms.simplex_sampling import sample_ball, sample_ball_legacy, sample_simplex
-from rayfl.aggregation import Weighted
+from algorithms.parts.simplex import principal_coordinates, scale_candidates, spread_on_simplex
+from algorithms.parts.simplex_sampling import sample_ball, sample_ball_legacy, sample_simplex
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, Draw, RoundContext
 from rayfl.engine.numbers import Number
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.terms import Point, Scope, Share, drawn, loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
-from rayfl.tasks import Predictor, Task
 
 
 def barycenter(vertices: int) -> Tensor:

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from algorithms.base import Averaging, setting
-from algorithms.transfer import distillation
-from rayfl.aggregation import Weighted
+from algorithms.parts.transfer import distillation
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Predictor, Task
 
 
 class FML(Averaging):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from algorithms.base import Clients, setting
-from algorithms.finetuning import FineTuning
-from rayfl.aggregation import Weighted
+from algorithms.parts.finetuning import FineTuning
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.params import Tree
-from rayfl.tasks import Predictor, Task
 
 
 class HypCluster(FineTuning):

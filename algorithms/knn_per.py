@@ -12,8 +12,8 @@ from torch import Tensor
 
 from algorithms.base import Averaging, setting
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Model, Predictor
 from rayfl.params import Tree
-from rayfl.tasks import Model, Predictor
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
 _CHUNK = 256

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 from algorithms.base import Algorithm, Clients, setting
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
-from rayfl.tasks import Predictor, Task
 
 
 class Local(Algorithm):

@@ -12,11 +12,11 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.base import Averaging, setting
-from rayfl.aggregation import Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.engine.terms import frozen, line, loss
 from rayfl.params import Tree, interpolate
-from rayfl.tasks import Batch, Model, Predictor, Task
 
 
 class Mapper(Averaging):

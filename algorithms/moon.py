@@ -9,11 +9,11 @@ from torch import Tensor
 
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
-from rayfl.aggregation import Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.engine.terms import Sum, function, loss
 from rayfl.params import Tree, copy
-from rayfl.tasks import Batch, Predictor, Task
 
 
 class MOON(FineTuned):

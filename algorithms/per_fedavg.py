@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, setting
-from algorithms.mixture import parameters
+from algorithms.parts.mixture import parameters
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves
-from rayfl.tasks import Batch, Model, Predictor, Task
 
 
 class PerFedAvg(Averaging):

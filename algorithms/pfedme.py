@@ -7,14 +7,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from algorithms.base import Averaging, check_sgd, setting
-from algorithms.mixture import parameters
-from rayfl.aggregation import Weighted
+from algorithms.parts.mixture import parameters
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.terms import drawn, envelope, frozen, loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, interpolate
-from rayfl.tasks import Predictor, Task
 
 
 class PFedMe(Averaging):

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from algorithms.base import Averaging, Clients, check_head, setting
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.params import Tree, weighted_sum
-from rayfl.tasks import Predictor, Task
 
 _LARGEST_SIMILARITY = 0.9999
 """Self-similarity, and the most that two clients count as: -ln(1 - s) stays finite."""

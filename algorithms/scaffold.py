@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from algorithms.base import Algorithm, Clients, check_sgd, setting
-from algorithms.mixture import parameters
-from rayfl.aggregation import Weighted
+from algorithms.parts.mixture import parameters
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.terms import TRAINED, inner_product, loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, interpolate, map_leaves, subtract, zeros_like
-from rayfl.tasks import Predictor, Task
 
 
 def sum_of_step_weights(steps: int, momentum: float) -> float:

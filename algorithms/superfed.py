@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal, cast
 import numpy as np
 
 from algorithms.base import Averaging, setting
-from algorithms.mixture import mixed_weights
-from algorithms.proximity import proximity
-from rayfl.aggregation import Weighted
+from algorithms.parts.mixture import mixed_weights
+from algorithms.parts.proximity import proximity
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.engine.terms import Line, Sum, drawn, line, loss, squared_cosine
 from rayfl.params import Tree
-from rayfl.tasks import Model, Predictor, Task
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
 """Mixing coefficients that are evaluated."""

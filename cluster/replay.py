@@ -10,22 +10,22 @@ import numpy as np
 import pyarrow.compute as pc
 from torch import Tensor
 
-from actors.building import build_host
-from actors.federation import Federation
-from actors.hosts import Hosts
-from actors.pool import InlinePool
+from actors.federation.federation import Federation
+from actors.federation.hosts import Hosts
+from actors.hosting.building import build_host
+from actors.processes.pool import InlinePool
 from algorithms.base import Procedure
-from cluster.interrupts import stop_requests
+from cluster.rounds.interrupts import stop_requests
 from cluster.run import inline_device, limited_threads
-from rayfl.aggregation import Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import RoundContext
 from rayfl.engine.precision import arithmetic
 from rayfl.errors import ConfigError, RayflError, RunError
-from rayfl.inspection.folder import RunFolder
-from rayfl.inspection.rows import where
-from rayfl.manifest import Manifest
 from rayfl.params import Tree, leaves
-from rayfl.table_schemas import METRICS
+from rayfl.results.schemas import METRICS
+from rayfl.runs.folder import RunFolder
+from rayfl.runs.rows import where
+from rayfl.storage.manifest import Manifest
 
 
 @dataclass

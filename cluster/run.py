@@ -15,35 +15,35 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from actors.at_work import printed_on_console, tell_printed
-from actors.building import build_host
-from actors.client_actor import host_name
-from actors.federation import Federation
-from actors.pool import HostPool, InlinePool
-from actors.ray_pool import RayPool
+from actors.federation.federation import Federation
+from actors.hosting.at_work import printed_on_console, tell_printed
+from actors.hosting.building import build_host
+from actors.processes.client_actor import host_name
+from actors.processes.pool import HostPool, InlinePool
+from actors.processes.ray_pool import RayPool
 from algorithms.registry import Experiment
-from cluster.balance import hosts_of
-from cluster.claim import claim_folder
-from cluster.driver import Driver
-from cluster.gauges import Gauges
-from cluster.interrupts import StopRequest, stop_requests
-from cluster.log_file import kept_for_the_log, log_file
-from cluster.measuring import plan_run
-from cluster.recorder import Progress, Recorder
-from cluster.session import ray_session
-from cluster.shared_storage import check_shared_storage
+from cluster.planning.balance import hosts_of
+from cluster.planning.measuring import plan_run
+from cluster.planning.shared_storage import check_shared_storage
+from cluster.rounds.claim import claim_folder
+from cluster.rounds.driver import Driver
+from cluster.rounds.gauges import Gauges
+from cluster.rounds.interrupts import StopRequest, stop_requests
+from cluster.rounds.log_file import kept_for_the_log, log_file
+from cluster.rounds.recorder import Progress, Recorder
+from cluster.rounds.session import ray_session
 from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
-from rayfl.data.assignment import to_parquet
+from rayfl.data.partitions.assignment import to_parquet
 from rayfl.engine.precision import arithmetic
 from rayfl.errors import ResourceError, RunError
-from rayfl.experiment import Parts
-from rayfl.lease import Lease
-from rayfl.older_runs import where_begun
-from rayfl.result import Result
-from rayfl.run_folder import check_run_folder, input_digests
-from rayfl.tables import ResultTables
+from rayfl.experiment.parts import Parts
+from rayfl.experiment.result import Result
+from rayfl.results.tables import ResultTables
+from rayfl.runs.older_runs import where_begun
+from rayfl.storage.lease import Lease
+from rayfl.storage.run_folder import check_run_folder, input_digests
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.environment import FILE as ENVIRONMENT
 from rayfl.tracking.environment import Environment

@@ -12,8 +12,8 @@ import pandas as pd
 
 import rayfl
 from algorithms.registry import Experiment
-from rayfl.inspection.folder import open_run
 from rayfl.plots.output import write_plot
+from rayfl.runs.folder import open_run
 
 METHODS = {"fedavg": {}, "ditto": {}, "superfed": {"algorithm.start": 0.3}}
 ROUNDS = 6

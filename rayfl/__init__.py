@@ -15,16 +15,16 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "run": "cluster.run",
-    "Result": "rayfl.result",
+    "Result": "rayfl.experiment.result",
     "Callback": "rayfl.tracking.callback",
     "Algorithm": "algorithms.base",
     "Averaging": "algorithms.base",
     "Client": "rayfl.engine.client",
     "Clients": "algorithms.base",
-    "Predictor": "rayfl.tasks",
-    "Weighted": "rayfl.aggregation",
+    "Predictor": "rayfl.engine.tasks",
+    "Weighted": "rayfl.aggregation.exact_sum",
     "RayflError": "rayfl.errors",
-    "import_leaf": "rayfl.data.leaf",
+    "import_leaf": "rayfl.data.sources.leaf",
 }
 
 __all__ = ["__version__", *_PUBLIC]
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from algorithms.base import Averaging as Averaging
     from algorithms.base import Clients as Clients
     from cluster.run import run as run
-    from rayfl.aggregation import Weighted as Weighted
-    from rayfl.data.leaf import import_leaf as import_leaf
+    from rayfl.aggregation.exact_sum import Weighted as Weighted
+    from rayfl.data.sources.leaf import import_leaf as import_leaf
     from rayfl.engine.client import Client as Client
+    from rayfl.engine.tasks import Predictor as Predictor
     from rayfl.errors import RayflError as RayflError
-    from rayfl.result import Result as Result
-    from rayfl.tasks import Predictor as Predictor
+    from rayfl.experiment.result import Result as Result
     from rayfl.tracking.callback import Callback as Callback
 
 

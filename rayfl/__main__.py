@@ -1,5 +1,5 @@
 """``python -m rayfl`` is the command ``rayfl``."""
 
-from rayfl.cli import main
+from rayfl.cli.entry import main
 
 main()

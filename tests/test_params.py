@@ -29,8 +29,8 @@ from rayfl.params import (
     weighted_sum,
     zeros_like,
 )
-from tests.toys import assert_equal
-from tests.trees import tensors_of, trees
+from tests.support.toys import assert_equal
+from tests.support.trees import tensors_of, trees
 
 
 @given(trees(st.integers()))

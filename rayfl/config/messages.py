@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from rayfl.report.redaction import redact
+from rayfl.config.redaction import redact
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:

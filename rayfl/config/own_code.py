@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from rayfl.config.objects import names_an_object
 from rayfl.config.schema import ExperimentConfig, experiment_schema
-from rayfl.data.custom import CustomSource
+from rayfl.data.sources.custom import CustomSource
 from rayfl.errors import ConfigError
 from rayfl.models.custom import CustomModel
 from rayfl.models.zoo import Candidates
+from rayfl.naming.objects import names_an_object
 
 
 class NamedMethod(BaseModel):

@@ -10,19 +10,19 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field
 
 from rayfl.config.added import without_added
 from rayfl.config.identity import STEPS, fingerprint_of
-from rayfl.config.objects import import_object, names_an_object
-from rayfl.config.texts import Name, has_keys
-from rayfl.data.augment import AugmentConfig
-from rayfl.data.holdout import HoldoutConfig
-from rayfl.data.noise import LabelNoise
-from rayfl.data.partition import NaturalPartition
-from rayfl.data.partitions import Partition
-from rayfl.data.sources import DatasetConfig
-from rayfl.data.transform import TransformConfig
+from rayfl.data.images.augment import AugmentConfig
+from rayfl.data.images.transform import TransformConfig
+from rayfl.data.partitions.base import NaturalPartition
+from rayfl.data.partitions.holdout import HoldoutConfig
+from rayfl.data.partitions.noise import LabelNoise
+from rayfl.data.partitions.registry import Partition
+from rayfl.data.sources.registry import DatasetConfig
 from rayfl.engine.engine import EngineConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.zoo import ModelConfig
+from rayfl.naming.objects import import_object, names_an_object
+from rayfl.naming.texts import Name, has_keys
 from rayfl.system.config import NoSystem, System
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from rayfl.data.transform import Preprocessing
+    from rayfl.data.images.transform import Preprocessing
 
 SPLITS = ("train", "validation", "test")
 Places = Mapping[str, np.ndarray]

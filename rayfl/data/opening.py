@@ -6,18 +6,18 @@ from typing import Protocol
 
 import numpy as np
 
-from rayfl.data.assignment import FilePartition
 from rayfl.data.federated import FederatedDataset
-from rayfl.data.holdout import HoldoutConfig
-from rayfl.data.moments import Moments, moments_of
-from rayfl.data.natural import NaturalDataset
-from rayfl.data.natural_file import open_natural
-from rayfl.data.noise import LabelNoise
-from rayfl.data.partition import NaturalPartition
-from rayfl.data.partitions import Partition
-from rayfl.data.pooled import PooledDataset
-from rayfl.data.source import NaturalPath, Samples, Source
-from rayfl.data.transform import TransformConfig
+from rayfl.data.files.natural_file import open_natural
+from rayfl.data.images.moments import Moments, moments_of
+from rayfl.data.images.transform import TransformConfig
+from rayfl.data.partitions.assignment import FilePartition
+from rayfl.data.partitions.base import NaturalPartition
+from rayfl.data.partitions.holdout import HoldoutConfig
+from rayfl.data.partitions.noise import LabelNoise
+from rayfl.data.partitions.registry import Partition
+from rayfl.data.sources.base import NaturalPath, Samples, Source
+from rayfl.data.sources.natural import NaturalDataset
+from rayfl.data.sources.pooled import PooledDataset
 from rayfl.errors import ConfigError
 from rayfl.randomness import RandomStreams
 

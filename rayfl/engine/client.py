@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.data.augment import Augmentation, Variations
 from rayfl.data.federated import Examples
+from rayfl.data.images.augment import Augmentation, Variations
 from rayfl.engine.batches import num_steps, plan_batches
 from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
 from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.trampoline import Ask
 from rayfl.metrics import Statistics, batch_statistics
 from rayfl.params import Tree, map_leaves
 from rayfl.randomness import RandomStreams
-from rayfl.tasks import Predictor, Task
 
 Draw = Callable[[np.random.Generator, int], Tree]
 """``draw(generator, steps)``: a tree of arrays with one entry a step along dimension 0."""

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from rayfl.device_errors import Pieces, check_context, free_device_memory, ran_out_of_memory
+from rayfl.diagnosis.device_errors import Pieces, check_context, free_device_memory, ran_out_of_memory
 from rayfl.engine import looped, vectorized
 from rayfl.engine.precision import Precision, why_not
 from rayfl.engine.requests import GradientRequest, OutputRequest, Request, TrainRequest
+from rayfl.engine.tasks import Task
 from rayfl.errors import as_error, text_of
-from rayfl.tasks import Task
 
 _log = logging.getLogger(__name__)
 _UNMEASURED_WIDTH = 32

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rayfl.data.federated import Examples
-from rayfl.device_errors import Pieces
+from rayfl.diagnosis.device_errors import Pieces
+from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.metrics import Statistics, batch_statistics
-from rayfl.tasks import Model, Predictor, Task
 
 
 def evaluate(

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from rayfl.device_errors import Pieces
+from rayfl.diagnosis.device_errors import Pieces
 from rayfl.engine.flat import ALIGNMENT_BYTES, Layout
 from rayfl.engine.memory import Memory
 from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
 from rayfl.engine.step import step_of
+from rayfl.engine.tasks import Batch, Task, recorded_names
+from rayfl.engine.untouched import Untouched
 from rayfl.errors import MethodError
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
-from rayfl.tasks import Batch, Task, recorded_names
-from rayfl.untouched import Untouched
 
 _GATHERED_BYTES = 1 << 18
 """Samples copied at a time: few operations, and all of it still in the processor's cache when it is read."""

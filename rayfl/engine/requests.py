@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from rayfl.data.augment import Variations
 from rayfl.data.federated import Examples
+from rayfl.data.images.augment import Variations
 from rayfl.engine.batches import BatchPlan
 from rayfl.engine.flat import Layout
 from rayfl.engine.optimizers import Groups, Kept, Rule
+from rayfl.engine.tasks import Task
 from rayfl.params import Tree, leaves, map_leaves
-from rayfl.tasks import Task
 
 Objective = Callable[[Any, Any, Any, Any, Any], Tensor]
 """``objective(trainable, batch, task, frozen, draw) -> scalar``: pure, the same looped and under vmap."""

@@ -31,9 +31,9 @@ from rayfl.engine.rows import (
     merged,
     pieces,
 )
+from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.engine.terms import Constant, Loss, Penalty, Scope, Share, Sum, bare
 from rayfl.params import Tree, leaves, map_leaves
-from rayfl.tasks import Batch, Classification, Task
 
 Step = Callable[[Batch, int], None]
 """Takes a mini-batch and the number of the step, and moves the parameters."""

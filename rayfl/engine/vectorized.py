@@ -19,9 +19,9 @@ from torch.func import grad, vmap
 from rayfl.engine.looped import check_frozen, moved_paths
 from rayfl.engine.optimizers import Kept, clipped, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
+from rayfl.engine.tasks import Batch, Task
+from rayfl.engine.untouched import Untouched
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
-from rayfl.tasks import Batch, Task
-from rayfl.untouched import Untouched
 
 
 def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) -> list[Tree]:

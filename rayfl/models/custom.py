@@ -9,14 +9,14 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from rayfl.config.objects import import_object, names_an_object
-from rayfl.config.texts import ObjectPath
 from rayfl.data.federated import InputSpec
 from rayfl.errors import ModelError, RayflError, text_of
 from rayfl.models.architecture import NAME, Architecture
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.split import SplitModel
 from rayfl.models.tryout import made_up_inputs, try_out
+from rayfl.naming.objects import import_object, names_an_object
+from rayfl.naming.texts import ObjectPath
 
 
 class CustomModel(Architecture):

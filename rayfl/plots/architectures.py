@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.errors import ConfigError
-from rayfl.inspection.folder import RunFolder
-from rayfl.inspection.rows import last_round, personalized_model, where
 from rayfl.models.zoo import Candidates
 from rayfl.plots.series import Series, series_of
 from rayfl.plots.style import colour, legend_below, new_figure
+from rayfl.runs.folder import RunFolder
+from rayfl.runs.rows import last_round, personalized_model, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

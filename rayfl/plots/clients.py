@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rayfl.inspection.folder import RunFolder
-from rayfl.inspection.listing import client_rows
 from rayfl.plots.series import series_of
 from rayfl.plots.style import colour, legend_below, marker, measure, new_figure
+from rayfl.runs.folder import RunFolder
+from rayfl.runs.listing import client_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ def draw(
 
     Args:
         runs: any.
-        metric: one of ``rayfl.tables.METRICS``.
+        metric: one of ``rayfl.results.tables.METRICS``.
         model: a row of the tables; None: the method's personalized model.
         split: ``validation`` or ``test``.
 

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.errors import ConfigError, RunError
-from rayfl.inspection.folder import RunFolder
-from rayfl.inspection.rows import model_rows, models_in, received, where
 from rayfl.plots.phases import mark_phases
 from rayfl.plots.series import Series, over_seeds, series_of
 from rayfl.plots.style import colour, legend_below, marker, measure, new_figure
+from rayfl.runs.folder import RunFolder
+from rayfl.runs.rows import model_rows, models_in, received, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

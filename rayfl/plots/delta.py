@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rayfl.analysis import accuracy_curve, download_effect
 from rayfl.errors import RunError
-from rayfl.inspection.folder import RunFolder
-from rayfl.inspection.rows import where
 from rayfl.plots.series import Series, over_seeds, series_of
 from rayfl.plots.style import DELTA, colour, legend_below, marker, new_figure, whole_numbers
+from rayfl.runs.curves import accuracy_curve, download_effect
+from rayfl.runs.folder import RunFolder
+from rayfl.runs.rows import where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,9 @@ import numpy as np
 
 from rayfl.data.federated import Examples
 from rayfl.engine.evaluation import evaluate
+from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.errors import ConfigError
-from rayfl.inspection.committed import CommittedModels
-from rayfl.tasks import Model, Predictor, Task
+from rayfl.runs.committed import CommittedModels
 
 SAMPLES = 2000
 """How many samples a figure uses unless told otherwise."""

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.errors import ConfigError
-from rayfl.inspection.folder import RunFolder
-from rayfl.inspection.rows import last_round, model_rows, where
 from rayfl.plots.series import need_methods, need_same_but, series_of
 from rayfl.plots.style import RHO, SEQUENTIAL, TAU, new_figure
+from rayfl.runs.folder import RunFolder
+from rayfl.runs.rows import last_round, model_rows, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

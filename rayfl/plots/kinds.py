@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.figure import Figure
 
-    from rayfl.inspection.folder import RunFolder
+    from rayfl.runs.folder import RunFolder
 
 
 class Draw(Protocol):

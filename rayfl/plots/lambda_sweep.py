@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.errors import ConfigError, RunError
-from rayfl.inspection.folder import RunFolder
-from rayfl.inspection.rows import last_round, model_rows, received, where
 from rayfl.plots.series import Series, need_methods, series_of
 from rayfl.plots.style import LAMBDA, colour, legend_below, marker, measure, new_figure
+from rayfl.runs.folder import RunFolder
+from rayfl.runs.rows import last_round, model_rows, received, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ def draw(runs: Sequence[RunFolder], metric: str = "top1", split: str = "test") -
 
     Args:
         runs: of SuperFed-like methods, which sweep, and of APFL.
-        metric: one of ``rayfl.tables.METRICS``.
+        metric: one of ``rayfl.results.tables.METRICS``.
         split: ``validation`` or ``test``.
 
     Raises:

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.data.federated import Examples
+from rayfl.engine.tasks import Model
 from rayfl.errors import ConfigError
-from rayfl.inspection.committed import CommittedModels, check_client, single_model
-from rayfl.inspection.folder import RunFolder
 from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses
 from rayfl.plots.planes import Plane, plane_around, plane_through
 from rayfl.plots.series import experiment, series_of
 from rayfl.plots.style import SEQUENTIAL, new_figure, subscript
-from rayfl.tasks import Model
+from rayfl.runs.committed import CommittedModels, check_client, single_model
+from rayfl.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

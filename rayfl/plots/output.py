@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfl.data.files import new_file
-from rayfl.data.picture import check_format, save_figure
+from rayfl.data.files.whole import new_file
+from rayfl.data.partitions.picture import check_format, save_figure
 from rayfl.errors import ConfigError
-from rayfl.inspection.folder import RunFolder
-from rayfl.plain_csv import write_csv
 from rayfl.plots.kinds import check_options, kind_of
 from rayfl.plots.style import paper_style
+from rayfl.results.plain_csv import write_csv
+from rayfl.runs.folder import RunFolder
 
 
 def write_plot(name: str, runs: Sequence[RunFolder], destination: Path, **options: Any) -> Path:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.inspection.folder import RunFolder
 from rayfl.plots.style import TAU
+from rayfl.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

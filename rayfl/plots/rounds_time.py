@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.errors import RunError
-from rayfl.inspection.folder import RunFolder
 from rayfl.plots.series import Series, series_of
 from rayfl.plots.style import colour, legend_below, new_figure
+from rayfl.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

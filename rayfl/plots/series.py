@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from rayfl.config.differences import flattened
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
-from rayfl.inspection.differences import flattened
-from rayfl.inspection.folder import RunFolder
+from rayfl.runs.folder import RunFolder
 
 _NO_RESULT = ("name", "storage_path", "max_failures", "seed")
 _NO_RESULT_SECTIONS = ("cluster.", "clients.", "storage.", "tracking.", "evaluation.", "engine.")

@@ -10,12 +10,12 @@ import pyarrow as pa
 import torch
 
 from rayfl.errors import ConfigError, RunError
-from rayfl.inspection.committed import CommittedModels, check_client
-from rayfl.inspection.folder import RunFolder
 from rayfl.params import Tree
 from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses
 from rayfl.plots.series import need_methods
 from rayfl.plots.style import SEQUENTIAL, THETA, new_figure, subscript
+from rayfl.runs.committed import CommittedModels, check_client
+from rayfl.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rayfl.data.picture import PLAIN_TEXT
+from rayfl.data.partitions.picture import PLAIN_TEXT
 from rayfl.errors import ConfigError
-from rayfl.table_schemas import METRICS
+from rayfl.results.schemas import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

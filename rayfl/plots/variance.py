@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.errors import RunError
-from rayfl.inspection.folder import RunFolder
-from rayfl.inspection.rows import where
 from rayfl.plots.phases import mark_phases
 from rayfl.plots.series import over_seeds, series_of
 from rayfl.plots.style import colour, legend_below, marker, new_figure, whole_numbers
+from rayfl.runs.folder import RunFolder
+from rayfl.runs.rows import where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

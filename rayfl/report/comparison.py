@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rayfl.errors import RunError
-from rayfl.personalized import of_clients
 from rayfl.report.grouping import Group, check_same_data, group_runs
-from rayfl.report.loading import Run
 from rayfl.report.rows import RowKey, compared_keys, final_rows, lacking, own_key, wall_seconds
 from rayfl.report.significance import PairTest, over_clients, over_seeds
+from rayfl.results.personalized import of_clients
+from rayfl.runs.loading import Run
 
 
 @dataclass(frozen=True)

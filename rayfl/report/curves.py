@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from rayfl.report.drawing import DASHES, MARKERS, SERIES, Drawing, table_of
 from rayfl.report.grouping import Group
-from rayfl.report.loading import Run
 from rayfl.report.rows import Curve, curve, evaluated, main_keys, own_key
+from rayfl.runs.loading import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rayfl.data.files import new_file
-from rayfl.data.picture import PLAIN_TEXT
-from rayfl.plain_csv import write_csv
+from rayfl.data.files.whole import new_file
+from rayfl.data.partitions.picture import PLAIN_TEXT
+from rayfl.results.plain_csv import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ import pyarrow as pa
 from rayfl.metrics import NUM_BINS, summarize
 from rayfl.report.drawing import DASHES, FAINT, SERIES, Drawing, table_of
 from rayfl.report.grouping import Group
-from rayfl.report.loading import Run
 from rayfl.report.rows import RowKey, bins, client_rows, final_rows, own_key
+from rayfl.runs.loading import Run
 
 _WIDTH = 9.6
 

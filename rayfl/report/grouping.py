@@ -9,9 +9,9 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from rayfl.config.added import comparable
+from rayfl.config.redaction import redacted
 from rayfl.errors import RunError
-from rayfl.report.loading import Run
-from rayfl.report.redaction import redacted
+from rayfl.runs.loading import Run
 
 _FREE = {"name", "storage_path", "seed", "cluster", "clients", "storage", "tracking", "max_failures"}
 """Sections that change no result, and the seed."""

@@ -13,7 +13,7 @@ import jinja2
 import pyarrow as pa
 from markupsafe import Markup
 
-from rayfl.data.files import new_file
+from rayfl.data.files.whole import new_file
 from rayfl.errors import ConfigError
 from rayfl.report.blocks import Page, Table
 from rayfl.report.drawing import Drawing, inline_svg, save, save_table

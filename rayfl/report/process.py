@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rayfl.config.redaction import redact
 from rayfl.data.federated import SPLITS, FederatedDataset
-from rayfl.data.picture import draw_partition, label_matrix
+from rayfl.data.partitions.picture import draw_partition, label_matrix
 from rayfl.errors import RayflError
-from rayfl.experiment import Parts
+from rayfl.experiment.parts import Parts
 from rayfl.report.drawing import FAINT, SERIES, Drawing, table_of
-from rayfl.report.loading import Run
-from rayfl.report.redaction import redact
 from rayfl.report.rows import attendance, split_sizes
+from rayfl.runs.loading import Run
 
 OpenParts = Callable[[Mapping[str, Any]], Parts]
 """Makes data set and partition of a configuration; raises RayflError where it cannot or should not."""

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfl.data.federated import SPLITS
-from rayfl.personalized import of_clients
-from rayfl.report.loading import Run
-from rayfl.tracking.summary import last_evaluation
+from rayfl.results.personalized import of_clients
+from rayfl.runs.loading import Run
+from rayfl.runs.summary import last_evaluation
 
 
 class RowKey(NamedTuple):

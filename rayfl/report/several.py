@@ -15,9 +15,9 @@ from rayfl.report.comparison import METRICS, Comparison, Line, Metric
 from rayfl.report.curves import progress_of_groups
 from rayfl.report.figures import client_distribution_of_groups, reliability_of_groups
 from rayfl.report.grouping import config_table
-from rayfl.report.loading import Run
 from rayfl.report.significance import LEVEL, PairTest
 from rayfl.report.single import SEEN_TEST, commands
+from rayfl.runs.loading import Run
 
 _UNFINISHED = "† unfinished: after its last evaluation so far; never the best"
 _ON_TERMINALS = {"top1": "acc.\n%", "top1_worst5": "worst\n5 %", "ece": "ECE\n"}

@@ -10,8 +10,8 @@ import numpy as np
 from scipy.stats import wilcoxon
 
 from rayfl.report.grouping import Group
-from rayfl.report.loading import Run
 from rayfl.report.rows import RowKey, client_rows, final_rows, own_key
+from rayfl.runs.loading import Run
 
 LEVEL = 0.05
 """Adjusted p-values below it are called significant."""

@@ -11,13 +11,11 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from rayfl.personalized import of_clients
+from rayfl.config.redaction import redact, redacted
 from rayfl.report.blocks import Block, Cell, Code, Column, Facts, Mark, Page, Paragraph, Section, Table, figures, number
 from rayfl.report.curves import progress_of_models
 from rayfl.report.figures import client_distribution, reliability
-from rayfl.report.loading import Run
 from rayfl.report.process import OpenParts, cohorts, partition_picture, phases
-from rayfl.report.redaction import redact, redacted
 from rayfl.report.rows import (
     RowKey,
     attendance,
@@ -28,7 +26,9 @@ from rayfl.report.rows import (
     own_key,
     wall_seconds,
 )
-from rayfl.tracking.summary import row_label
+from rayfl.results.personalized import of_clients
+from rayfl.runs.loading import Run
+from rayfl.runs.summary import row_label
 
 CLIENTS_FILE = "figures/clients.csv"
 SEEN_TEST = "* chosen on test data, as some papers do: not a fair estimate"

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 from scipy.stats import kendalltau
 
 from rayfl.config.paper_presets import method_row
-from rayfl.personalized import PersonalizedRows, recorded_clients
-from rayfl.reference import Cell, Protocol, ReferenceTable, Status
+from rayfl.reproduction.reference import Cell, Protocol, ReferenceTable, Status
 from rayfl.reproduction.scaling import scaled_window
 from rayfl.reproduction.tables import PlannedRun, Reproduction
+from rayfl.results.personalized import PersonalizedRows, recorded_clients
 
 _SCALES = {"percent": 100.0}
 
@@ -103,7 +103,7 @@ def compare(planned: Reproduction, results: Mapping[PlannedRun, pa.Table]) -> li
 
     Args:
         planned: what was to be run.
-        results: the summaries (``rayfl.tables.ROUNDS_SCHEMA``) of the runs that are finished.
+        results: the summaries (``rayfl.results.tables.ROUNDS_SCHEMA``) of the runs that are finished.
     """
     found = []
     for table in planned.tables:

@@ -9,10 +9,10 @@ import pyarrow as pa
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from rayfl.personalized import of_clients
-from rayfl.reference import ReferenceTable
 from rayfl.reproduction.comparison import Comparison, rank_agreement
+from rayfl.reproduction.reference import ReferenceTable
 from rayfl.reproduction.tables import Reproduction
+from rayfl.results.personalized import of_clients
 
 COMPARISON_SCHEMA = pa.schema(
     [

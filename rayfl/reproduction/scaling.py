@@ -22,7 +22,7 @@ import math
 from typing import Any, Literal
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.data.partition import NaturalPartition
+from rayfl.data.partitions.base import NaturalPartition
 
 Scale = Literal["quick", "paper"]
 

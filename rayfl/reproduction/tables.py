@@ -11,7 +11,7 @@ from rayfl.config.messages import nearest
 from rayfl.config.paper_presets import method_settings, paper_preset, paper_presets
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
-from rayfl.reference import ReferenceTable, reference_tables
+from rayfl.reproduction.reference import ReferenceTable, reference_tables
 from rayfl.reproduction.scaling import Scale, scaled
 
 SEEDS = {"floco": 5, "fedme": 5}

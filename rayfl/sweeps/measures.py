@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from rayfl.personalized import PersonalizedRows, recorded_clients
-from rayfl.table_schemas import METRICS
+from rayfl.results.personalized import PersonalizedRows, recorded_clients
+from rayfl.results.schemas import METRICS
 
 Metric = Literal["loss", "top1", "top5", "ece", "mce"]
 Model = Literal["personalized", "global"]
@@ -41,7 +41,7 @@ class Measure:
         """The row of the model that is meant, None where there is none.
 
         Args:
-            rows: the summaries of one round (``rayfl.tables.ROUNDS_SCHEMA``).
+            rows: the summaries of one round (``rayfl.results.tables.ROUNDS_SCHEMA``).
             algorithm: the method; tells how its personalized model is called.
             split: of the row. For a method that sweeps (lambda), the member is the one that the judge prefers.
         """

@@ -12,9 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from rayfl.metrics import first_best
-from rayfl.personalized import of_clients
+from rayfl.results.personalized import of_clients
+from rayfl.results.schemas import METRICS
 from rayfl.sweeps.measures import Measure
-from rayfl.table_schemas import METRICS
 
 SEED = "seed"
 FINISHED = "finished"

@@ -12,9 +12,9 @@ from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import STANDARD_INPUT, load_config
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, RayflError
-from rayfl.experiment import Parts
-from rayfl.older_runs import where_begun
-from rayfl.storage import Storage
+from rayfl.experiment.parts import Parts
+from rayfl.runs.older_runs import where_begun
+from rayfl.storage.files import Storage
 from rayfl.sweeps.space import Space
 
 _SHOWN = 10

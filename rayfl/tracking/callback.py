@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.summaries import Scores
+from rayfl.results.summaries import Scores
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from rayfl.personalized import PersonalizedRows, of_clients
+from rayfl.results.personalized import PersonalizedRows, of_clients
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.live import LiveView
 

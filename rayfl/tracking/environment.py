@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from rayfl.storage import Storage
+from rayfl.storage.files import Storage
 from rayfl.tracking.callback import Callback, RunInfo
 
 FILE = "environment.json"

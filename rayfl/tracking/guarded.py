@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rayfl.summaries import Scores
+from rayfl.results.summaries import Scores
 from rayfl.tracking.callback import Callback, RunInfo
 
 _log = logging.getLogger("rayfl")

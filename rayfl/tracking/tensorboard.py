@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.data.picture import PLAIN_TEXT
-from rayfl.summaries import Scores
+from rayfl.data.partitions.picture import PLAIN_TEXT
+from rayfl.results.summaries import Scores
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.scalars import hyper_parameters, scalars
 

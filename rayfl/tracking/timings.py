@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Mapping
 
-from rayfl.storage import Storage
+from rayfl.storage.files import Storage
 from rayfl.tracking.callback import Callback, RunInfo
 
 FILE = "timings.jsonl"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.errors import RunError
-from rayfl.plain_csv import plain_cell
-from rayfl.storage import Storage, open_to_append
+from rayfl.results.plain_csv import plain_cell
+from rayfl.storage.files import Storage, open_to_append
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.scalars import scalars
 

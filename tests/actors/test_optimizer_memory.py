@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from actors.building import build_host
-from actors.probe import measure
-from actors.probe_calls import rehearsals
-from actors.probe_memory import ProcessMemory
+from actors.hosting.building import build_host
+from actors.probing.measure import measure
+from actors.probing.memory import ProcessMemory
+from actors.probing.rehearsal import rehearsals
 from algorithms.fedavg import FedAvg
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.engine.settings import TrainConfig
-from rayfl.experiment import Parts
+from rayfl.experiment.parts import Parts
 from rayfl.params import num_bytes
-from tests.cluster.experiments import small_experiment
-from tests.toys import Toy, random_clients, two_layers
+from tests.support.experiments import small_experiment
+from tests.support.toys import Toy, random_clients, two_layers
 
 OPTIMIZERS: list[tuple[dict[str, Any], int]] = [
     ({"momentum": 0.0}, 0),

@@ -13,10 +13,10 @@ from algorithms.apfl import APFL
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, inner_product, interpolate, subtract
-from rayfl.tasks import Batch
-from tests.algorithms.planted import accuracies, related_clients
-from tests.toys import (
+from tests.support.planted import accuracies, related_clients
+from tests.support.toys import (
     Quadratic,
     Toy,
     assert_close,

@@ -14,7 +14,7 @@ from algorithms.local import Local
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree
-from tests.toys import (
+from tests.support.toys import (
     CPU,
     ListDataset,
     RelabelledStreams,

@@ -14,7 +14,7 @@ from algorithms.fedavg import FedAvg
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, map_leaves
-from tests.toys import (
+from tests.support.toys import (
     Quadratic,
     Toy,
     assert_close,

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from actors.contract import check_changes, check_keepable, check_predictors, check_sendable
+from actors.hosting.contract import check_changes, check_keepable, check_predictors, check_sendable
 from algorithms.base import Algorithm, Averaging, Clients
 from algorithms.contract import check_method
 from algorithms.registry import METHODS
-from rayfl.aggregation import Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Predictor
 from rayfl.errors import ClientError, MethodError
 from rayfl.params import Tree
-from rayfl.tasks import Predictor
-from tests.toys import Toy, random_clients, softmax_regression
+from tests.support.toys import Toy, random_clients, softmax_regression
 
 
 class NotAsynchronous(Averaging):

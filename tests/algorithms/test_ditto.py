@@ -13,10 +13,10 @@ from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams
-from rayfl.tasks import Batch
-from tests.toys import (
+from tests.support.toys import (
     ListDataset,
     Quadratic,
     Toy,

@@ -13,10 +13,10 @@ from algorithms.fedavg import FedAvg
 from algorithms.local import Local
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, tensors
-from rayfl.tasks import Batch
-from tests.algorithms.partial_toys import (
+from tests.support.partial_toys import (
     COHORTS,
     TRAIN,
     held_out_accuracy,
@@ -26,7 +26,7 @@ from tests.algorithms.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.toys import CPU, Toy, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toys import CPU, Toy, assert_close, assert_equal, random_clients, two_layers
 
 HEAD = ("head.weight", "head.bias")
 BRIEF: dict[str, Any] = {"start_threshold": None, "start_passes": 2}

@@ -12,7 +12,7 @@ from algorithms.local import Local
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import copy, tensors
-from tests.toys import (
+from tests.support.toys import (
     Quadratic,
     Toy,
     assert_close,

@@ -12,16 +12,16 @@ from torch import Tensor
 from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
 from algorithms.fedper import FedPer
-from algorithms.prototypes import class_means
+from algorithms.parts.prototypes import class_means
 from rayfl.data.federated import InputSpec
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Classification
 from rayfl.errors import ConfigError
 from rayfl.models.recurrent import CharLSTM
 from rayfl.params import Tree, copy
-from rayfl.tasks import Classification
-from tests.algorithms.partial_toys import (
+from tests.support.partial_toys import (
     COHORTS,
     TRAIN,
     held_out_accuracy,
@@ -34,7 +34,7 @@ from tests.algorithms.partial_toys import (
     three_layers,
     toy_of,
 )
-from tests.toys import (
+from tests.support.toys import (
     CPU,
     ListDataset,
     RelabelledStreams,

@@ -13,7 +13,7 @@ from rayfl.engine.batches import plan_batches
 from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams
-from tests.toys import (
+from tests.support.toys import (
     ListDataset,
     Quadratic,
     Toy,

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
-from rayfl.tasks import Batch
-from tests.toys import (
+from tests.support.toys import (
     ListDataset,
     Quadratic,
     Toy,

@@ -15,7 +15,7 @@ from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
-from tests.algorithms.partial_toys import (
+from tests.support.partial_toys import (
     COHORTS,
     TRAIN,
     held_out_accuracy,
@@ -27,7 +27,7 @@ from tests.algorithms.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.toys import Toy, assert_equal, two_layers
+from tests.support.toys import Toy, assert_equal, two_layers
 
 HARD = TRAIN.model_copy(update={"momentum": 0.9, "weight_decay": 0.3})
 GROUPS = pytest.mark.parametrize("group", ["last_layer", "classifier_block"])

@@ -13,10 +13,10 @@ from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
-from rayfl.experiment import Parts
+from rayfl.experiment.parts import Parts
 from rayfl.models.private_norm import STATE
 from rayfl.params import num_bytes
-from tests.toys import (
+from tests.support.toys import (
     ListDataset,
     RelabelledStreams,
     Toy,
@@ -40,7 +40,7 @@ TRAIN = TrainConfig(
 )
 SHARED = TRAIN.model_copy(update={"private_norm": "none"})
 NORM = {"norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}
-OWN_MODEL = "model={name: 'tests.models.own_norm:normalized', head: '4'}"
+OWN_MODEL = "model={name: 'tests.support.own_norm:normalized', head: '4'}"
 
 
 def toy_of(algorithm: Any, train: TrainConfig = TRAIN, **options: Any) -> Toy:

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from algorithms.fedavg import FedAvg
 from algorithms.fedcp import BANDWIDTHS, FedCP, both_heads, context_of, gumbel, policy_shares
 from algorithms.fedper import FedPer
-from algorithms.transfer import fixed_kernel_discrepancy
+from algorithms.parts.transfer import fixed_kernel_discrepancy
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
-from rayfl.tasks import Batch
-from tests.algorithms.partial_toys import (
+from tests.support.partial_toys import (
     COHORTS,
     TRAIN,
     held_out_accuracy,
@@ -30,7 +30,7 @@ from tests.algorithms.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.toys import Toy, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients, two_layers
 
 HEAD = ("head.weight", "head.bias")
 ONE_STEP = TrainConfig(rounds=3, clients_per_round=1, local_epochs=1, batch_size=None, lr=0.1)

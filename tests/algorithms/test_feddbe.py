@@ -12,10 +12,10 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.feddbe import FedDBE
 from rayfl.engine.batches import plan_batches
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, leaves
-from rayfl.tasks import Batch
-from tests.algorithms.partial_toys import (
+from tests.support.partial_toys import (
     COHORTS,
     TRAIN,
     camps,
@@ -26,7 +26,16 @@ from tests.algorithms.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.toys import CPU, ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toys import (
+    CPU,
+    ListDataset,
+    RelabelledStreams,
+    Toy,
+    assert_close,
+    assert_equal,
+    random_clients,
+    two_layers,
+)
 
 PLAIN = {"mean_weight": 0.0, "vector_lr": 0.0}
 

@@ -11,11 +11,19 @@ from torch import Tensor
 from algorithms.feddistill import FedDistill, targets
 from algorithms.local import Local
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
-from rayfl.tasks import Batch
-from tests.algorithms.planted import one_rule, validation_loss
-from tests.toys import ListDataset, Toy, assert_close, assert_equal, random_clients, softmax_regression, two_layers
+from tests.support.planted import one_rule, validation_loss
+from tests.support.toys import (
+    ListDataset,
+    Toy,
+    assert_close,
+    assert_equal,
+    random_clients,
+    softmax_regression,
+    two_layers,
+)
 
 SIZES = (9, 12, 6, 10)
 TRAIN = TrainConfig(

@@ -11,10 +11,10 @@ import torch
 from algorithms.fedavg import FedAvg
 from algorithms.feddyn import FedDyn
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves, num_bytes, subtract, tensors
-from rayfl.tasks import Batch
-from tests.toys import (
+from tests.support.toys import (
     Quadratic,
     Toy,
     assert_close,

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from algorithms.fedavg import FedAvg
 from algorithms.fedfusion import FedFusion, fused
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch, Classification
 from rayfl.errors import ConfigError
 from rayfl.models.base import ClassificationModel
 from rayfl.params import Tree, copy, interpolate, tensors
-from rayfl.tasks import Batch, Classification
-from tests.algorithms.planted import one_rule, validation_loss
-from tests.toys import (
+from tests.support.planted import one_rule, validation_loss
+from tests.support.toys import (
     DoubleNetwork,
     Toy,
     assert_close,

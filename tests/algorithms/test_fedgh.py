@@ -14,12 +14,12 @@ from algorithms.fedgh import FedGH, head_step
 from algorithms.fedper import FedPer
 from algorithms.local import Local
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Classification
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree, copy, num_bytes
-from rayfl.tasks import Classification
-from tests.algorithms.partial_toys import held_out_accuracy, planted_clients
-from tests.toys import (
+from tests.support.partial_toys import held_out_accuracy, planted_clients
+from tests.support.toys import (
     ListDataset,
     RelabelledStreams,
     Toy,

@@ -11,12 +11,12 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.fedkd import FedKD
 from algorithms.local import Local
-from algorithms.low_rank import compressed, rank, restored
+from algorithms.parts.low_rank import compressed, rank, restored
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch, Classification
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, from_leaves, leaves, map_leaves, num_bytes, subtract
-from rayfl.tasks import Batch, Classification
-from tests.toys import (
+from tests.support.toys import (
     DoubleNetwork,
     Toy,
     TwoLayers,

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.exchange import aggregated, clustered, draw_sources
 from algorithms.fedavg import FedAvg
 from algorithms.fedme import FedMe, PairLoss
 from algorithms.local import Local
+from algorithms.parts.exchange import aggregated, clustered, draw_sources
+from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy
-from rayfl.tasks import Batch
-from tests.algorithms.fedme_toys import TRAIN, Call, Forced, calls, clients, mean, own_weights, two_architectures
-from tests.toys import Toy, assert_close, assert_equal, two_layers
+from tests.support.fedme_toys import TRAIN, Call, Forced, calls, clients, mean, own_weights, two_architectures
+from tests.support.toys import Toy, assert_close, assert_equal, two_layers
 
 __all__ = ["calls"]
 

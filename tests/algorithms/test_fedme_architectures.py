@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.exchange import clustered
 from algorithms.fedme import FedMe, PairLoss
 from algorithms.local import Local
+from algorithms.parts.exchange import clustered
 from rayfl.engine import vectorized
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import copy, num_bytes
 from rayfl.randomness import RandomStreams
-from tests.algorithms.fedme_toys import TRAIN, Call, Forced, calls, clients, own_weights, two_architectures
-from tests.toys import ListDataset, Toy, assert_close, assert_equal, two_layers
+from tests.support.fedme_toys import TRAIN, Call, Forced, calls, clients, own_weights, two_architectures
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, two_layers
 
 __all__ = ["calls"]
 

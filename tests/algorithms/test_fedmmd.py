@@ -11,12 +11,12 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedmmd import FedMMD
-from algorithms.transfer import maximum_mean_discrepancy
+from algorithms.parts.transfer import maximum_mean_discrepancy
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch, Classification
 from rayfl.params import copy
-from rayfl.tasks import Batch, Classification
-from tests.algorithms.planted import one_rule, validation_loss
-from tests.toys import Toy, assert_close, assert_equal, normalized_layers, random_clients, two_layers
+from tests.support.planted import one_rule, validation_loss
+from tests.support.toys import Toy, assert_close, assert_equal, normalized_layers, random_clients, two_layers
 
 SIZES = (20, 13, 10, 19)  # no batch of one sample, which has no batch statistics
 TRAIN = TrainConfig(

@@ -16,7 +16,7 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.terms import TRAINED, inner_product
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, interpolate, subtract
-from tests.toys import (
+from tests.support.toys import (
     Quadratic,
     Toy,
     assert_close,

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedntd import FedNTD, not_true
-from algorithms.transfer import distillation
+from algorithms.parts.transfer import distillation
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.params import copy, leaves, map_leaves
-from rayfl.tasks import Batch
-from tests.toys import ListDataset, Toy, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients, two_layers
 
 SIZES = (9, 12, 6, 10)
 TRAIN = TrainConfig(

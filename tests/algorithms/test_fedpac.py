@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.combination import combination_weights, pruned
 from algorithms.fedavg import FedAvg
 from algorithms.fedpac import LEAST_WEIGHT, FedPAC, estimate
 from algorithms.fedrep import FedRep
-from algorithms.prototypes import class_means
+from algorithms.parts.combination import combination_weights, pruned
+from algorithms.parts.prototypes import class_means
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, weighted_sum
-from rayfl.tasks import Batch
-from tests.algorithms.partial_toys import COHORTS, TRAIN, camps, initial, labelled, take, three_layers, toy_of
-from tests.toys import ListDataset, Toy, assert_close, assert_equal, softmax_regression, two_layers
+from tests.support.partial_toys import COHORTS, TRAIN, camps, initial, labelled, take, three_layers, toy_of
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, softmax_regression, two_layers
 
 HEAD = ("head.weight", "head.bias")
 ALONE = TrainConfig(rounds=4, clients_per_round=1, local_epochs=1, batch_size=None, lr=0.1)

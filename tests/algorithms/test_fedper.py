@@ -10,7 +10,7 @@ import torch
 from algorithms.fedavg import FedAvg
 from algorithms.fedper import FedPer
 from algorithms.local import Local
-from tests.algorithms.partial_toys import (
+from tests.support.partial_toys import (
     COHORTS,
     TRAIN,
     held_out_accuracy,
@@ -22,7 +22,7 @@ from tests.algorithms.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.toys import Toy, assert_equal, two_layers
+from tests.support.toys import Toy, assert_equal, two_layers
 
 
 @pytest.mark.parametrize("policy", ["samples", "uniform", "population"])

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedphp import FedPHP
-from algorithms.transfer import distillation, half_squared_distance, maximum_mean_discrepancy
+from algorithms.parts.transfer import distillation, half_squared_distance, maximum_mean_discrepancy
 from rayfl.engine.client import RoundContext
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch, Classification
 from rayfl.params import Tree, copy, interpolate
 from rayfl.randomness import RandomStreams
-from rayfl.tasks import Batch, Classification
-from tests.toys import (
+from tests.support.toys import (
     Quadratic,
     Toy,
     assert_close,

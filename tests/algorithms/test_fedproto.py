@@ -12,14 +12,14 @@ from torch import Tensor
 
 from algorithms.fedproto import FedProto, nearest_prototype
 from algorithms.local import Local
-from algorithms.prototypes import class_means
+from algorithms.parts.prototypes import class_means
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch, Classification
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, leaves
-from rayfl.tasks import Batch, Classification
-from tests.algorithms.partial_toys import COHORTS, TRAIN, initial, labelled, three_layers, toy_of, vectors
-from tests.toys import CPU, ListDataset, Toy, assert_close, assert_equal, normalized_layers, two_layers
+from tests.support.partial_toys import COHORTS, TRAIN, initial, labelled, three_layers, toy_of, vectors
+from tests.support.toys import CPU, ListDataset, Toy, assert_close, assert_equal, normalized_layers, two_layers
 
 SEVERAL = ([0, 1, 0, 1, 1, 2], [1, 1], [2, 0, 2, 2], [0, 0, 1])
 

@@ -8,10 +8,10 @@ import torch
 from algorithms.fedavg import FedAvg
 from algorithms.fedprox import FedProx
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, from_leaves, leaves, map_leaves
-from rayfl.tasks import Batch
-from tests.toys import (
+from tests.support.toys import (
     Quadratic,
     Toy,
     assert_close,

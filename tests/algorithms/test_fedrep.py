@@ -15,9 +15,9 @@ from algorithms.fedrep import FedRep
 from algorithms.local import Local
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Model
 from rayfl.params import Tree, copy
-from rayfl.tasks import Model
-from tests.algorithms.partial_toys import (
+from tests.support.partial_toys import (
     COHORTS,
     TRAIN,
     held_out_accuracy,
@@ -29,7 +29,7 @@ from tests.algorithms.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.toys import CPU, Toy, assert_equal, two_layers
+from tests.support.toys import CPU, Toy, assert_equal, two_layers
 
 HARD = TRAIN.model_copy(update={"momentum": 0.9, "weight_decay": 0.3})
 

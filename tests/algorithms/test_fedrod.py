@@ -11,14 +11,14 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedrod import FedRoD
-from algorithms.heads import head_logits
+from algorithms.parts.heads import head_logits
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
-from rayfl.tasks import Batch
-from tests.algorithms.partial_toys import (
+from tests.support.partial_toys import (
     COHORTS,
     TRAIN,
     held_out_accuracy,
@@ -31,7 +31,7 @@ from tests.algorithms.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.toys import CPU, Toy, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toys import CPU, Toy, assert_close, assert_equal, random_clients, two_layers
 
 HEAD = ("head.weight", "head.bias")
 

@@ -13,18 +13,18 @@ from typer.testing import CliRunner
 
 import rayfl
 from algorithms.registry import Experiment
-from rayfl.cli import app
+from rayfl.cli.entry import app
 from rayfl.config.loading import load_config
+from rayfl.engine.tasks import Classification
 from rayfl.errors import ConfigError
-from rayfl.experiment import Parts
+from rayfl.experiment.parts import Parts
 from rayfl.models.base import Network
 from rayfl.params import num_bytes
-from rayfl.tasks import Classification
-from tests.algorithms.cases import CASES, SIZES, Case, toy_of
-from tests.cluster.experiments import assert_same, outcome, small_experiment
-from tests.cluster.test_resume import Interrupt
-from tests.models.own_models import Frozen
-from tests.toys import ListDataset, TwoLayers, assert_equal, random_clients
+from tests.cluster.rounds.test_resume import Interrupt
+from tests.support.cases import CASES, SIZES, Case, toy_of
+from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.own_models import Frozen
+from tests.support.toys import ListDataset, TwoLayers, assert_equal, random_clients
 
 torch.set_num_threads(1)
 
@@ -71,7 +71,7 @@ def task_of(model: type[TwoLayers]) -> Classification:
     return Classification(Network(model))
 
 
-FROZEN = {"name": "tests.models.own_models:Frozen"}
+FROZEN = {"name": "tests.support.own_models:Frozen"}
 SAMPLE = ["fedavg", "superfed-mm", "superfed-lm", "floco", "ditto", "fedper", "fedbabu", "scaffold", "l2gd"]
 
 
@@ -115,7 +115,7 @@ def test_runs_continue_replay_and_export(method: str, tmp_path: Path) -> None:
 
 def test_clients_with_different_architectures(tmp_path: Path) -> None:
     """FedMe: two candidates of each of which another part is fixed."""
-    models = {"candidates": [FROZEN, {"name": "tests.models.own_models:probed"}]}
+    models = {"candidates": [FROZEN, {"name": "tests.support.own_models:probed"}]}
     whole, pieces = (
         {**small_experiment(tmp_path, name, "fedme", backend="inline"), "model": models} for name in ("whole", "pieces")
     )

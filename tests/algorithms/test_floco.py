@@ -12,13 +12,21 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.floco import Floco, barycenter, model_at
-from algorithms.simplex import principal_coordinates
-from algorithms.simplex_sampling import sample_simplex
+from algorithms.parts.simplex import principal_coordinates
+from algorithms.parts.simplex_sampling import sample_simplex
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, map_leaves, num_bytes
-from rayfl.tasks import Batch
-from tests.toys import ListDataset, Toy, assert_close, assert_equal, random_clients, softmax_regression, two_layers
+from tests.support.toys import (
+    ListDataset,
+    Toy,
+    assert_close,
+    assert_equal,
+    random_clients,
+    softmax_regression,
+    two_layers,
+)
 
 torch.set_num_threads(1)
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from algorithms.ditto import Ditto
 from algorithms.floco import Floco, barycenter, model_at
 from algorithms.floco_plus import FlocoPlus
-from algorithms.simplex_sampling import sample_simplex
+from algorithms.parts.simplex_sampling import sample_simplex
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, map_leaves
-from rayfl.tasks import Batch
-from tests.toys import (
+from tests.support.toys import (
     ListDataset,
     Toy,
     assert_close,

@@ -13,10 +13,10 @@ from algorithms.fedavg import FedAvg
 from algorithms.fml import FML, mutual_loss
 from algorithms.local import Local
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, from_leaves, leaves
-from rayfl.tasks import Batch
-from tests.algorithms.planted import one_rule, validation_loss
-from tests.toys import Toy, assert_close, assert_equal, normalized_layers, random_clients, two_layers
+from tests.support.planted import one_rule, validation_loss
+from tests.support.toys import Toy, assert_close, assert_equal, normalized_layers, random_clients, two_layers
 
 SIZES = (9, 12, 6, 10)
 TRAIN = TrainConfig(

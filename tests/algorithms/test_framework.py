@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actors.host import ClientHost
-from actors.job import Job, JobResult
+from actors.hosting.host import ClientHost
+from actors.hosting.job import Job, JobResult
 from algorithms.base import Averaging
-from rayfl.aggregation import Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.data.federated import Examples, FederatedDataset
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Classification
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree, copy, leaves, num_bytes, tensors
-from rayfl.tasks import Classification
-from tests.algorithms.cases import ALGORITHMS, CASES, SIZES, TRAIN, Case, toy_of
-from tests.toys import (
+from tests.support.cases import ALGORITHMS, CASES, SIZES, TRAIN, Case, toy_of
+from tests.support.toys import (
     ListDataset,
     RelabelledStreams,
     Toy,

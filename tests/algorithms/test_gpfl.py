@@ -14,10 +14,10 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedper import FedPer
 from algorithms.gpfl import GPFL, SHARED, cosines, valve
 from rayfl.engine.batches import plan_batches
+from rayfl.engine.tasks import Batch, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, leaves, map_leaves
-from rayfl.tasks import Batch, Task
-from tests.algorithms.partial_toys import (
+from tests.support.partial_toys import (
     COHORTS,
     TRAIN,
     held_out_accuracy,
@@ -29,7 +29,7 @@ from tests.algorithms.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.toys import CPU, Toy, assert_close, assert_equal, two_layers
+from tests.support.toys import CPU, Toy, assert_close, assert_equal, two_layers
 
 HEAD = ("head.weight", "head.bias")
 

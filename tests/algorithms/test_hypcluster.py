@@ -14,9 +14,9 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.hypcluster import HypCluster
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, map_leaves
-from rayfl.tasks import Batch
-from tests.toys import (
+from tests.support.toys import (
     ListDataset,
     Quadratic,
     Toy,

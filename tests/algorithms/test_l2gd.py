@@ -12,11 +12,11 @@ import torch
 from algorithms.l2gd import L2GD
 from algorithms.local import Local
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, interpolate, map_leaves, num_bytes, subtract
-from rayfl.tasks import Batch
-from tests.algorithms.planted import accuracies, related_clients
-from tests.toys import (
+from tests.support.planted import accuracies, related_clients
+from tests.support.toys import (
     Quadratic,
     Toy,
     assert_close,

@@ -12,7 +12,7 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedper import FedPer
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
-from tests.algorithms.partial_toys import (
+from tests.support.partial_toys import (
     COHORTS,
     TRAIN,
     held_out_accuracy,
@@ -24,7 +24,7 @@ from tests.algorithms.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.toys import Toy, assert_close, assert_equal, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, two_layers
 
 
 @pytest.mark.parametrize("policy", ["samples", "uniform", "population"])

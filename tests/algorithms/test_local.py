@@ -14,7 +14,7 @@ from rayfl.engine.batches import plan_batches
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
-from tests.toys import (
+from tests.support.toys import (
     CPU,
     ListDataset,
     Quadratic,

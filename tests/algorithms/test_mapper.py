@@ -13,11 +13,11 @@ from algorithms.fedavg import FedAvg
 from algorithms.local import Local
 from algorithms.mapper import Mapper
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, interpolate, map_leaves
 from rayfl.randomness import RandomStreams
-from rayfl.tasks import Batch
-from tests.algorithms.planted import accuracies, related_clients
-from tests.toys import (
+from tests.support.planted import accuracies, related_clients
+from tests.support.toys import (
     ListDataset,
     Toy,
     assert_close,

@@ -14,10 +14,10 @@ from torch.func import grad
 from algorithms.fedavg import FedAvg
 from algorithms.moon import MOON, contrastive
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy
-from rayfl.tasks import Batch
-from tests.algorithms.partial_toys import COHORTS, TRAIN, initial, three_layers, toy_of, vectors
-from tests.toys import Toy, assert_close, assert_equal, normalized_layers, random_clients, two_layers
+from tests.support.partial_toys import COHORTS, TRAIN, initial, three_layers, toy_of, vectors
+from tests.support.toys import Toy, assert_close, assert_equal, normalized_layers, random_clients, two_layers
 
 
 @pytest.mark.parametrize("make", [two_layers, three_layers])

@@ -22,9 +22,9 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError, ConfigError
 from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams
-from tests.algorithms.cases import ALGORITHMS, TRAIN, Case, toy_of
-from tests.engine.gradients import optimizer_of
-from tests.toys import Toy, TwoLayers, assert_close, assert_equal, random_clients, two_layers
+from tests.support.cases import ALGORITHMS, TRAIN, Case, toy_of
+from tests.support.gradients import optimizer_of
+from tests.support.toys import Toy, TwoLayers, assert_close, assert_equal, random_clients, two_layers
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "momentum": 0.0, "lr": 0.02, "betas": (0.8, 0.95)}
 WITH_ADAM = TRAIN.model_copy(update=ADAM)

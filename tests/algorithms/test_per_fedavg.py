@@ -11,10 +11,10 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.per_fedavg import PerFedAvg
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch, Classification
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves
-from rayfl.tasks import Batch, Classification
-from tests.toys import (
+from tests.support.toys import (
     DoubleNetwork,
     ListDataset,
     Quadratic,

@@ -12,11 +12,11 @@ from algorithms.local import Local
 from algorithms.pfedme import PFedMe
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, interpolate
-from rayfl.tasks import Batch
-from tests.algorithms.planted import accuracies, related_clients
-from tests.toys import (
+from tests.support.planted import accuracies, related_clients
+from tests.support.toys import (
     CPU,
     Quadratic,
     Toy,

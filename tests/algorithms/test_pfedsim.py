@@ -15,7 +15,7 @@ from algorithms.local import Local
 from algorithms.pfedsim import PFedSim, head_similarity, mixing_weights
 from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree, copy, map_leaves
-from tests.toys import (
+from tests.support.toys import (
     ListDataset,
     RelabelledStreams,
     Toy,

@@ -11,13 +11,13 @@ import torch
 
 from rayfl.data.federated import InputSpec
 from rayfl.engine import looped
+from rayfl.engine.tasks import Classification
 from rayfl.models.zoo import Architecture, CharLSTM, TwoCNN, TwoNN
 from rayfl.params import Tree, from_numpy
-from rayfl.tasks import Classification
-from tests.algorithms.cases import ALGORITHMS, SIZES, toy_of
-from tests.engine import plain
-from tests.engine.problems import examples
-from tests.toys import DoubleNetwork, ListDataset, assert_close
+from tests.support import plain
+from tests.support.cases import ALGORITHMS, SIZES, toy_of
+from tests.support.problems import examples
+from tests.support.toys import DoubleNetwork, ListDataset, assert_close
 
 
 @dataclass(frozen=True)

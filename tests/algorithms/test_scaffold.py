@@ -10,10 +10,10 @@ import torch
 from algorithms.fedavg import FedAvg
 from algorithms.scaffold import Scaffold, sum_of_step_weights
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, interpolate, map_leaves
-from rayfl.tasks import Batch
-from tests.toys import (
+from tests.support.toys import (
     Quadratic,
     Toy,
     assert_close,

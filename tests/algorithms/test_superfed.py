@@ -16,13 +16,13 @@ from rayfl.data.federated import InputSpec
 from rayfl.engine.engine import Engine
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Classification
 from rayfl.engine.trampoline import run_procedures
 from rayfl.models.zoo import CharLSTM
 from rayfl.params import Tree, copy, squared_distance
 from rayfl.randomness import RandomStreams
-from rayfl.tasks import Classification
-from tests.algorithms.superfed_toys import FREE, MODES, SIZES, TRAIN, client_of, normed, toy
-from tests.toys import (
+from tests.support.superfed_toys import FREE, MODES, SIZES, TRAIN, client_of, normed, toy
+from tests.support.toys import (
     ListDataset,
     Quadratic,
     Toy,

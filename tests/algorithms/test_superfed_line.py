@@ -11,11 +11,11 @@ import torch
 from algorithms.fedavg import FedAvg
 from algorithms.superfed import GRID, SuPerFed
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Predictor
 from rayfl.engine.trampoline import run_procedures
 from rayfl.params import copy
-from rayfl.tasks import Predictor
-from tests.algorithms.superfed_toys import MODES, client_of, normed, some_batch, toy
-from tests.toys import ListDataset, Toy, assert_equal, softmax_regression, two_layers
+from tests.support.superfed_toys import MODES, client_of, normed, some_batch, toy
+from tests.support.toys import ListDataset, Toy, assert_equal, softmax_regression, two_layers
 
 
 def rows_of(run: Toy, id: int, round: int) -> dict[str, Predictor]:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from algorithms.superfed import SuPerFed
 from rayfl.data.federated import InputSpec
+from rayfl.engine.tasks import Batch, Classification
 from rayfl.engine.terms import Scope
 from rayfl.models.zoo import CharLSTM
 from rayfl.params import Tree, copy, squared_cosine
-from rayfl.tasks import Batch, Classification
-from tests.algorithms.superfed_toys import FREE, MODES, models, normed, some_batch
-from tests.toys import Quadratic, distance, two_layers
+from tests.support.superfed_toys import FREE, MODES, models, normed, some_batch
+from tests.support.toys import Quadratic, distance, two_layers
 
 
 def gradients(algorithm: SuPerFed, federated: Tree, local: Tree, received: Tree, coefficient: Any) -> tuple[Tree, Tree]:

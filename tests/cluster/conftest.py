@@ -9,8 +9,8 @@ import pytest
 import ray
 
 import rayfl
-from cluster.session import start_local
-from tests.cluster.experiments import small_experiment
+from cluster.rounds.session import start_local
+from tests.support.experiments import small_experiment
 
 
 @pytest.fixture(scope="session")

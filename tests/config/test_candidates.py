@@ -9,7 +9,7 @@ import pytest
 from algorithms.registry import METHODS, Experiment
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.errors import ConfigError, ModelError
-from rayfl.experiment import Parts
+from rayfl.experiment.parts import Parts
 from rayfl.models.zoo import Candidates, TwoNN
 
 PAIR = [{"name": "two_nn", "hidden": [5]}, {"name": "two_nn", "hidden": [7, 6]}]

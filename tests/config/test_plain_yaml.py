@@ -14,13 +14,13 @@ from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.config.plain_yaml import AliasError, read_yaml
 from rayfl.errors import ConfigError, DamageError, DataError, RunError
-from rayfl.inspection.folder import open_run
-from rayfl.report.loading import load_run
-from rayfl.storage import Storage
+from rayfl.runs.folder import open_run
+from rayfl.runs.loading import load_run
+from rayfl.runs.verification import verify
+from rayfl.storage.files import Storage
 from rayfl.sweeps.space import parse_space
 from rayfl.system.traces import read_devices
-from rayfl.verification import verify
-from tests.cluster.experiments import small_experiment
+from tests.support.experiments import small_experiment
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30)

@@ -13,9 +13,9 @@ from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.config.removed import REMOVED
 from rayfl.errors import ConfigError, RunError
-from rayfl.inspection.folder import open_run
-from tests.cluster.experiments import small_experiment
-from tests.cluster.test_resume import Interrupt
+from rayfl.runs.folder import open_run
+from tests.cluster.rounds.test_resume import Interrupt
+from tests.support.experiments import small_experiment
 
 OTHER = {"engine.kernel": "fast", "engine.lend_cores": True}
 """Values that did something."""

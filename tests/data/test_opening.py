@@ -12,7 +12,7 @@ from algorithms.registry import Experiment
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.data.federated import FederatedDataset
 from rayfl.errors import ConfigError, DataError, RayflError
-from rayfl.experiment import Parts
+from rayfl.experiment.parts import Parts
 
 BASE = {"model": "two_nn", "algorithm": "fedavg", "partition": {"name": "iid", "num_clients": 4}}
 
@@ -22,7 +22,7 @@ def opened(dataset: Any, **sections: Any) -> FederatedDataset:
 
 
 def own(name: str) -> str:
-    return f"tests.data.own_data:{name}"
+    return f"tests.support.own_data:{name}"
 
 
 def test_a_function_of_the_streams_or_of_the_seed() -> None:

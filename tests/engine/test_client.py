@@ -13,13 +13,13 @@ from rayfl.data.federated import InputSpec
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.engine.trampoline import run_procedures
 from rayfl.models.base import Network
 from rayfl.params import Tree, squared_distance
 from rayfl.randomness import RandomStreams
-from rayfl.tasks import Batch, Classification, Task
-from tests.engine.problems import CPU, Dropping, cross_entropy, examples
-from tests.toys import Quadratic, TwoLayers, assert_close, assert_equal, quadratic_clients
+from tests.support.problems import CPU, Dropping, cross_entropy, examples
+from tests.support.toys import Quadratic, TwoLayers, assert_close, assert_equal, quadratic_clients
 
 SPEC = InputSpec("image", (6,), 4)
 TASK = Classification(Network(lambda: TwoLayers(6, 7, 4)))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from rayfl.engine.flat import Layout
 from rayfl.params import leaves, tensors
-from tests.engine.problems import CPU
-from tests.toys import assert_equal
-from tests.trees import tensors_of, trees
+from tests.support.problems import CPU
+from tests.support.toys import assert_equal
+from tests.support.trees import tensors_of, trees
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

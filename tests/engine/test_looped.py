@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from rayfl.data.federated import Examples, InputSpec
 from rayfl.engine import looped
 from rayfl.engine.requests import GradientRequest, TrainRequest
+from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.models.base import Network
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, TwoCNN, TwoNN
 from rayfl.params import Tree, copy, inner_product, squared_distance
-from rayfl.tasks import Batch, Classification, Task
-from tests.engine.problems import CPU, Dropping, Normalized, Partly, cross_entropy, examples, request
-from tests.toys import DoubleNetwork, TwoLayers, assert_close, assert_equal
+from tests.support.problems import CPU, Dropping, Normalized, Partly, cross_entropy, examples, request
+from tests.support.toys import DoubleNetwork, TwoLayers, assert_close, assert_equal
 
 torch.set_num_threads(1)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from rayfl.engine.optimizers import Kept, OptimizerName, ParameterGroup, Rule, clipped
 from rayfl.errors import MethodError
 from rayfl.params import copy
-from tests.engine.gradients import PLAIN, PULLED, ByTorch, function, given, keeping, trained, tree_of, updates
-from tests.toys import assert_close, assert_equal
+from tests.support.gradients import PLAIN, PULLED, ByTorch, function, given, keeping, trained, tree_of, updates
+from tests.support.toys import assert_close, assert_equal
 
 torch.set_num_threads(1)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import cluster.run
 import rayfl
-from actors.building import build_host
+from actors.hosting.building import build_host
 from algorithms.fedavg import FedAvg
 from algorithms.registry import Experiment
 from cluster.replay import replay
@@ -25,17 +25,17 @@ from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.optimizers import Kept
 from rayfl.engine.precision import arithmetic, set_arithmetic, why_not
+from rayfl.engine.tasks import Batch, Classification, Predictor, Task
 from rayfl.errors import ModelError
-from rayfl.experiment import Parts
-from rayfl.inspection.folder import open_run
+from rayfl.experiment.parts import Parts
 from rayfl.models.recurrent import CharLSTM
 from rayfl.models.zoo import Architecture, TwoNN
 from rayfl.params import leaves
-from rayfl.tasks import Batch, Classification, Predictor, Task
-from tests.cluster.experiments import outcome, small_experiment
-from tests.engine.problems import CPU, cross_entropy, examples, request, slots_of
+from rayfl.runs.folder import open_run
 from tests.models.test_zoo import SMALL
-from tests.toys import assert_close
+from tests.support.experiments import outcome, small_experiment
+from tests.support.problems import CPU, cross_entropy, examples, request, slots_of
+from tests.support.toys import assert_close
 
 MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
 IMAGE = InputSpec("image", (1, 6, 6), 4)

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from algorithms.fedavg import FedAvg
-from rayfl.aggregation import Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.config.schema import ClientsConfig
 from rayfl.engine import vectorized
 from rayfl.engine.client import Client
 from rayfl.engine.requests import TrainRequest
+from rayfl.engine.tasks import Batch, Task
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Task
-from tests.engine.problems import engine_of, updates, with_label
-from tests.toys import assert_equal, ragged_toy
+from tests.support.problems import engine_of, updates, with_label
+from tests.support.toys import assert_equal, ragged_toy
 
 MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
 

@@ -18,6 +18,7 @@ from rayfl.engine import looped
 from rayfl.engine.numbers import Factor
 from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
 from rayfl.engine.step import _OnTerms
+from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.engine.terms import (
     TRAINED,
     Sum,
@@ -35,10 +36,9 @@ from rayfl.engine.terms import (
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN
 from rayfl.params import Tree
-from rayfl.tasks import Batch, Classification, Task
-from tests.engine import plain
-from tests.engine.problems import CPU, Normalized, examples, request
-from tests.toys import DoubleNetwork, TwoLayers, assert_close
+from tests.support import plain
+from tests.support.problems import CPU, Normalized, examples, request
+from tests.support.toys import DoubleNetwork, TwoLayers, assert_close
 
 SPEC = InputSpec("image", (6,), 4)
 NETWORKS: dict[str, Network] = {

@@ -17,11 +17,11 @@ from rayfl.engine import looped, vectorized
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.requests import GradientRequest, TrainRequest
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN
 from rayfl.params import Tree, copy, interpolate, squared_distance
-from rayfl.tasks import Batch, Classification, Task
-from tests.engine.problems import (
+from tests.support.problems import (
     CPU,
     Dropping,
     Normalized,
@@ -32,7 +32,7 @@ from tests.engine.problems import (
     examples,
     request,
 )
-from tests.toys import DoubleNetwork, Toy, TwoLayers, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toys import DoubleNetwork, Toy, TwoLayers, assert_close, assert_equal, random_clients, two_layers
 
 torch.set_num_threads(1)
 

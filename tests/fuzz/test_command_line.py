@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfl.cli import main
-from tests.fuzz.inputs import QUICK, THOROUGH, TYPED
+from rayfl.cli.entry import main
+from tests.support.fuzz_inputs import QUICK, THOROUGH, TYPED
 
 WORDS = st.sampled_from(
     ["show", "quickstart", "floco", "list", "models", "verify", "data", "stats", "--debug", "-h", "x"]

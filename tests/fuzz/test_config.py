@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.errors import ConfigError
-from tests.fuzz.inputs import PATHS, QUICK, THOROUGH, TYPED, VALUES, damaged, tried
+from tests.support.fuzz_inputs import PATHS, QUICK, THOROUGH, TYPED, VALUES, damaged, tried
 
 
 def checked_override(path: str, value: Any) -> None:

@@ -16,15 +16,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfl import treefile
-from rayfl.commits import CommitStore
-from rayfl.data.assignment import ASSIGNMENT_SCHEMA, FilePartition
+from rayfl.data.partitions.assignment import ASSIGNMENT_SCHEMA, FilePartition
 from rayfl.errors import DamageError, DataError, RunError
-from rayfl.lease import FILE, read_lease
-from rayfl.manifest import Manifest
-from rayfl.storage import Storage
-from rayfl.verification import verify
-from tests.fuzz.inputs import QUICK, THOROUGH, VALUES, damaged, tried
+from rayfl.runs.verification import verify
+from rayfl.storage import treefile
+from rayfl.storage.commits import CommitStore
+from rayfl.storage.files import Storage
+from rayfl.storage.lease import FILE, read_lease
+from rayfl.storage.manifest import Manifest
+from tests.support.fuzz_inputs import QUICK, THOROUGH, VALUES, damaged, tried
 
 
 def written(table: pa.Table) -> bytes:

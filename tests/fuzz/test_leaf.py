@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayfl.data.leaf import import_leaf
+from rayfl.data.sources.leaf import import_leaf
 from rayfl.errors import DataError
-from tests.fuzz.inputs import QUICK, THOROUGH, damaged, tried
+from tests.support.fuzz_inputs import QUICK, THOROUGH, damaged, tried
 
 USER = {"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[0.5] * 784] * 2, "y": [1, 61]}}}
 LEAF_VALUES = st.recursive(

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from rayfl.data.federated import InputSpec
 from rayfl.engine import looped, vectorized
+from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.engine.terms import loss
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.convolutional import TFCNN
 from rayfl.models.zoo import Architecture, LeafCNN, TwoCNN
-from rayfl.tasks import Batch, Classification, Task
-from tests.engine.problems import CPU, examples, request
-from tests.toys import assert_close
+from tests.support.problems import CPU, examples, request
+from tests.support.toys import assert_close
 
 COLOURED = InputSpec("image", (3, 16, 16), 5)
 ARCHITECTURES: dict[str, Architecture] = {"two_cnn": TwoCNN(), "leaf_cnn": LeafCNN(), "tf_cnn": TFCNN()}

@@ -11,7 +11,7 @@ from rayfl.config.loading import load_config, to_yaml
 from rayfl.data.federated import InputSpec
 from rayfl.errors import ConfigError, ModelError
 from rayfl.models.zoo import Candidates, CustomModel, ModelConfig, TwoNN
-from tests.models import own_models
+from tests.support import own_models
 
 torch.set_num_threads(1)
 
@@ -20,7 +20,7 @@ X = torch.rand(3, 1, 6, 2, generator=torch.Generator().manual_seed(0))
 
 
 def own(name: str, head: str | None = None) -> CustomModel:
-    return CustomModel(factory=f"tests.models.own_models:{name}", head=head)
+    return CustomModel(factory=f"tests.support.own_models:{name}", head=head)
 
 
 def test_an_ordinary_module_is_split_at_its_head() -> None:
@@ -101,7 +101,7 @@ def test_the_name_may_be_the_function() -> None:
 
 
 def test_it_can_be_named_on_the_command_line() -> None:
-    overrides = ["model=tests.models.own_models:plain", "model.head='3'"]
+    overrides = ["model=tests.support.own_models:plain", "model.head='3'"]
     config = load_config(Experiment, "quickstart", overrides)
     assert config.model == own("plain", "3")
-    assert "factory: tests.models.own_models:plain" in to_yaml(config)
+    assert "factory: tests.support.own_models:plain" in to_yaml(config)

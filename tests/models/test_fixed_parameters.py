@@ -13,16 +13,16 @@ from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.data.federated import InputSpec
 from rayfl.engine import looped, vectorized
+from rayfl.engine.tasks import Classification
 from rayfl.engine.terms import loss
 from rayfl.errors import ModelError
-from rayfl.experiment import Parts
+from rayfl.experiment.parts import Parts
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.perceptron import MultilayerPerceptron
 from rayfl.models.zoo import CustomModel
-from rayfl.tasks import Classification
-from tests.engine.problems import CPU, examples, request
-from tests.models.own_models import Frozen
-from tests.toys import assert_close, assert_equal
+from tests.support.own_models import Frozen
+from tests.support.problems import CPU, examples, request
+from tests.support.toys import assert_close, assert_equal
 
 SPEC = InputSpec("image", (1, 4, 4), 5)
 FIXED = ("project.weight", "project.bias")
@@ -72,7 +72,7 @@ def test_they_are_those_of_the_seed_in_every_process() -> None:
 
 def test_an_experiment_has_those_of_its_initial_model() -> None:
     def parts(seed: int) -> Parts:
-        overrides = ["model=tests.models.own_models:Frozen", f"seed={seed}"]
+        overrides = ["model=tests.support.own_models:Frozen", f"seed={seed}"]
         return Parts(load_config(Experiment, "quickstart", overrides))
 
     one, again, other = (parts(seed).task.network.fixed_parameters for seed in (0, 0, 1))
@@ -196,7 +196,7 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
     with pytest.raises(ModelError, match=r"model Frozen: no parameter requires a gradient, .* requires_grad"):
         network_of(("project", "inner", "head"))
     with pytest.raises(ModelError, match="no parameter requires a gradient"):
-        CustomModel(factory="tests.models.own_models:untrainable").network(SPEC)
+        CustomModel(factory="tests.support.own_models:untrainable").network(SPEC)
 
 
 def test_a_model_of_an_older_version_is_told_from_other_misfits() -> None:

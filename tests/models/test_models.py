@@ -15,7 +15,7 @@ from rayfl.engine.flat import Layout
 from rayfl.errors import ModelError
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, ModelConfig, TwoCNN, TwoNN
-from tests.elsewhere import PRETENDED, elsewhere
+from tests.support.elsewhere import PRETENDED, elsewhere
 
 torch.set_num_threads(1)
 

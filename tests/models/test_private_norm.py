@@ -11,23 +11,23 @@ import torch
 from torch import Tensor, nn
 
 import rayfl
-from actors.host import ClientHost
+from actors.hosting.host import ClientHost
 from algorithms.base import Averaging
 from algorithms.fedavg import FedAvg
 from algorithms.registry import Experiment
-from rayfl.aggregation import Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.config.loading import load_config
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Classification
 from rayfl.errors import ClientError, ConfigError, MethodError
-from rayfl.experiment import Parts
+from rayfl.experiment.parts import Parts
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.normalization import normalize_by
 from rayfl.models.private_norm import STATE, PrivateNorm, private_names
 from rayfl.params import Tree, copy, leaves, num_bytes
 from rayfl.randomness import RandomStreams
-from rayfl.tasks import Classification
-from tests.algorithms.cases import ALGORITHMS, TRAIN, Case, toy_of
-from tests.toys import DoubleNetwork, Toy, assert_close, assert_equal, normalized_layers, random_clients
+from tests.support.cases import ALGORITHMS, TRAIN, Case, toy_of
+from tests.support.toys import DoubleNetwork, Toy, assert_close, assert_equal, normalized_layers, random_clients
 
 STATISTICS = {"norm.running_mean", "norm.running_var"}
 EVERYTHING = STATISTICS | {"norm.weight", "norm.bias"}
@@ -246,7 +246,7 @@ def parts(**changes: Any) -> Parts:
     content = {
         "dataset": "digits",
         "partition": {"name": "iid", "num_clients": 4},
-        "model": {"name": "tests.models.own_norm:normalized", "head": "4"},
+        "model": {"name": "tests.support.own_norm:normalized", "head": "4"},
         "algorithm": "fedavg",
         "train": {"rounds": 2, "clients_per_round": 2, "private_norm": "statistics"},
         **changes,
@@ -289,9 +289,9 @@ def test_a_run_is_continued_from_its_commit(method: str, tmp_path: Path) -> None
     algorithm: dict[str, Any] = {"name": method, **({"simplex_dimension": 1} if method == "floco" else {})}
     content = {
         "storage_path": str(tmp_path),
-        "dataset": "tests.data.own_data:from_seed",
+        "dataset": "tests.support.own_data:from_seed",
         "partition": {"name": "iid", "num_clients": 2},
-        "model": {"name": "tests.models.own_norm:normalized", "head": "4"},
+        "model": {"name": "tests.support.own_norm:normalized", "head": "4"},
         "algorithm": algorithm,
         "cluster": {"backend": "inline"},
         "tracking": {"tensorboard": False},

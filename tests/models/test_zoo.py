@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rayfl.data.federated import InputSpec
 from rayfl.engine import looped
 from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.tasks import Classification
 from rayfl.errors import ModelError
 from rayfl.models.residual import ResidualBlock
 from rayfl.models.zoo import (
@@ -33,9 +34,8 @@ from rayfl.models.zoo import (
     SuPerFedTwoCNN,
     TwoNN,
 )
-from rayfl.tasks import Classification
-from tests.engine.problems import CPU, examples, request
-from tests.toys import assert_close
+from tests.support.problems import CPU, examples, request
+from tests.support.toys import assert_close
 
 torch.set_num_threads(1)
 

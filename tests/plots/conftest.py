@@ -10,8 +10,8 @@ import pytest
 
 import rayfl
 from algorithms.registry import Experiment
-from rayfl.inspection.folder import RunFolder, open_run
-from tests.cluster.experiments import small_experiment
+from rayfl.runs.folder import RunFolder, open_run
+from tests.support.experiments import small_experiment
 
 Runs = Callable[..., RunFolder]
 

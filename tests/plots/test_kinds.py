@@ -12,13 +12,13 @@ import pyarrow.csv
 import pytest
 from typer.testing import CliRunner
 
-from rayfl.analysis import accuracy_curve
-from rayfl.cli import app
+from rayfl.cli.entry import app
 from rayfl.errors import ConfigError, RayflError, RunError
-from rayfl.inspection.folder import RunFolder
-from rayfl.inspection.rows import last_round, model_rows, personalized_rows, where
 from rayfl.plots.kinds import KINDS
 from rayfl.plots.output import write_plot
+from rayfl.runs.curves import accuracy_curve
+from rayfl.runs.folder import RunFolder
+from rayfl.runs.rows import last_round, model_rows, personalized_rows, where
 from tests.plots.conftest import Runs
 
 

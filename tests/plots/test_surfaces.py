@@ -11,16 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayfl.engine.tasks import Classification
 from rayfl.errors import ConfigError
-from rayfl.inspection.committed import CommittedModels, single_model
-from rayfl.inspection.rows import last_round, model_rows, where
 from rayfl.models.base import Network
 from rayfl.plots.landscape import WEIGHT_DECAY
 from rayfl.plots.output import write_plot
 from rayfl.plots.planes import plane_around, plane_through, vector_of
-from rayfl.tasks import Classification
+from rayfl.runs.committed import CommittedModels, single_model
+from rayfl.runs.rows import last_round, model_rows, where
 from tests.plots.conftest import Runs
-from tests.toys import NormalizedLayers, TwoLayers
+from tests.support.toys import NormalizedLayers, TwoLayers
 
 TASK = Classification(Network(TwoLayers))
 NAMES = TASK.network.parameter_names

@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 
 import rayfl
 from algorithms.registry import METHODS
-from rayfl.cli import app
-from rayfl.data.picture import PLAIN_TEXT
+from rayfl.cli.entry import app
+from rayfl.data.partitions.picture import PLAIN_TEXT
 from rayfl.plots.style import paper_style
 from rayfl.report.curves import progress_of_models
 from rayfl.report.drawing import styled
-from rayfl.report.loading import load_run
+from rayfl.runs.loading import load_run
 from rayfl.tracking.tensorboard import _sweep_figure
-from tests.cluster.experiments import small_experiment
+from tests.support.experiments import small_experiment
 
 BROKEN = r"$\frac{$"
 NAMES = [BROKEN, r"$x^2$", "$", "a_b", r"\$"]
@@ -122,5 +122,9 @@ def parsed(figure: Figure) -> list[str]:
 
 def test_our_own_symbols_need_no_formulas() -> None:
     place = Path(__file__).parents[2] / "rayfl"
-    for path in (*(place / "plots").glob("*.py"), *(place / "report").glob("*.py"), place / "data" / "picture.py"):
+    for path in (
+        *(place / "plots").glob("*.py"),
+        *(place / "report").glob("*.py"),
+        place / "data" / "partitions" / "picture.py",
+    ):
         assert '"$' not in path.read_text(encoding="utf-8"), path

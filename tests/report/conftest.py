@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rayfl
-from tests.cluster.experiments import small_experiment
+from tests.support.experiments import small_experiment
 
 SEEDS = (0, 1)
 METHODS = ("fedavg", "superfed-mm")

@@ -15,9 +15,9 @@ from algorithms.registry import METHODS
 from rayfl.errors import RunError
 from rayfl.report.comparison import compare
 from rayfl.report.grouping import config_table, group_runs
-from rayfl.report.loading import Run, load_run, load_runs
 from rayfl.report.rows import RowKey, final_rows, own_key
 from rayfl.report.several import comparison_table
+from rayfl.runs.loading import Run, load_run, load_runs
 
 Copied = Callable[..., Path]
 NAMES = ("fedavg-0", "fedavg-1", "superfed-mm-0", "superfed-mm-1")

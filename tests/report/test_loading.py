@@ -15,10 +15,10 @@ import yaml
 from algorithms.registry import METHODS
 from rayfl.errors import ConfigError, DamageError, RunError
 from rayfl.report.comparison import compare
-from rayfl.report.loading import load_run, load_runs
 from rayfl.report.rows import RowKey, final_rows, lacking, own_key, wall_seconds
-from rayfl.table_schemas import PARTITION_KEY, TABLES
-from tests.report.documents import Document, rendered
+from rayfl.results.schemas import PARTITION_KEY, TABLES
+from rayfl.runs.loading import load_run, load_runs
+from tests.support.documents import Document, rendered
 
 Copied = Callable[..., Path]
 

@@ -20,14 +20,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from algorithms.registry import METHODS
-from rayfl.cli import app, main
+from rayfl.cli.entry import app, main
 from rayfl.report.comparison import compare
 from rayfl.report.drawing import save, styled
-from rayfl.report.loading import load_run, load_runs
 from rayfl.report.process import phases
 from rayfl.report.rows import RowKey, final_rows, own_key
 from rayfl.report.several import terminal_table
-from tests.report.documents import Document, rendered
+from rayfl.runs.loading import load_run, load_runs
+from tests.support.documents import Document, rendered
 
 Copied = Callable[..., Path]
 HOSTILE = "x<img src=y onerror=alert(1)>&\"'$_{"

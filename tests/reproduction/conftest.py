@@ -8,8 +8,8 @@ import pytest
 
 from rayfl.config import paper_presets
 from rayfl.config.paper_presets import expanded
-from rayfl.reference import ReferenceTable, parsed_reference
 from rayfl.reproduction import tables
+from rayfl.reproduction.reference import ReferenceTable, parsed_reference
 
 SETTINGS: dict[str, Any] = {
     "papers": {"tiny": {"short": "Tiny", "title": "Tiny", "authors": "Nobody"}},

@@ -10,7 +10,7 @@ from rayfl.errors import ConfigError
 from rayfl.reproduction.comparison import compare, rank_agreement
 from rayfl.reproduction.output import COMPARISON_SCHEMA, as_arrow, as_markdown
 from rayfl.reproduction.tables import Reproduction, plan_reproduction, select_tables
-from rayfl.table_schemas import CLIENTS_KEY, METRICS, ROUNDS_SCHEMA
+from rayfl.results.schemas import CLIENTS_KEY, METRICS, ROUNDS_SCHEMA
 
 pytestmark = pytest.mark.usefixtures("tiny")
 

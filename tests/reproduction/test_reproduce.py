@@ -9,8 +9,8 @@ import pytest
 from pyarrow import csv
 from typer.testing import CliRunner
 
-import cluster.reproduce
-from rayfl.cli import app
+import cluster.sweep.reproduce
+from rayfl.cli.entry import app
 from rayfl.errors import ConfigError, DataError, RunError
 
 PLACE = ["cluster.backend=inline", "tracking.tensorboard=false"]
@@ -48,14 +48,14 @@ def test_a_table_is_run_compared_and_written_and_a_second_time_only_read(tmp_pat
 
 @pytest.mark.usefixtures("tiny")
 def test_a_run_that_fails_leaves_a_gap_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = cluster.reproduce.run_config
+    original = cluster.sweep.reproduce.run_config
 
     def run_config(config, callbacks):  # type: ignore[no-untyped-def]
         if config.algorithm.name == "superfed":
             raise RunError("no luck")
         return original(config, callbacks)
 
-    monkeypatch.setattr(cluster.reproduce, "run_config", run_config)
+    monkeypatch.setattr(cluster.sweep.reproduce, "run_config", run_config)
     code, text = command("tiny-table1", *PLACE, "--out", str(tmp_path), "--methods", "fedavg,superfed_mm")
     assert code == 1
     assert "failed: superfed_mm on tiny-table1-digits, seed 0: no luck" in text

@@ -12,7 +12,7 @@ from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.config.paper_presets import method_settings, paper_preset
 from rayfl.errors import ConfigError
-from rayfl.reference import reference_tables
+from rayfl.reproduction.reference import reference_tables
 from rayfl.reproduction.scaling import scaled, scaled_rounds, scaled_window
 from rayfl.reproduction.tables import obstacle, plan_reproduction, select_tables
 

@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rayfl.results.schemas import METRICS
 from rayfl.sweeps.measures import Measure, evaluations
-from rayfl.table_schemas import METRICS
 
 MIXED = SimpleNamespace(sweep="lambda", personalized="lambda=0.5")
 PLAIN = SimpleNamespace(sweep=None, personalized="finetuned")

@@ -9,7 +9,7 @@ from algorithms.registry import Experiment
 from rayfl.errors import ConfigError
 from rayfl.sweeps.space import parse_space
 from rayfl.sweeps.trials import Sweep, plan_sweep
-from tests.cluster.experiments import small_experiment
+from tests.support.experiments import small_experiment
 
 
 def plan(folder: Path, *overrides: str, samples: int | None = None, **sections: Any) -> Sweep:

@@ -15,12 +15,12 @@ from algorithms.registry import Experiment
 from rayfl import Callback
 from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError, DamageError, RunError
-from rayfl.experiment import Parts
-from rayfl.storage import Storage
-from rayfl.table_schemas import ROUNDS_SCHEMA, SIMULATED_ROUNDS_SCHEMA
-from rayfl.verification import verify
-from tests.cluster.experiments import assert_same, outcome, small_experiment
-from tests.toys import assert_equal
+from rayfl.experiment.parts import Parts
+from rayfl.results.schemas import ROUNDS_SCHEMA, SIMULATED_ROUNDS_SCHEMA
+from rayfl.runs.verification import verify
+from rayfl.storage.files import Storage
+from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.toys import assert_equal
 
 GIVEN = {"name": "given", "computation": [10, 20, 30, 40, 500], "communication": [1000] * 5}
 HARD = {

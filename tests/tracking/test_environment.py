@@ -10,7 +10,7 @@ import pytest
 
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
-from rayfl.storage import Storage
+from rayfl.storage.files import Storage
 from rayfl.tracking.callback import RunInfo
 from rayfl.tracking.environment import FILE, Environment, device_name, read_environment, versions
 

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-import cluster.log_file
+import cluster.rounds.log_file
 import rayfl
-from cluster.log_file import kept_for_the_log, log_file
+from cluster.rounds.log_file import kept_for_the_log, log_file
 from rayfl.errors import RunError
-from rayfl.storage import Storage
+from rayfl.runs.verification import verify
+from rayfl.storage.files import Storage
 from rayfl.tracking.callback import Callback
 from rayfl.tracking.guarded import Guarded
 from rayfl.tracking.timings import read_timings
 from rayfl.tracking.tune_files import read_results
-from rayfl.verification import verify
-from tests.cluster.experiments import assert_same, outcome, small_experiment
+from tests.support.experiments import assert_same, outcome, small_experiment
 from tests.tracking.test_trackers import calls as calls
 from tests.tracking.test_tracking import info
 
@@ -193,7 +193,7 @@ def test_results_are_whole_again_once_there_is_room(tmp_path: Path, monkeypatch:
 def test_the_logs_disk_may_be_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cluster.log_file, "open_to_append", lambda path: open("/dev/full", "a"))  # noqa: SIM115
+    monkeypatch.setattr(cluster.rounds.log_file, "open_to_append", lambda path: open("/dev/full", "a"))  # noqa: SIM115
     assert rayfl.run(experiment(tmp_path, tensorboard=True)).rounds_completed == 4
     logging.getLogger("rayfl").warning("afterwards")
     assert sum("rayfl.log lacks lines from here on" in said for said in warnings(caplog)) <= 1

@@ -5,7 +5,7 @@ from pathlib import Path
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rayfl.tracking.tensorboard import TensorBoard
-from tests.test_tables import scored
+from tests.results.test_tables import scored
 from tests.tracking.test_tracking import info, tables
 
 SIZES = {"histograms": 0, "images": 0, "scalars": 0}

@@ -13,7 +13,7 @@ import pytest
 import rayfl
 from rayfl.errors import ResourceError
 from rayfl.tracking.scalars import hyper_parameters
-from tests.cluster.experiments import small_experiment
+from tests.support.experiments import small_experiment
 from tests.tracking.test_tracking import info
 
 GLOBAL = "top1/test, all clients, received/global"
@@ -79,7 +79,7 @@ def test_mlflow_gets_parameters_once_and_summaries(calls: list[tuple[str, Any]],
 
 def test_a_continued_run_goes_on_in_its_place_in_mlflow(calls: list[tuple[str, Any]], tmp_path: Path) -> None:
     from rayfl.config.schema import MlflowConfig
-    from rayfl.storage import Storage
+    from rayfl.storage.files import Storage
     from rayfl.tracking.mlflow import Mlflow
 
     for completed in (0, 3):

@@ -10,16 +10,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
+from rayfl.experiment.result import Result
 from rayfl.metrics import Statistics
-from rayfl.result import Result
-from rayfl.table_schemas import ROUNDS_SCHEMA
-from rayfl.tables import ResultTables
-from rayfl.terminal import PlainConsole
+from rayfl.results.schemas import ROUNDS_SCHEMA
+from rayfl.results.tables import ResultTables
+from rayfl.runs.summary import final_rows, skipped_table, summary_table
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.console import ConsoleProgress
-from rayfl.tracking.summary import final_rows, skipped_table, summary_table
 from rayfl.tracking.tensorboard import TensorBoard
-from tests.test_tables import scored
+from rayfl.tracking.terminal import PlainConsole
+from tests.results.test_tables import scored
 
 HOSTS = [{"device": "cpu"}, {"device": "cpu"}]
 

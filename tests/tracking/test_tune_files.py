@@ -7,9 +7,9 @@ import pytest
 
 import rayfl
 from rayfl.errors import RunError
-from rayfl.storage import Storage
+from rayfl.storage.files import Storage
 from rayfl.tracking.tune_files import CSV_FILE, JSON_FILE, TuneFiles, read_results
-from tests.cluster.experiments import small_experiment
+from tests.support.experiments import small_experiment
 from tests.tracking.test_tracking import info, tables
 
 NAME = "top1/test, all clients, received/global"

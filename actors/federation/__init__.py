@@ -1,0 +1,1 @@
+"""All clients of a run as the driver sees them."""

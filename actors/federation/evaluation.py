@@ -1,0 +1,75 @@
+"""Scores models of clients and of the server, spread over all hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from actors.federation.hosts import Hosts
+from actors.hosting.failures import Failure
+from actors.hosting.job import Job, Scores
+from rayfl.data.sources.official import OFFICIAL_PIECE
+from rayfl.metrics import Statistics
+from rayfl.params import Tree
+
+_AT_A_TIME = 64
+"""Clients per call: enough to make the call cheap, few enough to show progress."""
+
+
+class Evaluation:
+    """Calls the hosts for scores, and puts together what they answer.
+
+    Args:
+        hosts: the hosts.
+        sizes: samples by client and split (K, 3): train, validation, test.
+    """
+
+    def __init__(self, hosts: Hosts, sizes: np.ndarray) -> None:
+        self._hosts = hosts
+        self._sizes = sizes
+
+    def of_clients(
+        self,
+        job: Job,
+        clients: Sequence[int],
+        server: Tree,
+        payloads: Mapping[int, Tree],
+        report: Callable[[int, int], None] | None,
+        alone: Collection[int] = (),
+    ) -> tuple[Scores, dict[int, Failure]]:
+        """Scores the predictors of clients.
+
+        Args:
+            job: which procedure, on which splits.
+            clients: whose.
+            server: what all clients see of the server.
+            payloads: what single clients see besides.
+            report: called with the number of clients scored so far and of all, as results arrive.
+            alone: clients that are done one at a time.
+
+        Returns:
+            The scores by client, ascending, and the clients that failed.
+        """
+        costs = {client: float(self._sizes[client, 1:].sum() + 1) for client in clients}
+        scores: Scores = {}
+        unscored: dict[int, Failure] = {}
+        for result in self._hosts.dispatch(job, costs, server, payloads, at_a_time=_AT_A_TIME, alone=alone):
+            scores.update(result.scores)
+            unscored.update(result.failures)
+            if report is not None:
+                report(len(scores) + len(unscored), len(costs))
+        return dict(sorted(scores.items())), unscored
+
+    def of_server(self, job: Job, server: Tree, samples: int) -> dict[str, Statistics]:
+        """Scores the server's own models on the official test part, in pieces; by model."""
+        first = len(self._sizes) + 1
+        costs = {first + i: float(OFFICIAL_PIECE) for i in range(-(-samples // OFFICIAL_PIECE))}
+        pieces: Scores = {}
+        for result in self._hosts.dispatch(job, costs, server, {}):
+            pieces.update(result.scores)
+        total: dict[str, Statistics] = {}
+        for piece in sorted(pieces):
+            for model, statistics in pieces[piece]["official"].items():
+                total[model] = total.get(model, Statistics.empty()) + statistics
+        return total

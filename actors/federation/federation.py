@@ -1,0 +1,338 @@
+"""The driver's handle on all clients: assign, call, collect, evaluate, commit, rewind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from actors.federation.attendance import Attendance, Call
+from actors.federation.deaths import Deaths
+from actors.federation.evaluation import Evaluation
+from actors.federation.hosts import Hosts
+from actors.federation.traffic import Traffic
+from actors.hosting.contract import merge, name_of, played
+from actors.hosting.failures import ClientsFailedError, Failure
+from actors.hosting.job import Job, JobResult, Scores
+from actors.hosting.memory import Lookups
+from algorithms.base import Algorithm, Procedure
+from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from rayfl.config.schema import ClientsConfig
+from rayfl.engine.client import RoundContext
+from rayfl.engine.untouched import Untouched
+from rayfl.errors import MethodError
+from rayfl.metrics import Statistics
+from rayfl.params import Tree, from_numpy, num_bytes
+from rayfl.storage.manifest import StoredFile
+
+
+class Federation:
+    """All clients of an experiment, spread over hosts.
+
+    Args:
+        hosts: where they are.
+        context: round context of the experiment.
+        sizes: samples by client and split (K, 3): train, validation, test.
+        policy: what becomes of clients that fail; default: the run fails.
+
+    Attributes:
+        trained_scores: of the models published in this round.
+        traffic: of this round.
+        unscored: the clients that failed in the last evaluation and are not in its scores.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        context: RoundContext,
+        sizes: np.ndarray,
+        policy: ClientsConfig | None = None,
+    ) -> None:
+        self._hosts = hosts
+        self._context = context
+        self._sizes = sizes
+        self._policy = policy or ClientsConfig()
+        self._evaluation = Evaluation(self._hosts, sizes)
+        self._trained_splits: tuple[str, ...] = ()
+        self.trained_scores: Scores = {}
+        self.traffic = Traffic()
+        self._updates = ExactSum()
+        self._attendance = Attendance(context.round, None, {})
+        self._deaths = Deaths(self._policy)
+        self._unscorable: dict[int, Failure] = {}
+        self.unscored: dict[int, Failure] = {}
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds of this round that the driver spent waiting for hosts."""
+        return self._hosts.waited_s
+
+    @property
+    def lookups(self) -> Lookups:
+        """How often hosts found clients' states and samples in memory in this round."""
+        return self._hosts.lookups
+
+    @property
+    def context(self) -> RoundContext:
+        """Round, rounds, number of clients, random streams."""
+        return self._context
+
+    @property
+    def pooled(self) -> int:
+        """The id of the client that owns everybody's samples; see ``algorithms.base.Clients``."""
+        return self._context.num_clients
+
+    def begin_round(
+        self,
+        round: int,
+        trained_splits: Sequence[str] = (),
+        cohort: Sequence[int] | None = None,
+        absent: Mapping[int, Failure] | None = None,
+        unscorable: Mapping[int, Failure] | None = None,
+    ) -> None:
+        """Sets the round; hosts that have joined since the last one take part in it.
+
+        Args:
+            round: t, 0-indexed.
+            trained_splits: models published in the round are scored on these (none: not at all).
+            cohort: the sampled clients; None: everybody counts as sampled.
+            absent: clients known to fail in this round, from an attempt at it that was undone.
+            unscorable: clients known to fail in an evaluation after it, likewise.
+        """
+        self._context = replace(self._context, round=round, final=False)
+        self._trained_splits = tuple(trained_splits)
+        self._attendance = Attendance(round, cohort, absent or {})
+        self._unscorable = dict(unscorable or {})
+        self._hosts.waited_s, self._hosts.lookups = 0.0, Lookups()
+        self._hosts.grow()
+        self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
+        self.trained_scores = {}
+        self.traffic = Traffic()
+        self._updates = ExactSum()
+        self._attendance.begin_again()
+
+    @property
+    def absent(self) -> Mapping[int, Failure]:
+        """The clients that have failed and take no part in this round."""
+        return self._attendance.absent
+
+    def present(self, clients: Sequence[int]) -> list[int]:
+        """Those of the clients that take part in this round."""
+        return self._attendance.present(clients)
+
+    def play(self, algorithm: Algorithm, server: Tree, cohort: Sequence[int]) -> Tree:
+        """One round of a method, as if the clients that fail in it had not been sampled.
+
+        Args:
+            algorithm: the method.
+            server: the server's tree.
+            cohort: the sampled clients.
+
+        Returns:
+            The entries of ``server`` that change; none if no client is left.
+
+        Raises:
+            ClientError: when a client failed that may not be left out.
+            MethodError: when its code breaks the contract of methods, or writes in place to the server's tree, which a
+                commit may be reading.
+            RoundUndoneError: when the clients' states must be what they were before the round, first.
+        """
+        lent = Untouched(server)
+        while True:
+            present = self.present(cohort)
+            try:
+                changed = played(algorithm, server, present, self) if present else {}
+                self._attendance.end()
+            except ClientsFailedError:
+                changed = None
+                self._begin_attempt()
+            if (leaf := lent.written()) is not None:
+                raise MethodError(
+                    f"{algorithm.name}: round {self._context.round} on the server writes to {leaf!r} of its tree in "
+                    "place: return new tensors (rayfl.params.copy, Tensor.clone)"
+                )
+            if changed is not None:
+                return changed
+
+    def update_variance(self) -> float | None:
+        """Total variance of the round's updates, sum of ||D_k - mean D||^2; None if the method reports none."""
+        if self._updates.weight == 0:
+            return None
+        mean = self._updates.mean()
+        spread = float(mean["squared_norm"]) - float(mean["change"] @ mean["change"])
+        return self._updates.weight * max(spread, 0.0)
+
+    def num_samples(self, clients: Sequence[int]) -> np.ndarray:
+        """Training samples n_k of the given clients, int64."""
+        own = self._sizes[:, 0]
+        return np.append(own, own.sum())[np.asarray(clients, dtype=np.int64)]
+
+    def mean(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+        also: Weighted | None = None,
+        required: bool | None = None,
+    ) -> Tree:
+        """The exact weighted mean of what the cohort's procedures return; see ``algorithms.base.Clients``."""
+        total = ExactSum()
+        if also is not None:
+            total.add(also)
+        for result in self._call(name_of(procedure), "mean", cohort, broadcast, payloads or {}, required=required):
+            for part in result.totals.values():
+                merge(total, part, self._context.round, procedure.__name__)
+        return total.mean()
+
+    def means(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+        required: bool | None = None,
+    ) -> dict[str, Tree]:
+        """One exact weighted mean a group, by group, ascending; see ``algorithms.base.Clients``."""
+        totals: dict[str, ExactSum] = {}
+        for result in self._call(name_of(procedure), "mean", cohort, broadcast, payloads or {}, required=required):
+            for group, part in result.totals.items():
+                total = totals.setdefault(group, ExactSum())
+                merge(total, part, self._context.round, procedure.__name__)
+        return {group: totals[group].mean() for group in sorted(totals)}
+
+    def map(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+        counted: bool = True,
+        required: bool | None = None,
+    ) -> dict[int, Any]:
+        """What the cohort's procedures return, by client, ascending; see ``algorithms.base.Clients``."""
+        values: dict[int, Any] = {}
+        for result in self._call(name_of(procedure), "map", cohort, broadcast, payloads or {}, counted, required):
+            values.update({client: from_numpy(value) for client, value in result.values.items()})
+        return dict(sorted(values.items()))
+
+    def evaluate(
+        self,
+        server: Tree,
+        splits: Sequence[str],
+        final: bool,
+        payloads: Mapping[int, Tree] | None = None,
+        clients: Sequence[int] | None = None,
+        report: Callable[[int, int], None] | None = None,
+    ) -> Scores:
+        """Scores the predictors of clients, spread over all hosts.
+
+        Args:
+            server: what all clients see of the server.
+            splits: the splits to score on.
+            final: whether this is the evaluation after the last round.
+            payloads: what single clients see besides.
+            clients: whose; None for all.
+            report: called with the number of clients scored so far and of all, as results arrive.
+
+        Returns:
+            By client; without those in :attr:`unscored`.
+        """
+        everyone = range(self._context.num_clients) if clients is None else clients
+        job = self._job("predictors", "evaluate", splits=tuple(splits), final=final)
+        left_out = {client: why for client, why in self._unscorable.items() if client in everyone}
+        able = [client for client in everyone if client not in left_out]
+        with self._examined(job):
+            alone = self._deaths.suspects(job)
+            scores, found = self._evaluation.of_clients(job, able, server, payloads or {}, report, alone)
+        self.unscored = left_out | found
+        return scores
+
+    def evaluate_official(self, server: Tree, samples: int) -> dict[str, Statistics]:
+        """Scores the server's own models on the official test part, in pieces spread over all hosts.
+
+        Args:
+            server: what all clients see of the server.
+            samples: size of the official test part.
+
+        Returns:
+            By model.
+        """
+        return self._evaluation.of_server(self._job("global_predictors", "official"), server, samples)
+
+    def _call(
+        self,
+        name: str,
+        kind: str,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree],
+        counted: bool = True,
+        required: bool | None = None,
+    ) -> Iterator[JobResult]:
+        """Runs a procedure on those of the cohort that take part; yields the hosts' results."""
+        asked = tuple(cohort if required else self.present(cohort))
+        given = {client: payloads[client] for client in asked if client in payloads}
+        if counted:
+            common = num_bytes(broadcast)
+            for client in asked:
+                self.traffic.add(client, down=common + num_bytes(given.get(client, {})))
+        job = self._job(name, kind, splits=self._trained_splits, counted=counted, summands=len(asked))
+        with self._examined(job, required):
+            for result in self._answers(job, Call(name, kind, asked, broadcast, given), required):
+                self.trained_scores.update(result.scores)
+                for client, size in result.upload_bytes.items():
+                    self.traffic.add(client, up=size)
+                self._updates.merge(result.updates)
+                yield result
+
+    def _answers(self, job: Job, call: Call, required: bool | None) -> Iterable[JobResult]:
+        """The hosts' results as they arrive; all at once if clients may be left out, when it is clear who is."""
+        costs = {client: float(n + 1) for client, n in zip(call.clients, self.num_samples(call.clients), strict=True)}
+        alone = self._deaths.suspects(job)
+        if not self._policy.skips:
+            return self._hosts.dispatch(job, costs, call.broadcast, call.payloads, alone=alone)
+        results = self._attendance.kept(call)
+        if results is None:
+            results = list(self._hosts.dispatch(job, costs, call.broadcast, call.payloads, alone=alone))
+        self._attendance.answered(call, results, required)
+        return results
+
+    def _examined(self, job: Job, required: bool | None = False) -> AbstractContextManager[None]:
+        return self._deaths.examined(job, self._attendance, self._unscorable, required)
+
+    def _job(self, procedure: str, kind: str, **options: Any) -> Job:
+        policy = self._policy
+        return Job(procedure, kind, self._context.round, (), attempts=policy.attempts, skips=policy.skips, **options)
+
+    def start_commit(self, rounds_completed: int) -> dict[Any, int]:
+        """Has every host write its changed states, while the next round may already run."""
+        return self._hosts.start_commit(rounds_completed)
+
+    def finish_commit(self, handles: Mapping[Any, int]) -> dict[int, StoredFile]:
+        """Waits for a commit started earlier; returns the files of the states it wrote, by client.
+
+        May run on another thread than the rest: it changes nothing here.
+        """
+        return self._hosts.finish_commit(handles)
+
+    def adopt(self, committed: Mapping[int, StoredFile]) -> None:
+        """Takes note of where a commit has the states."""
+        self._hosts.committed = dict(committed)
+
+    def rewind(self) -> list[int]:
+        """Back to the adopted commit: dead hosts are replaced, live ones forget; returns the replaced hosts."""
+        return self._hosts.rewind()
+
+    def held_states(self) -> dict[int, Tree]:
+        """All client states in the hosts' memories, by client."""
+        return self._hosts.held_states()
+
+    def close(self) -> None:
+        """Ends the hosts."""
+        self._hosts.close()

@@ -1,0 +1,230 @@
+"""Where clients are: assigns them to hosts, moves their states there, and calls the hosts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from actors.federation.assignment import assign
+from actors.federation.pace import Pace
+from actors.hosting.at_work import clients_named, tell_printed
+from actors.hosting.job import Job, JobResult
+from actors.hosting.memory import Lookups
+from actors.hosting.state import Change
+from actors.processes.pool import HostDiedError, HostPool
+from rayfl.errors import ClientError
+from rayfl.params import Tree, from_numpy, to_numpy
+from rayfl.storage.manifest import StoredFile
+
+_log = logging.getLogger("rayfl")
+
+
+class Hosts:
+    """The hosts of a pool, and the clients' states on them.
+
+    Args:
+        pool: the hosts.
+        pinned: host i runs client i and no other (one client per actor).
+        deadline_s: a host that has not answered its call for so long, in seconds, counts as dead; None: never.
+        measured: clients are assigned by what they and the hosts took before, not by their costs alone.
+
+    Attributes:
+        committed: the file of a client's state in the last commit.
+        waited_s: seconds spent waiting for results, until it is set back.
+        lookups: how often clients' states and samples were in the hosts' memory; the same.
+    """
+
+    def __init__(
+        self,
+        pool: HostPool,
+        pinned: bool = False,
+        deadline_s: float | None = None,
+        measured: bool = False,
+    ) -> None:
+        self._pool = pool
+        self._pinned = pinned
+        self._deadline_s = deadline_s
+        self._pace = Pace() if measured else None
+        # the host whose memory holds a client's state
+        self._home: dict[int, int] = {}
+        self.committed: dict[int, StoredFile] = {}
+        self.waited_s = 0.0
+        self.lookups = Lookups()
+
+    def dispatch(
+        self,
+        job: Job,
+        costs: Mapping[int, float],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree],
+        at_a_time: int | None = None,
+        alone: Collection[int] = (),
+    ) -> Iterator[JobResult]:
+        """Assigns clients to hosts, moves their states there, and yields the results as they arrive.
+
+        Args:
+            job: what to do; its clients are ``costs``.
+            costs: expected work by client, positive.
+            broadcast: keyword arguments equal for all.
+            payloads: further keyword arguments by client.
+            at_a_time: a host does its share in pieces of so many clients (for procedures that change no state: every
+                piece brings all states that move to its host, since a host need not begin them in order).
+            alone: clients that are done before the others, each while all hosts do nothing else.
+
+        Raises:
+            ClientError: naming the client that failed.
+            HostDiedError: naming the clients that may be to blame.
+        """
+        common = self._pool.put(to_numpy(broadcast))
+        for client in sorted(set(alone) & costs.keys()):
+            yield from self._dispatched(job, {client: costs[client]}, common, payloads, None)
+        if others := {client: cost for client, cost in costs.items() if client not in alone}:
+            yield from self._dispatched(job, others, common, payloads, at_a_time)
+
+    def _dispatched(
+        self,
+        job: Job,
+        costs: Mapping[int, float],
+        common: Any,
+        payloads: Mapping[int, Tree],
+        at_a_time: int | None,
+    ) -> Iterator[JobResult]:
+        hosts = self._pool.size
+        pinned = {client: client % hosts for client in costs} if self._pinned else None
+        shares = _by_host(pinned, hosts) if pinned else self._assigned(job.procedure, costs)
+        shares = [sorted(share) for share in shares]
+        moves = self._move_states(shares)
+        handles: dict[Any, int] = {}
+        for host, clients in enumerate(shares):
+            if not clients:
+                continue
+            step = at_a_time or len(clients)
+            for piece in (tuple(clients[start : start + step]) for start in range(0, len(clients), step)):
+                share = replace(
+                    job,
+                    clients=piece,
+                    payloads={client: to_numpy(payloads[client]) for client in piece if client in payloads},
+                    committed=self._not_in_memory(piece),
+                )
+                handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
+        owing = [set(share) for share in shares]
+        try:
+            for host, result in self._collected(handles):
+                owing[host] -= result.seconds.keys()
+                tell_printed(result.printed)
+                for client in result.stateful:
+                    self._home[client] = host
+                for client, times in sorted(result.retried.items()):
+                    place = f"client {client}, round {job.round}, {job.procedure}"
+                    _log.warning("%s: failed %d times, then succeeded", place, times)
+                self.lookups += result.lookups
+                if self._pace is not None:
+                    self._pace.observe(job.procedure, host, costs, result.seconds)
+                yield result
+        except ClientError as error:
+            tell_printed(error.printed)
+            raise
+        except HostDiedError as death:
+            tell_printed(death.printed)
+            raise _naming(death, job, sorted(owing[death.host])) from None
+
+    def _assigned(self, procedure: str, costs: Mapping[int, float]) -> list[list[int]]:
+        if self._pace is None:
+            return assign(costs, [1.0] * self._pool.size, self._home)
+        return assign(self._pace.work(procedure, costs), self._pace.slowness(self._pool.size), self._home)
+
+    def _collected(self, handles: Mapping[Any, int]) -> Iterator[tuple[int, JobResult]]:
+        """The hosts' results; the time spent waiting for them is noted."""
+        results = self._pool.collect(handles, self._deadline_s, of_clients=True)
+        while True:
+            started = time.perf_counter()
+            found = next(results, None)
+            self.waited_s += time.perf_counter() - started
+            if found is None:
+                return
+            yield found
+
+    def _move_states(self, shares: Sequence[Sequence[int]]) -> dict[int, list[Any]]:
+        """Starts the moves of states between hosts; returns the handles each receiving host waits for."""
+        moves: dict[tuple[int, int], list[int]] = {}
+        for target, clients in enumerate(shares):
+            for client in clients:
+                source = self._home.get(client, target)
+                if source != target:
+                    moves.setdefault((source, target), []).append(client)
+        handles: dict[int, list[Any]] = {}
+        for (source, target), clients in moves.items():
+            handles.setdefault(target, []).append(self._pool.submit(source, "release", clients))
+        return handles
+
+    def _not_in_memory(self, clients: Sequence[int]) -> dict[int, StoredFile]:
+        return {
+            client: self.committed[client]
+            for client in clients
+            if client in self.committed and client not in self._home
+        }
+
+    def start_commit(self, rounds_completed: int) -> dict[Any, int]:
+        """Has every host write its changed states, while the next round may already run."""
+        return {self._pool.submit(host, "commit", rounds_completed): host for host in range(self._pool.size)}
+
+    def finish_commit(self, handles: Mapping[Any, int]) -> dict[int, StoredFile]:
+        """Waits for a commit started earlier; returns the files of the states it wrote, by client.
+
+        May run on another thread than the rest: it changes nothing here.
+        """
+        newest: dict[int, tuple[Change, StoredFile]] = {}
+        # An actor that hangs now may have nothing else to answer: at the end of the run, nobody else would notice.
+        for _, files in self._pool.collect(handles, self._deadline_s):
+            for file, changes in files:
+                for client, change in changes.items():
+                    if client not in newest or newest[client][0] < change:
+                        newest[client] = (change, file)
+        return {client: file for client, (_, file) in sorted(newest.items())}
+
+    def rewind(self) -> list[int]:
+        """Back to the adopted commit: dead hosts are replaced, live ones forget; returns the replaced hosts."""
+        self._home.clear()
+        replaced = self._pool.revive()
+        if self._pace is not None:
+            self._pace.forget_hosts()
+        living = [host for host in range(self._pool.size) if host not in replaced]
+        forgetting = {self._pool.submit(host, "rewind"): host for host in living}
+        for _ in self._pool.collect(forgetting, self._deadline_s):
+            pass
+        return replaced
+
+    def grow(self) -> None:
+        """Takes hosts into use that have joined; clients are spread over them as well from the next call on."""
+        self._pool.grow()
+
+    def close(self) -> None:
+        """Gives the hosts up."""
+        self._pool.close()
+
+    def held_states(self) -> dict[int, Tree]:
+        """All client states in the hosts' memories, by client."""
+        handles = {self._pool.submit(host, "held_states"): host for host in range(self._pool.size)}
+        states = {client: state for _, held in self._pool.collect(handles) for client, state in held.items()}
+        return {client: from_numpy(state) for client, state in sorted(states.items())}
+
+
+def _naming(death: HostDiedError, job: Job, owed: Sequence[int]) -> HostDiedError:
+    """The same death, with the clients that may be to blame: those at work if the host said so, else all it owed."""
+    clients = death.clients or tuple(owed)
+    if job.kind == "official":
+        clients, lost = (), f"{job.procedure} of the official test part"
+    else:
+        lost = f"{job.procedure} of {clients_named(clients)}"
+    reason = f"{death.reason} (it had {lost} in round {job.round})"
+    return HostDiedError(death.host, reason, clients, death.hung, death.certain, death.suspicious)
+
+
+def _by_host(hosts_of: Mapping[int, int], hosts: int) -> list[list[int]]:
+    shares: list[list[int]] = [[] for _ in range(hosts)]
+    for client, host in hosts_of.items():
+        shares[host].append(client)
+    return shares

@@ -1,0 +1,96 @@
+"""Makes a host from an experiment's configuration, the same in an actor and in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from actors.hosting.allocator import reuse_freed_memory
+from actors.hosting.host import ClientHost
+from actors.hosting.memory import Spill, machine_memory
+from actors.hosting.state import ClientStates
+from rayfl.config.schema import ClusterConfig, ExperimentConfig
+from rayfl.engine.engine import Engine
+from rayfl.engine.precision import set_arithmetic
+from rayfl.experiment.parts import Parts
+
+_AUTOMATIC_SHARE = {"state_memory": 0.4, "data_memory": 0.3}
+"""What share of a machine's memory its actors may fill with each; of a GPU's, with samples."""
+
+
+def build_host(
+    config: ExperimentConfig,
+    host: int,
+    device: str,
+    neighbours: int = 1,
+    tell: Callable[[str], None] | None = None,
+) -> ClientHost:
+    """A host without clients' data or states; both are loaded as jobs ask for them.
+
+    Args:
+        config: the experiment.
+        host: the host's number.
+        device: ``cpu`` or ``cuda``.
+        neighbours: how many hosts share this machine's memory, itself included.
+        tell: called with each line that clients' code prints; None: results have them.
+    """
+    reuse_freed_memory()
+    set_arithmetic(config.engine.precision)
+    parts = Parts(config)
+    return ClientHost(
+        algorithm=config.algorithm,
+        engine=Engine(parts.task, torch.device(device), config.engine),
+        dataset=parts.dataset,
+        context=parts.context,
+        states=ClientStates(
+            parts.commits,
+            host,
+            Spill(_state_memory(config.cluster, neighbours), config.cluster.spill_dir),
+            config.storage.commit_every,
+        ),
+        batch_size=config.evaluation.batch_size,
+        data_memory=data_memory_of(config.cluster, torch.device(device), neighbours),
+        official=lambda: parts.official_test,
+        tell=tell,
+    )
+
+
+def _state_memory(cluster: ClusterConfig, neighbours: int) -> int:
+    """Bytes of the machine's memory for states."""
+    wanted = cluster.state_memory
+    return automatic_memory("state_memory", neighbours) if wanted == "auto" else int(wanted)
+
+
+def data_memory_of(cluster: ClusterConfig, device: torch.device, neighbours: int) -> int:
+    """Bytes of the device's memory for samples."""
+    wanted = cluster.data_memory
+    if wanted != "auto":
+        return int(wanted)
+    if device.type != "cuda":
+        return automatic_memory("data_memory", neighbours)
+    free, _ = torch.cuda.mem_get_info(device)
+    sharing = 1 if cluster.actors_per_gpu == "auto" else cluster.actors_per_gpu
+    return automatic_data_memory(free, sharing)
+
+
+def automatic_data_memory(free: int, sharing: int) -> int:
+    """Bytes that ``auto`` stands for in ``data_memory`` on a GPU.
+
+    Args:
+        free: bytes that it has for the run's actors.
+        sharing: how many of them share it.
+    """
+    return max(int(free * _AUTOMATIC_SHARE["data_memory"] / sharing), 1)
+
+
+def automatic_memory(field: str, neighbours: int) -> int:
+    """Bytes that ``auto`` stands for in ``state_memory`` or ``data_memory`` on this machine."""
+    return int(machine_memory() * _AUTOMATIC_SHARE[field] / neighbours)
+
+
+def pin_threads(threads: int) -> None:
+    """Limits PyTorch, BLAS and OpenMP of this process: how a sum is split over threads changes its last bits."""
+    torch.set_num_threads(threads)
+    threadpool_limits(threads)

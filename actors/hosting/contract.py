@@ -1,0 +1,129 @@
+"""What is made sure of before a method's code is trusted: each breach is an error that says what to write instead."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from actors.hosting.failures import MethodError
+from algorithms.base import Algorithm, Clients
+from algorithms.contract import is_plain
+from rayfl.aggregation.exact_sum import ExactSum
+from rayfl.diagnosis.tracebacks import own_definition
+from rayfl.engine.tasks import Predictor
+from rayfl.errors import ClientError, as_error
+from rayfl.params import Tree
+from rayfl.storage import treefile
+
+_NOT_ASYNCHRONOUS = "{0} is called as a coroutine: define it with `async def {0}`"
+
+
+def begun(procedure: Callable[..., Any], client: Any, given: Tree, bundled: bool) -> Coroutine[Any, Any, Any]:
+    """A client's procedure, of which nothing has run yet.
+
+    Args:
+        procedure: of the method.
+        client: its first argument.
+        given: what the server has sent.
+        bundled: whether that is one more argument, or one for each entry.
+
+    Raises:
+        MethodError: when it is not asynchronous, or does not take these arguments.
+    """
+    try:
+        found: Coroutine[Any, Any, Any] = procedure(client, given) if bundled else procedure(client, **given)
+    except TypeError as error:
+        raise MethodError(f"what it is sent is not what it takes: {error}") from error
+    if not inspect.iscoroutine(found):
+        raise MethodError(_NOT_ASYNCHRONOUS.format(getattr(procedure, "__name__", "a procedure")))
+    return found
+
+
+def name_of(procedure: Callable[..., Any]) -> str:
+    """The name of a method's procedure, by which hosts call it.
+
+    Raises:
+        MethodError: when it is not asynchronous.
+    """
+    name: str = procedure.__name__
+    if is_plain(procedure, name):
+        raise MethodError(_NOT_ASYNCHRONOUS.format(name) + own_definition(procedure))
+    return name
+
+
+def played(algorithm: Algorithm, server: Tree, cohort: Sequence[int], clients: Clients) -> Any:
+    """What a method's round on the server returns; what it raises to end the process is an error instead."""
+    try:
+        return algorithm.round(server, cohort, clients)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise as_error(error) from error
+
+
+def check_changes(changed: Any, algorithm: Algorithm) -> None:
+    """Makes sure that what a round returned can be part of the server's tree, and of a commit.
+
+    Raises:
+        MethodError: naming the key or the value that cannot.
+    """
+    where = own_definition(algorithm.round)
+    if not isinstance(changed, Mapping):
+        raise MethodError(f"round must return the entries of the server's tree that change, got {changed!r:.80}{where}")
+    try:
+        treefile.check(changed)
+    except TypeError as error:
+        raise MethodError(f"what round returned cannot be kept: {error}{where}") from None
+
+
+def check_keepable(state: Tree) -> None:
+    """Makes sure that a commit can hold a client's state.
+
+    Raises:
+        MethodError: naming the key or the value that it cannot hold.
+    """
+    try:
+        treefile.check(state)
+    except TypeError as error:
+        raise MethodError(f"client.state cannot be kept: {error}") from None
+
+
+def check_sendable(tree: Any, procedure: str) -> None:
+    """Makes sure that what a procedure returned is a tree whose paths mean what they say.
+
+    Raises:
+        MethodError: naming the key, or what it is instead.
+    """
+    if not isinstance(tree, Mapping):
+        raise MethodError(f"{procedure} must return a dict of tensors and numbers, got {type(tree).__name__}")
+    for key, value in tree.items():
+        if not isinstance(key, str) or "/" in key:
+            raise MethodError(f"{procedure} returned the key {key!r}: keys are strings without '/'")
+        if isinstance(value, Mapping):
+            check_sendable(value, procedure)
+
+
+def merge(total: ExactSum, part: ExactSum, round: int, procedure: str) -> None:
+    """Adds a host's part to a sum over all hosts.
+
+    Raises:
+        ClientError: when the clients' contributions make no sum together, which no single one is to blame for.
+    """
+    try:
+        total.merge(part)
+    except (OverflowError, ValueError) as error:
+        raise ClientError(f"the clients, round {round}, {procedure}: {error}") from error
+
+
+def check_predictors(found: Any, procedure: str) -> None:
+    """Makes sure of models with names.
+
+    Raises:
+        MethodError: when a procedure returned something else.
+    """
+    if not isinstance(found, Mapping):
+        raise MethodError(f"{procedure} must return predictors by name, got {type(found).__name__}")
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, Predictor):
+            raise MethodError(f"{procedure} must return a Predictor for each name, {name!r} has {type(value).__name__}")

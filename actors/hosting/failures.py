@@ -1,0 +1,86 @@
+"""Clients that fail: what is said of them, and how a round goes on without them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rayfl.aggregation.exact_sum import NonFiniteError
+from rayfl.diagnosis.device_errors import ran_out_of_memory
+from rayfl.errors import MethodError as MethodError
+from rayfl.errors import text_of
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+\b", re.IGNORECASE)
+_LONGEST_REASON = 300
+_NAMED_AT_MOST = 8
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client was left out.
+
+    Attributes:
+        procedure: the name of the procedure that failed.
+        reason: the same in every process, so that it can be part of the results.
+        trace: the complete traceback, for the log.
+    """
+
+    procedure: str
+    reason: str
+    trace: str = field(default="", compare=False)
+
+
+class ClientsFailedError(Exception):
+    """Clients failed in the first call of a round: it is begun again without them, from where it stands."""
+
+
+class RoundUndoneError(Exception):
+    """A round must be undone, and done again: clients failed after they had taken part in it, or ended their process.
+
+    Attributes:
+        round: 0-indexed.
+        failures: all clients that must not take part in it.
+        unscorable: all clients that must not take part in the evaluations after it.
+        deaths: how many earlier deaths of hosts were clients' doing.
+    """
+
+    def __init__(
+        self,
+        round: int,
+        failures: Mapping[int, Failure],
+        unscorable: Mapping[int, Failure] | None = None,
+        deaths: int = 0,
+    ) -> None:
+        left_out = {**failures, **(unscorable or {})}
+        super().__init__(f"round {round} is done again" + (f" without clients {named(left_out)}" if left_out else ""))
+        self.round = round
+        self.failures = dict(failures)
+        self.unscorable = dict(unscorable or {})
+        self.deaths = deaths
+
+
+def reason_of(error: Exception) -> str:
+    """An error in one line: its first, without addresses in memory."""
+    if isinstance(error, NonFiniteError):
+        return str(error)
+    if ran_out_of_memory(error):
+        return "the memory of the device is too small for this client alone"
+    line = (text_of(error).strip().splitlines() or [""])[0]
+    return _ADDRESS.sub("0x...", f"{type(error).__name__}: {line}".removesuffix(": "))[:_LONGEST_REASON]
+
+
+def too_little_memory(error: Exception) -> str:
+    """What to do where one thing at a time is too much for a device's memory."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    return (
+        f"the memory of the device is too small ({line}); lower train.batch_size, cluster.data_memory or "
+        "cluster.actors_per_gpu, or take a smaller model"
+    )
+
+
+def named(clients: Mapping[int, object] | list[int]) -> str:
+    """Client ids for a message; only the first of many."""
+    ids = sorted(clients)
+    more = f" and {len(ids) - _NAMED_AT_MOST} more" if len(ids) > _NAMED_AT_MOST else ""
+    return ", ".join(str(id) for id in ids[:_NAMED_AT_MOST]) + more

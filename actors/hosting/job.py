@@ -1,0 +1,98 @@
+"""What the driver asks of a host, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.hosting.failures import Failure
+from actors.hosting.memory import Lookups
+from rayfl.aggregation.exact_sum import ExactSum
+from rayfl.metrics import Statistics
+from rayfl.params import Tree
+from rayfl.storage.manifest import StoredFile
+
+Scores = dict[int, dict[str, dict[str, Statistics]]]
+"""By client, split and name of the model."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One host's share of a call.
+
+    Attributes:
+        procedure: name of the algorithm's method to run.
+        kind: ``mean`` reduces on the host, ``map`` returns every result, ``evaluate`` scores predictors, ``official``
+            scores the server's models on the official test part.
+        round: t, 0-indexed.
+        final: whether this is the evaluation after the last round.
+        clients: whose procedures to run; for ``official`` the pieces, counted from K + 1.
+        payloads: keyword arguments by client, as NumPy trees.
+        splits: splits on which to score predictors (published ones for ``mean`` and ``map``); without any, the updates'
+            variance is not asked for either.
+        committed: where to find states that no host holds in memory.
+        counted: whether what ``mean`` and ``map`` send and receive is traffic.
+        attempts: how often a client's procedure is run at most.
+        skips: whether a client that failed every time is left out, rather than an error.
+        summands: how many contributions a mean is of, over all hosts.
+    """
+
+    procedure: str
+    kind: str
+    round: int
+    clients: tuple[int, ...]
+    payloads: Mapping[int, Tree] = field(default_factory=dict)
+    splits: tuple[str, ...] = ()
+    final: bool = False
+    committed: Mapping[int, StoredFile] = field(default_factory=dict)
+    counted: bool = True
+    attempts: int = 1
+    skips: bool = False
+    summands: int = 1
+
+
+@dataclass
+class JobResult:
+    """What a host sends back.
+
+    Attributes:
+        totals: the partial sums of a ``mean``, by group.
+        values: the results of a ``map``, by client, as NumPy trees.
+        scores: statistics of predictors.
+        stateful: clients of the job that have a state on this host now.
+        upload_bytes: bytes of each procedure's result, by client, before any reduction.
+        updates: uniform mean of the clients' ``change`` (see ``Algorithm.update``) and of its squared norm;
+            none if the job has no splits.
+        failures: the clients that are left out; nothing of them is in the rest.
+        retried: how often a client had failed before it succeeded, by client, of those that did fail.
+        lookups: how often the host found clients' states and samples in memory, since its last result.
+        seconds: how long each client's procedure took; of clients that ran together an equal part.
+        printed: what clients' code printed, in lines that name them.
+    """
+
+    totals: dict[str, ExactSum] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict)
+    stateful: list[int] = field(default_factory=list)
+    upload_bytes: dict[int, int] = field(default_factory=dict)
+    updates: ExactSum = field(default_factory=ExactSum)
+    failures: dict[int, Failure] = field(default_factory=dict)
+    retried: dict[int, int] = field(default_factory=dict)
+    lookups: Lookups = field(default_factory=Lookups)
+    seconds: dict[int, float] = field(default_factory=dict)
+    printed: list[str] = field(default_factory=list)
+
+    def absorb(self, other: JobResult) -> None:
+        """Adds what another result has of clients' outcomes.
+
+        Raises:
+            ValueError: when contributions to one mean differ in structure.
+            OverflowError: when their sum leaves the fixed-point range.
+        """
+        for group, part in other.totals.items():
+            self.totals.setdefault(group, ExactSum()).merge(part)
+        self.updates.merge(other.updates)
+        self.values.update(other.values)
+        self.scores.update(other.scores)
+        self.upload_bytes.update(other.upload_bytes)

@@ -1,0 +1,226 @@
+"""Bounded memory: what is least recently used leaves first, and comes back from disk to the bit."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import socket
+import tempfile
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from actors.hosting.allocator import return_freed_memory
+from rayfl.errors import ResourceError
+from rayfl.params import Tree, num_bytes
+from rayfl.storage import treefile
+
+_PREFIX = "rayfl-spill"
+_OF_PROCESS = re.compile(r"(\d+)-[a-z0-9_]+")
+"""What follows the machine's name in a folder's: the process, and what ``tempfile`` adds."""
+_MOST_HOLES = 64 << 20
+"""Bytes let go of before the machine gets them back: rarely enough for its time not to matter."""
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass
+class Lookups:
+    """How often something was asked for that memory may not have any more.
+
+    Attributes:
+        hits: it was there.
+        misses: it had to be read.
+    """
+
+    hits: int = 0
+    misses: int = 0
+
+    def note(self, hit: bool) -> None:
+        """Counts one."""
+        self.hits += hit
+        self.misses += not hit
+
+    def __add__(self, other: Lookups) -> Lookups:
+        return Lookups(self.hits + other.hits, self.misses + other.misses)
+
+
+class LeastRecentlyUsed(Generic[Key]):
+    """Keeps count of bytes and says what has to go.
+
+    What goes leaves holes among what stays; from time to time they are given back to the machine.
+
+    Args:
+        limit: bytes that may stay; None for no limit. The newest entry stays even if it alone exceeds it.
+        evict: called with a key that has to go.
+
+    Attributes:
+        limit: bytes that may stay; None for no limit.
+        bytes: of all entries.
+    """
+
+    def __init__(self, limit: int | None, evict: Callable[[Key], None]) -> None:
+        self.limit = limit
+        self._evict = evict
+        self._sizes: OrderedDict[Key, int] = OrderedDict()
+        self._holes = 0
+        self.bytes = 0
+
+    def touch(self, key: Key, size: int) -> None:
+        """Notes that an entry of ``size`` bytes was used just now, and evicts others if there is too much."""
+        self.forget(key)
+        self._sizes[key] = size
+        self.bytes += size
+        while self.limit is not None and self.bytes > self.limit and len(self._sizes) > 1:
+            oldest = next(iter(self._sizes))
+            self._evict(oldest)
+            self._holes += self._sizes[oldest]
+            self.forget(oldest)
+        if self._holes > _MOST_HOLES:
+            return_freed_memory()
+            self._holes = 0
+
+    def give_way(self) -> None:
+        """Evicts all entries, and halves what may stay from now on."""
+        self.limit = self.bytes // 2
+        for key in list(self._sizes):
+            self._evict(key)
+            self.forget(key)
+
+    def forget(self, key: Key) -> None:
+        """Takes an entry off the count."""
+        self.bytes -= self._sizes.pop(key, 0)
+
+
+class Kept:
+    """A tree that a :class:`Spill` holds for whoever holds this handle."""
+
+    def __init__(self, serial: int, tree: Tree) -> None:
+        self.serial = serial
+        self.size = num_bytes(tree)
+        self.tree: Tree | None = tree
+        self.file: Path | None = None
+
+
+class Spill:
+    """Trees in memory up to a limit; the least recently used go to files and come back when asked for.
+
+    A tree and its file are gone when nobody holds its handle any more. Safe to use from several threads.
+
+    Args:
+        limit: bytes in memory; None for no limit.
+        folder: where files go, on a disk of this machine; None for the folder for temporary files.
+
+    Attributes:
+        spilled: how many trees were written to files.
+    """
+
+    def __init__(self, limit: int | None = None, folder: str | None = None) -> None:
+        self._parent = folder
+        self._folder: Path | None = None
+        self._serials = itertools.count()
+        self._handles: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
+        self._recent = LeastRecentlyUsed[int](limit, self._write)
+        # Re-entrant: a handle may die, and so call back, while this thread is inside.
+        self._lock = threading.RLock()
+        self.spilled = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in memory now."""
+        return self._recent.bytes
+
+    def keep(self, tree: Tree) -> Kept:
+        """Takes a tree, which nobody changes in place any more."""
+        with self._lock:
+            kept = Kept(next(self._serials), tree)
+            self._handles[kept.serial] = kept
+            weakref.finalize(kept, self._drop, kept.serial)
+            self._recent.touch(kept.serial, kept.size)
+            return kept
+
+    def get(self, kept: Kept) -> Tree:
+        """The tree, from memory or from its file.
+
+        Raises:
+            ResourceError: another tree had to go and could not be written.
+        """
+        with self._lock:
+            if kept.tree is None:
+                assert kept.file is not None
+                kept.tree = treefile.loads(kept.file.read_bytes(), str(kept.file))
+            self._recent.touch(kept.serial, kept.size)
+            return kept.tree
+
+    def close(self) -> None:
+        """Deletes the files."""
+        if self._folder is not None:
+            _remove(self._folder)
+
+    def _write(self, serial: int) -> None:
+        kept = self._handles.get(serial)
+        if kept is None or kept.tree is None:
+            return
+        if kept.file is None:
+            kept.file = self._store(serial, treefile.dumps(kept.tree))
+            weakref.finalize(kept, kept.file.unlink, missing_ok=True)
+            self.spilled += 1
+        kept.tree = None
+
+    def _store(self, serial: int, data: bytes) -> Path:
+        place = self._parent or tempfile.gettempdir()
+        try:
+            if self._folder is None:
+                _remove_orphans(Path(place))
+                self._folder = Path(
+                    tempfile.mkdtemp(prefix=f"{_PREFIX}-{socket.gethostname()}-{os.getpid()}-", dir=place)
+                )
+                # At the end of the process too: an actor that is told to stop does not close anything.
+                weakref.finalize(self, _remove, self._folder)
+            path = self._folder / f"{serial}.safetensors"
+            path.write_bytes(data)
+        except OSError as error:
+            raise ResourceError(
+                f"client states beyond cluster.state_memory cannot be written to {place}: {error.strerror}; raise "
+                "cluster.state_memory, or set cluster.spill_dir to a disk with room"
+            ) from error
+        return path
+
+    def _drop(self, serial: int) -> None:
+        with self._lock:
+            self._recent.forget(serial)
+
+
+def _remove_orphans(place: Path) -> None:
+    """Deletes what processes of this machine that were killed have left in a folder (where /proc tells who lives)."""
+    if not Path("/proc/self").exists():
+        return
+    mine = f"{_PREFIX}-{socket.gethostname()}-"
+    for folder in place.glob(f"{mine}*"):
+        found = _OF_PROCESS.fullmatch(folder.name.removeprefix(mine))
+        if found is not None and not folder.is_symlink() and not Path(f"/proc/{found[1]}").exists():
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Deletes the states in a folder of spilled ones, and the folder unless somebody has put something else there."""
+    with suppress(OSError):
+        for file in folder.glob("*.safetensors"):
+            if file.stem.isdecimal():
+                file.unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this process's machine or container has."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total

@@ -1,0 +1,113 @@
+"""The samples of the clients that a host has: read when they are needed, kept while there is room."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import torch
+
+from actors.hosting.memory import LeastRecentlyUsed, Lookups
+from rayfl.data.federated import SPLITS, Examples, FederatedDataset, OnDemand
+from rayfl.data.soundness import check_examples, check_finite, check_inputs, check_own
+from rayfl.engine.untouched import Untouched
+
+_log = logging.getLogger(__name__)
+_Key = tuple[int, str]
+"""Client and split."""
+
+
+class Samples:
+    """Clients' samples on a device, split by split.
+
+    Args:
+        dataset: where they come from.
+        device: where they go.
+        limit: bytes that stay loaded; None for no limit.
+
+    Attributes:
+        lookups: how often clients' splits were in memory, until it is set back.
+    """
+
+    def __init__(self, dataset: FederatedDataset, device: torch.device, limit: int | None) -> None:
+        self._dataset = dataset
+        self._device = device
+        self._loaded: dict[_Key, Examples] = {}
+        self._lent: dict[_Key, Untouched] = {}
+        self._recent = LeastRecentlyUsed[_Key](limit, self._unload)
+        self._public: torch.Tensor | None = None
+        self._lent_public = Untouched({})
+        self.lookups = Lookups()
+
+    def of(self, client: int) -> Mapping[str, Examples]:
+        """A client's splits, which whoever has them keeps; the one after the last client owns everybody's samples."""
+        return OnDemand(lambda split: self._get(client, split))
+
+    def _get(self, client: int, split: str) -> Examples:
+        self.lookups.note((client, split) in self._loaded)
+        if (client, split) not in self._loaded:
+            self._load(client, split)
+        found = self._loaded[client, split]
+        self._recent.touch((client, split), found.x.nbytes + found.y.nbytes)
+        return found
+
+    def _load(self, client: int, split: str) -> None:
+        parts = self._read(client) if client < self._dataset.num_clients else OnDemand(self._everybodys)
+        # What comes as a whole is there as a whole: it is counted, and not read again for the next split.
+        names = (split,) if isinstance(parts, OnDemand) else SPLITS
+        # All or none: a split that stays loaded where the next one fails would be in nobody's count.
+        moved = {name: Examples(parts[name].x.to(self._device), parts[name].y.to(self._device)) for name in names}
+        for name, part in moved.items():
+            self._loaded[client, name] = part
+            self._lent[client, name] = Untouched({"inputs": part.x, "labels": part.y})
+            if name != split:
+                self._recent.touch((client, name), part.x.nbytes + part.y.nbytes)
+
+    def _read(self, client: int) -> Mapping[str, Examples]:
+        """A client's splits on the CPU, looked at before they reach the device."""
+        parts, spec, name = self._dataset.load(client), self._dataset.spec, self._dataset.names[client]
+
+        def checked(split: str) -> Examples:
+            part, whose = parts[split], f"client {client} ({name}), {split}"
+            if not self._dataset.sound:
+                check_own(part, spec, whose)
+            # On a device an index out of range would end the context, with all clients in it.
+            check_examples(part, spec, whose)
+            return part
+
+        return OnDemand(checked) if isinstance(parts, OnDemand) else {split: checked(split) for split in SPLITS}
+
+    def give_way(self) -> None:
+        """Unloads all samples, and keeps at most half as many bytes from now on: the memory is needed."""
+        if self._loaded:
+            self._recent.give_way()
+            most = self._recent.limit
+            _log.warning(
+                "the device's memory is too small for what it has to hold: %d bytes of samples from now on", most
+            )
+
+    def _unload(self, key: _Key) -> None:
+        del self._loaded[key], self._lent[key]
+
+    def _everybodys(self, split: str) -> Examples:
+        """All clients' samples of a split, in ascending order of the clients."""
+        parts = [self._read(client)[split] for client in range(self._dataset.num_clients)]
+        return Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+
+    def public(self) -> torch.Tensor:
+        """The samples that belong to no client, on the device, loaded at the first call."""
+        if self._public is None:
+            public = self._dataset.load_public()
+            if not self._dataset.sound:
+                check_finite(public, "the public samples")
+            check_inputs(public, self._dataset.spec, "the public samples")
+            self._public = public.to(self._device)
+            self._lent_public = Untouched({"samples": self._public})
+        return self._public
+
+    def written(self, client: int) -> str | None:
+        """Which samples a client has written to in place, its own or the public ones; None for none."""
+        if self._lent_public.written() is not None:
+            return "the public samples"
+        found = ((split, self._lent[client, split].written()) for split in SPLITS if (client, split) in self._lent)
+        return next((f"its {split} {part}" for split, part in found if part is not None), None)

@@ -1,0 +1,1 @@
+"""What one client costs in time and memory, measured before the actors start."""

@@ -1,0 +1,186 @@
+"""What one client costs: some local steps, timed and metered before the run's actors start.
+
+The steps are those of the method itself, in a host of their own whose states nobody keeps. Random numbers are functions
+of seed, round and client, so nothing that comes later changes by this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from actors.hosting.building import automatic_data_memory
+from actors.hosting.host import ClientHost
+from actors.hosting.job import Job
+from actors.probing.memory import DeviceMemory
+from actors.probing.rehearsal import Rehearsal
+from algorithms.fedavg import FedAvg
+from rayfl.diagnosis.device_errors import ran_out_of_memory
+from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.requests import Request, TrainRequest
+from rayfl.errors import DeviceLostError, ResourceError
+
+_TIMED_STEPS = 4
+_STACKED_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What clients cost on one device.
+
+    Attributes:
+        place: the device, for messages.
+        vectorized: whether clients are stacked there.
+        first_step_s: seconds from the begin to the end of the first local step, with reading the client's samples.
+        step_s: seconds of a local step of one client after that.
+        client_bytes: device memory that a client takes while it is trained; stacked, each further one.
+        base_bytes: device memory that an actor takes besides.
+        held_bytes: device memory that an actor may come to keep samples in; all that it could use, if ``divides``.
+        device_free_bytes: what the run's actors may take of the device altogether.
+        device_total_bytes: what the device has.
+        divides: whether the actors on the device divide a part of its memory among them to keep samples in.
+    """
+
+    place: str
+    vectorized: bool
+    first_step_s: float
+    step_s: float
+    client_bytes: int
+    base_bytes: int
+    held_bytes: int
+    device_free_bytes: int
+    device_total_bytes: int
+    divides: bool = False
+
+    def held_by(self, sharing: int) -> int:
+        """Bytes that each of ``sharing`` actors on the device may come to keep samples in."""
+        if not self.divides:
+            return self.held_bytes
+        return min(self.held_bytes, automatic_data_memory(self.device_free_bytes, sharing))
+
+
+class ProbeFailedError(Exception):
+    """Nothing could be measured; the message says why."""
+
+
+class Stopwatch(Engine):
+    """An engine that does the first steps of local updates only, and times them.
+
+    Attributes:
+        limit: steps of each update.
+        seconds: spent on local updates.
+        steps: done in them, of all clients together.
+    """
+
+    limit = 1
+    seconds = 0.0
+    steps = 0
+
+    def execute(self, requests: Sequence[Request]) -> list[Any]:
+        short = [self._short(request) for request in requests]
+        started = self._now()
+        replies = super().execute(short)
+        updates = [request for request in short if isinstance(request, TrainRequest)]
+        if updates:
+            self.seconds += self._now() - started
+            self.steps += sum(request.plan.steps for request in updates)
+        return replies
+
+    def _short(self, request: Request) -> Request:
+        if isinstance(request, TrainRequest) and request.plan.steps > self.limit:
+            return request.pieces(self.limit)[0]
+        return request
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def measure(
+    host: ClientHost,
+    engine: EngineConfig,
+    calls: Sequence[Rehearsal],
+    memory: DeviceMemory,
+    place: str,
+    held_bytes: int = 0,
+    divides: bool = False,
+) -> Measured:
+    """Runs a few steps of the first call that works.
+
+    Args:
+        host: made for this; its states are not those of the experiment afterwards.
+        engine: the configuration of its engine.
+        calls: what may be run, best first (:func:`actors.probing.rehearsal.rehearsals`).
+        memory: meters the host's device.
+        place: what the device is called in messages.
+        held_bytes: :attr:`Measured.held_bytes`.
+        divides: :attr:`Measured.divides`.
+
+    Raises:
+        ResourceError: when the device has too little memory for a single client.
+        ProbeFailedError: when none of the calls works.
+    """
+    reason = "no client that takes part has training samples"
+    for call in calls:
+        if not call.job.clients:
+            continue
+        watch = Stopwatch(host.engine.task, host.engine.device, engine)
+        host.engine = watch
+        if call.plain:
+            host.algorithm = FedAvg()
+        try:
+            return replace(_rehearse(host, watch, call, memory, place), held_bytes=held_bytes, divides=divides)
+        except DeviceLostError as error:
+            raise ProbeFailedError(str(error)) from error
+        except Exception as error:
+            if ran_out_of_memory(error):
+                raise ResourceError(_too_large(memory, place, call.job)) from None
+            reason = str(error)
+            host.rewind()
+    raise ProbeFailedError(reason)
+
+
+def _rehearse(host: ClientHost, watch: Stopwatch, call: Rehearsal, memory: DeviceMemory, place: str) -> Measured:
+    started = time.perf_counter()
+    together = call.job.clients[: watch.width]
+    host.run(replace(call.job, clients=together), call.broadcast)
+    first_step_s = time.perf_counter() - started
+    if not watch.steps:
+        raise ProbeFailedError(f"{call.job.procedure} trains nobody")
+    memory.mark()
+    room = memory.room()
+    watch.limit, watch.seconds, watch.steps = _TIMED_STEPS, 0.0, 0
+    host.run(replace(call.job, clients=together[:1]), call.broadcast)
+    step_s = watch.seconds / watch.steps
+    one = client = max(memory.peak(), 1)
+    # Fewer fitted if the engine has halved its width.
+    together = together[: watch.width]
+    if len(together) > 1:
+        watch.limit = _STACKED_STEPS
+        memory.mark()
+        host.run(replace(call.job, clients=together), call.broadcast)
+        client = max((memory.peak() - one) // (len(together) - 1), 1)
+    return Measured(
+        place,
+        watch.vectorized,
+        first_step_s,
+        step_s,
+        client,
+        room.own + max(one - client, 0),
+        0,
+        room.free,
+        room.total,
+    )
+
+
+def _too_large(memory: DeviceMemory, place: str, job: Job) -> str:
+    room = memory.room()
+    return (
+        f"{place} has {room.free / 2**30:.1f} GiB for this run, too little for one client at a time (client "
+        f"{job.clients[0]}, {job.procedure}): lower train.batch_size or take a smaller model"
+    )

@@ -1,0 +1,1 @@
+"""Hosts as Ray actors: started, placed on nodes and GPUs, called, replaced."""

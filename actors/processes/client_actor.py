@@ -1,0 +1,167 @@
+"""A host as a Ray actor."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+
+from actors.hosting.at_work import Report
+from actors.hosting.building import build_host, pin_threads
+from actors.hosting.job import Job, JobResult
+from actors.hosting.state import Change
+from actors.processes.gpus import Gpu
+from actors.processes.shared_memory import Inbox, Outbox, Parcel
+from algorithms.registry import Experiment
+from rayfl.diagnosis.tracebacks import complete
+from rayfl.errors import RayflError
+from rayfl.params import Tree
+from rayfl.storage.manifest import StoredFile
+from rayfl.tracking.environment import device_name
+
+
+def host_name(host: int) -> str:
+    """What a host is called in Ray's logs and dashboard."""
+    return f"rayfl-host-{host:02d}"
+
+
+class Reply(NamedTuple):
+    """What a call returns to a driver that reads parcels.
+
+    Attributes:
+        value: the result.
+        done: whether nothing here refers to the broadcast any more.
+    """
+
+    value: JobResult | Parcel
+    done: bool
+
+
+class ClientActor:
+    """A :class:`ClientHost` in a process of its own.
+
+    Training runs in one thread; commits and pings have another, so that writing overlaps the next round. A third says
+    what the first is doing.
+
+    Args:
+        config: the configuration as plain data.
+        host: the host's number.
+        device: ``cpu`` or ``cuda``.
+        neighbours: how many actors share the machine's memory, itself included.
+        own_gpu: finds the GPU that this process sees; not called on the CPU.
+
+    Raises:
+        ResourceError: when it sees none, or several.
+    """
+
+    def __init__(
+        self, config: dict[str, Any], host: int, device: str, neighbours: int, own_gpu: Callable[[], Gpu]
+    ) -> None:
+        self._number = host
+        self._config = Experiment.knowing(config).model_validate(config)
+        self._pinned = threading.local()
+        self._pin()
+        self._gpu = own_gpu() if device == "cuda" else None
+        self._host = build_host(self._config, host, self._gpu.device if self._gpu else device, neighbours)
+        self._inbox, self._limit = Inbox(), self._config.cluster.shared_memory // neighbours
+        self._outbox = Outbox(self._limit)
+
+    def __repr__(self) -> str:
+        return host_name(self._number)
+
+    def run(
+        self, job: Job, broadcast: Tree | Parcel, *incoming: Mapping[int, Tree], freed: Sequence[int] | None = None
+    ) -> JobResult | Reply:
+        """See :meth:`ClientHost.run`.
+
+        Args:
+            job: see there.
+            broadcast: see there.
+            incoming: see there.
+            freed: segments of earlier results that the driver no longer reads; None if it reads none of this process.
+        """
+        self._pin()
+        try:
+            return self._run(job, broadcast, incoming, freed)
+        except RayflError as error:
+            # What an error came from stays behind when it leaves a process; notes go with it.
+            error.add_note(f"In {host_name(self._number)}:\n{complete(error)}")
+            raise
+
+    def _run(
+        self, job: Job, broadcast: Tree | Parcel, incoming: Sequence[Mapping[int, Tree]], freed: Sequence[int] | None
+    ) -> JobResult | Reply:
+        if freed is None:
+            assert not isinstance(broadcast, Parcel)
+            return self._host.run(job, broadcast, *incoming)
+        for serial in freed:
+            self._outbox.free(serial)
+        if isinstance(broadcast, Parcel):
+            self._inbox.freed()  # what was read before, in the same memory too, is of no interest
+            result = self._host.run(job, self._inbox.open(broadcast), *incoming)
+            done = broadcast.serial in self._inbox.freed()
+        else:
+            result, done = self._host.run(job, broadcast, *incoming), True
+        return Reply(self._outbox.pack(result) or result, done)
+
+    @ray.method(concurrency_group="io")
+    def meet(self, greeting: Parcel) -> Parcel | None:
+        """The same message back, if the driver's parcels can be opened here."""
+        try:
+            return self._outbox.pack(np.array(self._inbox.open(greeting)), least=1)
+        except OSError:
+            return None
+
+    def _pin(self) -> None:
+        """The number of OpenMP threads belongs to the calling thread, which need not be the constructor's."""
+        if not getattr(self._pinned, "done", False):
+            pin_threads(self._config.cluster.threads_per_actor)
+            self._pinned.done = True
+
+    def release(self, clients: Sequence[int]) -> dict[int, Tree]:
+        """See :meth:`ClientHost.release`."""
+        return self._host.release(clients)
+
+    def rewind(self) -> None:
+        """See :meth:`ClientHost.rewind`; results of before may never have been read, nor freed."""
+        self._host.rewind()
+        self._outbox = Outbox(self._limit)
+
+    def held_states(self) -> dict[int, Tree]:
+        """See :meth:`ClientHost.held_states`."""
+        return self._host.held_states()
+
+    @ray.method(concurrency_group="report")
+    def doing(self) -> Report:
+        """Which clients' code runs just now, and for how long."""
+        return self._host.at_work.report()
+
+    @ray.method(concurrency_group="io")
+    def commit(self, rounds_completed: int) -> list[tuple[StoredFile, dict[int, Change]]]:
+        """See :meth:`ClientHost.commit`."""
+        return self._host.commit(rounds_completed)
+
+    @ray.method(concurrency_group="io")
+    def describe(self) -> dict[str, Any]:
+        """Where the actor runs, and whether it trains looped or vectorised, how many clients at a time."""
+        engine = self._host.engine
+        return {
+            "host": self._number,
+            "node": socket.gethostname(),
+            "node_id": ray.get_runtime_context().get_node_id(),
+            "gpu": self._gpu.uuid if self._gpu else "",
+            "pid": os.getpid(),
+            "device": str(engine.device),
+            "device_name": device_name(engine.device),
+            "vectorized": engine.vectorized,
+            "width": engine.width,
+            "note": engine.note,
+        }
+
+
+RemoteClientActor: Any = ray.remote(concurrency_groups={"io": 1, "report": 1})(ClientActor)  # type: ignore[call-overload]

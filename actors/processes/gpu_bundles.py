@@ -1,0 +1,90 @@
+"""Whole GPUs reserved for a run: one placement group with one bundle each, which the actors share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.processes.placement import ActorOptions, free_nodes, lay_out, whole_nodes
+
+
+@dataclass
+class _Bundle:
+    number: int
+    group: PlacementGroup
+    seats: int
+    actors: set[int] = field(default_factory=set)
+
+
+class GpuBundles:
+    """The GPUs of a run.
+
+    Ray alone would fill a GPU's shares as they come free, whoever asks: here, shares of a GPU are given only to actors
+    of this run. Each GPU has a group of its own, so that one may come or go without the others.
+
+    Args:
+        options: what an actor needs.
+    """
+
+    def __init__(self, options: ActorOptions) -> None:
+        self._options = options
+        self._bundles: list[_Bundle] = []
+        self._reserved = 0
+
+    def reserve(self, count: int) -> None:
+        """Makes sure that there is a seat for each of ``count`` more actors; does not wait for Ray to give it."""
+        missing = count - sum(bundle.seats - len(bundle.actors) for bundle in self._bundles)
+        if missing <= 0:
+            return
+        options = self._options
+        laid_out = lay_out(free_nodes(), missing, options.num_cpus, options.per_gpu)
+        if sum(actors for _, actors in laid_out) < missing:
+            # Others hold some of the GPUs now: Ray waits until they give them back.
+            laid_out = lay_out(whole_nodes(), missing, options.num_cpus, options.per_gpu)
+        for node, actors in laid_out:
+            self._add(actors, node)
+            missing -= actors
+        while missing > 0:
+            actors = min(missing, options.per_gpu)
+            self._add(actors, None)
+            missing -= actors
+
+    def _add(self, actors: int, node: str | None) -> None:
+        wanted = {"GPU": 1.0, "CPU": actors * self._options.num_cpus}
+        bundle = {name: amount for name, amount in wanted.items() if amount}
+        group = placement_group([bundle], strategy="STRICT_PACK", _soft_target_node_id=node)
+        self._bundles.append(_Bundle(self._reserved, group, actors))
+        self._reserved += 1
+
+    def seat(self, actor: int) -> dict[str, Any]:
+        """Takes a seat that :meth:`reserve` has made, on the emptiest GPU; returns Ray's options for it."""
+        vacant = [bundle for bundle in self._bundles if len(bundle.actors) < bundle.seats]
+        bundle = min(vacant, key=lambda bundle: (len(bundle.actors), bundle.number))
+        bundle.actors.add(actor)
+        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(bundle.group, placement_group_bundle_index=0)}
+
+    def of(self, actor: int) -> int | None:
+        """The number of the GPU that is reserved for an actor."""
+        return next((bundle.number for bundle in self._bundles if actor in bundle.actors), None)
+
+    def leave(self, actor: int) -> None:
+        """Gives up an actor's seat, and the GPU with the last of them."""
+        for bundle in self._bundles:
+            bundle.actors.discard(actor)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Gives back the GPUs that no actor uses."""
+        for bundle in self._bundles:
+            if not bundle.actors:
+                remove_placement_group(bundle.group)
+        self._bundles = [bundle for bundle in self._bundles if bundle.actors]
+
+    def close(self) -> None:
+        """Gives back all GPUs."""
+        for bundle in self._bundles:
+            remove_placement_group(bundle.group)
+        self._bundles = []

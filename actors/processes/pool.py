@@ -1,0 +1,140 @@
+"""Hosts behind one interface: in this process (for tests and debugging) or as Ray actors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from actors.hosting.host import ClientHost
+from rayfl.errors import DeviceLostError
+from rayfl.params import Tree
+
+
+class HostDiedError(Exception):
+    """A host's process, node or network is gone; its states since the last commit are lost.
+
+    Attributes:
+        host: its position.
+        reason: how it ended.
+        clients: who may be to blame: those at work if it said so, else all whose results it still owed.
+        hung: whether it lived on, and would not end what it did for them.
+        certain: whether it has said itself that they were at work.
+        suspicious: whether clients' code may have done it: not where a node or an answer was lost.
+        printed: what clients had printed, where it could still be asked.
+        examined: whether what was under way is done once more to find out who is to blame.
+    """
+
+    def __init__(
+        self,
+        host: int,
+        reason: str,
+        clients: tuple[int, ...] = (),
+        hung: bool = False,
+        certain: bool = False,
+        suspicious: bool = False,
+        printed: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(f"host {host} died: {reason}")
+        self.host = host
+        self.reason = reason
+        self.clients = clients
+        self.hung = hung
+        self.certain = certain
+        self.suspicious = suspicious
+        self.printed = printed
+        self.examined = False
+
+
+class HostPool(Protocol):
+    """What the federation needs of its hosts."""
+
+    @property
+    def size(self) -> int:
+        """Number of hosts."""
+        ...
+
+    def put(self, tree: Tree) -> Any:
+        """Makes a tree available to all hosts, once; returns what to pass for it."""
+        ...
+
+    def submit(self, host: int, method: str, *args: Any) -> Any:
+        """Starts a method of a host; returns a handle for :meth:`collect` and for other hosts' arguments."""
+        ...
+
+    def collect(
+        self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """Yields (host, result) as results arrive.
+
+        Args:
+            handles: handles and the hosts they belong to.
+            deadline_s: a host that owes results and has given none for so long, in seconds, is ended and counts as
+                gone; None: it may take any time.
+            of_clients: whether hosts do what clients ask: the time then begins again with every client.
+
+        Raises:
+            HostDiedError: when a host is gone.
+        """
+        ...
+
+    def revive(self) -> list[int]:
+        """Replaces dead hosts by new, empty ones, as many as there is room for; returns which.
+
+        Hosts are numbered anew: living ones come first.
+        """
+        ...
+
+    def grow(self) -> list[int]:
+        """Takes more hosts into use where the cluster has grown; never waits for them; returns which are new."""
+        ...
+
+    def close(self) -> None:
+        """Ends the hosts."""
+        ...
+
+
+class InlinePool:
+    """Hosts in this process, called one after the other.
+
+    Args:
+        hosts: the hosts.
+    """
+
+    def __init__(self, hosts: list[ClientHost]) -> None:
+        self.hosts = hosts
+
+    @property
+    def size(self) -> int:
+        return len(self.hosts)
+
+    def put(self, tree: Tree) -> Any:
+        return tree
+
+    def submit(self, host: int, method: str, *args: Any) -> Any:
+        given = [arg.value if isinstance(arg, _Done) else arg for arg in args]
+        try:
+            return _Done(getattr(self.hosts[host], method)(*given))
+        except DeviceLostError as error:
+            raise DeviceLostError(f"{error}; run the same command to continue from the last commit") from error
+
+    def collect(
+        self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        for handle, host in handles.items():
+            yield host, handle.value
+
+    def revive(self) -> list[int]:
+        return []
+
+    def grow(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self.hosts.clear()
+
+
+class _Done:
+    """A finished call's result."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value

@@ -1,0 +1,45 @@
+"""What Ray's errors mean here: a lost process, or one that could not be set up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from actors.processes.pool import HostDiedError
+from rayfl.errors import DeviceLostError, RayflError, ResourceError
+
+
+def result_of(handle: Any, host: int) -> Any:
+    """A call's result; Ray's wrappers are taken off, what means a lost process becomes HostDiedError."""
+    try:
+        return ray.get(handle)
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, DeviceLostError):
+            raise HostDiedError(host, str(cause)) from cause
+        if isinstance(cause, RayflError):
+            raise cause from None
+        if isinstance(cause, RayError):
+            raise HostDiedError(host, f"{type(cause).__name__}: {_first_line(cause)}") from None
+        raise
+    except RayActorError as error:
+        said = str(error)
+        if "The actor died because of an error raised in its creation task" in said:
+            failed = ResourceError(f"host {host} could not be set up: {_last_line(error)}")
+            failed.add_note(said)
+            raise failed from None
+        # Other reasons are a node that has died, or a connection that broke.
+        alone = "worker process has died" in said
+        raise HostDiedError(host, f"{type(error).__name__}: {_first_line(error)}", suspicious=alone) from None
+    except RayError as error:
+        raise HostDiedError(host, f"{type(error).__name__}: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[-1]

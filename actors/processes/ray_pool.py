@@ -1,0 +1,297 @@
+"""Hosts as Ray actors: started, replaced when they die, more when nodes join, fewer when nodes leave."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import get_current_placement_group
+
+from actors.processes.client_actor import RemoteClientActor, host_name
+from actors.processes.gpu_bundles import GpuBundles
+from actors.processes.gpus import Seated, check_gpus, own_gpu
+from actors.processes.placement import ActorOptions, Node, free_nodes, room, whole_nodes
+from actors.processes.pool import HostDiedError
+from actors.processes.ray_host import Broadcast, RayHost
+from actors.processes.shared_memory import Outbox
+from rayfl.errors import RayflError, ResourceError
+from rayfl.params import Tree
+
+_log = logging.getLogger("rayfl")
+_PING_TIMEOUT_S = 60.0
+_ASK_EVERY_S = 1.0
+_LOOK_EVERY_S = 2.0
+
+
+class RayPool:
+    """Hosts as Ray actors.
+
+    Args:
+        config: the configuration as plain data.
+        options: how many actors with what resources.
+        run: the run's name. Its actors are ``rayfl-host-00``, ... in a namespace of their own, so that runs share a
+            cluster; the second life of one that died is ``rayfl-host-00-life-2``.
+        admit: called before actors are started on nodes that have joined; raises a ``RayflError`` if they are not fit
+            for the run.
+
+    Raises:
+        ResourceError: when the actors do not start in time, or not on the GPUs meant for them.
+    """
+
+    def __init__(
+        self, config: dict[str, Any], options: ActorOptions, run: str, admit: Callable[[], None] = lambda: None
+    ) -> None:
+        self._config = config
+        self._options = options
+        self._admit = admit
+        self.namespace = f"rayfl-{run}-{uuid.uuid4().hex[:8]}"
+        self._outbox = Outbox(options.shared_memory)
+        self._lives: Counter[int] = Counter()
+        self._numbers = itertools.count()
+        # Where a placement group is given (an experiment of a sweep), the actors stay in it.
+        self._given = get_current_placement_group() is not None
+        self._bundles = GpuBundles(options) if options.per_gpu and not self._given else None
+        self._hosts: list[RayHost] = []
+        self._joining: list[RayHost] = []
+        self._joining_since = self._looked_at = time.monotonic()
+        self._unfit: frozenset[str] = frozenset()
+        try:
+            self._start([next(self._numbers) for _ in range(options.count)], self._hosts)
+            self._await(self._hosts, options.count)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def size(self) -> int:
+        return len(self._hosts)
+
+    @property
+    def descriptions(self) -> list[dict[str, Any]]:
+        """What each host says of itself."""
+        return [host.description for host in self._hosts]
+
+    def put(self, tree: Tree) -> Any:
+        return Broadcast(tree, self._outbox)
+
+    def submit(self, host: int, method: str, *args: Any) -> Any:
+        return self._hosts[host].submit(method, *args)
+
+    def collect(
+        self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        waiting = list(handles)
+        heard = dict.fromkeys(handles.values(), time.monotonic())
+        while waiting:
+            timeout = None
+            if deadline_s is not None:
+                silent = min({handles[handle] for handle in waiting}, key=heard.__getitem__)
+                timeout = max(heard[silent] + deadline_s - time.monotonic(), 0.0)
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=timeout)
+            if (
+                not ready
+                and ray.wait(
+                    [handle for handle in waiting if handles[handle] == silent],
+                    num_returns=1,
+                    timeout=1,
+                    fetch_local=False,
+                )[0]
+            ):
+                heard[silent] = time.monotonic()  # the answer is there, and only on its way
+                continue
+            if not ready:
+                assert deadline_s is not None
+                heard[silent] = time.monotonic() - self._silence(silent, deadline_s, of_clients)
+                continue
+            host = handles[ready[0]]
+            heard[host] = time.monotonic()
+            yield host, self._hosts[host].result(ready[0], host)
+
+    def _silence(self, position: int, deadline_s: float, of_clients: bool) -> float:
+        """For how many seconds a host that has not answered has been at the same clients.
+
+        Raises:
+            HostDiedError: when that is too long, or it does not say: it is ended.
+        """
+        host = self._hosts[position]
+        doing = host.doing() if of_clients else None
+        if doing is not None and doing.clients and doing.seconds < deadline_s:
+            return doing.seconds
+        # Its pings are answered by another thread: only its end makes sure that it does not go on.
+        ray.kill(host.actor)
+        reason = f"no answer within clients.deadline_s={deadline_s:g} s"
+        if doing is None:
+            raise HostDiedError(position, reason, hung=True, suspicious=of_clients)
+        named = bool(doing.clients)
+        raise HostDiedError(
+            position, reason, doing.clients, True, certain=named, suspicious=named, printed=doing.printed
+        )
+
+    def revive(self) -> list[int]:
+        pings = [host.actor.describe.remote() for host in self._hosts]
+        dead = []
+        for host, ping in zip(self._hosts, pings, strict=True):
+            try:
+                ray.get(ping, timeout=_PING_TIMEOUT_S)
+            except (RayError, GetTimeoutError):
+                # One that hangs is as good as dead, and must not wake up later and write.
+                dead.append(host)
+        for host in dead:
+            self._end(host)
+        self._hosts = [host for host in self._hosts if host not in dead]
+        for host in self._hosts:
+            host.forget()
+        before = len(self._hosts)
+        self._start([host.number for host in dead], self._hosts)
+        self._await(self._hosts[before:], self._options.at_least)
+        return list(range(before, len(self._hosts)))
+
+    def grow(self) -> list[int]:
+        now = time.monotonic()
+        if self._joining:
+            return self._take_in(now)
+        if now - self._looked_at < _LOOK_EVERY_S or self._given or self.size >= self._options.at_most:
+            return []
+        self._looked_at = now
+        nodes = frozenset(node.id for node in whole_nodes())
+        more = min(self._room(free_nodes()), self._options.at_most - self.size)
+        if more < 1 or nodes == self._unfit:
+            return []
+        try:
+            self._admit()
+        except RayflError as error:
+            _log.warning("nodes that have joined are not used: %s", error)
+            self._unfit = nodes
+            return []
+        self._joining_since = now
+        self._start([next(self._numbers) for _ in range(more)], self._joining)
+        return []
+
+    def _take_in(self, now: float) -> list[int]:
+        """Those of the hosts being started that have, once all of them have."""
+        late = ray.wait([host.started for host in self._joining], num_returns=len(self._joining), timeout=0)[1]
+        if late and now - self._joining_since < self._options.timeout_s:
+            return []
+        joined = [host for host in self._joining if host.started not in late]
+        failed = [host for host in self._joining if host.started in late]
+        reason = f"not started within {self._options.timeout_s:g} s"
+        for host in list(joined):
+            try:
+                host.arrive(host.number, self._outbox)
+                self._check([*self._hosts, *(other for other in joined if other.description)])
+            except (HostDiedError, ResourceError) as error:
+                joined.remove(host)
+                failed.append(host)
+                reason = str(error)
+        self._joining = []
+        if failed:
+            _log.warning("%d actors could not join the run: %s", len(failed), reason)
+            self._unfit = frozenset(node.id for node in whole_nodes())
+            for host in failed:
+                self._end(host)
+        first = self.size
+        self._hosts += joined
+        if joined:
+            _log.info("%d actors joined the run, %d now: nodes have come", len(joined), self.size)
+        return list(range(first, self.size))
+
+    def close(self) -> None:
+        for host in [*self._hosts, *self._joining]:
+            ray.kill(host.actor)
+        self._hosts, self._joining = [], []
+        self._outbox = Outbox(0)
+        if self._bundles is not None:
+            self._bundles.close()
+
+    def _room(self, nodes: Sequence[Node]) -> int:
+        options = self._options
+        return room(nodes, options.num_cpus, options.per_gpu, options.at_most)
+
+    def _start(self, numbers: Sequence[int], hosts: list[RayHost]) -> None:
+        """Starts actors, and adds them to ``hosts``; does not wait for them."""
+        options = self._options
+        if self._bundles is not None:
+            self._bundles.reserve(len(numbers))
+        able = sum(node.seats(options.num_cpus, options.per_gpu) >= 1 for node in whole_nodes())
+        neighbours = math.ceil((self.size + len(numbers)) / max(able, 1))
+        for number in numbers:
+            self._lives[number] += 1
+            life = f"-life-{self._lives[number]}" if self._lives[number] > 1 else ""
+            actor = RemoteClientActor.options(
+                name=host_name(number) + life,
+                namespace=self.namespace,
+                num_cpus=options.num_cpus,
+                num_gpus=options.num_gpus,
+                **(self._bundles.seat(number) if self._bundles is not None else {}),
+            ).remote(self._config, number, options.device, neighbours, own_gpu)
+            hosts.append(RayHost(number, actor))
+
+    def _await(self, new: Sequence[RayHost], at_least: int) -> None:
+        """Waits for hosts that were started, but not for those that no node has room for any more.
+
+        Args:
+            new: some of the hosts.
+            at_least: with how few hosts in all the run may go on.
+        """
+        waiting, given_up = list(new), list[RayHost]()
+        ends = time.monotonic() + self._options.timeout_s
+        while waiting:
+            timeout = min(max(ends - time.monotonic(), 0.0), _ASK_EVERY_S)
+            late = ray.wait([host.started for host in waiting], num_returns=len(waiting), timeout=timeout)[1]
+            waiting = [host for host in waiting if host.started in late]
+            if not waiting:
+                break
+            too_many = self.size - max(self._room(whole_nodes()), at_least)
+            if time.monotonic() >= ends:
+                if self.size - len(waiting) < at_least:
+                    raise ResourceError(self._too_late(len(waiting), len(new)))
+                too_many = len(waiting)
+            for _ in range(min(too_many, len(waiting))):
+                host = waiting.pop()
+                given_up.append(host)
+                self._hosts.remove(host)
+                self._end(host)
+        if given_up:
+            _log.warning("goes on with %d actors instead of %d: nodes have left", self.size, self.size + len(given_up))
+        for position, host in enumerate(self._hosts):
+            if host in new:
+                host.arrive(position, self._outbox)
+        self._check(self._hosts)
+
+    def _check(self, hosts: Sequence[RayHost]) -> None:
+        if not self._options.per_gpu:
+            return
+        bundles = self._bundles
+        seated = [
+            Seated(host_name(host.number), bundles.of(host.number) if bundles else None, host.description["gpu"])
+            for host in hosts
+        ]
+        check_gpus(seated, self._options.per_gpu)
+
+    def _end(self, host: RayHost) -> None:
+        ray.kill(host.actor)
+        if self._bundles is not None:
+            self._bundles.leave(host.number)
+
+    def _too_late(self, count: int, asked: int) -> str:
+        options = self._options
+        return (
+            f"{count} of {asked} actors did not start within {options.timeout_s:g} s: each needs "
+            f"{options.num_cpus:g} CPUs and {options.num_gpus:g} GPUs, {count * options.num_cpus:g} CPUs and "
+            f"{count * options.num_gpus:g} GPUs together, the cluster has {_available()} free (others may hold "
+            "the rest: `ray status`); lower cluster.num_actors or cluster.cpus_per_actor, or raise "
+            "cluster.startup_timeout_s and wait"
+        )
+
+
+def _available() -> str:
+    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    return f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"

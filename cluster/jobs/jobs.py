@@ -1,0 +1,280 @@
+"""Runs as jobs on a cluster: sent through Ray's Job API, followed, stopped.
+
+A job is named after its run. Submitting the same run again attaches to the job that is under way; after one that has
+ended, a new attempt begins, which continues from the run's last commit like any second ``rayfl run``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import requests
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+
+from cluster.jobs.shipping import build_wheel, check_modules
+from cluster.rounds.interrupts import TERMINATED
+from rayfl.config.identity import older_fingerprints
+from rayfl.config.loading import to_yaml
+from rayfl.config.schema import ExperimentConfig
+from rayfl.errors import ConfigError, ResourceError, RunError
+
+_STOP_MARGIN_S = 60
+"""What Ray waits for a job after SIGTERM beyond the round's grace: the last commit."""
+_POLL_S = 1.0
+_RECONNECTS = 5
+_END_OF_CONFIG = "RAYFL_END_OF_CONFIGURATION"
+_NO_ADDRESSES = {"RAY_ADDRESS": "", "RAY_API_SERVER_ADDRESS": ""}
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What goes with a run to the cluster.
+
+    Attributes:
+        ship: send this rayfl along; False for a cluster that has it installed.
+        working_dir: a folder of the user's own code and files, where the run starts; None: none.
+        environment: environment variables of driver and actors.
+    """
+
+    ship: bool = True
+    working_dir: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job of a run.
+
+    Attributes:
+        id: Ray's submission id.
+        attached: whether it was under way already.
+    """
+
+    id: str
+    attached: bool
+
+
+def connect(address: str) -> JobSubmissionClient:
+    """A client of the Job API.
+
+    Args:
+        address: of the dashboard, ``http://host:8265``.
+
+    Raises:
+        ResourceError: when nobody answers there, or refuses; says what a token needs.
+    """
+    if not address.startswith(("http://", "https://")):
+        raise ResourceError(f"{address} is no address of a Ray dashboard: write http://host:8265")
+    # It says what goes on at the level INFO, among the lines of the run.
+    logging.getLogger("ray.dashboard.modules.job.sdk").setLevel(logging.WARNING)
+    try:
+        # Ray prefers its environment variables to the address it is given.
+        with mock.patch.dict(os.environ, _NO_ADDRESSES):
+            return JobSubmissionClient(address)
+    except AuthenticationError as error:
+        raise ResourceError(
+            f"{address} wants the cluster's token: set RAY_AUTH_MODE=token, and the token in RAY_AUTH_TOKEN or "
+            f"~/.ray/auth_token ({_first_line(error)})"
+        ) from None
+    except (ConnectionError, RuntimeError, requests.RequestException) as error:
+        raise ResourceError(f"no Ray dashboard at {address}: {_first_line(error)}") from None
+
+
+def submit(client: JobSubmissionClient, config: ExperimentConfig, options: JobOptions) -> Submitted:
+    """Starts a run as a job, or finds the job that is running it.
+
+    Raises:
+        ConfigError: when a module of the user's own is not sent along.
+        RunError: when a job of the same name is under way with another configuration or folder.
+        ResourceError: when the cluster refuses the job.
+    """
+    metadata = _metadata(config)
+    attempts = [job for job in jobs(client) if _run_of(job) == config.run_name]
+    for job in attempts:
+        if not job.status.is_terminal():
+            different = _different(job.metadata or {}, config)
+            if different:
+                raise RunError(
+                    f"job {job.submission_id} is running {config.run_name} with another {' and '.join(different)}: "
+                    "choose another name, or stop it"
+                )
+            return Submitted(str(job.submission_id), True)
+    # Counted by number, not by how many are left: Ray forgets old jobs.
+    last = max((int((job.metadata or {}).get("attempt", 1)) for job in attempts), default=0)
+    metadata["attempt"] = str(last + 1)
+    name = config.run_name if not last else f"{config.run_name}.attempt-{last + 1}"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            client.submit_job(
+                entrypoint=_entrypoint(config),
+                submission_id=name,
+                metadata=metadata,
+                runtime_env=_runtime_env(config, options, Path(folder)),
+            )
+        except (RuntimeError, ValueError, requests.RequestException) as error:
+            if "already exists" in str(error):  # somebody was faster by a moment
+                return Submitted(name, True)
+            raise ResourceError(f"the cluster has refused job {name}: {error}") from None
+    return Submitted(name, False)
+
+
+def _metadata(config: ExperimentConfig) -> dict[str, str]:
+    return {
+        "run": config.run_name,
+        "method": config.algorithm.name,
+        "data": config.dataset.name,
+        "storage": config.storage_path,
+        "fingerprint": config.fingerprint(),
+    }
+
+
+def _different(metadata: Mapping[str, str], config: ExperimentConfig) -> list[str]:
+    """In what a job's run is not this one; an older rayfl may have submitted it."""
+    fingerprints = {config.fingerprint(), *(found for found, _ in older_fingerprints(config.identity()))}
+    different = {
+        "fingerprint": metadata.get("fingerprint") not in fingerprints,
+        "storage": metadata.get("storage") != config.storage_path,
+    }
+    return [key for key, differs in different.items() if differs]
+
+
+def _entrypoint(config: ExperimentConfig) -> str:
+    """A shell command with the whole configuration in it: the job depends on no file of this machine."""
+    cluster = config.cluster.model_copy(update={"address": None})
+    text = to_yaml(config.model_copy(update={"name": config.run_name, "cluster": cluster}))
+    return f"exec python -m rayfl run - <<'{_END_OF_CONFIG}'\n{text}{_END_OF_CONFIG}\n"
+
+
+def _runtime_env(config: ExperimentConfig, options: JobOptions, folder: Path) -> dict[str, Any]:
+    wait = math.ceil(config.cluster.stop_grace_s) + _STOP_MARGIN_S
+    content: dict[str, Any] = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(wait), **options.environment}}
+    if options.working_dir is not None:
+        if not options.working_dir.is_dir():
+            raise ConfigError(f"--working-dir: {options.working_dir} is no folder")
+        content["working_dir"] = str(options.working_dir)
+    if "PYTHONPATH" not in options.environment:
+        check_modules(config, options.working_dir)
+    if options.ship:
+        content["py_modules"] = [str(build_wheel(folder))]
+    return content
+
+
+def find(client: JobSubmissionClient, run_or_id: str) -> JobDetails:
+    """The job of this submission id, or a run's newest.
+
+    Raises:
+        RunError: when there is none; names those there are.
+    """
+    known = jobs(client)
+    # The first attempt's id is the run's name: that asks for the run, so for its newest attempt.
+    exact = [job for job in known if job.submission_id == run_or_id and _run_of(job) != run_or_id]
+    found = exact or [job for job in known if _run_of(job) == run_or_id]
+    if not found:
+        names = ", ".join(sorted({str(_run_of(job)) for job in known})) or "none"
+        raise RunError(f"the cluster has no job of the run {run_or_id}, nor of this id; its runs: {names}")
+    return found[-1]
+
+
+def follow(client: JobSubmissionClient, job: str, write: Callable[[str], object]) -> int:
+    """Passes on what a job prints, from its start to its end.
+
+    Args:
+        client: the cluster.
+        job: submission id.
+        write: gets pieces of the output.
+
+    Returns:
+        The exit status of the run: 0, its own, or 143 for a job that was stopped.
+
+    Raises:
+        ResourceError: when the connection breaks again and again; the job goes on.
+    """
+    asyncio.run(_tail(client, job, write))
+    return exit_status(wait_for_end(client, job))
+
+
+async def _tail(client: JobSubmissionClient, job: str, write: Callable[[str], object]) -> None:
+    written = 0
+    for attempt in range(_RECONNECTS + 1):
+        position = 0
+        try:
+            async for piece in client.tail_job_logs(job):
+                # After a broken connection the log comes again from its start.
+                new = piece[max(written - position, 0) :]
+                position += len(piece)
+                written = max(written, position)
+                if new:
+                    write(new)
+            return
+        except (RuntimeError, OSError) as error:
+            if attempt == _RECONNECTS:
+                raise ResourceError(f"lost the connection to job {job}, which goes on: {_first_line(error)}") from None
+            await asyncio.sleep(_POLL_S)
+
+
+def wait_for_end(client: JobSubmissionClient, job: str, timeout_s: float = math.inf) -> JobDetails:
+    """Waits until a job has ended.
+
+    Raises:
+        ResourceError: when it has not in time.
+    """
+    start = time.monotonic()
+    while True:
+        details = client.get_job_info(job)
+        if details.status.is_terminal():
+            return details
+        if time.monotonic() - start > timeout_s:
+            raise ResourceError(f"job {job} is still {details.status} after {timeout_s:g} s; `rayfl status {job}`")
+        time.sleep(_POLL_S)
+
+
+def exit_status(details: JobDetails) -> int:
+    """The exit status of an ended job's run."""
+    if details.status == JobStatus.SUCCEEDED:
+        return 0
+    return TERMINATED if details.status == JobStatus.STOPPED else details.driver_exit_code or 1
+
+
+def stop(client: JobSubmissionClient, job: str, timeout_s: float) -> bool:
+    """Asks a job to stop after its round, and waits for its end.
+
+    Args:
+        client: the cluster.
+        job: submission id.
+        timeout_s: how long to wait, in seconds.
+
+    Returns:
+        Whether there was anything to stop.
+    """
+    if client.get_job_info(job).status.is_terminal():
+        return False
+    client.stop_job(job)
+    wait_for_end(client, job, timeout_s)
+    return True
+
+
+def jobs(client: JobSubmissionClient) -> list[JobDetails]:
+    """All jobs of rayfl that the cluster knows, oldest first."""
+    found = [job for job in client.list_jobs() if _run_of(job) is not None]
+    return sorted(found, key=lambda job: job.start_time or 0)
+
+
+def _run_of(job: JobDetails) -> str | None:
+    """The run of a job, None for jobs that are none of rayfl's."""
+    metadata = job.metadata or {}
+    return metadata.get("run") if job.submission_id and "fingerprint" in metadata else None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,99 @@
+"""What a run needs on the nodes of a cluster that has rayfl's dependencies: this version of it, and users' modules."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import rayfl
+from rayfl.config.schema import ExperimentConfig
+from rayfl.diagnosis.tracebacks import is_own
+from rayfl.errors import ConfigError
+from rayfl.naming.objects import module_file, names_an_object
+
+_PACKAGES = ("actors", "algorithms", "cluster", "rayfl")
+_NAMING = ("name", "factory", "function")
+"""Fields whose value may be ``module:name``."""
+_TIMESTAMP = (2020, 1, 1, 0, 0, 0)
+
+
+def check_modules(config: ExperimentConfig, working_dir: Path | None) -> None:
+    """Makes sure that users' own modules are sent along: on the cluster nobody would know them.
+
+    Args:
+        config: names methods, models or data as ``module:name``; they have been imported here.
+        working_dir: the folder that is sent, where the run starts.
+
+    Raises:
+        ConfigError: naming the module, its file, and what to write.
+    """
+    for field, path in _objects(config.model_dump(mode="json")):
+        module = path.partition(":")[0]
+        file = module_file(path)
+        if file is None or not is_own(file):
+            continue
+        parts = len(module.split(".")) + (Path(file).name == "__init__.py")
+        folder = Path(file).resolve().parents[parts - 1]
+        if working_dir is None or working_dir.resolve() != folder:
+            sent = "is not sent along" if working_dir is None else f"is not in --working-dir {working_dir}"
+            raise ConfigError(
+                f"{field}: {path!r}: the module {module!r} ({file}) {sent}, and the cluster would not find it: add "
+                f"--working-dir {folder}, or say where the nodes have it with --env PYTHONPATH=FOLDER"
+            )
+
+
+def _objects(content: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Where a configuration names an object of a module, and which."""
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            if key in _NAMING and names_an_object(value):
+                yield f"{place}{key}", value
+            else:
+                yield from _objects(value, f"{place}{key}.")
+    elif isinstance(content, list | tuple):
+        for number, value in enumerate(content):
+            yield from _objects(value, f"{place}{number}.")
+
+
+def build_wheel(folder: Path) -> Path:
+    """Writes a wheel of the rayfl that is running, installed or from a checkout.
+
+    It differs from a released one on purpose. It names no dependencies, because Ray installs what it is given with
+    all of them, which would be another PyTorch on every node. And its version ends with a hash of its content, because
+    Ray tells wheels apart by their file names.
+
+    Args:
+        folder: where to.
+
+    Returns:
+        The file, ``rayfl-<version>+<hash>-py3-none-any.whl``; the same content gives the same bytes.
+    """
+    home = Path(rayfl.__file__).resolve().parent.parent
+    paths = [path for package in _PACKAGES for path in sorted((home / package).rglob("*")) if path.is_file()]
+    files = {
+        str(path.relative_to(home)): path.read_bytes()
+        for path in paths
+        if "__pycache__" not in path.parts and path.suffix != ".pyc"
+    }
+    digest = hashlib.sha256()
+    for name, data in files.items():
+        digest.update(f"{name} {len(data)}\n".encode() + data)
+    version = f"{rayfl.__version__}+{digest.hexdigest()[:12]}"
+    info = f"rayfl-{version}.dist-info"
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: rayfl\nVersion: {version}\n".encode()
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: rayfl\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    record = "".join(f"{name},sha256={_hash(data)},{len(data)}\n" for name, data in files.items())
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    wheel = folder / f"rayfl-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name, _TIMESTAMP), data, zipfile.ZIP_DEFLATED)
+    return wheel
+
+
+def _hash(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

@@ -1,0 +1,147 @@
+"""Files that start a cluster: KubeRay, SLURM, Ray's launcher, an image, a Grafana dashboard."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Annotated, Any, Literal, get_args
+
+import jinja2
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rayfl.errors import ConfigError
+from rayfl.naming.texts import matching
+
+Kind = Literal["kuberay", "kuberay-cluster", "slurm", "ray-up", "docker", "grafana"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_FILES: dict[Kind, str] = {
+    "kuberay": "kuberay.yaml.j2",
+    "kuberay-cluster": "kuberay-cluster.yaml.j2",
+    "slurm": "slurm.sh.j2",
+    "ray-up": "ray-up.yaml.j2",
+    "docker": "docker.Dockerfile.j2",
+    "grafana": "grafana.json",
+}
+_NODES = {"name", "nodes", "gpus_per_node", "cpus_per_node", "memory_per_node", "shared_volume"}
+_USES: dict[Kind, set[str]] = {
+    "kuberay": _NODES | {"image"},
+    "kuberay-cluster": _NODES | {"image"},
+    "slurm": _NODES | {"time", "environment"},
+    "ray-up": _NODES | {"image", "hosts", "user", "instance_type"},
+    "docker": {"image", "gpus_per_node"},
+    "grafana": set(),
+}
+_CLAIM_FOLDER = "/shared"
+"""Where pods and images have the shared volume."""
+
+# Whatever is written into YAML and shell: nothing that would have to be quoted there.
+Word = Annotated[str, matching(r"[A-Za-z0-9._/:@~-]+", "letters, digits and the signs . _ / : @ ~ -, without spaces")]
+
+
+class TemplateOptions(BaseModel):
+    """What the cluster should look like."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[
+        str,
+        matching(
+            r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?",
+            "1 to 40 small letters (a-z), digits and -, the first a letter and the last none of the signs",
+        ),
+    ] = Field("rayfl", description="of cluster and run: a-z, 0-9 and -")
+    image: Word = Field("rayfl:latest", description="container image with rayfl and Ray")
+    nodes: int = Field(1, ge=1, description="nodes that train")
+    gpus_per_node: int = Field(0, ge=0, description="GPUs of each")
+    cpus_per_node: int = Field(8, ge=1, description="CPUs of each")
+    memory_per_node: int = Field(32, ge=1, description="memory of each, in GiB")
+    shared_volume: Word | None = Field(
+        None,
+        description="what all nodes share: a claim's name for KubeRay (rayfl-shared), a folder otherwise (/shared)",
+    )
+    time: Annotated[
+        str, matching(r"[0-9]+([-:][0-9]+)*", "numbers with : or - between them, such as 24:00:00 or 2-12")
+    ] = Field("24:00:00", description="SLURM: time limit")
+    environment: Word | None = Field(None, description="SLURM: folder of the virtual environment with rayfl")
+    hosts: tuple[Word, ...] = Field((), description="ray up: machines of your own, head first; none: machines of AWS")
+    user: Word = Field("ubuntu", description="ray up: who logs in")
+    instance_type: Word = Field("g5.2xlarge", description="ray up on AWS: machines that train")
+
+
+def template_options(values: Mapping[str, Any]) -> TemplateOptions:
+    """Validated options; give only those that were chosen, because a file refuses what it has no use for.
+
+    Raises:
+        ConfigError: naming every wrong option and its rule.
+    """
+    try:
+        return TemplateOptions.model_validate(values)
+    except ValidationError as error:
+        wrong = [
+            f"--{'-'.join(map(str, e['loc'])).replace('_', '-')}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors()
+        ]
+        raise ConfigError("; ".join(wrong)) from None
+
+
+def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
+    """The text of a file.
+
+    Args:
+        kind: which.
+        chosen: what the cluster should look like.
+        run: a preset or file and overrides, as after ``rayfl run``; the run's folder and name are added unless they
+            are given.
+
+    Raises:
+        ConfigError: when the file has no place for a run, or for an option that was given.
+    """
+    unused = chosen.model_fields_set - _USES[kind]
+    if chosen.hosts:
+        unused |= chosen.model_fields_set & {"nodes", "instance_type"}
+    if unused:
+        names = ", ".join(sorted(f"--{field.replace('_', '-')}" for field in unused))
+        raise ConfigError(f"{names}: {kind}{' with --hosts' if chosen.hosts else ''} has no use for it")
+    if run and kind not in ("kuberay", "slurm"):
+        raise ConfigError(f"{kind} starts no run: leave out {run[0]!r}, and submit it to the cluster")
+    in_pods = kind.startswith("kuberay")
+    shared = chosen.shared_volume or ("rayfl-shared" if in_pods else "/shared")
+    folder = _CLAIM_FOLDER if in_pods or kind == "docker" else shared
+    resources: dict[str, Any] = {"cpu": str(chosen.cpus_per_node), "memory": f"{chosen.memory_per_node}Gi"}
+    if chosen.gpus_per_node:
+        resources["nvidia.com/gpu"] = str(chosen.gpus_per_node)
+    values = {
+        **chosen.model_dump(),
+        "shared_volume": shared,
+        "shared_folder": folder,
+        "data_folder": f"{folder}/data",
+        "runs_folder": f"{folder}/runs",
+        "resources": resources,
+        "command": _command(chosen.name, f"{folder}/runs", run or ["quickstart"]),
+        "ray_version": version("ray"),
+        "torch_version": version("torch").partition("+")[0],
+        "torchvision_version": version("torchvision").partition("+")[0],
+        "python_version": ".".join(platform.python_version_tuple()[:2]),
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("cluster", "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 -- YAML and shell; what goes in is restricted above
+    )
+    environment.filters["sh"] = shlex.quote
+    if kind == "grafana":  # Grafana has double braces of its own
+        assert environment.loader is not None
+        return environment.loader.get_source(environment, _FILES[kind])[0]
+    return environment.get_template(_FILES[kind]).render(values)
+
+
+def _command(name: str, folder: str, run: Sequence[str]) -> str:
+    given = {word.partition("=")[0] for word in run if "=" in word}
+    added = [f"{key}={value}" for key, value in (("name", name), ("storage_path", folder)) if key not in given]
+    return shlex.join(["rayfl", "run", *run, *added])

@@ -1,0 +1,66 @@
+"""What a run that waits for room asks of Ray's autoscaler: nodes for the actors that its configuration insists on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from cluster.planning.resources import asks_for
+from rayfl.config.schema import ClusterConfig
+
+Bundle = dict[str, float]
+
+
+def demand(config: ClusterConfig, resources: Mapping[str, float], num_clients: int) -> list[Bundle]:
+    """What has to be there together, one bundle a GPU or, without GPUs, one an actor.
+
+    Args:
+        config: the cluster section; where the number of actors is free, room for one is asked for.
+        resources: what the cluster has now; with ``device=auto`` GPUs are asked for only if it has some.
+        num_clients: K.
+    """
+    actors = asks_for(config, num_clients) or 1
+    if config.clients_per_actor == 1 and config.cpus_per_actor == "auto":
+        actors = 1  # they share what there is
+    cpus = 1.0 if config.cpus_per_actor == "auto" else config.cpus_per_actor
+    if config.device == "cpu" or (config.device == "auto" and not resources.get("GPU")):
+        return [{"CPU": cpus} for _ in range(actors) if cpus]
+    per_gpu = actors if config.actors_per_gpu == "auto" else config.actors_per_gpu
+    return [_bundle(min(per_gpu, actors - first) * cpus) for first in range(0, actors, per_gpu)]
+
+
+def _bundle(cpus: float) -> Bundle:
+    return {"GPU": 1.0, "CPU": cpus} if cpus else {"GPU": 1.0}
+
+
+class NodesAskedFor:
+    """A placement group that is never used: while it waits for its place, an autoscaler sees what is missing.
+
+    (``ray.autoscaler.sdk.request_resources`` would take the place of what others on the cluster have asked for.) As a
+    context manager it takes the wish back in the end.
+
+    Args:
+        name: how the wish is called in Ray's dashboard.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._group: Any = None
+
+    def __enter__(self) -> NodesAskedFor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+
+    def ask(self, bundles: list[Bundle]) -> None:
+        """Asks once; further calls change nothing."""
+        if self._group is None and bundles:
+            self._group = placement_group(bundles, strategy="PACK", name=self._name)

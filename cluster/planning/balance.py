@@ -1,0 +1,39 @@
+"""How a run shares its clients among actors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from actors.federation.hosts import Hosts
+from actors.processes.pool import HostPool
+from rayfl.config.schema import ExperimentConfig
+
+_log = logging.getLogger("rayfl")
+
+
+def hosts_of(pool: HostPool, config: ExperimentConfig, descriptions: Sequence[Mapping[str, Any]]) -> Hosts:
+    """The hosts of a run.
+
+    Args:
+        pool: where they are.
+        config: of the run.
+        descriptions: what actors say of themselves; empty without actors.
+    """
+    cluster = config.cluster
+    # What is stacked together decides about the last bits: chance should not.
+    in_doubt = any(host["vectorized"] for host in descriptions)
+    devices = {host["device_name"] for host in descriptions}
+    if cluster.balance == "auto" and in_doubt and len(devices) > 1:
+        _log.warning(
+            "actors have different devices (%s) and get equal work: cluster.balance=measured gives fast ones more; the "
+            "last bits of results then depend on what was measured",
+            ", ".join(sorted(devices)),
+        )
+    return Hosts(
+        pool,
+        pinned=cluster.clients_per_actor == 1,
+        deadline_s=config.clients.deadline_s,
+        measured=cluster.balance == "measured" or (cluster.balance == "auto" and not in_doubt),
+    )

@@ -1,0 +1,214 @@
+"""From what one client was measured to cost: how many actors share a GPU, and how many clients are stacked.
+
+The rule. What an actor takes of its device is its base (context, libraries), the samples it may come to hold, and one
+client's memory times the clients that are stacked (one if they are trained one by one); a tenth of what is free stays
+free.
+
+* Of a GPU's free memory, samples take a part that its actors divide, if ``data_memory`` is ``auto``.
+* One by one, a GPU is idle between the small steps of a client, and several actors fill the gaps: ``actors_per_gpu:
+  auto`` is the largest k whose actors fit, but no more than there are CPUs per GPU, nor clients in a round per GPU.
+* Stacked, one actor with a large width does the same with one context and without taking turns: ``auto`` is 1, or as
+  few as ``num_actors`` (or one actor per client) asks for.
+* ``engine.width: auto`` is the number of clients that fit into an actor's part of the device, but no more than its part
+  of a round's clients.
+
+Devices that differ are planned by the one that has the least room. Only functions of their arguments: equal
+measurements give equal plans.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actors.hosting.building import automatic_data_memory
+from actors.probing.measure import Measured
+from actors.processes.placement import ActorOptions, Node
+from cluster.planning.resources import asks_for, plan_actors
+from rayfl.config.schema import ExperimentConfig
+from rayfl.errors import ResourceError
+
+_TENTHS_USED = 9
+"""So many tenths of the memory that is free are planned with: steps of larger clients, fragments."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which actors a run starts.
+
+    Attributes:
+        config: the configuration with what was found in the place of ``auto``.
+        options: what Ray reserves for each.
+        lines: the plan in words.
+        warnings: what may turn out too large.
+    """
+
+    config: ExperimentConfig
+    options: ActorOptions
+    lines: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def depends_on_measuring(config: ExperimentConfig, options: ActorOptions) -> bool:
+    """Whether a measurement would be used: on GPUs, and on CPUs where ``engine.width`` is to be found."""
+    if not config.cluster.probe:
+        return False
+    return options.device == "cuda" or (config.engine.mode == "vectorized" and config.engine.width == "auto")
+
+
+def settle(
+    config: ExperimentConfig,
+    options: ActorOptions,
+    nodes: Sequence[Node],
+    num_clients: int,
+    cohort: int,
+    measured: Sequence[Measured] = (),
+) -> Plan:
+    """The final plan.
+
+    Args:
+        config: the experiment.
+        options: the plan of :func:`cluster.planning.resources.plan_actors`, which knows no memory.
+        nodes: of the cluster, with all they have.
+        num_clients: K.
+        cohort: m, clients in a round.
+        measured: what clients cost, on one device of each node that was measured; may be empty.
+
+    Raises:
+        ResourceError: when it is certain that the actors do not fit into a device's memory, with numbers.
+    """
+    cluster, engine = config.cluster, config.engine
+    gpus = sum(math.floor(node.gpus) for node in nodes) if options.per_gpu else 0
+    if gpus and measured and cluster.actors_per_gpu == "auto" and asks_for(cluster, num_clients) is None:
+        k = 1 if any(one.vectorized for one in measured) else actors_on_a_gpu(measured, options.num_cpus, nodes, cohort)
+        cluster = cluster.model_copy(update={"actors_per_gpu": k})
+        resources = {"CPU": sum(node.cpus for node in nodes), "GPU": sum(node.gpus for node in nodes)}
+        options = plan_actors(cluster, resources, num_clients, nodes)
+    elif options.per_gpu:
+        cluster = cluster.model_copy(update={"actors_per_gpu": options.per_gpu})
+    seated = [node for node in nodes if node.seats(options.num_cpus, options.per_gpu) >= 1]
+    sharing = math.ceil(options.count / max(gpus if options.per_gpu else len(seated), 1))
+    own_part = math.ceil(min(cohort, num_clients) / options.count)
+    if options.per_gpu and measured and cluster.data_memory == "auto":
+        fitting = min(automatic_data_memory(one.device_free_bytes, sharing) for one in measured)
+        cluster = cluster.model_copy(update={"data_memory": fitting})
+    stacked = any(one.vectorized for one in measured)
+    if stacked and engine.width == "auto":
+        fitting = min(clients_at_a_time(one, sharing) for one in measured)
+        engine = engine.model_copy(update={"width": max(min(fitting, own_part), 1)})
+    width = min(engine.width, own_part) if stacked and engine.width != "auto" else 1
+    warnings = []
+    for one in measured:
+        refuse_what_cannot_fit(one, sharing, on_gpu=bool(options.per_gpu))
+        warnings += _doubts(one, sharing, width)
+    return Plan(
+        config.model_copy(update={"cluster": cluster, "engine": engine}),
+        options,
+        (_in_words(options, nodes, gpus, own_part), *(_cost_in_words(one, sharing, width) for one in measured)),
+        tuple(warnings),
+    )
+
+
+def actors_on_a_gpu(measured: Sequence[Measured], num_cpus: float, nodes: Sequence[Node], cohort: int) -> int:
+    """k, how many actors that train their clients one by one share a GPU; at least 1.
+
+    Args:
+        measured: what clients cost, on GPUs.
+        num_cpus: CPUs that each actor takes.
+        nodes: of the cluster.
+        cohort: m, clients in a round.
+    """
+    fitting = min(_fitting(one) for one in measured)
+    with_gpus = [node for node in nodes if node.gpus >= 1]
+    cpus = max((node.cpus / math.floor(node.gpus) for node in with_gpus), default=0.0)
+    beside = math.floor(cpus / num_cpus + 1e-9) if num_cpus else cohort
+    useful = math.ceil(cohort / max(sum(math.floor(node.gpus) for node in with_gpus), 1))
+    return max(min(fitting, beside, useful), 1)
+
+
+def _fitting(measured: Measured) -> int:
+    """How many actors that train one client at a time fit on a device."""
+    alone = actor_bytes(measured, 1, sharing=1)
+    fitting = _usable(measured) // alone
+    if measured.divides:
+        # Samples take no more than their part of the device, however many actors divide it.
+        part = automatic_data_memory(measured.device_free_bytes, 1)
+        without = measured.base_bytes + measured.client_bytes
+        fitting = max(fitting, (_usable(measured) - part) // without)
+    return fitting
+
+
+def clients_at_a_time(measured: Measured, sharing: int) -> int:
+    """How many stacked clients fit into an actor's part of a device that ``sharing`` actors share; at least 1."""
+    left = _usable(measured) // sharing - measured.base_bytes - measured.held_by(sharing)
+    return max(left // measured.client_bytes, 1)
+
+
+def actor_bytes(measured: Measured, width: int, sharing: int) -> int:
+    """What an actor that trains ``width`` clients at a time takes of a device that ``sharing`` actors share."""
+    return measured.base_bytes + measured.held_by(sharing) + width * measured.client_bytes
+
+
+def refuse_what_cannot_fit(measured: Measured, sharing: int, on_gpu: bool) -> None:
+    """Makes sure that ``sharing`` actors have room on a device.
+
+    On a GPU each must be able to train one client: an actor halves ``engine.width`` down to that. In a machine's
+    memory, which others give back and the kernel may swap, only what the actors take before they train is certain.
+
+    Raises:
+        ResourceError: with numbers.
+    """
+    if on_gpu:
+        needed, limit, having = measured.base_bytes + measured.client_bytes, measured.device_free_bytes, "free"
+    else:
+        needed, limit, having = measured.base_bytes, measured.device_total_bytes, "in all"
+    if sharing * needed > limit:
+        fix = "train.batch_size or cluster.actors_per_gpu" if on_gpu else "cluster.num_actors"
+        together = f", {_gib(sharing * needed)} for {sharing}" if sharing > 1 else ""
+        raise ResourceError(
+            f"needs {_gib(needed)} per actor{together}: {measured.place} has {_gib(limit)} {having}; lower {fix}"
+        )
+
+
+def _doubts(measured: Measured, sharing: int, width: int) -> list[str]:
+    needed, held = actor_bytes(measured, width, sharing), measured.held_by(sharing)
+    if sharing * needed <= measured.device_free_bytes:
+        return []
+    most = clients_at_a_time(measured, sharing)
+    fixes = [f"engine.width (about {most} fit)"] if width > most else []
+    fixes += [f"cluster.data_memory (samples may take {_gib(held)})"] if held else []
+    fixes += ["the number of actors"] if sharing > 1 else []
+    return [
+        f"{measured.place} has {_gib(measured.device_free_bytes)} free for {_count(sharing, 'actor')}, one may come to "
+        f"need {_gib(needed)}: if memory runs out, lower {' or '.join(fixes or ['train.batch_size'])}"
+    ]
+
+
+def _usable(measured: Measured) -> int:
+    return measured.device_free_bytes * _TENTHS_USED // 10
+
+
+def _in_words(options: ActorOptions, nodes: Sequence[Node], gpus: int, own_part: int) -> str:
+    where = f"{_count(len(nodes), 'node')}, {_count(gpus, 'GPU')}: " if gpus else f"{_count(len(nodes), 'node')}: "
+    cpus = f" with {_count(options.num_cpus, 'CPU')} each"
+    shared = f", up to {options.per_gpu} on a GPU" if options.per_gpu else cpus
+    return f"plan: {where}{_count(options.count, 'actor')}{shared}, {own_part} of a round's clients each"
+
+
+def _cost_in_words(measured: Measured, sharing: int, width: int) -> str:
+    clients = f"{width} clients at a time" if measured.vectorized else "one client at a time"
+    return (
+        f"measured on {measured.place}: first step after {measured.first_step_s:.1f} s, then {measured.step_s:.2g} s "
+        f"each; an actor with {clients} needs {_gib(actor_bytes(measured, width, sharing))} "
+        f"({_gib(measured.client_bytes)} per client, {_gib(measured.held_by(sharing))} for samples), "
+        f"{_gib(measured.device_free_bytes)} are free for {sharing}"
+    )
+
+
+def _count(number: float, what: str) -> str:
+    return f"{number:g} {what}" if number == 1 else f"{number:g} {what}s"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,88 @@
+"""Before a run starts: is its folder the same place on every node?"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayfl.errors import ResourceError, RunError
+from rayfl.storage.files import Storage
+
+_NOT_THERE = "does not see it: it is no shared folder there (mount it on all nodes, or use s3://, gs://)"
+
+
+def check_shared_storage(storage: Storage, timeout_s: float, option: str = "storage_path") -> None:
+    """Writes a file from here, and has every node of the cluster read it and answer with one of its own.
+
+    A cluster of one node has nothing to share and is not asked.
+
+    Args:
+        storage: the run's folder, or that of its copies.
+        timeout_s: how long the nodes may take, in seconds.
+        option: what says where it is.
+
+    Raises:
+        ResourceError: naming the nodes on which the folder is missing, another one or read-only, and the folder.
+        RunError: when the folder cannot be written here.
+    """
+    nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    if len(nodes) < 2:
+        return
+    probe = f".probe-{uuid.uuid4().hex}"
+    storage.write(probe, probe.encode())
+    try:
+        problems = _ask(storage, probe, nodes, timeout_s)
+        for node in nodes:
+            answer = f"{probe}-{node['NodeID']}"
+            if node["NodeID"] not in problems and not storage.exists(answer):
+                problems[node["NodeID"]] = "wrote into a folder of the same name that is another one"
+            storage.delete(answer)
+    finally:
+        storage.delete(probe)
+    if problems:
+        names = {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in nodes}
+        listed = "; ".join(f"node {names[node]} {problem}" for node, problem in problems.items())
+        raise ResourceError(f"{option} must be one place for all nodes, but of {storage.uri} {listed}")
+
+
+def _ask(storage: Storage, probe: str, nodes: list[dict[str, Any]], timeout_s: float) -> dict[str, str]:
+    """What is wrong, by node id."""
+    visit: Any = ray.remote(_visit)
+    # No CPU: nodes that are full, or have none to give, are asked too.
+    asked = {
+        visit.options(
+            num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(storage.uri, probe, f"{probe}-{node['NodeID']}"): node["NodeID"]
+        for node in nodes
+    }
+    late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)[1]
+    problems = {asked[task]: f"has not answered within {timeout_s:g} s" for task in late}
+    for task in late:
+        ray.cancel(task, force=True)
+    for task, node in asked.items():
+        if task not in late:
+            try:
+                found = ray.get(task)
+            except RayError as error:
+                found = f"could not be asked ({str(error).strip().splitlines()[0]})"
+            if found:
+                problems[node] = found
+    return problems
+
+
+def _visit(uri: str, probe: str, answer: str) -> str:
+    """Runs on a node; what is wrong there, or an empty text."""
+    storage = Storage(uri)
+    try:
+        if storage.read(probe) != probe.encode():
+            return "reads something else in its place"
+        storage.write(answer, b"")
+    except FileNotFoundError:
+        return _NOT_THERE
+    except RunError as error:
+        return f"reports: {error}"
+    return ""

@@ -1,0 +1,1 @@
+"""The rounds of one experiment: driven, committed, interrupted, observed."""

@@ -1,0 +1,140 @@
+"""Makes a folder an experiment's, or makes sure that it is: the first thing a start does with it."""
+
+from __future__ import annotations
+
+import io
+import logging
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from algorithms.registry import Experiment
+from rayfl.config.loading import as_recorded, load_config, to_yaml
+from rayfl.config.plain_yaml import read_yaml
+from rayfl.config.removed import removed_from
+from rayfl.data.partitions.assignment import assignment_hash, to_parquet
+from rayfl.errors import DamageError, RunError
+from rayfl.experiment.copies import share_beginning, share_commits
+from rayfl.experiment.parts import Parts
+from rayfl.storage.commits import FOLDER
+from rayfl.storage.files import Storage
+from rayfl.storage.run_folder import CONFIG, remove_leftovers
+from rayfl.storage.tables import from_parquet
+from rayfl.storage.tables import to_parquet as table_to_parquet
+from rayfl.system.devices import devices_table
+
+_PARTITION, _DEVICES = "partition.parquet", "devices.parquet"
+
+_log = logging.getLogger("rayfl")
+
+
+def claim_folder(parts: Parts) -> list[str]:
+    """Writes ``config.yaml``, or makes sure that the folder's run is this one; call it only with the run's lease.
+
+    Returns:
+        What was restored from copies, a sentence each.
+
+    Raises:
+        RunError: when the folder, or that of its copies, holds another run, or one of other data or devices.
+        DamageError: when a file that says so is damaged.
+    """
+    storage, config, copy = parts.storage, parts.config, parts.copy
+    for place in (storage, copy):
+        if place is not None:
+            remove_leftovers(place, config.storage.lease_timeout_s)
+    foreign = parts.commits.foreign()
+    if foreign:
+        _log.warning("%s/%s has files that rayfl leaves alone: %s", storage.uri, FOLDER, ", ".join(foreign))
+    known = [place for place in (storage, copy) if place is not None and place.exists(CONFIG)]
+    if known:
+        # One that is no configuration any more is restored from the other.
+        _check_same_run(min(known, key=lambda place: not _is_right(parts, CONFIG, place.read(CONFIG))), parts)
+        restored = [] if copy is None else share_beginning(storage, copy, partial(_is_right, parts))
+        _check_same_inputs(storage, parts)
+        return restored if copy is None else [*restored, *share_commits(storage, copy, thoroughly=True)]
+    storage.write(_PARTITION, to_parquet(parts.assignment))
+    if parts.devices:
+        storage.write(_DEVICES, table_to_parquet(devices_table(parts.devices)))
+    storage.write(CONFIG, to_yaml(config).encode())
+    if copy is not None:
+        share_beginning(storage, copy, partial(_is_right, parts))
+    return []
+
+
+def _is_right(parts: Parts, name: str, data: bytes) -> bool:
+    """Whether a file that says what a run is can be this run's."""
+    try:
+        if name == CONFIG:
+            return isinstance(read_yaml(data), dict)
+        table = pq.read_table(io.BytesIO(data))
+        if name == _PARTITION:
+            return assignment_hash(table) == parts.partition_hash
+        return bool(table.equals(devices_table(parts.devices)))
+    except (yaml.YAMLError, pa.ArrowException, OSError, KeyError, ValueError, RecursionError):
+        return False
+
+
+def _check_same_run(place: Storage, parts: Parts) -> None:
+    try:
+        content = read_yaml(place.read(CONFIG))
+        stored = as_recorded(content, lambda known, values: load_config(Experiment, known, values))
+    except Exception as error:
+        raise RunError(f"{place.uri}/{CONFIG} cannot be read ({error}); choose another name") from error
+    if gone := removed_from(content):
+        values = ", ".join(f"{path}={value}" for path, value in gone.items())
+        raise RunError(f"{place.uri} was begun with {values}, which rayfl no longer has: choose another name")
+    if stored.fingerprint() != parts.config.fingerprint():
+        changes = _differences(stored.model_dump(mode="json"), parts.config.model_dump(mode="json"))
+        raise RunError(
+            f"{place.uri} holds another run: {'; '.join(changes)}. Choose another name, or restore these values"
+        )
+
+
+def _check_same_inputs(storage: Storage, parts: Parts) -> None:
+    if storage.exists(_PARTITION) and _partition_hash(storage) != parts.partition_hash:
+        raise RunError(
+            f"{storage.uri}/{_PARTITION} says that the run began with other data than the configuration gives now: the "
+            "data set's files or the partition's file have changed. Restore them, or choose another name"
+        )
+    known = bool(parts.devices) and storage.exists(_DEVICES)
+    if known and not _written_devices(storage).equals(devices_table(parts.devices)):
+        raise RunError(
+            f"{storage.uri}/{_DEVICES} says that the run began with other devices than system gives now: the trace's "
+            "files have changed. Restore them, or choose another name"
+        )
+
+
+def _partition_hash(storage: Storage) -> str:
+    try:
+        return assignment_hash(pq.read_table(io.BytesIO(storage.read(_PARTITION))))
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise DamageError(
+            f"{storage.uri}/{_PARTITION} is damaged ({error}): restore it, or delete it, and the same command writes "
+            "it again"
+        ) from error
+
+
+def _written_devices(storage: Storage) -> pa.Table:
+    try:
+        return from_parquet(storage.read(_DEVICES))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DamageError(
+            f"{storage.uri}/{_DEVICES} is damaged ({error}): restore it, or delete it, and the devices are those that "
+            "the configuration gives now"
+        ) from error
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        free = {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
+        skipped = free if not path else set()
+        return [
+            line
+            for key in {**old, **new}
+            if key not in skipped
+            for line in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        ]
+    return [] if old == new else [f"{path} was {old!r}, now {new!r}"]

@@ -1,0 +1,259 @@
+"""The round loop of one experiment: sample, train, aggregate, evaluate, commit; rewind when a host dies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from actors.federation.federation import Federation
+from actors.hosting.contract import check_changes
+from actors.hosting.failures import Failure, RoundUndoneError
+from actors.processes.pool import HostDiedError
+from cluster.rounds.interrupts import StopRequest
+from cluster.rounds.recorder import Progress, Recorder
+from cluster.rounds.skipped import SkippedClients
+from cluster.rounds.stopwatch import Stopwatch
+from rayfl.errors import RunError
+from rayfl.experiment.parts import Parts
+from rayfl.params import num_bytes
+from rayfl.results.personalized import check_personalized
+from rayfl.results.schemas import SIMULATED_ROUNDS_SCHEMA
+from rayfl.results.summaries import Scores
+from rayfl.results.tables import ResultTables
+from rayfl.system.schedule import PROCEDURE, Clock, Turnout
+from rayfl.tracking.callback import Callback
+
+
+class Driver:
+    """Coordinates one experiment.
+
+    Args:
+        parts: data set, task and context.
+        federation: the clients.
+        recorder: commits.
+        callbacks: listeners.
+        stop: whether somebody has asked the run to stop.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        federation: Federation,
+        recorder: Recorder,
+        callbacks: Sequence[Callback],
+        stop: StopRequest,
+    ) -> None:
+        self._parts = parts
+        self._config = parts.config
+        self._algorithm = parts.config.algorithm
+        self._federation = federation
+        self._recorder = recorder
+        self._callbacks = list(callbacks)
+        self._stop = stop
+        self._failures = 0
+        self._skipped = SkippedClients()
+        self._absent: dict[int, dict[int, Failure]] = {}
+        self._unscorable: dict[int, dict[int, Failure]] = {}
+        self._unscored: dict[int, Failure] = {}
+        self.progress = self._restored(thoroughly=True)
+
+    def run(self) -> Progress:
+        """Runs what is left of the experiment.
+
+        Raises:
+            ClientError: when a client's procedure failed that may not be left out.
+            RunError: when hosts died more often than ``max_failures``, or nothing can be written.
+            KeyboardInterrupt, Terminated: when it was asked to stop; every completed round is committed then.
+        """
+        self._stop.patient = True
+        while self.progress.rounds_completed < self._config.train.rounds:
+            try:
+                if self._stop.requested:
+                    self._stop_here()
+                self._round()
+                if self.progress.rounds_completed == self._config.train.rounds:
+                    self._finish_commit()
+            except HostDiedError as death:
+                self._recover(death)
+            except RoundUndoneError as undone:
+                self._undo(undone)
+        return self.progress
+
+    def _stop_here(self) -> NoReturn:
+        """Commits what is not committed yet, and ends the run."""
+        self._stop.settle()
+        if self._commit_begun != self.progress.rounds_completed:
+            self._begin_commit(self.progress)
+        self._finish_commit()
+        raise self._stop.error()
+
+    def settle(self) -> None:
+        """Lets a commit under way end, whatever becomes of it: an interrupted run keeps what it had."""
+        self._stop.settle()
+        self._recorder.abandon()
+
+    def _round(self) -> None:
+        watch = Stopwatch()
+        round = self.progress.rounds_completed
+        turnout = self._turnout(round)
+        cohort = list(turnout.cohort)
+        evaluation = self._config.evaluation
+        scored = evaluation.cohort_every and (round + 1) % evaluation.cohort_every == 0
+        left_out = (self._absent.get(round), self._unscorable.get(round))
+        self._federation.begin_round(round, evaluation.splits if scored else (), cohort, *left_out)
+        self._unscored = {}
+        changed = self._federation.play(self._algorithm, self.progress.server, cohort)
+        check_changes(changed, self._algorithm)
+        cohort = self._federation.present(cohort)
+        watch.lap("server", less={"clients": self._federation.waited_s})
+        progress = self._advance(changed, turnout)
+        self._skipped.note(progress.rounds_completed, self._federation.absent, progress.tables)
+        if scored:
+            self._record("selected", "trained", self._federation.trained_scores, progress)
+        self._finish_commit()
+        watch.lap("commit")
+        if scored and evaluation.cohort_received:
+            self._record("selected", "received", self._evaluate(progress, False, cohort), progress)
+        final = progress.rounds_completed == self._config.train.rounds
+        if final or progress.rounds_completed % evaluation.every == 0:
+            self._record("all", "received", self._evaluate(progress, final), progress)
+            if self._config.evaluation.official_test:
+                self._record_official(progress)
+        self._skipped.note(progress.rounds_completed, self._unscored, progress.tables)
+        watch.lap("evaluation")
+        self.progress = progress
+        if final or progress.rounds_completed % self._config.storage.commit_every == 0:
+            self._begin_commit(progress)
+        for callback in self._callbacks:
+            callback.on_phases(progress.rounds_completed, {**watch.laps, **self._simulated(turnout)})
+            callback.on_round(progress.rounds_completed, cohort, watch.total)
+
+    def _evaluate(self, progress: Progress, final: bool, clients: Sequence[int] | None = None) -> Scores:
+        common, own = self._algorithm.served(progress.server, self._parts.context)
+        splits = self._config.evaluation.splits
+        scores = self._federation.evaluate(common, splits, final, own, clients, self._report)
+        self._unscored |= self._federation.unscored
+        check_personalized(self._algorithm, scores, final)
+        return scores
+
+    def _record_official(self, progress: Progress) -> None:
+        common, _ = self._algorithm.served(progress.server, self._parts.context)
+        scores = self._federation.evaluate_official(common, len(self._parts.official_test))
+        totals = (progress.bytes_down, progress.bytes_up)
+        rows = progress.tables.add_official(progress.rounds_completed, scores, totals)
+        for callback in self._callbacks:
+            callback.on_evaluation(rows)
+
+    def _report(self, done: int, total: int) -> None:
+        for callback in self._callbacks:
+            callback.on_evaluation_progress(done, total)
+
+    def _turnout(self, round: int) -> Turnout:
+        """Who of the clients takes part in a round."""
+        schedule = self._parts.schedule
+        if schedule is None:
+            return Turnout(tuple(self._parts.cohort(round)))
+        return schedule.plan(round, self.progress.clock)
+
+    def _simulated(self, turnout: Turnout) -> dict[str, float]:
+        return {} if self._parts.schedule is None else {"simulated": turnout.duration_us / 1e6}
+
+    def _advance(self, changed: dict[str, object], turnout: Turnout) -> Progress:
+        """The progress after a round, apart from the one before it, which a crash may still return to."""
+        before, traffic = self.progress, self._federation.traffic
+        progress = Progress(
+            before.rounds_completed + 1,
+            {**before.server, **changed},
+            before.tables.after(self._committed),
+            before.bytes_down + traffic.down,
+            before.bytes_up + traffic.up,
+        )
+        if self._parts.schedule is not None:
+            messages = [traffic.by_client[client] for client in turnout.cohort if client in traffic.by_client]
+            progress.clock = before.clock.after(turnout.duration_us, messages)
+            progress.tables.simulated_s = progress.clock.seconds
+            left_out = {client: (PROCEDURE, reason) for client, reason in turnout.left_out.items()}
+            progress.tables.add_skipped(progress.rounds_completed, left_out)
+        return progress
+
+    def _record(self, cohort: str, phase: str, scores: Scores, progress: Progress) -> None:
+        totals = (progress.bytes_down, progress.bytes_up)
+        selected = cohort == "selected"
+        rows = progress.tables.add(
+            progress.rounds_completed,
+            cohort,
+            phase,
+            scores,
+            totals,
+            self._federation.traffic.by_client if selected else None,
+            self._federation.update_variance() if selected else None,
+        )
+        for callback in self._callbacks:
+            callback.on_scores(progress.rounds_completed, cohort, phase, scores)
+            callback.on_evaluation(rows)
+
+    def _begin_commit(self, progress: Progress) -> None:
+        self._recorder.start(progress, self._federation)
+        self._commit_begun = progress.rounds_completed
+
+    def _finish_commit(self) -> None:
+        committed = self._recorder.finish(self._federation)
+        if committed is not None:
+            self._committed = self._recorder.committed
+            for callback in self._callbacks:
+                callback.on_commit(committed)
+
+    def _recover(self, death: HostDiedError) -> None:
+        """Back to the last commit, with new actors in place of the dead ones.
+
+        An actor may die while others are replaced: that counts as one more failure. One more than ``max_failures`` is
+        granted where doing the round again shows whether a client is to blame.
+        """
+        while True:
+            self._failures += 1
+            if 0 <= self._config.max_failures < self._failures - death.examined:
+                raise RunError(
+                    f"gave up after {self._failures} failures (max_failures={self._config.max_failures}); "
+                    f"the last: {death}. Run the same command to continue from the last commit"
+                ) from death
+            try:
+                self._rewind()
+                break
+            except HostDiedError as again:
+                death = again
+        for callback in self._callbacks:
+            callback.on_failure(str(death), self.progress.rounds_completed)
+
+    def _undo(self, undone: RoundUndoneError) -> None:
+        """Back to the last commit, to do a round without clients that failed in the midst of it."""
+        self._absent[undone.round], self._unscorable[undone.round] = undone.failures, undone.unscorable
+        self._failures -= undone.deaths
+        try:
+            self._rewind()
+        except HostDiedError as death:
+            self._recover(death)
+
+    def _rewind(self) -> None:
+        self._recorder.abandon()
+        self.progress = self._restored()
+        self._federation.rewind()
+
+    def _restored(self, thoroughly: bool = False) -> Progress:
+        rounds = None if self._parts.schedule is None else SIMULATED_ROUNDS_SCHEMA.empty_table()
+        tables = ResultTables(
+            self._parts.dataset.names,
+            self._algorithm.sweep,
+            self._parts.partition_hash,
+            rounds=rounds,
+            personalized=self._algorithm.personalized,
+        )
+        progress = self._recorder.restore(tables, thoroughly)
+        self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})
+        if progress is None:
+            server = self._parts.initial_server()
+            progress = Progress(0, server, tables)
+            if self._parts.schedule is not None:
+                progress.clock = Clock(0, num_bytes(server), num_bytes(server))
+        self._commit_begun = progress.rounds_completed
+        self._committed = self._recorder.committed
+        return progress

@@ -1,0 +1,87 @@
+"""The log in a run's folder."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from logging.handlers import MemoryHandler
+from pathlib import Path
+
+from rayfl.storage.files import Storage, open_to_append
+from rayfl.tracking.terminal import VisibleFormatter
+
+_log = logging.getLogger("rayfl")
+
+
+class _LogFile(logging.FileHandler):
+    """A log that a full disk only makes incomplete, with a warning elsewhere."""
+
+    _said = False
+
+    def _open(self) -> TextIOWrapper:
+        return open_to_append(Path(self.baseFilename))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Says so once, to the other handlers."""
+        if not self._said:
+            self._said = True
+            _log.warning("%s lacks lines from here on (%s); the run goes on", self.baseFilename, sys.exception())
+
+    def close(self) -> None:
+        """Closes the file, though what it still had to write may be lost."""
+        with suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def kept_for_the_log() -> Iterator[MemoryHandler]:
+    """Keeps what is said before the run's folder is known to be the run's, and its log can be opened."""
+    handler = MemoryHandler(capacity=sys.maxsize)
+    _log.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        _log.removeHandler(handler)
+        handler.close()
+
+
+@contextmanager
+def log_file(storage: Storage, early: MemoryHandler) -> Iterator[None]:
+    """Copies rayfl's log lines to ``rayfl.log`` in the run's folder, where that is on a disk.
+
+    Args:
+        storage: the run's folder.
+        early: keeps lines from before; they are the file's first, and it keeps no more.
+    """
+    _log.removeHandler(early)
+    folder = storage.local_path
+    if folder is None:
+        yield
+        return
+    try:
+        handler = _LogFile(folder / "rayfl.log", encoding="utf-8")
+    except OSError as error:
+        why = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        _log.warning("cannot write %s: %s; this run has no log", folder / "rayfl.log", why)
+        yield
+        return
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setLevel(logging.INFO)
+    early.setTarget(handler)
+    early.flush()
+    level = _log.level
+    _log.setLevel(logging.INFO)
+    _log.addHandler(handler)
+    try:
+        yield
+    except Exception:
+        _log.info("the run ended with an error", exc_info=True)
+        raise
+    finally:
+        _log.removeHandler(handler)
+        _log.setLevel(level)
+        handler.close()

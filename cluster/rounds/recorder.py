@@ -1,0 +1,310 @@
+"""Commits of a running experiment: started after a round, finished beside the next one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from actors.federation.federation import Federation
+from rayfl.config.identity import OlderRule
+from rayfl.errors import DamageError, RunError
+from rayfl.params import Tree
+from rayfl.results.schemas import PARTITION_KEY
+from rayfl.results.tables import ResultTables
+from rayfl.runs.repair import mend_tables
+from rayfl.storage.commits import FOLDER, CommitStore
+from rayfl.storage.files import Storage
+from rayfl.storage.lease import Lease
+from rayfl.storage.manifest import Manifest, StoredFile, manifest_name
+from rayfl.storage.run_folder import changed_inputs
+from rayfl.storage.tables import PartedTable, put_beside, read_whole
+from rayfl.system.schedule import Clock
+
+_PUBLISH_EVERY_S = 10.0
+_PUBLISH_SHARE = 20
+"""Tables are put where users look for them at most so often, and so that it takes a twentieth of the time at most."""
+
+_log = logging.getLogger("rayfl")
+
+
+@dataclass
+class Progress:
+    """Everything of a run that the driver must not forget.
+
+    Attributes:
+        rounds_completed: rounds done.
+        server: the server's tree.
+        tables: the results so far.
+        bytes_down: bytes sent to clients so far.
+        bytes_up: bytes received from clients so far.
+        clock: the virtual time of a simulated system.
+    """
+
+    rounds_completed: int
+    server: Tree
+    tables: ResultTables
+    bytes_down: int = 0
+    bytes_up: int = 0
+    clock: Clock = field(default_factory=Clock)
+
+
+@dataclass
+class Recorder:
+    """Writes and restores :class:`Progress` by the commit protocol.
+
+    Args:
+        storage: the run's folder.
+        fingerprint: of the configuration.
+        keep_commits: how many to keep.
+        lease: the right to commit.
+        copy: the folder with copies of the run's files, if it has one.
+        inputs: SHA-256 of the files that say what the run is, by name.
+        older: by fingerprint, the rules under which an older rayfl may have begun this run.
+
+    Attributes:
+        began_under: the one of these rules under which it has begun; None for today's.
+    """
+
+    storage: Storage
+    fingerprint: str
+    keep_commits: int
+    lease: Lease
+    copy: Storage | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    older: Mapping[str, OlderRule] = field(default_factory=dict)
+    began_under: OlderRule | None = None
+    manifest: Manifest | None = None
+    _tables: dict[str, PartedTable] = field(default_factory=dict)
+    _shown: dict[str, tuple[StoredFile, ...]] = field(default_factory=dict)
+    _metadata: Mapping[bytes, bytes] = field(default_factory=dict)
+    _rest_until: float = 0.0
+    _pending: Future[Manifest] | None = None
+
+    def __post_init__(self) -> None:
+        self._store = CommitStore(self.storage, self.copy)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="rayfl-commit")
+
+    def start(self, progress: Progress, federation: Federation) -> None:
+        """Begins a commit of ``progress``; its parts are not changed afterwards, so nothing is copied."""
+        handles = federation.start_commit(progress.rounds_completed)
+        counters = _counters(progress)
+        self._pending = self._writer.submit(
+            self._write, progress.rounds_completed, progress.server, progress.tables, counters, federation, handles
+        )
+
+    def _write(
+        self,
+        rounds: int,
+        server: Tree,
+        results: ResultTables,
+        counters: dict[str, int],
+        federation: Federation,
+        handles: Mapping[Any, int],
+    ) -> Manifest:
+        for name, rows in results.by_name().items():
+            table = self._tables.setdefault(name, PartedTable(name))
+            table.grow(self._store, rounds, rows.slice(table.rows - results.committed[name]))
+        stored = self._store.write_server(rounds, server)
+        states = dict(self.manifest.states) if self.manifest is not None else {}
+        states.update(federation.finish_commit(handles))
+        manifest = Manifest(
+            rounds_completed=rounds,
+            fingerprint=self.fingerprint,
+            server=stored,
+            states=dict(sorted(states.items())),
+            tables={name: table.files for name, table in sorted(self._tables.items())},
+            counters=counters,
+            inputs=dict(self.inputs),
+        )
+        self.lease.check()
+        self._store.write_manifest(manifest)
+        self._store.collect(self.keep_commits)
+        if time.monotonic() >= self._rest_until:
+            try:
+                self._publish(manifest)
+            except RunError as error:
+                # Nothing that training needs. Rows that are lost are put on record at its end.
+                _log.warning("%s. The run goes on; its tables are written at its end", error)
+                self._rest_until = math.inf
+        return manifest
+
+    def _publish(self, manifest: Manifest) -> None:
+        """Puts tables where users look for them, as of a commit.
+
+        They are written as a whole, which takes the longer the more rows they have: so only now and then.
+        """
+        begun = time.monotonic()
+        for name, files in manifest.tables.items():
+            if self._shown.get(name) != files:
+                put_beside(self._store, self.storage, manifest, name, self._metadata)
+                self._shown[name] = files
+        # What Arrow keeps of so large blocks would grow from time to time.
+        pa.default_memory_pool().release_unused()
+        now = time.monotonic()
+        self._rest_until = now + max(_PUBLISH_EVERY_S, _PUBLISH_SHARE * (now - begun))
+
+    def publish(self) -> None:
+        """Puts the tables of the last commit where users look for them.
+
+        Raises:
+            RunError: when another driver has taken the run over, or nothing can be written.
+        """
+        if self.manifest is not None and self._shown != self.manifest.tables:
+            self.lease.check()
+            self._publish(self.manifest)
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the files that hold the client states of the last commit."""
+        return 0 if self.manifest is None else self.manifest.state_bytes
+
+    @property
+    def committed(self) -> dict[str, int]:
+        """By table, how many rows are on storage; only while no commit is under way."""
+        return {name: table.rows for name, table in self._tables.items()}
+
+    def results(self) -> dict[str, pa.Table]:
+        """The tables of the last commit, by name, which are put where users look for them; there must be one.
+
+        Rows that are lost are put on record first.
+
+        Raises:
+            RunError: when another driver has taken the run over, or nothing can be written.
+        """
+        try:
+            return self._results()
+        except DamageError:
+            self.lease.check()
+            self._mend()
+            self.manifest = self._store.latest()
+            return self._results()
+
+    def _results(self) -> dict[str, pa.Table]:
+        assert self.manifest is not None
+        self.publish()
+        tables = {name: read_whole(self._store, self.manifest, name) for name in self.manifest.tables}
+        return {
+            name: table.replace_schema_metadata({**(table.schema.metadata or {}), **self._metadata})
+            for name, table in tables.items()
+        }
+
+    def _mend(self) -> None:
+        for line in mend_tables(self._store, self.storage):
+            _log.warning("%s", line)
+
+    def finish(self, federation: Federation) -> int | None:
+        """Waits for the commit under way; returns its number of rounds, None when there is none.
+
+        Raises:
+            HostDiedError: when a host died before its states were written; the last commit stands.
+            RunError: when another driver has taken the run over; nothing was committed.
+        """
+        if self._pending is None:
+            return None
+        # Interrupted while it waits, it still knows what `abandon` has to wait for.
+        self.manifest = self._pending.result()
+        self._pending = None
+        federation.adopt(self.manifest.states)
+        return self.manifest.rounds_completed
+
+    def abandon(self) -> None:
+        """Waits for the commit under way, whatever becomes of it."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            if pending.exception() is None:
+                self.manifest = pending.result()
+
+    def restore(self, tables: ResultTables, thoroughly: bool = False) -> Progress | None:
+        """The progress of the newest whole commit, None when there is none; commits after it are given up.
+
+        Args:
+            tables: gives names and sweep, and what all published tables say in their metadata.
+            thoroughly: whether all files are read to find out what is whole, or only what is needed at once.
+
+        Raises:
+            DamageError: when there are commits, but no whole one.
+            RunError: when the commits are another run's, or of another format.
+        """
+        self.lease.check()
+        self._metadata = tables.metadata
+        try:
+            return self._restored(tables, thoroughly)
+        except DamageError:
+            if thoroughly:
+                raise
+            return self._restored(tables, thoroughly=True)
+
+    def _restored(self, tables: ResultTables, thoroughly: bool) -> Progress | None:
+        found = self._store.usable(thoroughly)
+        self._tables, self.manifest = {}, None
+        if found is None:
+            if self.storage.exists("rounds.parquet"):
+                raise DamageError(
+                    f"{self.storage.uri} has results, but {FOLDER}/ has no manifest: restore that folder, or choose "
+                    "another name"
+                )
+            return None
+        self._check_fingerprint(found.manifest)
+        if found.lost:
+            self._mend()
+            found = self._store.usable(thoroughly) or found
+        self.manifest = found.manifest
+        for name in changed_inputs(found.manifest, self.inputs):
+            _log.warning(
+                "%s in %s was changed after the commit of round %d. What results depend on is the same",
+                name,
+                self.storage.uri,
+                found.manifest.rounds_completed,
+            )
+        lacking = {"clients", "rounds"} - set(self.manifest.tables)
+        if lacking:
+            raise DamageError(f"the commit of round {self.manifest.rounds_completed} has no table of {lacking.pop()}")
+        columns = {}
+        for name in self.manifest.tables:
+            self._tables[name], columns[name] = PartedTable.restored(self._store, self.manifest, name)
+        if (columns["rounds"].metadata or {}).get(PARTITION_KEY) != tables.rounds.schema.metadata.get(PARTITION_KEY):
+            raise RunError(
+                f"the results in {self.storage.uri} are of other data than the configuration gives now: the data set's "
+                "files or the partition's file have changed. Restore them, or choose another name"
+            )
+        progress = Progress(
+            self.manifest.rounds_completed,
+            self._store.read_server(self.manifest),
+            tables.after(self.committed),
+            **{name: self.manifest.counters.get(name, 0) for name in ("bytes_down", "bytes_up")},
+            clock=Clock(**{name: self.manifest.counters.get(f"clock_{name}", 0) for name in asdict(Clock())}),
+        )
+        self._store.drop_after(self.manifest.rounds_completed)
+        self._publish(self.manifest)
+        return progress
+
+    def _check_fingerprint(self, manifest: Manifest) -> None:
+        if manifest.fingerprint in self.older:
+            # All commits of a run have the fingerprint that it began with.
+            self.fingerprint, self.began_under = manifest.fingerprint, self.older[manifest.fingerprint]
+        elif manifest.fingerprint != self.fingerprint:
+            raise RunError(
+                f"{FOLDER}/{manifest_name(manifest.rounds_completed)} in {self.storage.uri} is of another run, or "
+                f"of a rayfl whose configuration has other options (fingerprint {manifest.fingerprint[:12]}, here "
+                f"{self.fingerprint[:12]}): choose another name, or continue with the rayfl that started the run"
+            )
+
+    def close(self) -> None:
+        """Ends the writing thread; after an error, tables are put where users look for them if that is possible."""
+        self._writer.shutdown(wait=True)
+        try:
+            self.publish()
+        except RunError as error:
+            _log.warning("the tables beside commits/ are older than the last commit: %s", error)
+
+
+def _counters(progress: Progress) -> dict[str, int]:
+    clock = {f"clock_{name}": value for name, value in asdict(progress.clock).items() if value}
+    return {"bytes_down": progress.bytes_down, "bytes_up": progress.bytes_up, **clock}

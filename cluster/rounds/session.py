@@ -1,0 +1,131 @@
+"""The connection to Ray: attach to a cluster that is there, or start a local one for this run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from unittest import mock
+
+import ray
+from ray._private import ray_constants
+
+from cluster.rounds.privacy import demanding_token, private_folder
+from rayfl.errors import ResourceError
+
+# Ray's own switch for machines where opening ports to the network is unwelcome: its name says Windows and macOS,
+# where it is the default, but it works on Linux too. `_node_ip_address="127.0.0.1"` alone is overruled by Ray.
+_LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+# How many objects the object store gathers before it frees them, or a second: until then every round's objects lie in
+# memory that no process has touched, a page fault for each four kilobytes. One node has nobody to spare the calls.
+_FREE_AT_ONCE = ("RAY_free_objects_batch_size", "1")
+_LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+_PROBE_TIMEOUT_S = 10.0
+
+
+@contextmanager
+def ray_session(address: str | None) -> Iterator[None]:
+    """Connects to Ray for the duration of a run.
+
+    A connection that exists is used and left alone; a cluster (``address``, or the environment's
+    ``RAY_ADDRESS``) is attached to and never stopped; otherwise a local Ray is started, bound to the loopback
+    interface and without dashboard, and stopped at the end.
+
+    Raises:
+        ResourceError: when there is no cluster at the address.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    target = address or os.environ.get("RAY_ADDRESS")
+    try:
+        if target and target != "local":
+            _attach(target)
+        else:
+            start_local()
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _attach(target: str) -> None:
+    if "://" in target:
+        raise ResourceError(
+            f"{target} is the address of a Ray Client or dashboard, through which models would crawl: give the "
+            "cluster's own address (host:6379), or submit the run as a Ray job"
+        )
+    host, _, port = target.rpartition(":")
+    if host:
+        _probe(host, port)
+    with _loopback() if host in _LOOPBACK_HOSTS else nullcontext():
+        try:
+            ray.init(address=target, log_to_driver=False, logging_level=logging.WARNING)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ResourceError(
+                f"cannot connect to the Ray cluster at {target}: {error} (one with token authentication needs "
+                "RAY_AUTH_MODE=token and its token in RAY_AUTH_TOKEN or ~/.ray/auth_token)"
+            ) from None
+
+
+def _probe(host: str, port: str) -> None:
+    """Ray itself waits minutes for a cluster that is not there."""
+    try:
+        socket.create_connection((host, int(port)), timeout=_PROBE_TIMEOUT_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ResourceError(
+            f"no Ray cluster at {host}:{port} ({error}); correct cluster.address or RAY_ADDRESS"
+        ) from None
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """An environment variable, put back afterwards; no other one is: Ray leaves some (the mode of authentication)."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Lets Ray use 127.0.0.1 as a node's address instead of one that the network can reach."""
+    with _variable(_LOOPBACK_SWITCH, "0"), mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
+        yield
+
+
+def start_local(num_cpus: int | None = None) -> None:
+    """Starts a Ray of one node that only this machine, and there only this user, can reach.
+
+    Args:
+        num_cpus: CPUs it pretends to have; None: the machine's.
+
+    Raises:
+        ResourceError: when there is no folder for its files.
+    """
+    name, value = _FREE_AT_ONCE
+    folder = private_folder()
+    with _loopback(), _variable(name, os.environ.get(name, value)), demanding_token():
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=None if folder is None else str(folder),
+        )
+    _close_session_folder()
+
+
+def _close_session_folder() -> None:
+    """Ray makes the folder of a session for everybody to write to."""
+    node = ray._private.worker._global_node
+    if node is not None:
+        with suppress(OSError):
+            os.chmod(node.get_session_dir_path(), 0o700)

@@ -1,0 +1,92 @@
+"""What is said of a sweep's experiments as they begin and end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cluster.sweep.trial import FAILURE, OBJECTIVE, ROUND
+from rayfl.sweeps.trials import Sweep, Trial
+
+
+class SweepProgress:
+    """Listens to Ray Tune.
+
+    Args:
+        sweep: all experiments.
+        left: those that are run, in contrast to those that only report again.
+        say: takes the lines.
+        failures: receives why an experiment failed, by name.
+        judged: called with an experiment that the scheduler has stopped, and its rounds; None without a scheduler.
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        left: Sequence[Trial],
+        say: Callable[[str], None],
+        failures: dict[str, str],
+        judged: Callable[[Trial, int], None] | None,
+    ) -> None:
+        self._sweep = sweep
+        self._left = {trial.name for trial in left}
+        self._say = say
+        self._failures = failures
+        self._judged = judged
+        self._ended = 0
+
+    def callback(self, tune: Any, running: Sequence[Trial]) -> Any:
+        """The listener that Ray Tune takes."""
+        progress = self
+
+        class Listener(tune.Callback):  # type: ignore[misc]
+            def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+                progress.started(running[trial.config["trial"]])
+
+            def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+                progress.completed(running[trial.config["trial"]], trial.last_result)
+
+            def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+                progress.failed(running[trial.config["trial"]], _reason(trial))
+
+        return Listener()
+
+    def started(self, trial: Trial) -> None:
+        """An experiment begins or continues."""
+        if trial.name in self._left:
+            self._say(f"starts: {self._sweep.described(trial)}")
+
+    def completed(self, trial: Trial, last: dict[str, Any]) -> None:
+        """An experiment has ended, was stopped, or has said why it failed."""
+        if trial.name not in self._left:
+            return
+        rounds = int(last.get(ROUND, 0))
+        if FAILURE in last:
+            self.failed(trial, last[FAILURE])
+            return
+        objective = f", {last[OBJECTIVE]:.4f}" if OBJECTIVE in last else ""
+        if rounds < trial.config.train.rounds:
+            if self._judged is None:
+                self.failed(trial, f"its process ended after {rounds} rounds, without an error")
+                return
+            self._judged(trial, rounds)
+            self._end(f"stopped after {rounds} rounds{objective}", trial)
+        else:
+            self._end(f"finished{objective}", trial)
+
+    def failed(self, trial: Trial, reason: str) -> None:
+        """An experiment has ended for good."""
+        if trial.name in self._left:
+            self._failures[trial.name] = reason
+            self._end(f"failed: {reason}", trial)
+
+    def _end(self, how: str, trial: Trial) -> None:
+        self._ended += 1
+        self._say(f"[{self._ended}/{len(self._left)}] {self._sweep.described(trial)}: {how}")
+
+
+def _reason(trial: Any) -> str:
+    """The last line of what Ray Tune knows of an error."""
+    error = trial.get_error()
+    lines = str(error).strip().splitlines() if error is not None else []
+    return lines[-1] if lines else "its process ended"

@@ -1,0 +1,264 @@
+"""Runs the experiments of a sweep side by side on Ray Tune; the same command continues one that stopped."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+import ray
+
+from cluster.planning.shared_storage import check_shared_storage
+from cluster.rounds.interrupts import StopRequest, stop_requests
+from cluster.rounds.session import ray_session
+from cluster.sweep.folder import (
+    RECORD,
+    committed,
+    of_a_beginning,
+    read_stopped,
+    write_record,
+    write_stopped,
+    write_tables,
+)
+from cluster.sweep.progress import SweepProgress
+from cluster.sweep.resources import TrialPlan, plan_trial
+from cluster.sweep.trial import FAILURE, OBJECTIVE, ROUND, history, run_trial
+from rayfl.errors import ConfigError, ResourceError
+from rayfl.experiment.parts import Parts
+from rayfl.storage.run_folder import refuse_others
+from rayfl.sweeps.measures import Measure
+from rayfl.sweeps.trials import Sweep, Trial
+
+_TUNE_FOLDER = "tune"
+_TUNE_SETTINGS = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # rayfl writes tables and TensorBoard files of its own
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # cluster.rounds.interrupts has one
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # most rounds end without an evaluation
+    "RAY_AIR_NEW_OUTPUT": "0",  # prints a frame whatever the verbosity
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """How a sweep is run.
+
+    Attributes:
+        measure: by what experiments are compared.
+        scheduler: ``asha`` ends experiments that lag behind; None lets all run to their end.
+        grace_rounds: no experiment is stopped before so many rounds (asha).
+        reduction: of those that reach a rung, one in so many goes on (asha).
+        at_once: experiments at a time; None: as many as fit.
+    """
+
+    measure: Measure = field(default_factory=Measure)
+    scheduler: Literal["asha"] | None = None
+    grace_rounds: int = 1
+    reduction: int = 3
+    at_once: int | None = None
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep leaves in its folder.
+
+    Attributes:
+        path: the folder.
+        trials: ``trials.parquet``, see ``rayfl.sweeps.report.trials_table``.
+        groups: ``groups.parquet``, see ``rayfl.sweeps.report.groups_table``.
+        stopped_by: KeyboardInterrupt or Terminated if somebody stopped the sweep.
+    """
+
+    path: str
+    trials: pa.Table
+    groups: pa.Table
+    stopped_by: BaseException | None = None
+
+
+def run_sweep(sweep: Sweep, options: SweepOptions, say: Callable[[str], None]) -> SweepResult:
+    """Runs what is left of a sweep, one experiment failing without the others.
+
+    Args:
+        sweep: the experiments, validated.
+        options: how they are run.
+        say: takes a line about each experiment that begins or ends.
+
+    Raises:
+        ConfigError: when the judge has no data to judge by, or the folder is a single run's.
+        ResourceError: when Ray Tune is not installed, or not even one experiment fits.
+        RunError: when nothing can be written.
+    """
+    tune = _tune()
+    _check(sweep, options)
+    write_record(sweep)
+    stopped = read_stopped(sweep) if options.scheduler else {}
+    left = [t for t in sweep.trials if t.name not in stopped and committed(t).rounds < t.config.train.rounds]
+    failures: dict[str, str] = {}
+    stopped_by = None
+    if left:
+        say(f"{len(left)} of {len(sweep.trials)} experiments to run, in {sweep.folder.uri}")
+        # A scheduler compares with all that have been there, so the others report again what they had reported.
+        running = list(sweep.trials) if options.scheduler else left
+        stopped_by = _run(tune, sweep, running, left, options, say, failures, stopped)
+    trials, groups = write_tables(sweep, options.measure, failures, stopped)
+    return SweepResult(sweep.folder.uri, trials, groups, stopped_by)
+
+
+def _run(
+    tune: Any,
+    sweep: Sweep,
+    running: Sequence[Trial],
+    left: Sequence[Trial],
+    options: SweepOptions,
+    say: Callable[[str], None],
+    failures: dict[str, str],
+    stopped: dict[str, int],
+) -> BaseException | None:
+    """Lets Ray Tune run the experiments; returns what has stopped the sweep, None if nothing has."""
+    cluster = running[0].config.cluster
+    clients = max(Parts(trial.config).dataset.num_clients for trial in running)
+    with (
+        ray_session(cluster.address),
+        _environment(_TUNE_SETTINGS),
+        stop_requests(cluster.stop_grace_s, "the commits under way") as stop,
+    ):
+        stop.patient = True
+        nodes = sum(bool(node["Alive"]) for node in ray.nodes())  # type: ignore[no-untyped-call]
+        plan = plan_trial(cluster, ray.cluster_resources(), nodes, clients, options.at_once)  # type: ignore[no-untyped-call]
+        check_shared_storage(sweep.folder, cluster.startup_timeout_s)
+
+        def judged(trial: Trial, rounds: int) -> None:
+            if not stop.requested and trial in left:
+                stopped[trial.name] = rounds
+                write_stopped(sweep, stopped)
+
+        progress = SweepProgress(sweep, left, say, failures, judged if options.scheduler else None)
+        tuner = tune.Tuner(
+            tune.with_resources(_trainable(running, left, options.measure, plan), _placement(tune, plan)),
+            param_space={"trial": tune.grid_search(list(range(len(running))))},
+            tune_config=_tune_config(tune, running, options, plan),
+            run_config=tune.RunConfig(
+                name=f"attempt-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}",
+                storage_path=_tune_folder(sweep),
+                verbose=0,
+                callbacks=[progress.callback(tune, running)],
+                stop=_stopper(tune, stop),
+            ),
+        )
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+        tuner.fit()
+        return stop.error() if stop.requested else None
+
+
+def _trainable(running: Sequence[Trial], left: Sequence[Trial], measure: Measure, plan: TrialPlan) -> Any:
+    """What Ray Tune runs: an experiment by its number."""
+    contents = [_content(trial, plan) if trial in left else None for trial in running]
+    before = [history(committed(trial).table.to_pylist(), measure, trial.config.algorithm) for trial in running]
+    neighbours = plan.neighbours
+
+    def trainable(chosen: Mapping[str, Any]) -> None:
+        from ray import tune
+
+        content = contents[chosen["trial"]]
+        if content is None:
+            for line in before[chosen["trial"]]:
+                tune.report(line)
+        else:
+            run_trial(content, measure, before[chosen["trial"]], neighbours, tune.report)
+
+    return trainable
+
+
+def _content(trial: Trial, plan: TrialPlan) -> dict[str, Any]:
+    return trial.config.model_copy(update={"cluster": plan.cluster}).model_dump(mode="json")
+
+
+def _placement(tune: Any, plan: TrialPlan) -> Any:
+    return tune.PlacementGroupFactory([dict(bundle) for bundle in plan.bundles])
+
+
+def _tune_config(tune: Any, running: Sequence[Trial], options: SweepOptions, plan: TrialPlan) -> Any:
+    scheduler = None
+    if options.scheduler == "asha":
+        scheduler = importlib.import_module("ray.tune.schedulers").ASHAScheduler(
+            time_attr=ROUND,
+            metric=OBJECTIVE,
+            mode=options.measure.mode,
+            max_t=max(trial.config.train.rounds for trial in running),
+            grace_period=options.grace_rounds,
+            reduction_factor=options.reduction,
+            stop_last_trials=False,
+        )
+    return tune.TuneConfig(
+        scheduler=scheduler,
+        max_concurrent_trials=plan.at_once,
+        # a process is set up once and goes on with the next experiment
+        reuse_actors=True,
+        trial_name_creator=lambda found: running[found.config["trial"]].name,
+        trial_dirname_creator=lambda found: running[found.config["trial"]].name,
+    )
+
+
+def _stopper(tune: Any, stop: StopRequest) -> Any:
+    class WhenAsked(tune.Stopper):  # type: ignore[misc]
+        def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+            return FAILURE in result
+
+        def stop_all(self) -> bool:
+            return stop.requested
+
+    return WhenAsked()
+
+
+def _tune() -> Any:
+    """The module ``ray.tune``."""
+    try:
+        tune = importlib.import_module("ray.tune")
+    except ImportError:
+        raise ResourceError("sweeps need more of Ray than rayfl does: pip install 'rayfl[sweep]'") from None
+    if not hasattr(tune, "RunConfig"):
+        raise ResourceError(f"sweeps need a newer Ray than {ray.__version__}: pip install 'rayfl[sweep]'")
+    return tune
+
+
+def _tune_folder(sweep: Sweep) -> str:
+    """Where Ray Tune keeps its notes: on every node the same, as the experiments are."""
+    folder = sweep.folder.inside(_TUNE_FOLDER)
+    return str(folder.local_path) if folder.local_path is not None else folder.uri
+
+
+def _check(sweep: Sweep, options: SweepOptions) -> None:
+    if sweep.folder.exists("config.yaml"):
+        raise ConfigError(f"{sweep.folder.uri} is the folder of a single run: give the sweep a name=... of its own")
+    if not sweep.folder.exists(RECORD):
+        refuse_others(sweep.folder, of_a_beginning, f"no {RECORD}")
+    judge = options.measure.judge
+    blind = [trial for trial in sweep.trials if judge not in trial.judged_on]
+    if blind and options.scheduler:
+        raise ConfigError(
+            f"{options.scheduler} judges by {judge} data, but {sweep.described(blind[0])} has none that are scored: "
+            "set holdout.validation and evaluation.splits"
+        )
+    rounds = min(trial.config.train.rounds for trial in sweep.trials)
+    if options.scheduler and options.grace_rounds >= rounds:
+        raise ConfigError(f"--grace-rounds is {options.grace_rounds}, but experiments end after {rounds} rounds")
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

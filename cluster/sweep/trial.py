@@ -1,0 +1,95 @@
+"""One experiment of a sweep, in a process that Ray Tune starts: runs it and reports what it has committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from actors.hosting.building import automatic_memory
+from algorithms.registry import Experiment
+from cluster.run import inline_device, run_config
+from rayfl.config.loading import load_config
+from rayfl.config.schema import ClusterConfig
+from rayfl.errors import RayflError
+from rayfl.sweeps.measures import Measure, evaluations
+from rayfl.tracking.callback import Callback
+
+ROUND, OBJECTIVE, FAILURE = "round", "objective", "failure"
+"""What is reported: completed rounds, the judge's number of the newest evaluation, why the experiment failed."""
+
+Report = Callable[[dict[str, Any]], None]
+
+
+class Progress(Callback):
+    """Reports every commit, so that a scheduler only judges, and only stops after, what is on storage.
+
+    Args:
+        measure: by what experiments are compared.
+        algorithm: the method.
+        report: where to.
+
+    Attributes:
+        reported: rounds of the last report.
+    """
+
+    def __init__(self, measure: Measure, algorithm: Any, report: Report) -> None:
+        self._measure = measure
+        self._algorithm = algorithm
+        self._report = report
+        self._waiting: list[Mapping[str, Any]] = []
+        self.reported = 0
+
+    def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._waiting += [row for row in rows if row["cohort"] == "all"]
+
+    def on_commit(self, rounds_completed: int) -> None:
+        committed = [row for row in self._waiting if row["round"] <= rounds_completed]
+        self._waiting = [row for row in self._waiting if row["round"] > rounds_completed]
+        for line in history(committed, self._measure, self._algorithm):
+            if line[ROUND] < rounds_completed:
+                self._report(line)
+        newest = history([row for row in committed if row["round"] == rounds_completed], self._measure, self._algorithm)
+        self.reported = rounds_completed
+        self._report(newest[0] if newest else {ROUND: rounds_completed})
+
+
+def history(rows: Sequence[Mapping[str, Any]], measure: Measure, algorithm: Any) -> list[dict[str, Any]]:
+    """What a run's evaluations of all clients say, one report each, by round."""
+    values = {round: measure.value(found, algorithm) for round, found in sorted(evaluations(rows).items())}
+    return [{ROUND: round, OBJECTIVE: value} for round, value in values.items() if value is not None]
+
+
+def run_trial(
+    content: Mapping[str, Any], measure: Measure, before: Sequence[Mapping[str, Any]], neighbours: int, report: Report
+) -> None:
+    """Runs one experiment to its end, or continues it.
+
+    Args:
+        content: the configuration as plain data.
+        measure: by what experiments are compared.
+        before: reports of an earlier attempt, which a scheduler has to know again.
+        neighbours: how many experiments share a machine's memory, this one included.
+        report: takes what :data:`ROUND`, :data:`OBJECTIVE` and :data:`FAILURE` say.
+    """
+    for line in before:
+        report(dict(line))
+    config = load_config(Experiment, content, {})
+    config = config.model_copy(update={"cluster": _with_memory(config.cluster, neighbours)})
+    progress = Progress(measure, config.algorithm, report)
+    try:
+        result = run_config(config, [progress])
+        if progress.reported < result.rounds_completed:
+            report({ROUND: result.rounds_completed})
+    except RayflError as error:
+        report({ROUND: 0, FAILURE: str(error)})
+
+
+def _with_memory(cluster: ClusterConfig, neighbours: int) -> ClusterConfig:
+    """The cluster section with this experiment's part of the machine's memory; samples may be in that of a GPU."""
+    on_gpu = cluster.backend == "inline" and inline_device(cluster.device) == "cuda"
+    shares = {
+        field: automatic_memory(field, neighbours)
+        for field in (("state_memory",) if on_gpu else ("state_memory", "data_memory"))
+        if cluster.backend == "inline" and getattr(cluster, field) == "auto"
+    }
+    return cluster.model_copy(update=shares)

@@ -1,0 +1,1 @@
+"""Exact sums of weighted trees, the same for every grouping and order."""

@@ -1,0 +1,1 @@
+"""The command ``rayfl``, one module for each group of commands."""

@@ -1,0 +1,95 @@
+"""What can be named in a configuration, with a line on each: the lists and pages of the command line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from rayfl.config.loading import preset_names, preset_text
+from rayfl.config.paper_presets import paper_presets
+from rayfl.data.partitions.registry import Partition
+from rayfl.data.sources.registry import DatasetConfig
+from rayfl.models.zoo import ModelConfig
+from rayfl.reproduction.reference import reference_tables
+from rayfl.reproduction.tables import obstacle
+
+
+def catalog(methods: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
+    """By kind, the names a configuration may use and what each is; of a method also its paper and what persists.
+
+    Args:
+        methods: the classes of all methods by name.
+    """
+    return {
+        "algorithms": [
+            (name, first_sentence(m), m.citation, f"client: {m.client_keeps}; server: {m.server_keeps}")
+            for name, m in sorted(methods.items())
+        ],
+        "datasets": _union(DatasetConfig),
+        "partitions": _union(Partition),
+        "models": _union(ModelConfig),
+        "presets": [_preset_entry(name) for name in preset_names()],
+        "tables": [
+            (table.name, paper_presets()[table.preset_names[0]].paper.short, table.table, table.caption)
+            for table in reference_tables()
+            if not obstacle(table)
+        ],
+    }
+
+
+def describe_method(method: type[BaseModel]) -> str:
+    """A method's docstring."""
+    return inspect.getdoc(method) or ""
+
+
+def hyper_parameters(method: type[BaseModel]) -> list[tuple[str, str, str, str, str]]:
+    """Field, the paper's symbol, default, range and meaning of each hyper-parameter."""
+    rows = []
+    for name, field in method.model_fields.items():
+        if name == "name":
+            continue
+        extra: Any = field.json_schema_extra or {}
+        default = "required" if field.default is PydanticUndefined else str(field.default)
+        rows.append((name, str(extra.get("symbol", "")), default, _range(field), field.description or ""))
+    return rows
+
+
+def _range(field: Any) -> str:
+    """Bounds, or the allowed words."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = [f"{sign} {getattr(m, key)}" for m in field.metadata for key, sign in signs.items() if hasattr(m, key)]
+    words = [word for word in _literals(field.annotation) if isinstance(word, str)]
+    return ", ".join(bounds) or " | ".join(words)
+
+
+def _literals(annotation: Any) -> list[Any]:
+    arguments = get_args(annotation)
+    if not arguments:
+        return [annotation] if not isinstance(annotation, type) else []
+    return [inner for argument in arguments for inner in _literals(argument)]
+
+
+def _union(annotation: Any) -> list[tuple[str, ...]]:
+    members = get_args(get_args(annotation)[0])
+    return sorted((member.model_fields["name"].default, first_sentence(member)) for member in members)
+
+
+def first_sentence(model: type[BaseModel]) -> str:
+    """The first paragraph of a docstring, on one line."""
+    paragraph = (inspect.getdoc(model) or "").partition("\n\n")[0]
+    return " ".join(paragraph.split())
+
+
+def _preset_entry(name: str) -> tuple[str, ...]:
+    """Of a paper's preset its name, the paper, the table and the data; of others the name and their first comment."""
+    made = paper_presets().get(name)
+    if made is not None:
+        return name, made.paper.short, made.table, made.about
+    text = preset_text(name)
+    comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    return name, comment.split(": ")[0] if comment else str(yaml.safe_load(text).get("algorithm", ""))

@@ -1,0 +1,199 @@
+"""The commands ``rayfl data prepare``, ``list``, ``verify``, ``stats`` and ``show``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rayfl.cli import completion
+from rayfl.cli.inspect import Load, Trust, configuration
+from rayfl.data.sources.root import data_root
+from rayfl.errors import ConfigError, DataError
+from rayfl.tracking import terminal
+
+if TYPE_CHECKING:
+    from rayfl.config.schema import ExperimentConfig
+    from rayfl.data.federated import FederatedDataset
+    from rayfl.data.sources.download import Progress as Report
+
+
+_Root = Annotated[Path | None, typer.Option(help="Data root; default RAYFL_DATA or ~/.cache/rayfl.")]
+
+
+_Config = Annotated[
+    str, typer.Argument(help="A preset, a YAML file or a run's folder.", autocompletion=completion.configurations)
+]
+_Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides.", autocompletion=completion.overrides)]
+
+
+def register(app: typer.Typer, load: Load) -> None:
+    """Adds the commands to ``rayfl data``.
+
+    Args:
+        app: the group of commands.
+        load: makes a configuration of a preset or file and overrides; the last argument says whether a user's own
+            method is imported.
+    """
+
+    def stats(config: _Config, overrides: _Overrides = None, trust: Trust = False) -> None:
+        """Describe the clients of a configuration: how many, how large, which labels."""
+        from rayfl.data.partitions.stats import dataset_stats
+
+        _, dataset = _opened(config, overrides, trust, load)
+        table = Table(show_header=False, box=None, padding=(0, 2))
+        for label, value in dataset_stats(dataset).rows():
+            table.add_row(label, value)
+        terminal.out().print(table)
+        for remark in dataset.remarks():
+            _say(f"note: {remark}")
+
+    def show(
+        config: _Config,
+        overrides: _Overrides = None,
+        out: Annotated[Path, typer.Option(help="File to write: .png, .pdf or .svg.")] = Path("partition.png"),
+        trust: Trust = False,
+    ) -> None:
+        """Draw the partition of a configuration: classes by client, and sizes."""
+        from rayfl.data.partitions.picture import check_format, draw_partition, save_figure
+
+        check_format(out)
+        settings, dataset = _opened(config, overrides, trust, load)
+        title = f"{settings.dataset.name}, {settings.partition.name}, seed {settings.seed}"
+        save_figure(draw_partition(dataset, title), out)
+        _say(f"{dataset.num_clients:,} clients -> {out}")
+
+    app.command("prepare")(prepare)
+    app.command("list")(list_prepared)
+    app.command("verify")(verify)
+    app.command("stats")(stats)
+    app.command("show")(show)
+
+
+def _opened(
+    config: str, overrides: list[str] | None, trust: bool, load: Load
+) -> tuple[ExperimentConfig, FederatedDataset]:
+    """A configuration and its clients; the section ``dataset`` may name code of users, which is looked at first."""
+    from rayfl.config.loading import names_in, overrides_given
+    from rayfl.config.own_code import named_code, refuse_code
+    from rayfl.experiment.parts import Parts
+
+    settings = configuration(config, overrides, trust, load)
+    if not trust:
+        typed = names_in(overrides_given(overrides or []))
+        refuse_code([name for name in named_code(settings, ["dataset"]) if name not in typed], config)
+    return settings, Parts(settings).dataset
+
+
+def prepare(
+    name: Annotated[str, typer.Argument(help="mnist, emnist, cifar10, cifar100, tiny_imagenet or parquet.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(help="Options of the section dataset, for instance split=balanced.")
+    ] = None,
+    root: _Root = None,
+    source: Annotated[
+        str | None, typer.Option(help="Path or address to take the source's files from, in place of the usual one.")
+    ] = None,
+    sha256: Annotated[str | None, typer.Option(help="What the file at --source must have.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Download nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Prepare again what is prepared already.")] = False,
+) -> None:
+    """Get a data set and write the file that all processes of a machine read in place."""
+    from rayfl.data.sources.preparing import Order, PreparableSource
+
+    chosen = _source(name, options or [], root)
+    if not isinstance(chosen, PreparableSource):
+        advice = "make its file with `rayfl data import-leaf`" if name == "leaf" else "it needs no preparation"
+        raise ConfigError(f"{name} cannot be prepared: {advice}")
+    with _progress() as report:
+        path = chosen.prepare(Order(source, sha256, offline, force, report))
+    _say(f"{name} -> {path}")
+
+
+def list_prepared(root: _Root = None) -> None:
+    """List the prepared and imported data sets of a data root."""
+    from rayfl.data.sources.inventory import inventory
+
+    place = root or data_root()
+    entries = inventory(place)
+    if not entries:
+        _say(f"nothing is prepared in {place}; see `rayfl data prepare --help`")
+        return
+    _say(f"in {place}:")
+    for entry in entries:
+        source = f", made from {entry.source}" if entry.source else ""
+        _say(f"{entry.kind}: {entry.content}, {entry.size / 1e6:,.1f} MB")
+        _say(f"    {entry.path.relative_to(place)}{source}")
+
+
+def verify(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Prepared files; all of the data root if left out.")
+    ] = None,
+    root: _Root = None,
+) -> None:
+    """Compare checksums of prepared files, of their content and of what they were made from."""
+    from rayfl.data.sources.inventory import prepared_files
+    from rayfl.data.sources.inventory import verify as compare
+
+    damaged = 0
+    paths = files or prepared_files(root or data_root())
+    for path in paths:
+        wrong, unknown = compare(path)
+        _say(f"{'DAMAGED' if wrong else 'good   '}  {path}")
+        for line in [*wrong, *unknown]:
+            _say(f"         {line}")
+        damaged += bool(wrong)
+    if damaged:
+        raise DataError(
+            f"{damaged} of {len(paths)} files are not what they were; make them again with `rayfl data prepare --force`"
+            ", or import them again"
+        )
+
+
+def _source(name: str, options: list[str], root: Path | None) -> Any:
+    """The section ``dataset`` that name and options make."""
+    from pydantic import BaseModel, ValidationError, create_model
+
+    from rayfl.config.messages import explain
+    from rayfl.config.overrides import parse_override
+    from rayfl.data.sources.registry import DatasetConfig
+
+    section: dict[str, Any] = {"name": name}
+    section |= dict(parse_override(option, "split=balanced", "option") for option in options)
+    if root is not None:
+        section["root"] = root.expanduser().absolute()
+    schema: type[BaseModel] = create_model("Preparation", dataset=(DatasetConfig, ...))
+    try:
+        return schema.model_validate({"dataset": section}).dataset  # type: ignore[attr-defined]
+    except ValidationError as error:
+        raise ConfigError(explain(error, schema, f"data prepare {name}")) from None
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """A bar for each thing that is reported, on standard error."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=terminal.err(), transient=True, disable=not terminal.err().is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield report
+
+
+def _say(text: str) -> None:
+    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

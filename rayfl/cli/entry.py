@@ -1,0 +1,207 @@
+"""The command ``rayfl``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from rayfl.cli import cluster as cli_cluster
+from rayfl.cli import completion
+from rayfl.cli import data as cli_data
+from rayfl.cli import inspect as cli_inspect
+from rayfl.cli import jobs as cli_jobs
+from rayfl.cli import leaf as cli_leaf
+from rayfl.cli import plot as cli_plot
+from rayfl.cli import repair as cli_repair
+from rayfl.cli import report as cli_report
+from rayfl.cli import reproduce as cli_reproduce
+from rayfl.cli import sweep as cli_sweep
+from rayfl.cli import verify as cli_verify
+from rayfl.diagnosis.tracebacks import own_frames
+from rayfl.errors import ConfigError, RayflError, text_of
+from rayfl.tracking import terminal
+
+app = typer.Typer(
+    help="Personalized federated learning on Ray.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Import and describe data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+cli_leaf.register(data_app)
+cli_verify.register(app)
+cli_repair.register(app)
+cli_plot.register(app)
+cli_report.register(app)
+
+_LONGEST_MESSAGE = 500
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Dotted overrides, for instance algorithm=floco train.rounds=10.", autocompletion=completion.overrides
+    ),
+]
+
+
+@app.callback()
+def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+    """Options of all commands."""
+    if debug:
+        os.environ["RAYFL_DEBUG"] = "1"
+        sys.excepthook = terminal.show_traceback
+    warnings.showwarning = terminal.show_warning
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(terminal.VisibleFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
+
+
+@app.command()
+def run(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="A preset or a YAML file; the preset quickstart if left out.",
+            autocompletion=completion.configurations,
+        ),
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Run an experiment; the same command continues one that was interrupted."""
+    from cluster.rounds.interrupts import TERMINATED, Terminated
+    from cluster.run import run_config
+    from rayfl.runs.damage import described
+    from rayfl.runs.summary import skipped_table, summary_table
+    from rayfl.tracking.console import ConsoleProgress
+
+    settings = _load(config, overrides)
+    try:
+        result = run_config(settings, callbacks=[ConsoleProgress(terminal.out())])
+    except (KeyboardInterrupt, Terminated) as stop:
+        terminal.err().print("interrupted; the same command continues from the last commit", markup=False)
+        raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else terminal.INTERRUPTED) from None
+    terminal.out().print(summary_table(result))
+    if result.skipped.num_rows:
+        terminal.out().print(skipped_table(result))
+    for line in described(result.damage):
+        terminal.out().print(f"{line} See damage.parquet.", style="red", markup=False, highlight=False)
+    folder, root = result.path, settings.storage_path
+    terminal.out().print(
+        f"run folder:   {folder}\n"
+        f"tables:       rounds.parquet, clients.parquet (pandas.read_parquet and friends)\n"
+        f"continue:     the same command goes on where a run stopped; config.yaml in the folder is its exact input\n"
+        f"report:       rayfl report {folder}\n"
+        f"TensorBoard:  tensorboard --logdir {root}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        Literal["algorithms", "datasets", "partitions", "models", "presets", "tables"] | None,
+        typer.Argument(help="Which list; all if left out."),
+    ] = None,
+) -> None:
+    """List what can be named in a configuration."""
+    from algorithms.registry import METHODS
+    from rayfl.cli.catalog import catalog
+
+    for title, entries in catalog(METHODS).items():
+        if what in (None, title):
+            table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+            table.add_column(no_wrap=True)  # a name is there to be copied
+            for entry in entries:
+                table.add_row(*entry)
+            terminal.out().print(table)
+
+
+@app.command()
+def show(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A method (also a module:Class of your own), a preset, a YAML file or a run's folder.",
+            autocompletion=completion.targets,
+        ),
+    ],
+    overrides: Overrides = None,
+    trust: cli_inspect.Trust = False,
+) -> None:
+    """Show a method with its hyper-parameters, or a configuration with all its values resolved."""
+    from algorithms.registry import METHODS
+    from rayfl.cli.catalog import describe_method, hyper_parameters
+    from rayfl.config.loading import to_yaml
+    from rayfl.naming.objects import import_object, names_an_object
+
+    method: Any = import_object(target, "method") if names_an_object(target) else METHODS.get(target)
+    if method is not None:
+        if overrides:
+            raise ConfigError(f"overrides do not apply to the method {target!r}; give a preset or a file")
+        terminal.out().print(describe_method(method), markup=False, highlight=False)
+        table = Table("field", "symbol", "default", "range", "meaning")
+        for row in hyper_parameters(method):
+            table.add_row(*row)
+        terminal.out().print(table)
+        return
+    config = cli_inspect.configuration(target, overrides, trust, _load)
+    terminal.out().print(to_yaml(config), markup=False, highlight=False, soft_wrap=True, end="")
+
+
+def _load(config: str | None, overrides: list[str] | None, trust: bool = True) -> Any:
+    from algorithms.registry import Experiment
+    from rayfl.config.loading import load_config
+
+    extra = list(overrides or [])
+    if config is not None and "=" in config and not Path(config).expanduser().is_file():
+        extra.insert(0, config)
+        config = None
+    return load_config(Experiment, config, extra, trust)
+
+
+cli_data.register(data_app, _load)
+cli_jobs.register(app, _load)
+cli_inspect.register(app, _load)
+cli_cluster.register(app, _load)
+cli_sweep.register(app)
+cli_reproduce.register(app)
+
+
+def main() -> None:
+    """Entry point: an error ends with one message, and no traceback without ``--debug``.
+
+    Exit status 2: the user can mend it. 1: a defect, in rayfl or in code that the configuration names.
+    """
+    try:
+        app(standalone_mode=True)
+    except Exception as error:
+        if os.environ.get("RAYFL_DEBUG"):
+            raise
+        known = isinstance(error, RayflError)
+        text = text_of(error) if known else _unexpected(error)
+        if '\n  File "' not in text:
+            text += own_frames(error)
+        terminal.err().print(f"error: {text}", markup=False, highlight=False, soft_wrap=True, style="red")
+        sys.exit(2 if known else 1)
+
+
+def _unexpected(error: Exception) -> str:
+    """An error that nobody foresaw, in one line."""
+    said = " ".join(text_of(error).split())
+    shorter = said if len(said) <= _LONGEST_MESSAGE else f"{said[:_LONGEST_MESSAGE]}..."
+    command = shlex.join(["rayfl", "--debug", *sys.argv[1:]])
+    # With lines of a user's own files, the user knows where to look.
+    strange = "this should not happen. " if not own_frames(error) else ""
+    return f"{type(error).__name__}: {shorter or 'no message'}; {strange}`{command}` shows where it did"

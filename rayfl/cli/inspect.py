@@ -1,0 +1,197 @@
+"""The commands ``rayfl clients``, ``export``, ``replay`` and ``diff``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rayfl.errors import ConfigError
+from rayfl.tracking import terminal
+
+if TYPE_CHECKING:
+    from rayfl.config.schema import ExperimentConfig
+    from rayfl.runs.folder import RunFolder
+
+_DIFFERENCES_SHOWN = 20
+
+Load = Callable[[str | None, list[str] | None, bool], Any]
+
+Run = Annotated[str, typer.Argument(help="A run's folder: a path or a URI (file, s3, gs).")]
+Model = Annotated[
+    str | None,
+    typer.Option(help="A row of the tables (global, lambda=0.5, ...); default: the method's personalized model."),
+]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import code that the configuration names (module:name); without it nothing is."),
+]
+
+
+def register(app: typer.Typer, load: Load) -> None:
+    """Adds the commands.
+
+    Args:
+        app: the command ``rayfl``.
+        load: makes a configuration of a preset or file and overrides; the last argument says whether a user's own
+            method is imported.
+    """
+
+    def diff(
+        first: Annotated[str, typer.Argument(help="A preset, a YAML file or a run's folder.")],
+        second: Annotated[str, typer.Argument(help="Another one.")],
+        trust: Trust = False,
+    ) -> None:
+        """Show in which values two configurations differ, all resolved. Exit status 1 if they do."""
+        from rayfl.config.differences import differences
+
+        for target in (first, second):
+            if "=" in target and "://" not in target and not Path(target).expanduser().exists():
+                raise ConfigError(f"{target!r} is no preset, file or folder: diff takes no overrides")
+        left, right = (configuration(target, None, trust, load) for target in (first, second))
+        found = differences(left, right)
+        table = Table()
+        table.add_column("field", no_wrap=True)
+        for name in (first, second):
+            table.add_column(name, overflow="fold")
+        for path, *values in found:
+            texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
+            table.add_row(path, *texts)
+        if found:
+            terminal.out().print(table)
+        same = left.fingerprint() == right.fingerprint()
+        _say(f"{len(found)} differences; {'the same' if same else 'other'} results are to be expected")
+        raise typer.Exit(1 if found else 0)
+
+    app.command()(clients)
+    app.command()(export)
+    app.command()(replay)
+    app.command()(diff)
+
+
+def clients(
+    run: Run,
+    model: Model = None,
+    split: Annotated[str, typer.Option(help="validation or test.")] = "test",
+    round: Annotated[int | None, typer.Option(help="After which round; default: the last evaluation.")] = None,
+    sort: Annotated[str | None, typer.Option(help="A column; default: by number.")] = None,
+    descending: Annotated[bool, typer.Option("--descending", help="The largest first.")] = False,
+    filter: Annotated[list[str] | None, typer.Option(help="A condition such as 'top1<0.5'; may be repeated.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many clients.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values in place of a table.")] = False,
+    trust: Trust = False,
+) -> None:
+    """List the clients of a run: samples, metrics, how often they were selected, bytes."""
+    from rayfl.results.personalized import of_clients
+    from rayfl.results.plain_csv import plain_cell
+    from rayfl.runs.listing import COLUMNS, chosen_rows, client_rows
+
+    opened = _open(run, trust)
+    rows, name, evaluated = client_rows(opened, model, split, round)
+    found = chosen_rows(rows, filter or [], sort, descending, limit)
+    if as_csv:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**row, "name": plain_cell(str(row["name"]))} for row in found)
+        terminal.write(text.getvalue())
+        return
+    scored = of_clients(len(rows), opened.num_clients)
+    title = f"{opened.name}: {name} on the clients' {split} data after round {evaluated}, {scored} clients"
+    table = Table(title=title, title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
+    for row in found:
+        table.add_row(*(_shown(row[column]) for column in COLUMNS))
+    terminal.out().print(table)
+    _say(f"{len(found)} of {len(rows)} clients listed")
+
+
+def export(
+    run: Run,
+    client: Annotated[int, typer.Option(help="The client's number.")],
+    out: Annotated[Path, typer.Option(help="File to write: .safetensors.")],
+    model: Model = None,
+    round: Annotated[int | None, typer.Option(help="After which round; default: the newest commit.")] = None,
+    trust: Trust = False,
+) -> None:
+    """Write one model of a client as safetensors that PyTorch can load without rayfl."""
+    from rayfl.runs.committed import CommittedModels
+    from rayfl.runs.export import check_destination, export_model
+
+    check_destination(out)
+    made = export_model(CommittedModels(_open(run, trust), round), client, model, out)
+    _say(f"{made.row} of client {client} after round {made.round}: {made.parameters:,} numbers -> {out}")
+    _say(made.modules)
+    for split, metrics in made.metrics.items():
+        _say(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+
+
+def replay(
+    run: Run,
+    round: Annotated[int, typer.Option(help="The round, as the tables count: the first is 1.")],
+    client: Annotated[int, typer.Option(help="A client that took part in it.")],
+    whole_round: Annotated[
+        bool, typer.Option("--whole-round", help="Do all clients' parts, and compare the server's tree as well.")
+    ] = False,
+) -> None:
+    """Do a client's part of a round again, in this process, and compare the bits. Exit status 1 if they differ.
+
+    Code that the run's configuration names is imported.
+    """
+    from cluster.replay import replay as replayed
+
+    found = replayed(_open(run, trust=True), round, client, whole_round)
+    who = "the whole round" if found.whole else f"client {client} alone"
+    what = ", ".join(f"{name} ({count} values)" for name, count in found.compared.items())
+    _say(f"round {round}, {who}: compared {what}")
+    if not found.differences:
+        _say("equal to the bit")
+        return
+    for place, distance in list(found.differences.items())[:_DIFFERENCES_SHOWN]:
+        _say(f"differs: {place} by up to {distance:.3g}")
+    _say(f"{len(found.differences)} values differ; {found.note}")
+    raise typer.Exit(1)
+
+
+def _open(run: str, trust: bool) -> RunFolder:
+    from algorithms.registry import Experiment
+    from rayfl.runs.folder import open_run
+
+    return open_run(run, Experiment, trust)
+
+
+def configuration(target: str, overrides: list[str] | None, trust: bool, load: Load) -> ExperimentConfig:
+    """The configuration of a run's folder, a preset or a file, for commands that only look at it.
+
+    Of a user's own method that is not imported it has the values as they are written; a note says so where these may
+    not be all.
+    """
+    from rayfl.config.own_code import NamedMethod
+
+    if "://" in target or Path(target).expanduser().is_dir():
+        if overrides:
+            raise ConfigError(f"overrides do not apply to the folder of a run, {target}")
+        return _open(target, trust).config
+    found: ExperimentConfig = load(target, overrides, trust)
+    if isinstance(found.algorithm, NamedMethod):
+        terminal.err().print(
+            f"note: {found.algorithm.name} is not imported: its values are shown as they are written, without defaults "
+            "and unchecked; with --trust it is",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    return found
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _say(text: str) -> None:
+    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,149 @@
+"""The commands ``rayfl submit``, ``status``, ``logs`` and ``stop``: runs as jobs on a cluster."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rayfl.cli import completion
+from rayfl.errors import ConfigError, ResourceError
+from rayfl.tracking import terminal
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobDetails
+
+
+Address = Annotated[
+    str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The cluster's dashboard, such as http://host:8265.")
+]
+_LOCAL = "http://127.0.0.1:8265"
+RunOrId = Annotated[str, typer.Argument(help="A run's name, for its newest job, or a job's id.")]
+
+
+def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], Any]) -> None:
+    """Adds the commands to ``rayfl``.
+
+    Args:
+        app: the command line.
+        load: makes a configuration of a preset or file and overrides.
+    """
+
+    def submit(
+        config: Annotated[
+            str, typer.Argument(help="A preset or a YAML file.", autocompletion=completion.configurations)
+        ],
+        overrides: Annotated[
+            list[str] | None, typer.Argument(help="Dotted overrides.", autocompletion=completion.overrides)
+        ] = None,
+        address: Address = _LOCAL,
+        wait: Annotated[bool, typer.Option("--wait", help="Follow the run; exit with its status.")] = False,
+        working_dir: Annotated[Path | None, typer.Option(help="Folder of your own code that the run needs.")] = None,
+        ship: Annotated[
+            bool, typer.Option("--ship/--no-ship", help="Send this rayfl along; not where it is installed.")
+        ] = True,
+        env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the run, such as RAYFL_DATA=/data.")] = None,
+    ) -> None:
+        """Start a run as a job on a cluster; submitting it again finds the job, or starts the next attempt."""
+        jobs = _jobs()
+        options = jobs.JobOptions(ship, working_dir, _environment(env or []))
+        settings = load(config, overrides)
+        client = jobs.connect(address)
+        job = jobs.submit(client, settings, options)
+        _say(f"job {job.id} {'is under way already' if job.attached else 'submitted'}")
+        if wait:
+            raise typer.Exit(_follow(jobs, client, job.id))
+        _say(f"follow it: rayfl logs {job.id} --follow --address {address}")
+
+    app.command("submit")(submit)
+    app.command("status")(status)
+    app.command("logs")(logs)
+    app.command("stop")(stop)
+
+
+def status(
+    run: Annotated[str | None, typer.Argument(help="A run's name or a job's id; all runs if left out.")] = None,
+    address: Address = _LOCAL,
+) -> None:
+    """Show the jobs of a cluster's runs; for one run, exit with its status once it has ended."""
+    jobs = _jobs()
+    client = jobs.connect(address)
+    found = [jobs.find(client, run)] if run is not None else jobs.jobs(client)
+    table = Table("job", "run", "method", "data", "status", "minutes", "exit status")
+    for job in found:
+        table.add_row(*_row(job))
+    terminal.out().print(table)
+    if run is not None and found[0].status.is_terminal():
+        raise typer.Exit(jobs.exit_status(found[0]))
+
+
+def logs(
+    run: RunOrId,
+    address: Address = _LOCAL,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends; exit with its status.")] = False,
+) -> None:
+    """Print what a run has printed."""
+    jobs = _jobs()
+    client = jobs.connect(address)
+    job = jobs.find(client, run).submission_id
+    if follow:
+        raise typer.Exit(_follow(jobs, client, job))
+    terminal.write(client.get_job_logs(job))
+
+
+def stop(
+    run: RunOrId,
+    address: Address = _LOCAL,
+    timeout: Annotated[float, typer.Option(help="How long to wait for its end, in seconds.")] = 120,
+) -> None:
+    """Stop a run after its round; submitting it again continues it."""
+    jobs = _jobs()
+    client = jobs.connect(address)
+    job = jobs.find(client, run).submission_id
+    stopped = jobs.stop(client, job, timeout)
+    _say(f"job {job} {'has stopped; submit the run again to continue it' if stopped else 'had ended already'}")
+
+
+def _jobs() -> Any:
+    """The module ``cluster.jobs.jobs``, and what it needs of Ray."""
+    try:
+        importlib.import_module("aiohttp")
+        return importlib.import_module("cluster.jobs.jobs")
+    except ImportError as error:
+        raise ResourceError(
+            f"jobs need more of Ray than rayfl does, or a newer one ({error}): pip install 'rayfl[cluster]'"
+        ) from None
+
+
+def _follow(jobs: Any, client: Any, job: str) -> int:
+    try:
+        code: int = jobs.follow(client, job, terminal.write)
+    except KeyboardInterrupt:
+        _say(f"job {job} goes on; rayfl stop {job} ends it")
+        return terminal.INTERRUPTED
+    return code
+
+
+def _environment(pairs: list[str]) -> dict[str, str]:
+    wrong = [pair for pair in pairs if "=" not in pair]
+    if wrong:
+        raise ConfigError(f"--env {wrong[0]} must look like NAME=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _row(job: JobDetails) -> tuple[str, ...]:
+    metadata = job.metadata or {}
+    end = job.end_time or time.time() * 1000
+    minutes = f"{(end - job.start_time) / 60_000:.1f}" if job.start_time else ""
+    ended = "" if job.driver_exit_code is None else str(job.driver_exit_code)
+    names = (metadata.get(key, "") for key in ("run", "method", "data"))
+    return (str(job.submission_id), *names, str(job.status.value), minutes, ended)
+
+
+def _say(text: str) -> None:
+    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

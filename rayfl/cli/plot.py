@@ -1,0 +1,68 @@
+"""The command ``rayfl plot``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rayfl.cli.inspect import Trust
+from rayfl.errors import ConfigError
+from rayfl.plots.kinds import KINDS
+from rayfl.tracking import terminal
+
+_HELP = "Draw a figure of runs, and write its numbers beside it as CSV.\n\nKinds:\n\n" + "\n\n".join(
+    f"{name}: {kind.description}{f' ({kind.source})' if kind.source else ''}" for name, kind in KINDS.items()
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command(help=_HELP)(plot)
+
+
+def plot(
+    kind: Annotated[str, typer.Argument(help=f"One of {', '.join(KINDS)}.")],
+    runs: Annotated[list[str], typer.Argument(help="Folders of runs: paths or URIs (file, s3, gs).")],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write: .png, .svg or .pdf; default: the kind, .png, in this folder.")
+    ] = None,
+    x: Annotated[str | None, typer.Option(help="curves: rounds, bytes or seconds; default: all three.")] = None,
+    metric: Annotated[str | None, typer.Option(help="lambda, clients: top1, top5, loss, ece or mce.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="curves, clients: a row of the tables; default: the personalized model.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="validation or test (the default).")] = None,
+    plane: Annotated[
+        str | None, typer.Option(help="landscape: models (through three, the default) or random (around each).")
+    ] = None,
+    clients: Annotated[str | None, typer.Option(help="landscape, simplex: numbers of clients, such as 3,17.")] = None,
+    points: Annotated[int | None, typer.Option(help="landscape, simplex: points of the grid along an edge.")] = None,
+    samples: Annotated[int | None, typer.Option(help="landscape, simplex: at most so many samples.")] = None,
+    trust: Trust = False,
+) -> None:
+    from algorithms.registry import Experiment
+    from rayfl.plots.kinds import check_options, kind_of
+    from rayfl.plots.output import write_plot
+    from rayfl.runs.folder import open_run
+
+    given: dict[str, Any] = {
+        "x": x, "metric": metric, "model": model, "split": split, "plane": plane, "points": points, "samples": samples,
+        "clients": None if clients is None else _numbers(clients),
+    }  # fmt: skip
+    options = {name: value for name, value in given.items() if value is not None}
+    kind_of(kind)
+    check_options(kind, list(options))
+    destination = Path(f"{kind}.png") if out is None else out
+    numbers = write_plot(kind, [open_run(run, Experiment, trust) for run in runs], destination, **options)
+    terminal.out().print(
+        f"{kind} of {len(runs)} runs -> {destination}, {numbers}", markup=False, highlight=False, soft_wrap=True
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--clients: {text!r} must look like 3,17") from None

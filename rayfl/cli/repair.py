@@ -1,0 +1,38 @@
+"""The command ``rayfl repair``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rayfl.tracking import terminal
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(repair)
+
+
+def repair(run: Annotated[str, typer.Argument(help="A run's folder: a path or a URI (file, s3, gs).")]) -> None:
+    """Let a run go on whose clients' states are damaged: these clients begin again, which is put on record.
+
+    A damaged model of the server is never made up: such a run is refused.
+    """
+    from rayfl.experiment.copies import copy_by_config, settings_of, share_commits
+    from rayfl.runs.repair import repair as repaired
+    from rayfl.storage.commits import CommitStore
+    from rayfl.storage.files import Storage
+    from rayfl.storage.lease import Lease
+    from rayfl.storage.run_folder import check_run_folder
+
+    storage = Storage(run.rstrip("/") or run)
+    settings, copy = settings_of(storage), copy_by_config(storage)
+    check_run_folder(storage, copy)
+    with Lease(storage, settings.lease_timeout_s):
+        said = [] if copy is None else share_commits(storage, copy, thoroughly=True)
+        said += repaired(CommitStore(storage, copy), storage)
+    for line in said:
+        terminal.out().print(line, markup=False, highlight=False, soft_wrap=True)
+    what = "repaired: the same command that started the run continues it" if said else "nothing needs repair"
+    terminal.out().print(f"{what}; `rayfl verify {run}` looks it over", markup=False, highlight=False, soft_wrap=True)

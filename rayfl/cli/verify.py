@@ -1,0 +1,34 @@
+"""The command ``rayfl verify``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rayfl.tracking import terminal
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(verify)
+
+
+def verify(run: Annotated[str, typer.Argument(help="A run's folder: a path or a URI (file, s3, gs).")]) -> None:
+    """Check that a run's folder is whole: every commit, file, checksum and table. Exit status 1 if not."""
+    from rayfl.runs.verification import verify as verified
+    from rayfl.storage.files import Storage
+
+    report = verified(Storage(run))
+    for problem in report.problems:
+        _say(f"problem: {problem}")
+    for note in report.notes:
+        _say(f"note: {note}")
+    rounds = ", ".join(str(commit) for commit in report.commits) or "none"
+    read = f"{report.files} files, {report.bytes:,} bytes read; whole commits of rounds: {rounds}"
+    _say(f"{len(report.problems)} problems; {read}" if report.problems else f"whole: {read}")
+    raise typer.Exit(1 if report.problems else 0)
+
+
+def _say(text: str) -> None:
+    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Images: decoded, resized, normalized, augmented."""

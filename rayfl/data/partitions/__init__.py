@@ -1,0 +1,1 @@
+"""Which client owns which sample: partitions, their splits, noise, statistics and picture."""

@@ -1,0 +1,26 @@
+"""All partitions that a configuration may name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rayfl.data.partitions.assignment import FilePartition
+from rayfl.data.partitions.base import ClassesPartition, IIDPartition, NaturalPartition, PathologicalPartition
+from rayfl.data.partitions.dirichlet import DirichletEqualPartition, DirichletPartition, LabelAndSizePartition
+from rayfl.data.partitions.grouped import ClassGroupsPartition, PrimaryClassesPartition
+
+Partition = Annotated[
+    PathologicalPartition
+    | ClassesPartition
+    | IIDPartition
+    | DirichletPartition
+    | DirichletEqualPartition
+    | LabelAndSizePartition
+    | PrimaryClassesPartition
+    | ClassGroupsPartition
+    | NaturalPartition
+    | FilePartition,
+    Field(discriminator="name"),
+]

@@ -1,0 +1,94 @@
+"""What every data source of a configuration is: something that opens to samples, with or without clients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from rayfl.data.federated import FederatedDataset, InputSpec
+from rayfl.data.images.moments import Moments
+from rayfl.data.sources.remarks import Remark
+from rayfl.errors import ConfigError
+from rayfl.randomness import RandomStreams
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples in two arrays, which may be memory-mapped and read-only.
+
+    Attributes:
+        x: inputs of shape (N, *spec.shape), float32, or uint8 standing for x / 255.
+        y: labels, int64 of shape (N,).
+        spec: shape and kind of the inputs.
+        clients: whose each sample is, N names, for samples that come with clients.
+        moments: of ``x``, where they are known.
+        remarks: looks for what a user should be warned of.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    spec: InputSpec
+    clients: np.ndarray | None = None
+    moments: Moments | None = None
+    remarks: Callable[[], Sequence[Remark]] = tuple
+
+
+@dataclass(frozen=True)
+class NaturalPath:
+    """Samples that come with clients, in a file (:mod:`rayfl.data.files.natural_file`).
+
+    Attributes:
+        path: the file.
+        remarks: looks for what a user should be warned of.
+    """
+
+    path: Path
+    remarks: Callable[[], Sequence[Remark]] = tuple
+
+
+Labels = Literal["as_found", "renumbered"]
+"""How labels of a user's own become class numbers: they are these numbers, or are numbered by their rank."""
+
+LABELS = (
+    "as_found: labels are the numbers of their classes, 0 to num_classes - 1, of which some may have no sample; "
+    "renumbered: the labels that occur are numbered from 0, in ascending order."
+)
+
+
+class Source(BaseModel, ABC):
+    """The section ``dataset`` of a configuration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+
+    @abstractmethod
+    def open(self, streams: RandomStreams) -> Samples | NaturalPath | FederatedDataset:
+        """The samples on this machine.
+
+        Args:
+            streams: the experiment's randomness, for sources that make their samples up.
+
+        Raises:
+            DataError: the samples are missing or damaged; says how to get them.
+        """
+
+    def official_test(self, streams: RandomStreams) -> Samples | NaturalPath:
+        """The source's own test part: samples of which no client has any, or a file of clients with test rows.
+
+        Args:
+            streams: as for :meth:`open`.
+
+        Raises:
+            ConfigError: there is none (the default), or its samples are divided among the clients.
+            DataError: as for :meth:`open`.
+        """
+        raise ConfigError(
+            f"evaluation.official_test: dataset {self.name!r} has no official test part; leave the option out"
+        )

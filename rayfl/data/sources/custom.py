@@ -1,0 +1,129 @@
+"""A user's own data, made by a function."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from rayfl.data.federated import FederatedDataset, InputSpec
+from rayfl.data.sources.base import LABELS, Labels, Samples, Source
+from rayfl.data.sources.remarks import remarks_on
+from rayfl.errors import DataError, RayflError, text_of
+from rayfl.naming.objects import import_object, names_an_object
+from rayfl.naming.texts import ObjectPath
+from rayfl.randomness import RandomStreams
+
+
+class CustomSource(Source):
+    """Configuration of your own data, made by a function that is named as my_package.my_module:function.
+
+    The function is called with the experiment's :class:`~rayfl.randomness.RandomStreams` (or, if its parameter is
+    called ``seed``, with the experiment's seed) in every process, and must return the same every time: arrays
+    (x, y, num_classes), (x, y, num_classes, clients), or a :class:`~rayfl.data.federated.FederatedDataset`. x is
+    float32, or uint8 standing for x / 255, of shape (N, ...); y are integers of shape (N,); clients are N names or
+    numbers.
+    """
+
+    name: Literal["custom"] = Field(default="custom", description="Your own function.")
+    function: ObjectPath = Field(
+        description="The function, as my_package.my_module:function; it may also stand in the place of the name."
+    )
+    labels: Labels = Field(default="as_found", description=LABELS)
+
+    def open(self, streams: RandomStreams) -> Samples | FederatedDataset:
+        """What the function returns, checked.
+
+        Raises:
+            ConfigError: the function cannot be imported.
+            DataError: it fails or returns something else.
+        """
+        function = import_object(self.function, "dataset")
+        try:
+            made = function(streams.seed if _wants_seed(function) else streams)
+        except RayflError:
+            raise
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            raise DataError(f"dataset {self.function} fails: {type(error).__name__}: {text_of(error)}") from error
+        if isinstance(made, FederatedDataset):
+            if self.labels != "as_found":
+                raise DataError(
+                    f"dataset.labels is {self.labels}, but {self.function} returned a FederatedDataset, which is used "
+                    "as it is: leave the option out"
+                )
+            return made
+        if not isinstance(made, tuple) or len(made) not in (3, 4):
+            raise DataError(
+                f"dataset {self.function} returned a {type(made).__name__}; needed are (x, y, num_classes), "
+                "(x, y, num_classes, clients) or a FederatedDataset"
+            )
+        return self._samples(*made)
+
+    def _samples(self, x: Any, y: Any, num_classes: Any, clients: Any = None) -> Samples:
+        x, y = (value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value) for value in (x, y))
+        if x.ndim < 2 or x.dtype not in (np.uint8, np.float32, np.float64):
+            raise DataError(
+                f"dataset {self.function}: x has the type {x.dtype} and the shape {x.shape}; needed are uint8 or "
+                "float32 and (N, ...)"
+            )
+        if y.shape != x.shape[:1] or not np.issubdtype(y.dtype, np.integer):
+            raise DataError(
+                f"dataset {self.function}: y has the type {y.dtype} and the shape {y.shape}; needed are integers of "
+                f"shape ({len(x)},)"
+            )
+        if isinstance(num_classes, bool) or not isinstance(num_classes, int | np.integer) or num_classes < 1:
+            raise DataError(
+                f"dataset {self.function}: num_classes is {num_classes!r}; needed is an integer of at least 1"
+            )
+        names = None
+        if clients is not None:
+            names = np.asarray(clients)
+            if names.shape != y.shape:
+                raise DataError(
+                    f"dataset {self.function}: clients have the shape {names.shape}; needed is a name or number each"
+                )
+        if x.dtype == np.float64:
+            with np.errstate(over="ignore"):  # what is too large is named below
+                x = x.astype(np.float32)
+        self._check_finite(x, names)
+        y = self._numbered(y.astype(np.int64), int(num_classes))
+        remarks = partial(remarks_on, x, y, int(num_classes), counted=False, integers=False)
+        return Samples(x, y, InputSpec("image", x.shape[1:], int(num_classes)), names, remarks=remarks)
+
+    def _check_finite(self, x: np.ndarray, names: np.ndarray | None) -> None:
+        if x.dtype == np.uint8 or np.isfinite(x).all():
+            return
+        sample = int(np.argmax(~np.isfinite(x.reshape(len(x), -1)).all(axis=1)))
+        owner = "" if names is None else f" (client {str(names[sample])!r})"
+        raise DataError(
+            f"dataset {self.function}: x of sample {sample}{owner} holds a value that is not finite in float32: remove "
+            "the sample, or mend it"
+        )
+
+    def _numbered(self, y: np.ndarray, num_classes: int) -> np.ndarray:
+        if self.labels == "as_found":
+            return y
+        present, numbers = np.unique(y, return_inverse=True)
+        if len(present) > num_classes:
+            raise DataError(
+                f"dataset {self.function}: num_classes is {num_classes}, but there are {len(present)} different labels"
+            )
+        return numbers.astype(np.int64)
+
+
+def _wants_seed(function: Any) -> bool:
+    try:
+        return next(iter(inspect.signature(function).parameters), None) == "seed"
+    except (TypeError, ValueError):
+        return False
+
+
+def data_named_by_object(content: Any) -> Any:
+    """``{name: my_module:f}`` as ``{name: custom, function: my_module:f}``; everything else as it is."""
+    if isinstance(content, dict) and names_an_object(content.get("name")) and "function" not in content:
+        return {**content, "name": "custom", "function": content["name"]}
+    return content

@@ -1,0 +1,29 @@
+"""The handwritten digits that come with scikit-learn: small, and always there."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.data.federated import InputSpec
+from rayfl.data.sources.base import Samples, Source
+from rayfl.randomness import RandomStreams
+
+_BRIGHTEST = 16
+
+
+class DigitsSource(Source):
+    """Configuration of the 1797 digits of 8 x 8 pixels (UCI, Optical Recognition of Handwritten Digits, test part)."""
+
+    name: Literal["digits"] = Field(default="digits", description="scikit-learn's digits; needs no file.")
+
+    def open(self, streams: RandomStreams | None = None) -> Samples:
+        """All samples: x float32 of shape (1797, 1, 8, 8) in [0, 1]."""
+        # Slow to import, and only this source needs it.
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        x = (digits.images / _BRIGHTEST).astype(np.float32)[:, np.newaxis]
+        return Samples(x, digits.target.astype(np.int64), InputSpec("image", (1, 8, 8), 10))

@@ -1,0 +1,239 @@
+"""A user's own Parquet files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from rayfl.data.files.content import ContentHash
+from rayfl.data.files.natural_file import NaturalHeader, open_natural, write_natural
+from rayfl.data.files.records import SourceFile, read_record, write_record
+from rayfl.data.files.whole import locked
+from rayfl.data.images.moments import moments_of
+from rayfl.data.sources.base import LABELS, Labels, NaturalPath, Samples
+from rayfl.data.sources.columns import AUTO, Rows, Wanted, read_rows
+from rayfl.data.sources.pooled_file import Part, PooledFile, write_pooled
+from rayfl.data.sources.preparing import PREPARED, Order, PreparableSource, check_part, is_prepared, no_checksum
+from rayfl.data.sources.remarks import Remark, remarks_on
+from rayfl.data.sources.root import data_root
+from rayfl.errors import DataError
+from rayfl.randomness import RandomStreams
+
+_KEY_DIGITS = 12
+_BATCH_ROWS = 4096
+_MOST_NATURAL_CLASSES = 2**15
+Owner = tuple[str, str]
+
+
+class ParquetSource(PreparableSource):
+    """Configuration of your own Parquet files: a row is a sample; columns x (or image), y (or label), client, split.
+
+    With clients they are kept (partition ``natural``), with the source's division into train and test if there is a
+    column ``split``; without clients the samples are pooled. Inputs are lists of numbers, several numeric columns whose
+    names begin with x, raw bytes of a known ``shape``, or encoded images (PNG, JPEG, WebP). Values of the type uint8
+    stand for x / 255; all others are taken as they are. At the first use a copy is made in the data root that is read
+    in place; it is made anew when a file or an option changes.
+    """
+
+    name: Literal["parquet"] = Field(default="parquet", description="Your own Parquet files.")
+    path: Path | None = Field(
+        default=None,
+        description="The file. A relative path that does not exist in the working directory is looked up in the data "
+        "root.",
+    )
+    paths: tuple[Path, ...] = Field(default=(), description="Several files with the same columns, in place of path.")
+    x: str | tuple[str, ...] = Field(
+        default=AUTO,
+        description="Column of the inputs, or several with a number each, in their order; auto: x, image, img, or all "
+        "x... columns, which must be numbers.",
+    )
+    y: str = Field(default=AUTO, description="Column of the labels, integers from 0; auto: y or label.")
+    labels: Labels = Field(default="as_found", description=LABELS)
+    client: str = Field(
+        default=AUTO, description="Column of the clients' names; auto: client, if there is one; none: pool the samples."
+    )
+    split: str = Field(
+        default=AUTO, description="Column with train or test; auto: split, if there is one; none: ignore the division."
+    )
+    shape: tuple[int, ...] | None = Field(
+        default=None,
+        description="Shape of an input, channels first, such as [1, 28, 28]; needed for raw bytes, else null.",
+    )
+    num_classes: int | None = Field(default=None, ge=1, description="Number of labels; null: the largest label plus 1.")
+    part: Part = Field(
+        default="both",
+        description="The rows that are used, by split. With clients, both keeps the division; train or test takes "
+        "these rows only, and each client's test part is drawn from them.",
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> ParquetSource:
+        if (self.path is None) == (not self.paths):
+            raise ValueError("give either path, a file, or paths, several files")
+        if self.shape is not None and (not self.shape or min(self.shape) < 1):
+            raise ValueError("shape must be a list of numbers of at least 1")
+        return self
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files on this machine."""
+        given = self.paths if self.path is None else (self.path,)
+        return tuple(_located(path.expanduser()) for path in given)
+
+    @property
+    def prepared_path(self) -> Path:
+        """The copy that is read in place; its name depends on the options and on the files' sizes and times.
+
+        Raises:
+            DataError: a file does not exist.
+        """
+        try:
+            stats = [path.stat() for path in self.files]
+        except OSError as error:
+            raise DataError(f"dataset.path: {error.filename} cannot be read: {error.strerror}") from error
+        files = [(str(path), s.st_size, s.st_mtime_ns) for path, s in zip(self.files, stats, strict=True)]
+        younger = {"labels"} if self.labels == "as_found" else set()  # so that copies from before are found
+        options = self.model_dump(mode="json", exclude={"root", "path", "paths", *younger})
+        key = hashlib.sha256(json.dumps([files, options], sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
+        return self.resolved_root / PREPARED / f"parquet-{key}.arrow"
+
+    def open(self, streams: RandomStreams | None = None) -> Samples | NaturalPath:
+        """The samples, with clients or without, from the copy, which is made first where it is missing."""
+        path = self.prepare(Order())
+        record = read_record(path)
+        options = {} if record is None else record.options
+
+        def remarks() -> list[Remark]:
+            return [Remark(text, scale) for text, scale in options.get("remarks", ())]
+
+        if options.get("clients"):
+            return NaturalPath(path, remarks)
+        return replace(PooledFile(path).samples("both"), remarks=remarks)
+
+    def official_test(self, streams: RandomStreams) -> Samples | NaturalPath:
+        """The rows of the split ``test``: of clients that keep the division, or of nobody with ``part=train``."""
+        opened = self.open(streams)
+        if isinstance(opened, NaturalPath) and open_natural(opened.path).header.own_test:
+            return opened
+        check_part(self.part)
+        num_classes = opened.spec.num_classes if isinstance(opened, Samples) else self.num_classes
+        return self.model_copy(update={"part": "test", "num_classes": num_classes}).open(streams)
+
+    def prepare(self, order: Order) -> Path:
+        """Makes the copy."""
+        if order.place is not None:
+            raise DataError("--source: the files of parquet are given by path=FILE or paths=[FILE, ...]")
+        no_checksum(order, "the files of parquet are your own")
+        path = self.prepared_path
+        if is_prepared(path, order):  # without the lock, which needs a writable folder
+            return path
+        with locked(path, lambda: order.progress(f"waiting for another process that prepares {path.name}", 0, None)):
+            if is_prepared(path, order):
+                return path
+            order.progress(f"reading {', '.join(file.name for file in self.files)}", 0, None)
+            rows = self._rows()
+            num_classes = self._num_classes(rows)
+            source = ", ".join(map(str, self.files))
+            if rows.clients is None:
+                content = write_pooled(path, self.name, _by_split(rows), num_classes, source).sha256
+            else:
+                content = _write_clients(path, rows, num_classes, own_test=self.part == "both", source=source)
+            remarks = remarks_on(rows.x, rows.y, num_classes, self.num_classes is None, rows.integers)
+            options = {**self.model_dump(mode="json"), "clients": rows.clients is not None, "remarks": remarks}
+            write_record(path, content, source, tuple(map(SourceFile.of, self.files)), options)
+        return path
+
+    def _rows(self) -> Rows:
+        """The rows of :attr:`part`."""
+        renumbered = self.labels == "renumbered"
+        rows = read_rows(self.files, Wanted(self.client, self.split, self.x, self.y), self.shape, renumbered)
+        if self.part == "both":
+            return rows
+        if rows.splits is None:
+            raise DataError(f"dataset.part is {self.part}, but {self.files[0]} has no column of splits; set it to both")
+        own = rows.splits == self.part
+        if not own.any():
+            raise DataError(f"dataset.part: no row of {', '.join(map(str, self.files))} has the split {self.part}")
+        clients = None if rows.clients is None else rows.clients[own]
+        return Rows(rows.x[own], rows.y[own], clients, None, rows.integers, rows.num_labels)
+
+    def _num_classes(self, rows: Rows) -> int:
+        needed = int(rows.y.max()) + 1 if self.labels == "as_found" else rows.num_labels
+        if self.num_classes is not None and needed > self.num_classes:
+            found = f"there is a label {needed - 1}" if self.labels == "as_found" else f"there are {needed} labels"
+            raise DataError(f"dataset.num_classes is {self.num_classes}, but {found}; labels are integers from 0")
+        return self.num_classes or needed
+
+
+def _located(path: Path) -> Path:
+    return path.absolute() if path.exists() else data_root() / path
+
+
+def _by_split(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Train before test."""
+    if rows.splits is None:
+        return {"train": (rows.x, rows.y)}
+    parts = {part: rows.splits == part for part in ("train", "test")}
+    return {part: (rows.x[own], rows.y[own]) for part, own in parts.items() if own.any()}
+
+
+def _write_clients(path: Path, rows: Rows, num_classes: int, own_test: bool, source: str) -> str:
+    """Writes rows with clients, sorted, and returns the checksum of their content."""
+    assert rows.clients is not None
+    if num_classes > _MOST_NATURAL_CLASSES:
+        raise DataError(f"{source}: {num_classes} classes; data with clients have {_MOST_NATURAL_CLASSES} at most")
+    own_test = own_test and rows.splits is not None and bool((rows.splits == "test").any())
+    splits = rows.splits if rows.splits is not None else np.full(len(rows.y), "train", dtype=object)
+    if own_test and not set(rows.clients[splits == "train"]) & set(rows.clients[splits == "test"]):
+        raise DataError(
+            f"{source}: no client has both train and test rows, so nobody could be tested on own data; set "
+            "dataset.part to train (each client's test part is then drawn from its train rows)"
+        )
+    names = np.unique(rows.clients.astype(str))
+    rank = np.searchsorted(names, rows.clients.astype(str))
+    order = np.lexsort((splits == "test", rank))
+    train = order[splits[order] == "train"]
+    if not len(train):
+        raise DataError(f"{source}: no row has the split train")
+    digest = ContentHash()
+    for x, y, owners in _batches(rows, splits, order):
+        digest.update(x, y, [name for owner in owners for name in owner])
+    header = NaturalHeader(
+        kind="parquet",
+        input="image",
+        shape=rows.x.shape[1:],
+        num_classes=num_classes,
+        storage="uint8" if rows.x.dtype == np.uint8 else "float32",
+        own_test=own_test,
+        moments=moments_of(rows.x[train]),
+        sha256=digest.hexdigest(),
+    )
+    schema = header.arrow_schema()
+    write_natural(path, schema, (_table(batch, schema) for batch in _batches(rows, splits, order)))
+    return digest.hexdigest()
+
+
+def _batches(rows: Rows, splits: np.ndarray, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, list[Owner]]]:
+    assert rows.clients is not None
+    for start in range(0, len(order), _BATCH_ROWS):
+        at = order[start : start + _BATCH_ROWS]
+        yield rows.x[at], rows.y[at], list(zip(rows.clients[at], splits[at], strict=True))
+
+
+def _table(batch: tuple[np.ndarray, np.ndarray, list[Owner]], schema: pa.Schema) -> pa.Table:
+    x, y, owners = batch
+    columns = [
+        pa.array([client for client, _ in owners], pa.string()),
+        pa.array([split for _, split in owners], pa.string()),
+        pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(x).reshape(-1)), type=schema.field("x").type),
+        pa.array(y.astype(np.int16)),
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)

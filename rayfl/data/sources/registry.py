@@ -1,0 +1,34 @@
+"""All data sources that a configuration can name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Union
+
+from pydantic import BeforeValidator, Field
+
+from rayfl.data.sources.cifar import Cifar10Source, Cifar100Source
+from rayfl.data.sources.custom import CustomSource, data_named_by_object
+from rayfl.data.sources.digits import DigitsSource
+from rayfl.data.sources.emnist import EmnistSource
+from rayfl.data.sources.natural import LeafSource
+from rayfl.data.sources.parquet import ParquetSource
+from rayfl.data.sources.synthetic import SyntheticSource
+from rayfl.data.sources.tiny_imagenet import TinyImageNetSource
+from rayfl.data.sources.vision import MnistSource
+
+DatasetConfig = Annotated[
+    Union[  # noqa: UP007
+        DigitsSource,
+        MnistSource,
+        EmnistSource,
+        Cifar10Source,
+        Cifar100Source,
+        TinyImageNetSource,
+        LeafSource,
+        SyntheticSource,
+        ParquetSource,
+        CustomSource,
+    ],
+    Field(discriminator="name"),
+    BeforeValidator(data_named_by_object),
+]

@@ -1,0 +1,259 @@
+"""The parts of an experiment that driver and hosts both make from its configuration."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from rayfl.config.schema import ExperimentConfig
+from rayfl.data.federated import SPLITS, FederatedDataset
+from rayfl.data.images.augment import Augmentation
+from rayfl.data.opening import open_dataset
+from rayfl.data.partitions.assignment import assignment, assignment_hash
+from rayfl.data.sources.official import OfficialTest, open_official_test
+from rayfl.engine.client import RoundContext
+from rayfl.engine.tasks import Classification
+from rayfl.errors import ConfigError, DataError
+from rayfl.experiment.copies import copy_of
+from rayfl.models.private_norm import PrivateNorm, private_names
+from rayfl.params import Tree, leaves
+from rayfl.randomness import RandomStreams
+from rayfl.storage.commits import CommitStore
+from rayfl.storage.files import Storage
+from rayfl.system.config import NoSystem
+from rayfl.system.devices import Device, make_devices
+from rayfl.system.schedule import Schedule, samples_per_round
+
+_log = logging.getLogger("rayfl")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Data set, task and context of an experiment; equal in every process that makes them.
+
+    Attributes:
+        config: the validated configuration.
+    """
+
+    config: ExperimentConfig
+
+    @cached_property
+    def streams(self) -> RandomStreams:
+        """All random streams."""
+        return RandomStreams(self.config.seed)
+
+    @cached_property
+    def dataset(self) -> FederatedDataset:
+        """The clients; samples are read when a client is loaded.
+
+        Raises:
+            DataError: when the source cannot be read or divided as asked.
+            ConfigError: when source and partition do not go together.
+        """
+        return open_dataset(self.config, self.streams)
+
+    @cached_property
+    def assignment(self) -> pa.Table:
+        """Who owns which sample (``rayfl.data.partitions.assignment.ASSIGNMENT_SCHEMA``)."""
+        return assignment(self.dataset)
+
+    @cached_property
+    def partition_hash(self) -> str:
+        """SHA-256 of :attr:`assignment`."""
+        return assignment_hash(self.assignment)
+
+    @cached_property
+    def task(self) -> Classification:
+        """What is learned, with the model built for the data set's inputs."""
+        networks = self.config.model.networks(self.dataset.spec)
+        for network in networks:
+            network.settle(self.streams.integer("init.global"))
+        if len(networks) == 1:
+            return Classification(networks[0])
+        return Classification(networks[0], [Classification(network) for network in networks])
+
+    @cached_property
+    def context(self) -> RoundContext:
+        """The context of round 0."""
+        train = self.config.train
+        return RoundContext(
+            0, train.rounds, self.dataset.num_clients, train, self.streams, augmentation=self.augmentation
+        )
+
+    @cached_property
+    def augmentation(self) -> Augmentation | None:
+        """How training images are changed at random.
+
+        Raises:
+            ConfigError: when the inputs are no images.
+        """
+        spec, preprocess = self.dataset.spec, self.dataset.preprocess
+        black = np.zeros(spec.shape[0], dtype=np.float32) if preprocess is None else preprocess.black
+        return self.config.augment.build(spec, black)
+
+    @cached_property
+    def official_test(self) -> OfficialTest:
+        """The official test part of the data set.
+
+        Raises:
+            ConfigError: when the source has none, or the clients have its samples.
+            DataError: when it cannot be read or does not fit the clients' samples.
+        """
+        return open_official_test(self.config.dataset, self.dataset, self.streams)
+
+    def initial_server(self) -> Tree:
+        """The server's tree before round 0, without what stays with the clients."""
+        norm = PrivateNorm(self.task.network, self.config.train.private_norm, self.streams)
+        return norm.withheld(self.config.algorithm.init(self.task, self.context))
+
+    @property
+    def storage(self) -> Storage:
+        """The run's folder."""
+        path = self.config.storage_path
+        return Storage(path if "://" in path else os.path.expanduser(path)).inside(self.config.run_name)
+
+    @property
+    def copy(self) -> Storage | None:
+        """The folder with copies of the run's files; None where it has none."""
+        return copy_of(self.storage, self.config.storage, self.config.run_name)
+
+    @property
+    def commits(self) -> CommitStore:
+        """The run's commits."""
+        return CommitStore(self.storage, self.copy)
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients sampled in a round, ascending; the same for every method."""
+        generator = self.streams.generator("sampling", round)
+        clients, size = self.dataset.num_clients, self.context.cohort_size
+        return sorted(int(c) for c in generator.choice(clients, size=size, replace=False))
+
+    @cached_property
+    def devices(self) -> list[Device]:
+        """The clients' simulated devices; empty without a simulated system.
+
+        Raises:
+            ConfigError: when the section ``system`` does not fit the clients.
+            DataError: when a trace cannot be read.
+        """
+        system = self.config.system
+        return [] if isinstance(system, NoSystem) else make_devices(system, self.dataset.num_clients, self.streams)
+
+    @cached_property
+    def schedule(self) -> Schedule | None:
+        """Who takes part in which round on simulated devices; None where all that are sampled do."""
+        system, train = self.config.system, self.config.train
+        if isinstance(system, NoSystem):
+            return None
+        samples = samples_per_round(
+            self.dataset.sizes()[:, 0], train.local_epochs, train.batch_size, train.min_local_steps
+        )
+        return Schedule(system, self.devices, samples, self.context.cohort_size, self.streams)
+
+    def check(self) -> np.ndarray:
+        """Finds what can be found before any actor starts; returns samples by client and split (K, 3).
+
+        Raises:
+            RayflError: naming the field, file or model and the fix.
+        """
+        wanted, available = self.config.train.clients_per_round, self.dataset.num_clients
+        if wanted != "all" and wanted > available:
+            raise ConfigError(f"train.clients_per_round is {wanted}, but there are only {available} clients")
+        algorithm = self.config.algorithm
+        if len(self.task.candidates) > 1 and not algorithm.mixes_architectures:
+            raise ConfigError(
+                f"model.candidates: all clients of {algorithm.name} share one architecture; give a single model"
+            )
+        self._check_optimizer()
+        algorithm.check(self.task, self.context)
+        if self.config.train.private_norm != "none":
+            self._check_private_norm()
+        if self.config.evaluation.official_test:
+            self._check_official_test()
+        self._check_system(available)
+        for remark in self.dataset.remarks():
+            _log.warning("dataset: %s", remark)
+        sizes = self.dataset.sizes()
+        self._check_evaluated(sizes)
+        algorithm.check_data(self.task, sizes, self.config.holdout.public)
+        return sizes
+
+    def _check_optimizer(self) -> None:
+        """Refuses to keep what there is not (older runs may have asked for it), and names a warm-up without an end."""
+        train = self.config.train
+        if train.persist_optimizer and not train.rule.slots:
+            raise ConfigError(
+                f"train.persist_optimizer: {train.optimizer} without momentum keeps nothing: set train.momentum, or "
+                "drop train.persist_optimizer"
+            )
+        if train.schedule is not None and train.schedule.warmup >= train.rounds:
+            _log.warning(
+                "train.schedule: the warm-up of %d rounds takes up all %d rounds: nothing is left for the schedule %s",
+                train.schedule.warmup,
+                train.rounds,
+                train.schedule.name,
+            )
+
+    def _check_evaluated(self, sizes: np.ndarray) -> None:
+        """Refuses an evaluation of nobody, and says who is left out of one."""
+        splits, clients = self.config.evaluation.splits, len(sizes)
+        scored = {name: int((sizes[:, SPLITS.index(name)] > 0).sum()) for name in splits}
+        judged = "test" if "test" in splits else splits[0]
+        test = "null" if self.config.holdout.test is None else self.config.holdout.test
+        holdout = f"holdout.test={test} holdout.validation={self.config.holdout.validation}"
+        if not scored[judged]:
+            others = [name for name in splits if scored[name]]
+            instead = f", or set evaluation.splits={others}" if others else ""
+            raise DataError(
+                f"evaluation.splits: no client has a {judged} sample, so that nobody would be evaluated. There are "
+                f"{clients} clients of at most {sizes.sum(1).max()} samples, and their shares ({holdout}) are rounded "
+                f"down: raise holdout.{judged}, use fewer clients{instead}"
+            )
+        if scored[judged] < clients:
+            _log.warning(
+                "%d of %d clients have no %s samples and are in no evaluation of these (%s)",
+                clients - scored[judged], clients, judged, holdout,
+            )  # fmt: skip
+        if not scored.get("validation", 1) and (self.config.holdout.validation or self.config.algorithm.sweep):
+            why = f"; no {self.config.algorithm.sweep} can be chosen by them" if self.config.algorithm.sweep else ""
+            _log.warning("no client has a validation sample (%s): there will be no such rows%s", holdout, why)
+
+    def _check_system(self, num_clients: int) -> None:
+        """Makes the devices, and so finds what is wrong with lists and traces."""
+        system = self.config.system
+        if isinstance(system, NoSystem) or not self.devices:
+            return
+        if system.over_sampling > 1 and self.context.cohort_size == num_clients:
+            raise ConfigError("system.over_sampling: train.clients_per_round asks all clients already; leave it out")
+
+    def _check_private_norm(self) -> None:
+        algorithm, policy, network = self.config.algorithm, self.config.train.private_norm, self.task.network
+        names = private_names(network, policy)
+        if policy in algorithm.no_private_norm:
+            why = algorithm.no_private_norm[policy]
+        elif len(self.task.candidates) > 1:
+            why = "clients have different architectures"
+        elif not names:
+            what = "running statistics" if policy == "statistics" else "tensors"
+            why = f"this model has no normalization layer with {what} (model.norm, docs/models.md)"
+        elif not any(path.rpartition("/")[2] in names for path, _ in leaves(algorithm.init(self.task, self.context))):
+            why = "nothing of a normalization layer is sent anyway"
+        elif self.config.evaluation.official_test:
+            why = "the server's model lacks what evaluation.official_test needs; set one of the two"
+        else:
+            return
+        raise ConfigError(f"train.private_norm is {policy}, which {algorithm.name} cannot have here: {why}")
+
+    def _check_official_test(self) -> None:
+        algorithm = self.config.algorithm
+        server, _ = algorithm.served(self.initial_server(), self.context)
+        if not algorithm.global_predictors(server, self.task):
+            raise ConfigError(
+                f"evaluation.official_test: {algorithm.name} has no model of the server's own; leave the option out"
+            )
+        self.official_test  # noqa: B018 -- opened now, to find out what is wrong with it

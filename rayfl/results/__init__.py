@@ -1,0 +1,1 @@
+"""The results of a run: scores, their summaries, and the columns of its tables."""

@@ -1,0 +1,216 @@
+"""The results of a run as Arrow tables: rows of clients, summaries, skipped clients and bins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayfl.metrics import Statistics
+from rayfl.results.calibration import CALIBRATION_SCHEMA, bin_rows
+from rayfl.results.personalized import PersonalizedRows
+from rayfl.results.schemas import (
+    CLIENTS_KEY,
+    CLIENTS_SCHEMA,
+    METRICS,
+    PARTITION_KEY,
+    ROUNDS_SCHEMA,
+    SKIPPED_SCHEMA,
+    TABLES,
+)
+from rayfl.results.summaries import Scores, ScoreTable
+
+_MOST_CHUNKS = 64
+
+
+class ResultTables:
+    """Collects the rows of a run.
+
+    Args:
+        names: the clients' names.
+        sweep: prefix of the rows among which one is chosen (``lambda``), or None.
+        partition: hash of who owns which sample, kept in the tables' metadata.
+        clients: rows so far.
+        rounds: rows so far.
+        skipped: rows so far.
+        calibration: rows so far.
+        committed: by table, how many rows there were before these, which are on storage.
+        personalized: the row that is the method's personalized model, kept in the tables' metadata; None leaves it out.
+
+    Attributes:
+        committed: by table, how many rows there were before these.
+        metadata: of all tables.
+        simulated_s: the virtual time of new rows of ``rounds``, where they have it.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        sweep: str | None,
+        partition: str = "",
+        clients: pa.Table | None = None,
+        rounds: pa.Table | None = None,
+        skipped: pa.Table | None = None,
+        calibration: pa.Table | None = None,
+        committed: Mapping[str, int] | None = None,
+        personalized: str | None = None,
+    ) -> None:
+        self._names = names
+        self._sweep = sweep
+        self._partition = partition
+        self._personalized = personalized
+        self.metadata = {PARTITION_KEY: partition.encode(), CLIENTS_KEY: str(len(names)).encode()}
+        if personalized is not None:
+            self.metadata |= PersonalizedRows(personalized, sweep).metadata
+        given = {"clients": clients, "rounds": rounds, "skipped": skipped, "calibration": calibration}
+        self.committed = {name: (committed or {}).get(name, 0) for name in given}
+        tables = {name: TABLES[name].empty_table() if table is None else table for name, table in given.items()}
+        tables = {name: table.replace_schema_metadata(self.metadata) for name, table in tables.items()}
+        self.clients, self.rounds = tables["clients"], tables["rounds"]
+        self.skipped, self.calibration = tables["skipped"], tables["calibration"]
+        self.simulated_s: float | None = None
+
+    def by_name(self) -> dict[str, pa.Table]:
+        """All tables, by name."""
+        return {
+            "clients": self.clients,
+            "rounds": self.rounds,
+            "skipped": self.skipped,
+            "calibration": self.calibration,
+        }
+
+    def after(self, committed: Mapping[str, int]) -> ResultTables:
+        """A collector for the rows that follow, which leaves this one as it is.
+
+        Args:
+            committed: by table, how many of its first rows are on storage: they are left out.
+        """
+        counts = {name: max(known, committed.get(name, 0)) for name, known in self.committed.items()}
+        rest = {name: _without(table, counts[name] - self.committed[name]) for name, table in self.by_name().items()}
+        return ResultTables(
+            self._names, self._sweep, self._partition, **rest, committed=counts, personalized=self._personalized
+        )
+
+    def add_skipped(self, round: int, failures: Mapping[int, tuple[str, str]]) -> None:
+        """Adds the clients that were left out.
+
+        Args:
+            round: completed rounds, the one without them included.
+            failures: procedure and reason, by client.
+        """
+        rows = [
+            {"round": round, "client": client, "name": self._names[client], "procedure": procedure, "reason": reason}
+            for client, (procedure, reason) in sorted(failures.items())
+        ]
+        if rows:
+            self.skipped = _append(self.skipped, rows, SKIPPED_SCHEMA)
+
+    def add(
+        self,
+        round: int,
+        cohort: str,
+        phase: str,
+        scores: Scores,
+        traffic: tuple[int, int],
+        messages: Mapping[int, tuple[int, int]] | None = None,
+        update_variance: float | None = None,
+    ) -> list[dict[str, Any]]:
+        """Adds the rows of one evaluation; returns the summary rows.
+
+        Args:
+            round: completed rounds.
+            cohort: ``all`` or ``selected``.
+            phase: ``received`` or ``trained``.
+            scores: statistics by client, split and model.
+            traffic: bytes sent down and up since the start.
+            messages: bytes down and up in this round, by client.
+            update_variance: of the cohort's updates.
+        """
+        found = ScoreTable(scores)
+        if not len(found):
+            return []
+        self._append_clients(found, (round, cohort, phase), messages or {})
+        key = {"round": round, "cohort": cohort, "phase": phase}
+        down, up = traffic
+        pairs = [
+            ({**key, "bytes_down": down, "bytes_up": up, "update_variance": update_variance, **summary}, pooled)
+            for summary, pooled in found.summaries(self._sweep)
+        ]
+        summaries = [summary for summary, _ in pairs]
+        self._append_rounds(summaries)
+        if cohort == "all":
+            bins = [row for pair in pairs for row in bin_rows(*pair)]
+            self.calibration = _append(self.calibration, bins, CALIBRATION_SCHEMA)
+        return summaries
+
+    def add_official(
+        self, round: int, scores: Mapping[str, Statistics], traffic: tuple[int, int]
+    ) -> list[dict[str, Any]]:
+        """Adds the rows of the server's own models on the official test part; returns them.
+
+        Args:
+            round: completed rounds.
+            scores: statistics by model.
+            traffic: bytes sent down and up since the start.
+        """
+        key = {"round": round, "split": "official", "cohort": "server", "phase": "received"}
+        rows = [
+            {
+                **dict.fromkeys(ROUNDS_SCHEMA.names),
+                **key,
+                "model": model,
+                "selected_on": "",
+                "choice": "",
+                "clients": 0,
+                "n": statistics.n,
+                **{metric: getattr(statistics, metric) for metric in METRICS},
+                **{f"pooled_{metric}": getattr(statistics, metric) for metric in METRICS},
+                **dict(zip(("bytes_down", "bytes_up"), traffic, strict=True)),
+            }
+            for model, statistics in scores.items()
+        ]
+        self._append_rounds(rows)
+        return rows
+
+    def _append_clients(
+        self, found: ScoreTable, key: tuple[int, str, str], messages: Mapping[int, tuple[int, int]]
+    ) -> None:
+        count, (round, cohort, phase) = len(found), key
+        both = [messages.get(client, (None, None)) for client in found.clients]
+        columns = {
+            "client": found.clients,
+            "name": [self._names[client] for client in found.clients],
+            "round": [round] * count,
+            "split": found.splits,
+            "cohort": [cohort] * count,
+            "phase": [phase] * count,
+            "model": found.models,
+            "n": found.vectors[:, 0].astype(np.int64),
+            **{metric: found.metrics[metric] for metric in METRICS},
+            "bytes_down": [down for down, _ in both],
+            "bytes_up": [up for _, up in both],
+        }
+        self.clients = _joined(self.clients, pa.table(columns, schema=CLIENTS_SCHEMA))
+
+    def _append_rounds(self, rows: list[dict[str, Any]]) -> None:
+        if "simulated_s" in self.rounds.schema.names:
+            for row in rows:
+                row["simulated_s"] = self.simulated_s
+        self.rounds = _append(self.rounds, rows, self.rounds.schema)
+
+
+def _without(table: pa.Table, rows: int) -> pa.Table:
+    """The table without its first rows (or as many as it has), and without their memory, as a slice would be."""
+    return table.take(np.arange(rows, table.num_rows)) if rows and table.num_rows else table
+
+
+def _append(table: pa.Table, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    return _joined(table, pa.Table.from_pylist(rows, schema=schema))
+
+
+def _joined(table: pa.Table, more: pa.Table) -> pa.Table:
+    longer = pa.concat_tables([table, more.replace_schema_metadata(table.schema.metadata)])
+    # Every chunk costs a kilobyte a column, whatever is in it, and time with every commit.
+    return longer if longer.column(0).num_chunks <= _MOST_CHUNKS else longer.combine_chunks()

@@ -1,0 +1,147 @@
+"""The models of a run as a commit has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from rayfl.data.federated import Examples
+from rayfl.engine.client import Client
+from rayfl.engine.engine import Engine
+from rayfl.engine.tasks import Model, Predictor, Task
+from rayfl.engine.trampoline import run_procedures
+from rayfl.errors import ConfigError, RunError
+from rayfl.params import Tree
+from rayfl.runs.folder import RunFolder
+from rayfl.storage.manifest import Manifest
+
+_CPU = torch.device("cpu")
+_FILES_IN_MEMORY = 4
+
+
+class CommittedModels:
+    """Server and client models after a round, on the CPU.
+
+    Args:
+        run: the run.
+        rounds_completed: after which round; None: the newest whole commit.
+
+    Raises:
+        RunError: when the commit is not kept, or the data have changed since.
+    """
+
+    def __init__(self, run: RunFolder, rounds_completed: int | None = None) -> None:
+        self.run = run
+        self.parts = run.parts
+        self.manifest: Manifest = run.manifest(rounds_completed)
+        self._files: dict[str, dict[int, Tree]] = {}
+        self._served: tuple[Tree, tuple[Tree, Mapping[int, Tree]]] | None = None
+
+    @property
+    def rounds_completed(self) -> int:
+        """The commit's round."""
+        return self.manifest.rounds_completed
+
+    @cached_property
+    def server(self) -> Tree:
+        """The server's tree."""
+        return self.run.store.read_server(self.manifest)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Executes what predictors need (fine-tuning), client by client."""
+        return Engine(self.parts.task, _CPU, self.run.config.engine.model_copy(update={"mode": "looped"}))
+
+    def state(self, client: int) -> Tree:
+        """A client's state; empty for one that has none (yet)."""
+        file = self.manifest.states.get(client)
+        if file is None:
+            return {}
+        if file.name not in self._files:
+            while len(self._files) >= _FILES_IN_MEMORY:
+                del self._files[next(iter(self._files))]
+            self._files[file.name] = self.run.store.read_states(file)
+        return dict(self._files[file.name][client])
+
+    def client(self, client: int) -> Client:
+        """A client as its method sees it in the evaluation after the commit's round.
+
+        Raises:
+            ConfigError: when there is no such client.
+        """
+        check_client(self.run, client)
+        rounds = self.rounds_completed
+        context = replace(self.parts.context, round=rounds - 1, final=rounds == self.run.config.train.rounds)
+        examples = self.parts.dataset.load(client)
+        return Client(
+            client, self.state(client), examples, self.parts.task, context, _CPU, self.parts.dataset.load_public
+        )
+
+    def predictors(self, client: int, server: Tree | None = None) -> dict[str, Predictor]:
+        """The models of a client that an evaluation scores, by the name of their row.
+
+        Args:
+            client: the client's number.
+            server: the server's tree, if not the committed one.
+        """
+        algorithm = self.run.config.algorithm
+        tree = self.server if server is None else server
+        if self._served is None or self._served[0] is not tree:
+            self._served = (tree, algorithm.served(tree, self.parts.context))
+        common, own = self._served[1]
+        procedure = algorithm.predictors(self.client(client), {**common, **own.get(client, {})})
+        found: Any = run_procedures({client: procedure}, self.engine)[client]
+        if isinstance(found, Exception):
+            raise found
+        return dict(found)
+
+    def predictor(self, client: int, row: str) -> Predictor:
+        """One of :meth:`predictors`; raises ConfigError when there is no such row, naming those there are."""
+        found = self.predictors(client)
+        if row not in found:
+            raise ConfigError(
+                f"--model: {self.run.config.algorithm.name} has no model {row!r} after round {self.rounds_completed} "
+                f"in {self.run.storage.uri}; there are {', '.join(found)}"
+            )
+        return found[row]
+
+    def pooled(self, split: str, most: int, clients: Iterable[int] | None = None) -> Examples:
+        """Samples of clients together: all, or as many as asked drawn without replacement (stream ``inspection``).
+
+        Raises:
+            RunError: when there are none.
+        """
+        chosen = range(self.parts.dataset.num_clients) if clients is None else clients
+        found = [self.parts.dataset.load(client)[split] for client in chosen]
+        x, y = torch.cat([part.x for part in found]), torch.cat([part.y for part in found])
+        if not len(y):
+            raise RunError(f"{self.run.storage.uri}: no samples in the split {split}")
+        if len(y) > most:
+            order = self.parts.streams.generator("inspection").permutation(len(y))[:most]
+            places = torch.from_numpy(order).sort().values
+            x, y = x[places], y[places]
+        return Examples(x, y)
+
+
+def single_model(predictor: Predictor, row: str) -> Model:
+    """The one model that predicts; raises ConfigError where several do, or their outputs are combined."""
+    models = predictor.built()
+    if len(models) != 1 or predictor.combine is not None:
+        raise ConfigError(f"--model: {row!r} predicts with {len(models)} models together, it is no single model")
+    return models[0]
+
+
+def task_of(predictor: Predictor, task: Task) -> Task:
+    """The task of a predictor's models."""
+    return task if predictor.task is None else predictor.task
+
+
+def check_client(run: RunFolder, client: int) -> None:
+    """Raises ConfigError unless there is such a client."""
+    clients = run.parts.dataset.num_clients
+    if not 0 <= client < clients:
+        raise ConfigError(f"there is no client {client} in {run.storage.uri}: they are numbered 0 to {clients - 1}")

@@ -1,0 +1,84 @@
+"""Figures that are computed from the tables of finished runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Curve = Mapping[int, float]
+"""A value by completed round, ascending."""
+
+
+def accuracy_curve(rounds: pa.Table, model: str, cohort: str = "all", phase: str = "received") -> dict[int, float]:
+    """Mean test accuracy over clients by completed round.
+
+    Args:
+        rounds: summaries, schema ``rayfl.results.tables.ROUNDS_SCHEMA``.
+        model: name of the row (``global``, ``hpm``, ``lambda=0.5``).
+        cohort: ``all`` or ``selected``.
+        phase: ``received`` or ``trained``.
+    """
+    chosen = _rows(rounds, {"model": model, "cohort": cohort, "phase": phase, "split": "test", "selected_on": ""})
+    return dict(sorted(zip(chosen["round"].to_pylist(), chosen["top1"].to_pylist(), strict=True)))
+
+
+def time_to_accuracy(curve: Curve, target: float) -> int | None:
+    """The first evaluated round whose accuracy is at least the target; None if there is none."""
+    return next((round for round, accuracy in sorted(curve.items()) if accuracy >= target), None)
+
+
+def improvement_in_time(curve: Curve, baseline: Curve) -> float | None:
+    """How many times sooner a method reaches the baseline's final accuracy (Grinwald et al., NeurIPS 2024, table 4).
+
+    Args:
+        curve: of the method.
+        baseline: of the baseline; its own time is the first round in which it is as good as at its end.
+
+    Returns:
+        Time of the baseline over time of the method; None if the method never gets there.
+    """
+    target = baseline[max(baseline)]
+    own, reference = time_to_accuracy(curve, target), time_to_accuracy(baseline, target)
+    return None if own is None or reference is None else reference / own
+
+
+def download_effect(clients: pa.Table, received: str = "global", trained: str = "local") -> dict[int, dict[int, float]]:
+    """delta_t of FedPHP (Li et al., ECML PKDD 2021, eq. 4) by completed round and client.
+
+    The test accuracy of the model that a client of round t downloads next, minus that of its personalized model
+    right after its training in round t. Negative: the download destroys what the client had learned. Needs runs
+    with ``evaluation.cohort_received=true``.
+
+    Args:
+        clients: rows, schema ``rayfl.results.tables.CLIENTS_SCHEMA``.
+        received: the downloaded model's row; for FedPHP ``hpm``, which is what its clients go on with.
+        trained: the personalized model's row after training.
+    """
+    key = {"cohort": "selected", "split": "test"}
+    after = _by_round_and_client(_rows(clients, {**key, "phase": "trained", "model": trained}))
+    before = _by_round_and_client(_rows(clients, {**key, "phase": "received", "model": received}))
+    result: dict[int, dict[int, float]] = {}
+    for (round, client), accuracy in sorted(before.items()):
+        if (round, client) in after:
+            result.setdefault(round, {})[client] = accuracy - after[round, client]
+    return result
+
+
+def window_accuracy(curve: Curve, first: int, last: int) -> float:
+    """Mean of a curve over the rounds ``first..last``; nan if none was evaluated (FedPHP's begin and end)."""
+    values = [accuracy for round, accuracy in curve.items() if first <= round <= last]
+    return float(np.mean(values)) if values else float("nan")
+
+
+def _rows(table: pa.Table, wanted: Mapping[str, str]) -> pa.Table:
+    for column, value in wanted.items():
+        table = table.filter(pc.equal(table[column], value))
+    return table
+
+
+def _by_round_and_client(rows: pa.Table) -> dict[tuple[int, int], float]:
+    keys = zip(rows["round"].to_pylist(), rows["client"].to_pylist(), strict=True)
+    return dict(zip(keys, rows["top1"].to_pylist(), strict=True))

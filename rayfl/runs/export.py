@@ -1,0 +1,117 @@
+"""A committed model as a safetensors file that needs no rayfl."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from rayfl.data.files.whole import new_file
+from rayfl.engine.tasks import Predictor
+from rayfl.errors import ConfigError
+from rayfl.models.zoo import Candidates
+from rayfl.results.schemas import METRICS
+from rayfl.runs.committed import CommittedModels, single_model, task_of
+from rayfl.runs.rows import named_model, where
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was exported.
+
+    Attributes:
+        row: the model's name in the tables.
+        round: after which round.
+        parameters: number of scalars.
+        modules: the architecture as PyTorch prints it.
+        metrics: by split, the metrics of ``clients.parquet`` for this client; none if it was not evaluated then.
+    """
+
+    row: str
+    round: int
+    parameters: int
+    modules: str
+    metrics: dict[str, dict[str, float]]
+
+
+def check_destination(destination: Path) -> None:
+    """Raises ConfigError for a name that does not end in .safetensors."""
+    if destination.suffix != ".safetensors":
+        raise ConfigError(f"--out: {destination} must end in .safetensors")
+
+
+def export_model(models: CommittedModels, client: int, model: str | None, destination: Path) -> Exported:
+    """Writes one model of a client.
+
+    The tensors have the names of the model's ``state_dict`` and are as they were computed with, on the CPU; parameters
+    that require no gradient, which no commit has, are those of the model as it is made today. The file's metadata have,
+    next to ``format``, one entry ``rayfl``: JSON with the method, where the model is from, the section ``model`` of its
+    configuration, the kind and shape of its inputs, the section ``transform`` (what was done to images), the modules,
+    and the metrics of the tables.
+
+    Args:
+        models: the commit.
+        client: whose model.
+        model: a row of the tables; None: the method's personalized model.
+        destination: the file, ``.safetensors``.
+
+    Raises:
+        ConfigError: no such client or model, one that is several models, or another ending; nothing is written.
+        DataError: the file cannot be written.
+    """
+    check_destination(destination)
+    run, rounds = models.run, models.rounds_completed
+    found = models.predictors(client)
+    row = named_model(run, model, found, rounds)
+    predictor = models.predictor(client, row)
+    network = task_of(predictor, models.parts.task).network
+    whole = {**single_model(predictor, row), **network.fixed_parameters}
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in whole.items()}
+    section, modules = _architecture(models, predictor)
+    spec = models.parts.dataset.spec
+    metrics = _metrics(models, client, row)
+    description = {
+        "method": run.config.algorithm.name,
+        "run": run.name,
+        "client": client,
+        "name": models.parts.dataset.names[client],
+        "round": rounds,
+        "row": row,
+        "model": section,
+        "inputs": {"kind": spec.kind, "shape": spec.shape, "classes": spec.num_classes, "vocabulary": spec.vocabulary},
+        "transform": run.config.transform.model_dump(mode="json"),
+        "modules": modules,
+        "metrics": metrics,
+    }
+    with new_file(destination) as file:
+        file.write(safetensors.torch.save(tensors, {"format": "pt", "rayfl": json.dumps(description)}))
+    return Exported(row, rounds, _scalars(tensors), modules, metrics)
+
+
+def _architecture(models: CommittedModels, predictor: Predictor) -> tuple[dict[str, Any], str]:
+    """The section of the configuration that makes the model, and its modules."""
+    task, config = models.parts.task, models.run.config.model
+    if isinstance(config, Candidates):
+        networks = [candidate.network for candidate in task.candidates]
+        architecture: Any = config.candidates[networks.index(task_of(predictor, task.candidates[0]).network)]
+    else:
+        architecture = config
+    with torch.random.fork_rng(devices=[]):
+        module = architecture.build(models.parts.dataset.spec)
+    return architecture.model_dump(mode="json"), str(module)
+
+
+def _metrics(models: CommittedModels, client: int, row: str) -> dict[str, dict[str, float]]:
+    rows = where(
+        models.run.clients, client=client, model=row, round=models.rounds_completed, cohort="all", phase="received"
+    )
+    return {str(found["split"]): {m: float(found[m]) for m in METRICS} for found in rows.to_pylist()}
+
+
+def _scalars(tensors: dict[str, Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors.values())

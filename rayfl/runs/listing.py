@@ -1,0 +1,137 @@
+"""The clients of a run, a row each, filtered and sorted."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayfl.errors import ConfigError, RunError
+from rayfl.results.schemas import METRICS
+from rayfl.runs.folder import RunFolder
+from rayfl.runs.rows import last_round, named_model, where
+
+COLUMNS = ("client", "name", "n", *METRICS, "selected", "last", "skipped", "down", "up")
+"""``n`` samples of the split, the metrics, in how many rounds the client was selected and in which last (0: never),
+in how many it was left out, and the bytes that went down to it and up from it."""
+
+_TEXT = {"name"}
+_CONDITION = re.compile(r"^\s*(\w+)\s*(<=|>=|==|!=|=|<|>)\s*(.+?)\s*$")
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+def client_rows(
+    run: RunFolder, model: str | None, split: str, round: int | None
+) -> tuple[list[dict[str, Any]], str, int]:
+    """A row with :data:`COLUMNS` for every client that was evaluated.
+
+    Selections, bytes and skipped rounds are those up to the round; of selections only those that were scored
+    (``evaluation.cohort_every``).
+
+    Args:
+        run: the run.
+        model: a row of the tables; None: the method's personalized model.
+        split: ``validation`` or ``test``.
+        round: an evaluated round; None: the last.
+
+    Returns:
+        The rows by client, the model's name, and the round.
+
+    Raises:
+        RunError: when there are no such rows, naming what there is.
+    """
+    table = where(run.clients, cohort="all", phase="received", split=split)
+    if not table.num_rows:
+        raise RunError(f"{run.storage.uri} has no evaluation of all clients on the split {split}")
+    chosen = last_round(table) if round is None else round
+    rows = where(table, round=chosen)
+    if not rows.num_rows:
+        shown = ", ".join(map(str, sorted(table["round"].unique().to_pylist())))
+        raise RunError(f"{run.storage.uri}: all clients were evaluated after rounds {shown}, not after {chosen}")
+    models = rows["model"].unique().to_pylist()
+    name = named_model(run, model, models, chosen)
+    if name not in models:
+        raise RunError(f"{run.storage.uri} has no model {name!r} after round {chosen}; there are: {', '.join(models)}")
+    trained = where(run.clients, cohort="selected", phase="trained")
+    trained = trained.filter(pc.less_equal(trained["round"], chosen))
+    parts = _by_client(trained.group_by(["client", "round"]).aggregate([("bytes_down", "max"), ("bytes_up", "max")]))
+    left_out = _by_client(run.skipped.filter(pc.less_equal(run.skipped["round"], chosen)))
+    listed = []
+    for row in where(rows, model=name).sort_by("client").to_pylist():
+        own = parts.get(row["client"], [])
+        listed.append(
+            {column: row[column] for column in ("client", "name", "n", *METRICS)}
+            | {
+                "selected": len(own),
+                "last": max((part["round"] for part in own), default=0),
+                "skipped": len({part["round"] for part in left_out.get(row["client"], [])}),
+                "down": sum(part["bytes_down_max"] or 0 for part in own),
+                "up": sum(part["bytes_up_max"] or 0 for part in own),
+            }
+        )
+    return listed, name, chosen
+
+
+def chosen_rows(
+    rows: Sequence[dict[str, Any]], conditions: Sequence[str], sort: str | None, descending: bool, limit: int | None
+) -> list[dict[str, Any]]:
+    """The rows that meet all conditions, sorted.
+
+    Args:
+        rows: of :func:`client_rows`.
+        conditions: ``column<value``, with one of < <= > >= = !=; names are compared as text.
+        sort: a column; None keeps the order.
+        descending: the largest first.
+        limit: at most so many rows.
+
+    Raises:
+        ConfigError: for a condition that cannot be read, or an unknown column.
+    """
+    tests = [_test(condition) for condition in conditions]
+    found = [row for row in rows if all(test(row) for test in tests)]
+    if sort is not None:
+        _check_column(sort, "--sort")
+        found.sort(key=lambda row: row[sort], reverse=descending)
+    elif descending:
+        found.reverse()
+    return found[:limit]
+
+
+def _test(condition: str) -> Callable[[dict[str, Any]], bool]:
+    match = _CONDITION.match(condition)
+    if match is None:
+        raise ConfigError(f"--filter: {condition!r} must look like top1<0.5, with one of < <= > >= = !=")
+    column, sign, text = match.groups()
+    _check_column(column, "--filter")
+    value: str | float = text
+    if column not in _TEXT:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ConfigError(f"--filter: {condition!r} must have a number on its right side") from None
+    compare = _OPERATORS[sign]
+    return lambda row: compare(row[column], value)
+
+
+def _check_column(column: str, option: str) -> None:
+    if column not in COLUMNS:
+        raise ConfigError(f"{option}: there is no column {column!r}; there are {', '.join(COLUMNS)}")
+
+
+def _by_client(table: pa.Table) -> dict[int, list[dict[str, Any]]]:
+    result: dict[int, list[dict[str, Any]]] = {}
+    for row in table.to_pylist():
+        result.setdefault(row["client"], []).append(row)
+    return result

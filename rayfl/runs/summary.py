@@ -1,0 +1,106 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from rayfl.experiment.result import Result
+from rayfl.results.personalized import PersonalizedRows, of_clients, recorded_clients
+
+_SKIPPED_SHOWN = 10
+_ROUNDS_SHOWN = 5
+
+
+def final_rows(result: Result) -> list[dict[str, Any]]:
+    """The test rows of all clients after the last evaluation, in the order they were recorded."""
+    return last_evaluation(result.rounds)
+
+
+def last_evaluation(rounds: pa.Table, split: str = "test") -> list[dict[str, Any]]:
+    """The rows of all clients, on a split, after the last evaluation that a table of summaries has."""
+    field = pc.field
+    rows = rounds.filter(
+        (field("cohort") == "all") & (field("split") == split) & (field("phase") == "received")
+    ).to_pylist()
+    last = max((row["round"] for row in rows), default=0)
+    return [row for row in rows if row["round"] == last]
+
+
+def summary_table(result: Result) -> Table:
+    """Accuracy and calibration of every model: mean +- standard deviation over clients, and how many these are.
+
+    On test data; of runs that score none, on validation data.
+    """
+    split = "test" if final_rows(result) else "validation"
+    rows, everybody = last_evaluation(result.rounds, split), recorded_clients(result.rounds)
+    marked = any("test" in row["selected_on"] for row in rows)
+    table = Table(
+        title=f"{split.capitalize()} data after round {result.rounds_completed}: mean +- std over clients",
+        caption="* chosen on test data, as some papers do: not a fair estimate" if marked else None,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 0, 0, 1),
+        caption_justify="left",
+    )
+    table.add_column("model", overflow="fold")
+    for heading in ("clients", "accuracy %", "worst 5 %", "ECE"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    own = PersonalizedRows.of(result.config.algorithm)
+    for row in rows:
+        style = "bold" if own.is_summary(row) else None
+        table.add_row(
+            row_label(row),
+            of_clients(row["clients"], everybody),
+            _spread(row, "top1", 100, 2),
+            f"{100 * row['top1_worst5']:.2f}",
+            _spread(row, "ece", 1, 3),
+            style=style,
+        )
+    return table
+
+
+def skipped_table(result: Result) -> Table:
+    """Which clients were left out, how often and why: those left out most often."""
+    found = (
+        result.skipped.group_by(["client", "name", "procedure", "reason"]).aggregate([("round", "list")]).to_pylist()
+    )
+    found.sort(key=lambda row: (-len(row["round_list"]), row["client"], row["procedure"], row["reason"]))
+    clients = pc.count_distinct(result.skipped["client"]).as_py()
+    failed = "" if "system" in result.skipped["procedure"].to_pylist() else "failed and "
+    table = Table(
+        title=f"{clients} of the clients {failed}were left out of rounds (skipped.parquet)",
+        caption=f"and {len(found) - _SKIPPED_SHOWN} more" if len(found) > _SKIPPED_SHOWN else None,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        caption_justify="left",
+    )
+    for heading in ("client", "rounds", "procedure", "reason"):
+        table.add_column(heading)
+    for row in found[:_SKIPPED_SHOWN]:
+        rounds = sorted(row["round_list"])
+        shown = ", ".join(map(str, rounds[:_ROUNDS_SHOWN])) + (", ..." if len(rounds) > _ROUNDS_SHOWN else "")
+        name = "" if row["name"] == str(row["client"]) else f" ({row['name']})"
+        table.add_row(f"{row['client']}{name}", shown, row["procedure"], row["reason"])
+    return table
+
+
+def row_label(row: Mapping[str, Any]) -> str:
+    """What a row is called in tables for people: a choice among a sweep says on what it was made."""
+    if not row["selected_on"]:
+        names = {"lambda=0.0": "lambda=0.0 (global)", "lambda=1.0": "lambda=1.0 (local)"}
+        return names.get(row["model"], str(row["model"]))
+    star = " *" if "test" in row["selected_on"] else ""
+    what = row["choice"] or row["model"].removesuffix("=best")
+    return f"{what}, by {row['selected_on']}{star}"
+
+
+def _spread(row: Mapping[str, Any], metric: str, scale: float, digits: int) -> str:
+    return f"{scale * row[metric]:.{digits}f} +- {scale * row[f'{metric}_std']:.{digits}f}"

@@ -1,0 +1,1 @@
+"""Files of runs: where they lie, how commits write them, and who may."""

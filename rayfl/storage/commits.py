@@ -1,0 +1,302 @@
+"""The commit protocol: shards first, the manifest last; a run is what its newest manifest says.
+
+``commits/`` holds, by number of completed rounds r:
+
+* ``server-<r>-<unique>.safetensors``: the server's tree;
+* ``states-<r>-<host>-<unique>.safetensors``: the states that changed since the commit before;
+* ``rounds-<r>-<unique>.parquet``, ``clients-...``, ...: the last rows of the tables up to round r, when they grew;
+* ``manifest-<r>.json``: which of these files make up the run after r rounds, with their SHA-256, and its own;
+* ``newest.json``: the r of the newest manifest, so that it cannot go missing unnoticed.
+
+A file with such a name that no kept manifest has is garbage, and so is what dropped manifests named; other files are
+somebody else's. docs/commits.md has the format in full.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from rayfl.errors import DamageError, RunError
+from rayfl.params import Tree
+from rayfl.storage import treefile
+from rayfl.storage.commit_files import FOLDER as FOLDER
+from rayfl.storage.commit_files import CommitFiles
+from rayfl.storage.files import Storage
+from rayfl.storage.manifest import Manifest, StoredFile, manifest_name, newest_rounds, parse, with_checksum
+from rayfl.storage.own_files import NEWEST, is_of_commits, manifest_rounds
+
+_SHOWN = 20
+
+_log = logging.getLogger("rayfl")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A commit, and what is wrong with it.
+
+    Attributes:
+        manifest: the commit.
+        lost: what is wrong with its files, a sentence each, by name.
+    """
+
+    manifest: Manifest
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether models and states are whole: at most rows of tables are lost."""
+        return self.lost.keys() <= self.manifest.table_files().keys()
+
+    @property
+    def has_server(self) -> bool:
+        """Whether the server's model is whole."""
+        return self.manifest.server.name not in self.lost
+
+
+class CommitStore:
+    """Writes and reads commits of one run.
+
+    Names of files are new each time: a write that a crash elsewhere has made useless, or a driver that has lost the
+    run and does not know it yet, may still be writing a round that is done again, and must not touch the files of
+    the second try.
+
+    Args:
+        storage: the run's folder.
+        copy: a folder that gets every file, too, and has what is damaged in the first; None for no copies.
+    """
+
+    def __init__(self, storage: Storage, copy: Storage | None = None) -> None:
+        self._files = CommitFiles(storage, copy)
+
+    def write_server(self, rounds_completed: int, tree: Tree) -> StoredFile:
+        """Stores the server's tree."""
+        return self._files.write(f"server-{rounds_completed:06d}-{_unique()}.safetensors", treefile.dumps(tree))
+
+    def write_states(self, rounds_completed: int, host: int, states: Mapping[int, Tree]) -> StoredFile:
+        """Stores states one host changed."""
+        tree = {str(client): dict(state) for client, state in sorted(states.items())}
+        name = f"states-{rounds_completed:06d}-{host:04d}-{_unique()}.safetensors"
+        return self._files.write(name, treefile.dumps(tree))
+
+    def write_table(self, rounds_completed: int, name: str, data: bytes) -> StoredFile:
+        """Stores rows of a table."""
+        return self._files.write(f"{name}-{rounds_completed:06d}-{_unique()}.parquet", data)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Makes a commit: from here on the run continues after it."""
+        self.replace_manifest(manifest)
+        self._note_newest(manifest.rounds_completed)
+
+    def replace_manifest(self, manifest: Manifest) -> None:
+        """Replaces what is said of a commit that there is."""
+        self._write_json(manifest_name(manifest.rounds_completed), with_checksum(manifest))
+
+    def latest(self, thoroughly: bool = False) -> Manifest | None:
+        """The newest commit that a run can continue from, without lost parts of tables; see :meth:`usable`."""
+        found = self.usable(thoroughly)
+        return None if found is None else found.manifest.without(found.lost)
+
+    def usable(self, thoroughly: bool = False) -> Found | None:
+        """The newest commit that is whole, else the newest with whole models and states; None for a run that has none.
+
+        A warning names what is wrong with newer ones. Size and presence of all files are looked at.
+
+        Args:
+            thoroughly: whether to read all files, and compare their checksums. So they are in any case where something
+                is wrong with the newest commit: what is chosen in its place must be whole.
+
+        Raises:
+            DamageError: when there are commits, but of none are the server's model and all states whole.
+            RunError: when a commit is of another format version.
+        """
+        problems, damaged = self.missing_newest(), list[Found]()
+        if not thoroughly:
+            newest = next(self.survey(False, problems), None)
+            if newest is not None and not (newest.lost or problems):
+                return newest
+            problems = self.missing_newest()
+        for found in self.survey(True, problems):
+            if not found.lost:
+                return self._instead(found, problems)
+            problems += [problem for problem in found.lost.values() if problem not in problems]
+            damaged.append(found)
+        for candidate in damaged:
+            if candidate.trainable:
+                return self._instead(candidate, problems)
+        if problems:
+            raise DamageError(
+                f"{self._files.uri} has no whole commit: {'; '.join(problems)}. {self._ways_out(damaged)}"
+            )
+        return None
+
+    def survey(self, thoroughly: bool, problems: list[str]) -> Iterator[Found]:
+        """The commits whose manifests can be read, the newest first, with all that is wrong with their files.
+
+        Args:
+            thoroughly: whether to read all files, and compare their checksums.
+            problems: what is wrong with other manifests is added to these, a sentence each.
+
+        Raises:
+            RunError: when a commit is of another format version.
+        """
+        for name in reversed(self.manifests()):
+            try:
+                commit = self.read_manifest(name)
+            except DamageError as error:
+                problems.append(str(error))
+            else:
+                yield Found(commit, self.damage(commit, thoroughly))
+
+    def give_up(self, manifests: Container[str]) -> None:
+        """Deletes manifests that nothing can be done with; their files go with the next commit."""
+        self._files.delete(lambda name: manifest_rounds(name) is not None and name in manifests, _manifests_first)
+
+    def _instead(self, found: Found, problems: Sequence[str]) -> Found:
+        if problems:
+            rounds = found.manifest.rounds_completed
+            how = (
+                f"Models and states after round {rounds} are whole and used"
+                if found.lost
+                else f"The commit of round {rounds} is whole and used instead; nothing is lost but the time since"
+            )
+            _log.warning("%s. %s", "; ".join(problems), how)
+        return found
+
+    def _ways_out(self, damaged: Sequence[Found]) -> str:
+        """What somebody can do about commits of which none can be continued from."""
+        for candidate in damaged:
+            clients = candidate.manifest.clients_in(candidate.lost)
+            if candidate.has_server:
+                return (
+                    f"After round {candidate.manifest.rounds_completed} the server's model is whole, and lost are the "
+                    f"states of {listed(clients)}. Restore these files; or let these clients begin again: `rayfl "
+                    f"repair {self._files.uri}`"
+                )
+        return "Restore these files, or start over under another name"
+
+    def missing_newest(self) -> list[str]:
+        """A sentence that the newest manifest is not there, if so."""
+        newest = self._newest()
+        if newest is None or self._files.exists(manifest_name(newest)):
+            return []
+        return [f"{FOLDER}/{manifest_name(newest)} is missing from {self._files.uri}"]
+
+    def drop_after(self, rounds_completed: int) -> None:
+        """Gives up the commits newer than this one: the rounds are done again."""
+        self._files.delete(lambda name: (manifest_rounds(name) or 0) > rounds_completed, _manifests_first)
+        if self._newest() not in (None, rounds_completed):
+            self._note_newest(rounds_completed)
+
+    def damage(self, manifest: Manifest, thoroughly: bool) -> dict[str, str]:
+        """What is wrong with the files of a commit, a sentence each, by name; see :meth:`usable`."""
+        return self._files.damage(manifest.stored(), thoroughly)
+
+    def read_server(self, manifest: Manifest) -> Tree:
+        """The server's tree of a commit."""
+        return treefile.loads(self.read(manifest.server), manifest.server.name)
+
+    def read_states(self, file: StoredFile) -> dict[int, Tree]:
+        """All states of one file, by client."""
+        return {int(client): state for client, state in treefile.loads(self.read(file), file.name).items()}
+
+    def read(self, file: StoredFile) -> bytes:
+        """A file of a commit, verified.
+
+        Raises:
+            DamageError: when it is missing or its checksum differs.
+        """
+        return self._files.read_stored(file)
+
+    def collect(self, keep: int) -> None:
+        """Deletes all but the newest ``keep`` (at least one) commits, and what rayfl has written beside them.
+
+        That includes the files of a commit that has no manifest yet: call it only when none is being written. Files
+        that are not rayfl's, by their names and by what manifests name, stay.
+        """
+        if keep < 1:
+            raise ValueError(f"at least one commit must be kept, got {keep}")
+        needed, dropped = {NEWEST}, set[str]()
+        for name in reversed(self.manifests()):
+            try:
+                files = self.read_manifest(name).files()
+            except DamageError as error:
+                _log.warning("%s; this commit is given up", error)
+                continue
+            if keep:
+                needed |= {name, *files}
+                keep -= 1
+            else:
+                dropped |= files
+        # Manifests go first: one whose files are half deleted must not be found by a restart.
+        self._files.delete(
+            lambda name: name not in needed and (name in dropped or is_of_commits(name)), _manifests_first
+        )
+
+    def foreign(self) -> list[str]:
+        """The files in ``commits/`` that are not rayfl's, which it leaves alone."""
+        named = set[str]()
+        for name in self.manifests():
+            with suppress(RunError):
+                named |= self.read_manifest(name).files()
+        return [name for name in self._files.names() if name not in named and not is_of_commits(name)]
+
+    def manifests(self) -> list[str]:
+        """The names of all manifests, the newest last."""
+        return sorted((name for name in self._files.names() if manifest_rounds(name) is not None), key=_order)
+
+    def read_manifest(self, name: str) -> Manifest:
+        """A manifest, verified.
+
+        Raises:
+            DamageError: when it is missing, changed or no manifest.
+            RunError: when it is of another format version.
+        """
+        return self._files.read(name, partial(parse, name))
+
+    def newest(self) -> int | None:
+        """The rounds of the newest manifest by ``newest.json``; None without one, as in runs of version 1.
+
+        Raises:
+            DamageError: when it is damaged.
+        """
+        return self._files.read(NEWEST, newest_rounds) if self._files.exists(NEWEST) else None
+
+    def _newest(self) -> int | None:
+        try:
+            return self.newest()
+        except DamageError as error:
+            _log.warning("%s; the next commit writes it again", error)
+            return None
+
+    def _note_newest(self, rounds_completed: int) -> None:
+        self._write_json(NEWEST, {"rounds_completed": rounds_completed})
+
+    def _write_json(self, name: str, content: dict[str, Any]) -> None:
+        self._files.write(name, json.dumps(content, indent=1).encode())
+
+
+def listed(clients: Sequence[int]) -> str:
+    """Clients in words: ``client 3``, ``clients 3, 5 and 10 more``."""
+    shown = ", ".join(map(str, clients[:_SHOWN]))
+    more = f" and {len(clients) - _SHOWN} more" if len(clients) > _SHOWN else ""
+    return f"client{'s' if len(clients) > 1 else ''} {shown}{more}"
+
+
+def _manifests_first(name: str) -> bool:
+    return manifest_rounds(name) is None
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Sorts manifests by their rounds, also those with more than six digits."""
+    return len(name), name
+
+
+def _unique() -> str:
+    return uuid.uuid4().hex[:8]

@@ -1,0 +1,286 @@
+"""One driver at a time: whoever works on a run's folder holds its lease.
+
+``lease.json`` says who holds it and is rewritten all the time. Nothing here needs locks of the file system, which
+network disks and object stores lack. docs/commits.md has the rules.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rayfl.errors import RunError
+from rayfl.naming.texts import matching
+from rayfl.storage.files import Storage
+
+FILE = "lease.json"
+_RENEWALS = 6
+"""How often a lease is renewed before it would expire."""
+_TRIES = 50
+_BETWEEN_TRIES_S = 0.1
+_ENDED = ("Z", "X")
+"""States of a process that is over, though its parent has not asked for its exit status yet."""
+
+_log = logging.getLogger("rayfl")
+
+
+class Holder(BaseModel):
+    """Who holds a lease.
+
+    Attributes:
+        token: random; tells leases apart.
+        host: name of the machine.
+        pid: process id.
+        started: when the process was started, in ticks since ``boot``; empty where the system does not tell.
+        boot: the machine's boot id; empty where the system does not tell.
+        namespace: within which ``pid`` means anything (a container's); empty where the system does not tell.
+        heartbeat: when the lease was last renewed, in seconds since 1970 by the holder's clock.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token: Annotated[str, matching(r"[0-9a-f]{32}", "32 hexadecimal digits")]
+    host: str
+    pid: int = Field(gt=0)
+    started: str
+    boot: str
+    namespace: str
+    heartbeat: float
+
+    @classmethod
+    def here(cls) -> Holder:
+        """This process, with a new token."""
+        return cls(
+            token=secrets.token_hex(16),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=_state(os.getpid())[1],
+            boot=_boot(),
+            namespace=_namespace(),
+            heartbeat=time.time(),
+        )
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    def lives(self) -> bool | None:
+        """Whether the process is there; None if that cannot be known from here."""
+        if self.host != socket.gethostname():
+            return None
+        if self.boot and self.boot != _boot():
+            return False
+        if self.namespace != _namespace():
+            return None
+        state, started = _state(self.pid)
+        if not state:
+            return None if _exists(self.pid) else False
+        return state not in _ENDED and started == self.started
+
+
+class Lease:
+    """The right to work on a run's folder, for as long as the ``with`` block lasts.
+
+    Args:
+        storage: the run's folder.
+        timeout_s: a holder whose end cannot be seen loses its lease so long after its last renewal, in seconds.
+    """
+
+    def __init__(self, storage: Storage, timeout_s: float) -> None:
+        self._storage = storage
+        self._timeout_s = timeout_s
+        self._mine = Holder.here()
+        self._over = threading.Event()
+        self._renewer = threading.Thread(target=self._renew, name="rayfl-lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Takes the lease.
+
+        Raises:
+            RunError: when another driver holds it, naming that one.
+        """
+        try:
+            self._take()
+            self._renewer.start()
+        except BaseException:
+            # Interrupted right after it got it, a process that lives on (a notebook) would be refused by itself.
+            with suppress(RunError):
+                self._give_back()
+            raise
+        return self
+
+    def _take(self) -> None:
+        for _ in range(_TRIES):
+            if self._storage.create(FILE, self._content()):
+                return
+            holder = read_lease(self._storage)
+            if holder is not None:
+                self._refuse_if_alive(holder)
+                if self._take_over(holder):
+                    _log.info("took the run over from %s, which is gone", holder)
+                    return
+            time.sleep(_BETWEEN_TRIES_S)
+        raise RunError(f"{self._storage.uri}: other drivers try to take this run at the same time; start only one")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        try:
+            self._renewer.join()
+        finally:
+            # Also after one more Ctrl-C while the storage hangs.
+            try:
+                self._give_back()
+            except RunError as problem:
+                _log.warning("the lease could not be given back, and runs out by itself: %s", problem)
+
+    def _give_back(self) -> None:
+        if self._holds():
+            self._storage.delete(FILE)
+
+    def check(self) -> None:
+        """Makes sure that the lease is still held.
+
+        Raises:
+            RunError: when it is not: somebody else may have gone on with the run.
+        """
+        if not self._holds():
+            holder = read_lease(self._storage)
+            by = f"was taken over by {holder}" if holder is not None else "has lost its lease (the file is gone)"
+            raise RunError(
+                f"{self._storage.uri}: this run {by}, so this process stops and commits nothing more. What it had "
+                "committed stands"
+            )
+
+    def _holds(self) -> bool:
+        holder = read_lease(self._storage)
+        return holder is not None and holder.token == self._mine.token
+
+    def _content(self) -> bytes:
+        return self._mine.model_copy(update={"heartbeat": time.time()}).model_dump_json(indent=1).encode()
+
+    def _refuse_if_alive(self, holder: Holder) -> None:
+        lives = holder.lives()
+        if lives is False:
+            return
+        age = self._age(FILE)
+        if lives or age < self._timeout_s:
+            fix = (
+                "wait for it, or end that process"
+                if lives
+                else f"if that process is gone, wait {self._timeout_s - age:.0f} s and try again "
+                "(storage.lease_timeout_s)"
+            )
+            raise RunError(
+                f"{self._storage.uri}: {holder} is working on this run (last sign of life {max(age, 0):.0f} s ago); "
+                f"{fix}. Two runs at a time need two names"
+            )
+
+    def _age(self, name: str) -> float:
+        """Seconds since a file was written, by the storage's clock: the machines' own may differ."""
+        probe = f".lease-{self._mine.token}"
+        self._storage.write(probe, b"")
+        try:
+            return self._storage.modified(probe) - self._storage.modified(name)
+        except FileNotFoundError:
+            return 0.0  # just given back, or just taken: the next try will see
+        finally:
+            self._storage.delete(probe)
+
+    def _take_over(self, holder: Holder) -> bool:
+        """Puts this lease in place of a dead one; whether that is so.
+
+        Of several who see the same dead lease, the one who creates a file named after it may replace it.
+        """
+        claim = f".lease-after-{holder.token}"
+        if not self._storage.create(claim, self._content()):
+            claimant = read_lease(self._storage, claim)
+            if claimant is not None:
+                lives = claimant.lives()
+                # Who replaces a lease is done in a moment: one that cannot be seen and is silent for long has crashed.
+                if lives is False or (lives is None and self._age(claim) >= self._timeout_s):
+                    self._storage.delete(claim)
+            return False
+        try:
+            # Somebody may have been here and gone since the dead lease was read.
+            now = read_lease(self._storage)
+            if now is None or now.token != holder.token:
+                return False
+            self._storage.write(FILE, self._content())
+            return True
+        finally:
+            self._storage.delete(claim)
+
+    def _renew(self) -> None:
+        while not self._over.wait(self._timeout_s / _RENEWALS):
+            try:
+                if not self._holds():
+                    return  # `check` says so before the next commit
+                self._storage.write(FILE, self._content())
+            except (RunError, OSError) as error:
+                _log.warning(
+                    "the lease could not be renewed, next try in %.0f s: %s", self._timeout_s / _RENEWALS, error
+                )
+
+
+def read_lease(storage: Storage, name: str = FILE) -> Holder | None:
+    """Who holds a run; None for nobody.
+
+    Raises:
+        RunError: when the file is not a lease.
+    """
+    try:
+        return Holder.model_validate_json(storage.read(name))
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise RunError(
+            f"{storage.uri}/{name} is no lease of rayfl ({error.errors()[0]['msg']}); if no process works on this run, "
+            "delete it"
+        ) from error
+
+
+def _boot() -> str:
+    return _system("/proc/sys/kernel/random/boot_id")
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _state(pid: int) -> tuple[str, str]:
+    """A process's state, and when it was started in ticks since the machine was; empty where it cannot be seen."""
+    # The second field, a name in parentheses, may itself have spaces and parentheses.
+    fields = _system(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process, perhaps somebody else's: what systems without /proc can say."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _system(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

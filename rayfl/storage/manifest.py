@@ -1,0 +1,156 @@
+"""What a commit consists of: the manifest and its files' checksums.
+
+docs/commits.md has the format in full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Container, Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from rayfl.errors import DamageError, RunError
+from rayfl.naming.texts import FileName
+
+FORMAT_VERSION = 4
+_WITHOUT_CHECKSUM = 1
+"""The version whose manifests do not have a checksum of their own."""
+
+
+class StoredFile(BaseModel):
+    """A file of a commit, its checksum and its size in bytes (0 in commits of before sizes were noted)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # Manifests may come from others: a name never leads out of the folder.
+    name: FileName
+    sha256: str
+    size: int = Field(0, ge=0)
+
+
+def _in_parts(value: Any) -> Any:
+    return [value] if isinstance(value, Mapping | StoredFile) else value
+
+
+TableFiles = Annotated[tuple[StoredFile, ...], BeforeValidator(_in_parts), Field(min_length=1)]
+"""The files that make up a table, in the order of their rows; in versions 1 and 2 the one file that it was."""
+
+
+class Manifest(BaseModel):
+    """One commit.
+
+    Attributes:
+        version: of this format.
+        rounds_completed: rounds the run has behind it.
+        fingerprint: of the configuration the run was made with.
+        server: the server's tree.
+        states: by client id, the file that holds its newest state.
+        tables: by name, the Parquet files of a table, in the order of their rows.
+        counters: totals since the start (bytes sent).
+        inputs: SHA-256 of the files that say what the run is, by name; none in commits of before version 4.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int = FORMAT_VERSION
+    rounds_completed: int = Field(ge=0)
+    fingerprint: str
+    server: StoredFile
+    states: dict[int, StoredFile] = {}
+    tables: dict[str, TableFiles] = {}
+    counters: dict[str, int] = {}
+    inputs: dict[str, str] = {}
+
+    def files(self) -> set[str]:
+        """The names of all files of this commit but the manifest itself."""
+        return {file.name for file in self._all()}
+
+    def table_files(self) -> dict[str, StoredFile]:
+        """The parts of all tables, by their names."""
+        return {part.name: part for parts in self.tables.values() for part in parts}
+
+    def without(self, names: Container[str]) -> Manifest:
+        """The same commit without these parts of tables, and without tables of which no part is left."""
+        tables = {
+            table: tuple(part for part in parts if part.name not in names) for table, parts in self.tables.items()
+        }
+        return self.model_copy(update={"tables": {table: parts for table, parts in tables.items() if parts}})
+
+    def clients_in(self, names: Container[str]) -> list[int]:
+        """The clients whose newest states are in files of these names, ascending."""
+        return sorted(client for client, file in self.states.items() if file.name in names)
+
+    def stored(self) -> list[StoredFile]:
+        """The files of this commit but the manifest itself, each once, by name."""
+        return sorted(self._all(), key=lambda file: file.name)
+
+    def _all(self) -> set[StoredFile]:
+        return {self.server, *self.states.values(), *(part for parts in self.tables.values() for part in parts)}
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the files that hold the client states."""
+        return sum({file.name: file.size for file in self.states.values()}.values())
+
+
+def manifest_name(rounds_completed: int) -> str:
+    """The manifest's file."""
+    return f"manifest-{rounds_completed:06d}.json"
+
+
+def with_checksum(manifest: Manifest) -> dict[str, Any]:
+    """What is stored of a manifest."""
+    content = manifest.model_dump(mode="json")
+    return content | {"checksum": _checksum(content)}
+
+
+def parse(name: str, data: bytes, place: str) -> Manifest:
+    """A manifest from its file.
+
+    Args:
+        name: of the file.
+        data: its content.
+        place: what to call it in errors.
+
+    Raises:
+        DamageError: when it was changed or is no manifest.
+        RunError: when it is of another format version.
+    """
+    try:
+        content: dict[str, Any] = json.loads(data)
+        version, checksum = content.get("version"), content.pop("checksum", None)
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise DamageError(f"{place} is damaged: {error}") from error
+    # Every version from 2 on has the same checksum, so that a newer one can be told from a damaged one.
+    if type(version) is not int or version < _WITHOUT_CHECKSUM:
+        raise DamageError(f"{place} is damaged: it has no format version")
+    if version != _WITHOUT_CHECKSUM and checksum != _checksum(content):
+        raise DamageError(f"{place} is damaged: its SHA-256 has changed")
+    if version > FORMAT_VERSION:
+        raise RunError(
+            f"{place} has format version {version}, this rayfl reads up to {FORMAT_VERSION}: continue the run with the "
+            "rayfl that started it"
+        )
+    try:
+        manifest = Manifest.model_validate(content)
+    except ValidationError as error:
+        raise DamageError(f"{place} is damaged: {error}") from error
+    if name != manifest_name(manifest.rounds_completed):
+        raise DamageError(f"{place} is damaged: it is the manifest of round {manifest.rounds_completed}")
+    return manifest
+
+
+def newest_rounds(data: bytes, called: str) -> int:
+    """What ``newest.json`` says; raises DamageError when it says nothing."""
+    try:
+        return int(json.loads(data)["rounds_completed"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamageError(f"{called} is damaged: {error}") from error
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest without its checksum: of its JSON with sorted keys and without spaces."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

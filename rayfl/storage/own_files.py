@@ -1,0 +1,71 @@
+"""The names of the files that rayfl writes into a run's folder: what it may delete there, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from rayfl.results.schemas import ALL_TABLES
+
+_UNIQUE = "(?:-[0-9a-f]{8})?"  # the first formats had none
+_OF_COMMIT = re.compile(
+    rf"(?:server-\d{{6,}}|states-\d{{6,}}-\d{{4,}}){_UNIQUE}\.safetensors"
+    rf"|(?:{'|'.join(ALL_TABLES)})-\d{{6,}}{_UNIQUE}\.parquet"
+)
+_MANIFEST = re.compile(r"manifest-(\d{6,})\.json")
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]+\.(?:tmp|new)")
+_PROBE = re.compile(r"\.probe-[0-9a-f]{32}(?:-[0-9a-f]+)?")
+_LEASE = re.compile(r"lease\.json|\.lease-(?:after-)?[0-9a-f]{32}")
+
+NEWEST = "newest.json"
+"""Which manifest is the newest."""
+
+BEGINNING = frozenset({"config.yaml", "partition.parquet", "devices.parquet"})
+"""What a run's first start writes, ``config.yaml`` last: a folder with less of it is a run's that never began."""
+
+_LATER = frozenset(
+    {"timings.jsonl", "environment.json", "result.json", "progress.csv", "mlflow_run.txt"}
+    | {f"{name}.parquet" for name in ALL_TABLES}
+)
+
+
+def is_of_commits(name: str) -> bool:
+    """Whether a file in ``commits/`` is rayfl's by its name: of a commit, also one never finished, or temporary."""
+    return _settled(name) or is_temporary(name, _settled)
+
+
+def _settled(name: str) -> bool:
+    return name == NEWEST or _OF_COMMIT.fullmatch(name) is not None or manifest_rounds(name) is not None
+
+
+def manifest_rounds(name: str) -> int | None:
+    """The completed rounds of the commit that a manifest of this name is about; None for other names."""
+    found = _MANIFEST.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def rounds_in(name: str) -> int | None:
+    """The completed rounds that a commit's file of this name was written after; None for other names."""
+    return int(name.split("-")[1].partition(".")[0]) if _OF_COMMIT.fullmatch(name) else None
+
+
+def is_temporary(name: str, owns: Callable[[str], bool]) -> bool:
+    """Whether this is the temporary name under which a file was being written whose own name ``owns`` knows."""
+    found = _TEMPORARY.fullmatch(name)
+    # A file that must not be there yet has two such names on its way.
+    return found is not None and (owns(found[1]) or is_temporary(found[1], owns))
+
+
+def is_of_run(name: str) -> bool:
+    """Whether a file beside ``commits/`` is one that only the holder of the run's lease writes."""
+    return name in BEGINNING | _LATER
+
+
+def is_probe(name: str) -> bool:
+    """Whether this file only tries whether a folder can be written, or is one place for all nodes."""
+    return _PROBE.fullmatch(name) is not None
+
+
+def is_lease(name: str) -> bool:
+    """Whether this file belongs to the run's lease, which any driver may be writing."""
+    return _LEASE.fullmatch(name) is not None

@@ -1,0 +1,134 @@
+"""Whether a folder is a run's, and what killed drivers have left in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from rayfl.errors import RunError
+from rayfl.storage.commits import FOLDER
+from rayfl.storage.files import Storage
+from rayfl.storage.lease import FILE as LEASE
+from rayfl.storage.manifest import Manifest
+from rayfl.storage.own_files import BEGINNING, is_lease, is_of_commits, is_of_run, is_probe, is_temporary
+
+CONFIG = "config.yaml"
+COPY = "copy"
+"""Folder of the copies inside a run's, unless ``storage.copies_path`` names another place."""
+_NAMED = 5
+"""As many names as a message has at most."""
+
+
+def check_run_folder(storage: Storage, copy: Storage | None = None) -> None:
+    """Makes sure that a folder is a run's, or may become one: it writes nothing.
+
+    A folder may become a run's if there is nothing in it but what a start leaves that was cut short.
+
+    Args:
+        storage: the folder.
+        copy: that of the run's copies, if it has one.
+
+    Raises:
+        RunError: when one of them has other files, its commits lie behind a link, or they are one folder.
+    """
+    _refuse_link(storage, FOLDER)
+    if copy is None:
+        if not storage.exists(CONFIG):
+            refuse_others(storage, _of_a_beginning, f"no {CONFIG}")
+        return
+    inside = copy == storage.inside(COPY)
+    if inside:
+        _refuse_link(storage, COPY)
+    _refuse_link(copy, FOLDER)
+    _refuse_one_place(storage, copy)
+    known = copy.exists(CONFIG)
+    if not (known or storage.exists(CONFIG)):
+        refuse_others(storage, lambda name: _of_a_beginning(name) or (inside and name == COPY), f"no {CONFIG}")
+    if not known:
+        ours = all(is_of_commits(name) for name in copy.names(FOLDER))
+        refuse_others(copy, lambda name: _of_a_beginning(name) or (ours and name == FOLDER), f"no {CONFIG}")
+
+
+def _refuse_link(place: Storage, folder: str) -> None:
+    leads_to = place.link_target(folder)
+    if leads_to is not None:
+        raise RunError(
+            f"{place.uri}/{folder} is a link to {leads_to}: rayfl deletes old commits, and only in folders of its own. "
+            "Put the folder itself in the link's place, or set storage_path (storage.copies_path) to the other disk"
+        )
+
+
+def _refuse_one_place(storage: Storage, copy: Storage) -> None:
+    one, other = storage.local_path, copy.local_path
+    if storage.uri == copy.uri or (one is not None and other is not None and one.resolve() == other.resolve()):
+        raise RunError(
+            f"{copy.uri} is the run's own folder: copies in it would share its bits. Choose another storage.copies_path"
+        )
+
+
+def refuse_others(storage: Storage, owns: Callable[[str], bool], lacks: str) -> None:
+    """Refuses a folder that is somebody else's.
+
+    Args:
+        storage: the folder.
+        owns: whether a file or folder of this name may be in it.
+        lacks: what it would have if it were not somebody else's, in words.
+
+    Raises:
+        RunError: naming what is in it.
+    """
+    others = [name for name in storage.entries() if not owns(name)]
+    if not others:
+        return
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    lost = ". If this is a run, restore its config.yaml" if FOLDER in others else ""
+    raise RunError(
+        f"{storage.uri} is not a folder of rayfl's: it has {lacks}, but {', '.join(others[:_NAMED])}{more}. Nothing "
+        f"was written; choose another name or storage_path{lost}"
+    )
+
+
+def _of_a_beginning(name: str) -> bool:
+    return _at_the_beginning(name) or is_probe(name) or is_temporary(name, _at_the_beginning)
+
+
+def _at_the_beginning(name: str) -> bool:
+    return name in BEGINNING or is_lease(name)
+
+
+def input_digests(storage: Storage) -> dict[str, str]:
+    """SHA-256 of the files that say what a run is, by name, for its commits.
+
+    ``partition.parquet`` is not among them: it may be written again in other bytes, and the tables have its hash.
+    """
+    return {name: storage.digest(name) for name in (CONFIG, "devices.parquet") if storage.exists(name)}
+
+
+def changed_inputs(manifest: Manifest, found: Mapping[str, str]) -> list[str]:
+    """The files that say what a run is and are not what they were when a commit was made, by name.
+
+    Args:
+        manifest: the commit.
+        found: of :func:`input_digests`.
+    """
+    return [name for name, digest in manifest.inputs.items() if found.get(name) != digest]
+
+
+def remove_leftovers(storage: Storage, lease_timeout_s: float) -> None:
+    """Deletes the temporary files of drivers that were killed; call it only with the run's lease.
+
+    Args:
+        storage: the run's folder.
+        lease_timeout_s: what belongs to a lease, which others may be trying to take just now, is deleted when it is
+            so much older than the lease, in seconds.
+    """
+    for name in storage.names():
+        if is_probe(name) or is_temporary(name, is_of_run):
+            storage.delete(name)
+        elif name != LEASE and (is_lease(name) or is_temporary(name, is_lease)):
+            with suppress(FileNotFoundError):
+                if storage.modified(LEASE) - storage.modified(name) > lease_timeout_s:
+                    storage.delete(name)
+    for name in storage.names(FOLDER):
+        if is_temporary(name, is_of_commits):
+            storage.delete(f"{FOLDER}/{name}")

@@ -1,0 +1,189 @@
+"""Tables as Parquet files: whole ones, and those that are kept in parts while they grow."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayfl.errors import DamageError
+from rayfl.storage.commits import CommitStore
+from rayfl.storage.files import Storage
+from rayfl.storage.manifest import Manifest, StoredFile
+
+_LARGE_BYTES = 1 << 20
+"""A part of this size is not written again: what a commit rewrites is bounded by it."""
+_ROW_GROUP = 1 << 17
+"""Rows of one group in a file of a whole table: as many as are in memory at once."""
+
+
+def to_parquet(table: pa.Table) -> bytes:
+    """The table as a Parquet file; equal tables give equal bytes."""
+    return joined([table], table.schema)
+
+
+def from_parquet(data: bytes) -> pa.Table:
+    """The inverse of :func:`to_parquet`."""
+    # In this thread alone: memory that others took for it would stay with them.
+    return pq.read_table(io.BytesIO(data), use_threads=False)
+
+
+def joined(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
+    """The rows of several tables as one Parquet file, with only a part of them in memory at once.
+
+    Args:
+        tables: in order; how the rows are divided among them does not change the file.
+        schema: of all of them.
+    """
+    buffer = io.BytesIO()
+    # Numbers hardly ever repeat: a dictionary of them takes three times as long and makes the file larger.
+    strings = [field.name for field in schema if pa.types.is_string(field.type)]
+    with pq.ParquetWriter(buffer, schema, compression="zstd", use_dictionary=strings) as writer:
+        waiting = schema.empty_table()
+        for table in tables:
+            waiting = pa.concat_tables([waiting, table])
+            full = waiting.num_rows - waiting.num_rows % _ROW_GROUP
+            if full:
+                writer.write_table(waiting.slice(0, full).combine_chunks(), row_group_size=_ROW_GROUP)
+                waiting = waiting.slice(full)
+        if waiting.num_rows:
+            writer.write_table(waiting.combine_chunks(), row_group_size=_ROW_GROUP)
+    return buffer.getvalue()
+
+
+def same_rows(one: pa.Table, other: pa.Table) -> bool:
+    """Whether two tables have the same columns and, to the bit, the same values; NaN is NaN."""
+    return one.schema.equals(other.schema) and all(
+        _bits(mine).equals(_bits(theirs)) for mine, theirs in zip(one.columns, other.columns, strict=True)
+    )
+
+
+def _bits(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not pa.types.is_float64(column.type):
+        return column
+    return pa.chunked_array([chunk.view(pa.int64()) for chunk in column.chunks], pa.int64())
+
+
+def read_parts(store: CommitStore, manifest: Manifest, name: str) -> Iterator[pa.Table]:
+    """The parts of a commit's table, verified, one after the other.
+
+    Raises:
+        DamageError: when the commit has no such table, or a part is missing, changed or no table.
+    """
+    for part in _files(manifest, name):
+        yield decoded(store.read(part), part)
+
+
+def read_whole(store: CommitStore, manifest: Manifest, name: str) -> pa.Table:
+    """A table of a commit; raises like :func:`read_parts`."""
+    return pa.concat_tables(list(read_parts(store, manifest, name)))
+
+
+def put_beside(
+    store: CommitStore, storage: Storage, manifest: Manifest, name: str, metadata: Mapping[bytes, bytes] | None = None
+) -> None:
+    """Writes a table of a commit where users look for it: beside ``commits/``. Raises like :func:`read_parts`.
+
+    Args:
+        store: the commits.
+        storage: the run's folder.
+        manifest: of the commit.
+        name: of the table.
+        metadata: what is known of the table beyond what its parts say, which an older rayfl may have written.
+    """
+    parts = read_parts(store, manifest, name)
+    first = next(parts)
+    storage.write(f"{name}.parquet", joined(chain([first], parts), _knowing(first.schema, metadata)))
+
+
+def _knowing(schema: pa.Schema, metadata: Mapping[bytes, bytes] | None) -> pa.Schema:
+    return schema.with_metadata({**(schema.metadata or {}), **(metadata or {})})
+
+
+def decoded(data: bytes, part: StoredFile) -> pa.Table:
+    """The rows of a part; raises DamageError when it is no table."""
+    try:
+        return from_parquet(data)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DamageError(f"{part.name} is damaged: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Part:
+    rows: int
+    file: StoredFile
+    data: bytes | None
+    """The file's content, as long as the part may be written again."""
+
+
+class PartedTable:
+    """A table that only grows, and its parts on storage.
+
+    A commit writes the new rows, together with those last parts that have not more rows than what is written: every
+    row is written again each time that its part doubles, so that there are few small parts. A part of a mebibyte is
+    not written again. Rows are not kept here, but for the content of the small parts' files.
+
+    Args:
+        name: the table's.
+
+    Attributes:
+        rows: how many are on storage.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._parts: list[_Part] = []
+        self.rows = 0
+
+    @classmethod
+    def restored(cls, store: CommitStore, manifest: Manifest, name: str) -> tuple[PartedTable, pa.Schema]:
+        """A table of a commit and its columns.
+
+        Raises:
+            DamageError: when the commit has no such table, or a part is missing, changed or no table.
+        """
+        table, schema = cls(name), pa.schema([])
+        for file in _files(manifest, name):
+            data = store.read(file)
+            part = decoded(data, file)
+            table._parts.append(_Part(part.num_rows, file, data if file.size < _LARGE_BYTES else None))
+            table.rows += part.num_rows
+            schema = part.schema
+        return table, schema
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        """The parts, in the order of their rows."""
+        return tuple(part.file for part in self._parts)
+
+    def grow(self, store: CommitStore, rounds_completed: int, rows: pa.Table) -> bool:
+        """Stores new rows; whether there were any. A table's first part is written even without rows.
+
+        Args:
+            store: where parts are written.
+            rounds_completed: for their names.
+            rows: those after the first :attr:`rows`.
+        """
+        if self._parts and not rows.num_rows:
+            return False
+        kept, merged = list(self._parts), rows
+        while kept and kept[-1].data is not None and kept[-1].rows <= merged.num_rows:
+            last = kept.pop()
+            assert last.data is not None
+            merged = pa.concat_tables([from_parquet(last.data), merged])
+        data = to_parquet(merged)
+        file = store.write_table(rounds_completed, self._name, data)
+        kept.append(_Part(merged.num_rows, file, data if len(data) < _LARGE_BYTES else None))
+        self._parts = kept
+        self.rows += rows.num_rows
+        return True
+
+
+def _files(manifest: Manifest, name: str) -> tuple[StoredFile, ...]:
+    if name not in manifest.tables:
+        raise DamageError(f"the commit of round {manifest.rounds_completed} has no table of {name}")
+    return manifest.tables[name]

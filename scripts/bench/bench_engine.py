@@ -1,0 +1,257 @@
+"""What one client's local update costs on the CPU, as Markdown tables of ratios.
+
+    python scripts/bench/bench_engine.py [--models NAME,...] [--methods NAME,...] [--momentum M] [--weight-decay W]
+                                   [--repeats N] [--steps N] [--compile] [--against CHECKOUT [--turns N]]
+
+The first table sets a bare PyTorch loop with ``torch.optim.SGD`` against federated averaging (and, with ``--compile``,
+against itself with ``torch.compile``), the second one methods against federated averaging. Everything runs in one
+thread; the contenders of a row take turns, and the medians of their processor times are compared, so that other work on
+the machine counts little.
+
+With ``--against`` another checkout of rayfl and this one take turns, each in processes of its own; the table has the
+least times of a step of each, and their ratios. A checkout with several kernels is measured with each of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actors.hosting.allocator import reuse_freed_memory
+from actors.hosting.building import pin_threads
+from algorithms.ditto import Ditto
+from algorithms.fedavg import FedAvg
+from algorithms.fedphp import FedPHP
+from algorithms.floco import Floco
+from algorithms.pfedme import PFedMe
+from algorithms.scaffold import Scaffold
+from algorithms.superfed import SuPerFed
+from rayfl.data.federated import Examples, InputSpec
+from rayfl.engine.batches import plan_batches
+from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Classification
+from rayfl.engine.trampoline import run_procedures
+from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, TwoCNN, TwoNN
+from rayfl.params import Tree
+from rayfl.randomness import RandomStreams
+
+_CPU = torch.device("cpu")
+_DIGITS, _LETTERS = InputSpec("image", (1, 28, 28), 10), InputSpec("image", (1, 28, 28), 62)
+MODELS: dict[str, tuple[Architecture, InputSpec, int]] = {
+    "two_nn": (TwoNN(), _DIGITS, 10),
+    "two_cnn": (TwoCNN(), InputSpec("image", (3, 32, 32), 10), 10),
+    "char_lstm": (CharLSTM(), InputSpec("tokens", (80,), 80, vocabulary=80), 50),
+    "leaf_cnn": (LeafCNN(), _LETTERS, 10),
+}
+"""Model, inputs and batch size."""
+METHODS: dict[str, Any] = {
+    "fedavg": FedAvg(),
+    "scaffold": Scaffold(momentum_on_corrected=True),
+    "ditto": Ditto(),
+    "pfedme": PFedMe(momentum_on_personal=True),
+    "superfed": SuPerFed(start=0.0),
+    "floco": Floco(),
+    "fedphp": FedPHP(),
+}
+NO_WEIGHT_DECAY = ("pfedme",)
+"""Methods that refuse it."""
+Contenders = dict[str, Callable[[], None]]
+
+
+class Workload:
+    """One client with a model's random samples, and how it is trained."""
+
+    def __init__(self, model: str, steps: int, momentum: float, weight_decay: float) -> None:
+        self.architecture, self.spec, batch_size = MODELS[model]
+        self.task = Classification(self.architecture.network(self.spec))
+        self.examples = _examples(self.spec, steps * batch_size)
+        train = TrainConfig(
+            rounds=1, local_epochs=1, batch_size=batch_size, lr=0.01, momentum=momentum, weight_decay=weight_decay
+        )
+        self.context = RoundContext(0, 1, 1, train, RandomStreams(0))
+
+    def bare(self, compiled: bool = False) -> Callable[[], None]:
+        """What one writes without a framework; the first turn of a compiled one compiles."""
+        module = self.architecture.build(self.spec)
+        train, data = self.context.train, self.examples
+        plan = plan_batches(len(data), train.batch_size, len(data) // (train.batch_size or 1), np.random.default_rng(0))
+
+        def eager(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(module(x), y)
+
+        loss = torch.compile(eager) if compiled else eager
+
+        def run() -> None:
+            optimizer = torch.optim.SGD(
+                module.parameters(), lr=train.lr, momentum=train.momentum, weight_decay=train.weight_decay
+            )
+            for start, stop in pairwise(plan.bounds):
+                index = plan.order[start:stop]
+                optimizer.zero_grad()
+                loss(data.x[index], data.y[index]).backward()
+                optimizer.step()
+
+        return run
+
+    def method(self, algorithm: Any, kernel: str = "") -> Callable[[], None]:
+        """A method's local update, for a client that has taken part before."""
+        options = {"kernel": kernel} if kernel else {}
+        engine = Engine(self.task, _CPU, EngineConfig(mode="looped", **options))
+        server = algorithm.init(self.task, self.context)
+        received = {"model": {"body": server["body"], "endpoints": server["endpoints"]} if "body" in server else server}
+        if "model" in server:
+            received = {name: server[name] for name in ("model", "control") if name in server}
+        state: Tree = {}
+
+        def run() -> None:
+            nonlocal state
+            examples = {"train": self.examples}
+            client = Client(0, dict(state), examples, self.task, self.context, _CPU)
+            outcome = run_procedures({0: algorithm.local_update(client, **received)}, engine)[0]
+            if isinstance(outcome, Exception):
+                raise outcome
+            state = client.state
+
+        return run
+
+
+def _examples(spec: InputSpec, samples: int) -> Examples:
+    generator = torch.Generator().manual_seed(0)
+    x: Tensor
+    if spec.kind == "tokens":
+        x = torch.randint(0, spec.vocabulary, (samples, *spec.shape), generator=generator)
+    else:
+        x = torch.rand(samples, *spec.shape, generator=generator)
+    return Examples(x, torch.randint(0, spec.num_classes, (samples,), generator=generator))
+
+
+def medians(contenders: Contenders, repeats: int) -> dict[str, float]:
+    """Median processor time in seconds of each contender; they take turns, after one turn each that is not counted."""
+    for run in contenders.values():
+        run()
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(repeats):
+        for name, run in contenders.items():
+            begun = time.process_time()
+            run()
+            times[name].append(time.process_time() - begun)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def kernels() -> tuple[str, ...]:
+    """The ways of taking a step that this checkout offers; an empty name for the only one."""
+    field = EngineConfig.model_fields.get("kernel")
+    return ("",) if field is None else get_args(field.annotation)
+
+
+def workload(model: str, method: str, chosen: argparse.Namespace) -> tuple[Workload, int]:
+    """A client for a method, and how many steps it makes."""
+    steps = chosen.steps or {"two_nn": 100, "char_lstm": 2}.get(model, 10)
+    decay = 0.0 if method in NO_WEIGHT_DECAY else chosen.weight_decay
+    return Workload(model, steps, chosen.momentum, decay), steps
+
+
+def least(chosen: argparse.Namespace) -> dict[str, float]:
+    """The least milliseconds of a step, by model, method and kernel."""
+    found = {}
+    for model in chosen.models.split(","):
+        for method in chosen.methods.split(","):
+            for kernel in kernels():
+                work, steps = workload(model, method, chosen)
+                run = work.method(METHODS[method], kernel)
+                run()
+                times = []
+                for _ in range(chosen.repeats):
+                    begun = time.process_time()
+                    run()
+                    times.append(time.process_time() - begun)
+                found[f"{model} {method} {kernel}".strip()] = 1000 * min(times) / steps
+    return found
+
+
+def against(other: Path, chosen: argparse.Namespace) -> str:
+    """The table of two checkouts that take turns."""
+    best: dict[Path, dict[str, float]] = {other.resolve(): {}, Path(__file__).resolve().parents[2]: {}}
+    given = [f"--{name}={getattr(chosen, name)}" for name in ("models", "methods", "momentum", "repeats", "steps")]
+    for _ in range(chosen.turns):
+        for root, known in best.items():
+            command = [sys.executable, __file__, *given, f"--weight-decay={chosen.weight_decay}", "--times"]
+            environment = {**os.environ, "PYTHONPATH": str(root)}
+            done = subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True, text=True)
+            for name, taken in json.loads(done.stdout.splitlines()[-1]).items():
+                known[name] = min(taken, known.get(name, taken))
+    before, now = best.values()
+    lines = ["| model | method | before, ms a step | now | ratio to the best before |", "|---|---|---|---|---|"]
+    for name, taken in now.items():
+        old = {key: value for key, value in before.items() if f"{key} ".startswith(f"{name} ")}
+        model, method = name.split()
+        texts = ", ".join(f"{value:.2f} {key.removeprefix(name).strip()}".strip() for key, value in old.items())
+        lines.append(f"| {model} | {method} | {texts} | {taken:.2f} | {taken / min(old.values()):.2f} |")
+    return "\n".join(lines)
+
+
+def tables(chosen: argparse.Namespace) -> str:
+    """The tables of this checkout."""
+    beside = ["fedavg", *(["compiled"] if chosen.compile else [])]
+    others = [name for name in chosen.methods.split(",") if name != "fedavg"]
+    columns = " | ".join(f"{name} / bare" for name in beside)
+    first = [f"| model | bare PyTorch, ms a step | {columns} |", f"|---|---|{'---|' * len(beside)}"]
+    second = [f"| model | {' | '.join(others)} |", f"|---|{'---|' * len(others)}"]
+    for model in chosen.models.split(","):
+        work, steps = workload(model, "fedavg", chosen)
+        contenders: Contenders = {"bare": work.bare(), "fedavg": work.method(METHODS["fedavg"])}
+        if chosen.compile:
+            contenders["compiled"] = work.bare(compiled=True)
+        contenders |= {name: workload(model, name, chosen)[0].method(METHODS[name]) for name in others}
+        times = medians(contenders, chosen.repeats)
+        first.append(
+            f"| {model} | {1000 * times['bare'] / steps:.2f} | {_ratios(times, beside, 'bare')} |",
+        )
+        second.append(f"| {model} | {_ratios(times, others, 'fedavg')} |")
+    return "\n".join([*first, "", "Local updates of methods, federated averaging = 1:", "", *second])
+
+
+def _ratios(times: Mapping[str, float], names: list[str], to: str) -> str:
+    return " | ".join(f"{times[name] / times[to]:.2f}" for name in names)
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS), help="names, separated by commas")
+    parser.add_argument("--methods", default=",".join(METHODS), help="names, separated by commas")
+    parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--weight-decay", type=float, default=1e-4)
+    parser.add_argument("--repeats", type=int, default=7, help="turns of each contender")
+    parser.add_argument("--steps", type=int, default=0, help="local steps a turn; 0: as many as take a moment")
+    parser.add_argument("--compile", action="store_true", help="also the bare loop with torch.compile")
+    parser.add_argument("--against", type=Path, help="another checkout of rayfl")
+    parser.add_argument("--turns", type=int, default=2, help="processes of each checkout")
+    parser.add_argument("--times", action="store_true", help="print the least times as JSON")
+    chosen = parser.parse_args()
+    if chosen.against is not None:
+        print(against(chosen.against, chosen))
+        return
+    pin_threads(1)
+    reuse_freed_memory()
+    print(json.dumps(least(chosen)) if chosen.times else tables(chosen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Writes ``docs/methods``: a page per method from its docstring, fields and notes, and the index.
+
+    python scripts/docs/method_pages.py            writes the pages
+    python scripts/docs/method_pages.py --check    says which are out of date, exit status 1 if any
+
+A page is the class's docstring, its hyper-parameters, and the hand-written ``docs/methods/notes/NAME.md``.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from algorithms.base import Algorithm
+from algorithms.registry import METHODS
+from rayfl.cli.catalog import describe_method, first_sentence, hyper_parameters
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = ROOT / "docs" / "methods"
+NOTES = PAGES / "notes"
+TESTS = ROOT / "tests" / "algorithms"
+MADE = "<!-- made by scripts/docs/method_pages.py; the last part is kept in notes/{name}.md -->"
+
+
+def pages() -> dict[Path, str]:
+    """Every page's text."""
+    made = {PAGES / f"{name}.md": page(name, method) for name, method in METHODS.items()}
+    return {**made, PAGES / "index.md": index()}
+
+
+def page(name: str, method: type[Algorithm]) -> str:
+    """One method's page."""
+    note = NOTES / f"{name}.md"
+    if not note.exists():
+        raise SystemExit(f"{note.relative_to(ROOT)} is missing: write what differs from the paper and from public code")
+    parts = [
+        MADE.format(name=name),
+        f"# {name}",
+        _markdown(describe_method(method)),
+        "## Hyper-parameters",
+        f"`algorithm={name}`, and `algorithm.FIELD=VALUE` for each of:",
+        _table(["field", "symbol", "default", "range", "meaning"], hyper_parameters(method)),
+        _kept(method),
+        note.read_text(encoding="utf-8").strip(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def index() -> str:
+    """The list of all methods, with what each keeps and how many tests of its invariants there are."""
+    rows = [
+        [
+            f"[`{name}`]({name}.md)",
+            first_sentence(method),
+            method.citation,
+            method.client_keeps,
+            method.server_keeps,
+            str(own_invariants(method)),
+        ]
+        for name, method in sorted(METHODS.items())
+    ]
+    heads = ["name", "method", "paper", "client keeps", "server keeps", "invariant tests"]
+    return (
+        "\n\n".join(
+            [
+                "<!-- made by scripts/docs/method_pages.py -->",
+                "# Methods",
+                "Every method's invariants (identities that its definition implies: reductions to other methods, "
+                "conservation laws, fixed points, closed-form gradients) are tests named after them, "
+                "`test_inv_...`, in `tests/algorithms/test_NAME.py`. The last column counts them; "
+                f"{framework_invariants()} more, of the framework, are run for every method "
+                "(`tests/algorithms/test_framework.py`).",
+                _table(heads, rows),
+            ]
+        )
+        + "\n"
+    )
+
+
+def own_invariants(method: type[Algorithm]) -> int:
+    """Invariant tests of a method, wherever they are: an invariant's name begins with its method's (``pac_3``)."""
+    names = {name for file in TESTS.rglob(f"test_{_module(method)}*.py") for name in _invariants(file)}
+    kinds = Counter(_kind(name) for name in names)
+    others = {_main_kind(other) for other in METHODS.values() if other is not method}
+    own = set(kinds) - (others - {_main_kind(method)})
+    return sum(_kind(name) in own for file in TESTS.rglob("test_*.py") for name in _invariants(file))
+
+
+def framework_invariants() -> int:
+    """Invariant tests that are run for every method."""
+    return len(_invariants(TESTS / "test_framework.py"))
+
+
+def _main_kind(method: type[Algorithm]) -> str:
+    kinds = Counter(_kind(name) for name in _invariants(TESTS / f"test_{_module(method)}.py"))
+    return kinds.most_common(1)[0][0] if kinds else ""
+
+
+def _module(method: type[Algorithm]) -> str:
+    return Path(inspect.getfile(method)).stem
+
+
+def _kind(name: str) -> str:
+    return name.removeprefix("test_inv_").partition("_")[0]
+
+
+def _invariants(file: Path) -> list[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    functions = (node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return [name for name in functions if name.startswith("test_inv_")]
+
+
+def _kept(method: type[Algorithm]) -> str:
+    return f"## What persists\n\nClient: `{method.client_keeps}`. Server: `{method.server_keeps}`."
+
+
+def _markdown(docstring: str) -> str:
+    """A docstring with its formulas as code blocks and its references as a section."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", docstring).replace("``", "`")
+    return re.sub(r"^References:\n((?:    .*\n?|\n)+)", _references, text, flags=re.MULTILINE)
+
+
+def _references(match: re.Match[str]) -> str:
+    return "## References\n\n" + inspect.cleandoc(match.group(1))
+
+
+def _table(heads: list[str], rows: Any) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Writes or checks the pages; returns the exit status."""
+    made = pages()
+    stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    stale += [path for path in PAGES.glob("*.md") if path not in made]
+    if "--check" in arguments:
+        for path in stale:
+            print(f"out of date: {path.relative_to(ROOT)}")
+        return int(bool(stale))
+    for path in stale:
+        if path in made:
+            path.write_text(made[path], encoding="utf-8")
+        else:
+            path.unlink()
+        print(path.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

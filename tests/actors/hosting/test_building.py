@@ -1,0 +1,48 @@
+"""How much of a machine's or a GPU's memory a host may fill."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from actors.hosting import building
+from actors.hosting.building import automatic_memory, data_memory_of
+from cluster.sweep.trial import _with_memory
+from rayfl.config.schema import ClusterConfig
+
+GIB = 1 << 30
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of 512 GiB with a GPU of 80 GiB, of which 64 GiB are free."""
+    monkeypatch.setattr(building, "machine_memory", lambda: 512 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (64 * GIB, 80 * GIB))
+
+
+@pytest.mark.parametrize(
+    ("device", "cluster", "expected"),
+    [
+        (CPU, {}, 0.3 * 512 * GIB / 4),
+        (CPU, {"data_memory": 5 * GIB}, 5 * GIB),
+        (GPU, {}, 0.3 * 64 * GIB),
+        (GPU, {"actors_per_gpu": 3}, 0.1 * 64 * GIB),
+        (GPU, {"actors_per_gpu": "auto"}, 0.3 * 64 * GIB),
+        (GPU, {"data_memory": 5 * GIB}, 5 * GIB),
+    ],
+)
+def test_samples_are_counted_where_they_lie(device: torch.device, cluster: dict[str, Any], expected: float) -> None:
+    assert data_memory_of(ClusterConfig(**cluster), device, neighbours=4) == int(expected)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_experiments_of_a_sweep_share_the_machine_but_have_their_gpu(
+    on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    cluster = _with_memory(ClusterConfig(backend="inline"), 4)
+    assert cluster.state_memory == automatic_memory("state_memory", 4)
+    assert cluster.data_memory == ("auto" if on_gpu else automatic_memory("data_memory", 4))

@@ -1,0 +1,345 @@
+"""What a method is lent comes back as it was: a write in place is an error that names method, client and leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rayfl
+from algorithms.base import Clients
+from algorithms.fedavg import FedAvg
+from rayfl.aggregation.exact_sum import Weighted
+from rayfl.engine.client import Client
+from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.untouched import Untouched
+from rayfl.errors import ClientError, MethodError
+from rayfl.params import Tree, copy
+from tests.data.sources.test_official_test import settings
+from tests.support.experiments import small_experiment
+from tests.support.toys import Toy, assert_equal, normalized_layers, random_clients, two_layers
+
+COHORT = (0, 1, 3)
+GUILTY = 1
+TRAIN = TrainConfig(rounds=3, clients_per_round=3, local_epochs=1, batch_size=4, lr=0.1)
+MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
+
+
+class Writer(FedAvg):
+    """Federated averaging of whose clients one does what it must not."""
+
+    name: str = "writer"
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        if client.id == GUILTY:
+            self.write(client, model)
+        return await super().local_update(client, model)
+
+    def write(self, client: Client, model: Tree) -> None:
+        model["inner.weight"].mul_(0.5)
+
+
+class WritesLate(Writer):
+    """After its training, when other clients have long begun theirs."""
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        result = await FedAvg.local_update(self, client, model)
+        if client.id == GUILTY:
+            self.write(client, model)
+        return result
+
+
+class WritesInputs(Writer):
+    def write(self, client: Client, model: Tree) -> None:
+        client.examples().x.sub_(0.5)
+
+
+class WritesLabels(Writer):
+    def write(self, client: Client, model: Tree) -> None:
+        client.examples().y.zero_()
+
+
+class WritesPublic(Writer):
+    def write(self, client: Client, model: Tree) -> None:
+        client.public()[0] = 0
+
+
+class WritesAndFails(Writer):
+    def write(self, client: Client, model: Tree) -> None:
+        super().write(client, model)
+        raise ArithmeticError("an error of its own")
+
+
+class Teacher(Writer):
+    """Runs the received model in training mode, which writes running statistics into it."""
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        if client.id == GUILTY:
+            await client.outputs(lambda x, task: task.logits(model, Batch(x, x[:, 0].long())))
+        return await FedAvg.local_update(self, client, model)
+
+
+class Publishing(Writer):
+    """A prediction that does the same."""
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        result = await FedAvg.local_update(self, client, model)
+        if client.id == GUILTY:
+            client.publish(both=Predictor.of(model, combine=self.predict))
+        return result
+
+    def predict(self, models: Sequence[Model], x: Tensor, task: Task) -> Tensor:
+        return task.logits(models[0], Batch(x, x[:, 0].long())).log_softmax(-1)
+
+
+class Comparing(Writer):
+    """The report of its update."""
+
+    def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
+        received["model"]["head.bias"] += 1
+        return super().update(trained, received, task)
+
+
+def toy_of(method: Any, mode: str = "looped") -> Toy:
+    return Toy(method, random_clients((8, 12, 6, 10), public=5), normalized_layers(), TRAIN, mode=mode)
+
+
+RECEIVED = "'model/{}' of what is sent to all clients"
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("method", "what"),
+    [
+        (Writer, RECEIVED.format("inner.weight")),
+        (WritesLate, RECEIVED.format("inner.weight")),
+        (WritesAndFails, RECEIVED.format("inner.weight")),
+        (Teacher, RECEIVED.format("norm.running_mean")),
+        (Publishing, RECEIVED.format("norm.running_mean")),
+        (WritesInputs, "its train inputs, which are read once for all rounds"),
+        (WritesLabels, "its train labels, which are read once for all rounds"),
+        (WritesPublic, "the public samples, which are read once for all rounds"),
+    ],
+)
+def test_method_client_and_leaf_are_named(method: type[Writer], what: str, mode: str) -> None:
+    with pytest.raises(ClientError) as caught:
+        toy_of(method(), mode).step(COHORT)
+    assert str(caught.value).startswith(
+        f"client {GUILTY}, round 0, local_update: MethodError: writer writes to {what}, in place: work on a copy"
+    )
+
+
+@MODES
+def test_the_report_of_an_update_may_not_write_either(mode: str) -> None:
+    with pytest.raises(ClientError, match=r"client 0, round 0, local_update: .* 'model/head\.bias' of what is sent"):
+        toy_of(Comparing(), mode).step(COHORT)
+
+
+class Evaluated(Writer):
+    """Writes when it is evaluated."""
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        return await FedAvg.local_update(self, client, model)
+
+    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+        if client.id == GUILTY:
+            server["model"]["head.bias"].zero_()
+        return await super().predictors(client, server)
+
+
+@MODES
+def test_an_evaluation_may_not_write_either(mode: str) -> None:
+    toy = toy_of(Evaluated(), mode)
+    toy.run(1)
+    with pytest.raises(ClientError, match=rf"client {GUILTY}, round 0, predictors: .* 'model/head\.bias' of what is"):
+        toy.scores()
+
+
+class Accumulating(FedAvg):
+    """An objective that counts in what it may only read."""
+
+    name: str = "accumulating"
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        frozen = {"seen": torch.zeros(1, dtype=torch.float64), "received": copy(model)}
+        trained = await client.train(model, self.objective, frozen=frozen)
+        return self.weighted(client, trained)
+
+    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        frozen["seen"].add_(1.0)
+        loss: Tensor = task.loss(model, batch)
+        return loss
+
+
+class Distilling(Accumulating):
+    """A teacher in training mode: its running statistics move from step to step."""
+
+    def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        loss: Tensor = task.loss(model, batch)
+        with torch.no_grad():
+            task.logits(frozen["received"], batch)
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("method", "mode", "leaf"),
+    [
+        (Accumulating, "looped", "seen"),
+        (Accumulating, "vectorized", "seen"),
+        # batch statistics are not vectorised
+        (Distilling, "looped", "received/norm.running_mean"),
+    ],
+)
+def test_an_objective_only_reads_what_is_frozen(method: type[Accumulating], mode: str, leaf: str) -> None:
+    task = normalized_layers() if method is Distilling else two_layers()
+    toy = Toy(method(), random_clients((8, 12, 6, 10)), task, TRAIN, mode=mode)
+    with pytest.raises(ClientError) as caught:
+        toy.step(COHORT)
+    assert str(caught.value).startswith(
+        f"client {COHORT[0]}, round 0, local_update: MethodError: the objective writes to '{leaf}' of frozen in place"
+    )
+
+
+class Differentiating(Accumulating):
+    """The same in a gradient."""
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        slopes = await client.gradient(model, self.objective, frozen={"seen": torch.zeros(1)})
+        return self.weighted(client, slopes)
+
+
+@MODES
+def test_nor_does_a_gradient_write(mode: str) -> None:
+    with pytest.raises(ClientError, match="the objective writes to 'seen' of frozen in place"):
+        toy_of(Differentiating(), mode).step(COHORT)
+
+
+class Server(FedAvg):
+    """Momentum at the server, in place."""
+
+    name: str = "server"
+
+    def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
+        mean = super().round(server, cohort, clients)["model"]
+        for name, leaf in server["model"].items():
+            leaf.lerp_(mean[name], 0.9)
+        return {"model": server["model"]}
+
+
+class CarefulServer(Server):
+    def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
+        return super().round(copy(server), cohort, clients)
+
+
+def test_the_server_returns_new_tensors() -> None:
+    """A commit of the round before may still be reading the old ones."""
+
+    def played(method: FedAvg) -> Tree:
+        toy = toy_of(method)
+        return toy.federation.play(method, toy.server, COHORT)
+
+    played(CarefulServer())
+    with pytest.raises(MethodError, match=r"server: round 0 on the server writes to 'model/inner\.weight' of its tree"):
+        played(Server())
+
+
+class Official(FedAvg):
+    """Writes when the server's own model is asked for."""
+
+    name: str = "official"
+
+    def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
+        server["model"]["head.bias"].zero_()
+        return super().global_predictors(server, task)
+
+    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+        return {"global": Predictor.of(server["model"])}
+
+
+class Addressed(FedAvg):
+    """Each client has a payload of its own, which it may do with as it likes: nobody else sees it."""
+
+    name: str = "addressed"
+    writes: bool = False
+
+    def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
+        own = {client: {"model": server["model"]} for client in cohort}
+        return {"model": clients.mean(self.local_update, cohort, broadcast={}, payloads=own)}
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        if self.writes:
+            model["inner.weight"].mul_(0.5)
+        else:
+            model = {**model, "inner.weight": model["inner.weight"] * 0.5}
+        return await super().local_update(client, model)
+
+
+@MODES
+def test_a_payload_belongs_to_its_client(mode: str) -> None:
+    writing, copying = (toy_of(Addressed(writes=writes), mode) for writes in (True, False))
+    for _ in range(2):
+        before = copy(writing.server)
+        server = writing.server
+        assert_equal(writing.step(COHORT), copying.step(COHORT))
+        assert_equal(before, server)
+
+
+@pytest.mark.parametrize("backend", ["inline", "ray"])
+@pytest.mark.parametrize("policy", [{}, {"on_error": "skip"}])
+def test_whatever_the_policy_and_the_backend(policy: Mapping[str, Any], backend: str, tmp_path: Path) -> None:
+    config = small_experiment(tmp_path, "run", "fedavg", backend=backend) | {"clients": dict(policy)}
+    config["algorithm"] = {"name": "tests.actors.hosting.test_in_place:EveryBias"}
+    with pytest.raises(
+        ClientError, match=r"client \d+, round 0, local_update: MethodError: .*EveryBias writes to 'mod"
+    ):
+        rayfl.run(config)
+
+
+class EveryBias(FedAvg):
+    """Writes to the first leaf of whatever model it receives."""
+
+    name: str = "every_bias"
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        next(iter(model.values())).add_(1.0)
+        return await super().local_update(client, model)
+
+
+def test_the_official_test_part_is_scored_on_what_was_sent(tmp_path: Path) -> None:
+    config = settings(tmp_path, algorithm={"name": "tests.actors.hosting.test_in_place:Official"})
+    with pytest.raises(MethodError, match=r"Official: global_predictors, .* the server's 'model/head\.bias'"):
+        rayfl.run(config)
+
+
+def test_what_a_forward_pass_records_is_compared() -> None:
+    """PyTorch counts no write there."""
+    module = torch.nn.BatchNorm1d(2)
+    tree = {"a": {"running_mean": torch.zeros(2)}, "b": {"running_var": torch.ones(2)}}
+    module._buffers.update(running_mean=tree["a"]["running_mean"], running_var=tree["b"]["running_var"])
+    recorded = {"running_mean", "running_var"}
+    lent, uncompared = Untouched(tree, recorded), Untouched(tree)
+    assert lent.written() is None
+    with torch.no_grad():
+        module(torch.randn(5, 2))
+    assert lent.written() == "a/running_mean"
+    assert uncompared.written() is None
+
+
+def test_versions_tell() -> None:
+    tree = {"a": {"b": torch.ones(2)}, "n": 3, "empty": torch.zeros(0)}
+    lent = Untouched(tree)
+    assert lent.written() is None
+    tree["a"] = {"b": torch.zeros(2)}
+    assert lent.written() is None
+    with torch.inference_mode():
+        made = torch.ones(2)
+    assert Untouched({"made": made}).written() is None
+    inner = torch.ones(3)
+    lent = Untouched({"view": inner[1:]})
+    inner[0] = 2  # a view's version is that of all its memory
+    assert lent.written() == "view"

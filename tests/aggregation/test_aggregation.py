@@ -1,0 +1,385 @@
+"""The weighted mean is exact: the same bits for every grouping and order."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rayfl.aggregation.exact_sum import ExactSum, NonFiniteError, Weighted, check_finite, too_large
+from rayfl.params import Tree, copy, leaves
+from tests.support.toys import assert_equal
+
+torch.set_num_threads(1)
+
+
+def values(seed: int, size: int, low: float, high: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers of either sign whose magnitudes are spread evenly over the powers of ten from low to high."""
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.rand(size, generator=generator, dtype=torch.float64) * (high - low) + low
+    signs = torch.randint(0, 2, (size,), generator=generator) * 2 - 1
+    return (signs * 10**exponents).to(dtype)
+
+
+def total(contributions: Sequence[Weighted]) -> ExactSum:
+    result = ExactSum()
+    for contribution in contributions:
+        result.add(contribution)
+    return result
+
+
+def mean(contributions: Sequence[Weighted]) -> Tree:
+    return total(contributions).mean()
+
+
+def assert_same_bits(left: Tree, right: Tree) -> None:
+    """Stricter than equality: signs of zeros count, and so do types and the order of leaves."""
+    pairs = list(zip(leaves(left), leaves(right), strict=True))
+    for (path, one), (other_path, other) in pairs:
+        assert path == other_path
+        assert type(one) is type(other)
+        if isinstance(one, Tensor):
+            assert one.dtype == other.dtype
+            assert one.shape == other.shape
+            assert torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)), path
+        else:
+            assert np.float64(one).tobytes() == np.float64(other).tobytes(), path
+
+
+def delivered(partial: ExactSum) -> ExactSum:
+    """As Ray delivers it: pickle protocol 5, arrays out of band in read-only memory."""
+    buffers: list[pickle.PickleBuffer] = []
+    body = cloudpickle.dumps(partial, protocol=5, buffer_callback=buffers.append)
+    frozen = [memoryview(bytes(buffer.raw())) for buffer in buffers]
+    assert all(view.readonly for view in frozen)
+    received: ExactSum = pickle.loads(body, buffers=frozen)
+    return received
+
+
+def merged_at_random(parts: list[ExactSum], order: random.Random) -> ExactSum:
+    while len(parts) > 1:
+        one, other = parts.pop(order.randrange(len(parts))), parts.pop(order.randrange(len(parts)))
+        one.merge(other)
+        parts.append(one)
+    return parts[0]
+
+
+@st.composite
+def replies(draw: Any) -> list[Weighted]:
+    """Trees with float32, float64 and number leaves; some elements are equal in all of them."""
+    count, seed = draw(st.integers(1, 9)), draw(st.integers(0, 2**20))
+    equal = draw(st.booleans())
+    trees = []
+    for k in range(count):
+        wide = values(seed + k, 7, -30, 6, torch.float64)
+        wide[:2] = values(seed, 2, -30, 6, torch.float64)
+        zeros = torch.tensor([0.0, -0.0, 0.0 if k % 2 else -0.0])
+        narrow = torch.cat([zeros, values(seed if equal else seed + k, 6, -30, 6)])
+        trees.append({"model": {"w": narrow.reshape(3, 3), "d": wide}, "n": float(wide[3]), "empty": torch.zeros(0)})
+    weights = st.one_of(st.integers(1, 2**20), st.floats(1e-3, 1e3))
+    return [Weighted(tree, draw(weights)) for tree in trees]
+
+
+@settings(max_examples=120, deadline=None)
+@given(replies(), st.randoms(use_true_random=False), st.data())
+def test_every_grouping_and_order_gives_the_same_bits(
+    contributions: list[Weighted], order: random.Random, data: Any
+) -> None:
+    expected = mean(contributions)
+    shuffled = list(contributions)
+    order.shuffle(shuffled)
+    groups: list[list[Weighted]] = [[] for _ in range(data.draw(st.integers(1, len(shuffled) + 1)))]
+    for contribution in shuffled:
+        order.choice(groups).append(contribution)
+    parts = [delivered(total(group)) if order.random() < 0.3 else total(group) for group in groups]
+    assert_same_bits(merged_at_random(parts, order).mean(), expected)
+
+
+def test_forty_clients_equal_the_exactly_rounded_sum() -> None:
+    rng = np.random.default_rng(0)
+    weights = [int(n) for n in rng.integers(3, 700, 40)]
+    columns = [values(k, 500, -8, 1) for k in range(40)]
+    result = mean([Weighted({"w": column}, n) for column, n in zip(columns, weights, strict=True)])["w"]
+    for i in range(500):
+        exact = math.fsum(n * float(column[i]) for column, n in zip(columns, weights, strict=True))
+        assert result[i].item() == np.float32(exact / sum(weights)).item()
+
+
+def test_sums_beyond_the_mantissa_cancel() -> None:
+    tree = {"w": torch.tensor([1e8, -1e8, 1.0])}
+    opposite = {"w": torch.tensor([-1e8, 1e8, 1e-9])}
+    small = {"w": torch.tensor([3.0e-9, 5.0e-9, 0.0])}
+    result = mean([Weighted(tree, 1), Weighted(small, 1), Weighted(opposite, 1)])["w"]
+    for i, column in enumerate(zip(tree["w"], small["w"], opposite["w"], strict=True)):
+        assert result[i].item() == np.float32(float(sum(Fraction(v.item()) for v in column)) / 3).item()
+
+
+@pytest.mark.parametrize("weight", [1, 7, 0.3, 2**28])
+def test_the_mean_of_one_client_is_its_tensors_bit_for_bit(weight: float) -> None:
+    tiny = torch.tensor([1.401298464324817e-45, -5.9e-39, -0.0, 0.0, 3.4e38, -1.1754944e-38])
+    tree = {"w": tiny, "d": torch.tensor([5e-324, -0.0, 1.7e308, 0.1], dtype=torch.float64), "n": -1e-300}
+    assert_same_bits(mean([Weighted(tree, weight)]), tree)
+    alone = ExactSum()
+    alone.merge(ExactSum())
+    alone.merge(delivered(total([Weighted(tree, weight)])))
+    alone.merge(ExactSum())
+    assert_same_bits(alone.mean(), tree)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.integers(1, 10**6), st.floats(1e-6, 1e6)), min_size=2, max_size=8), st.integers(0, 2**20))
+def test_inv_f2_identical_replies_return_exactly_that_value(weights: list[float], seed: int) -> None:
+    tree = {
+        "single": torch.cat([values(seed, 20, -44, 5), torch.tensor([0.0, -0.0])]),
+        "double": torch.cat([values(seed, 20, -300, 5, torch.float64), torch.tensor([-0.0, 5e-324]).double()]),
+        "half": values(seed, 5, -3, 3, torch.float16),
+        "brain": values(seed, 5, -30, 5, torch.bfloat16),
+        "number": 0.1 * (seed + 1),
+    }
+    assert_same_bits(mean([Weighted(copy(tree), weight) for weight in weights]), tree)
+
+
+def test_inv_f2_holds_element_by_element() -> None:
+    """A part that no client trains (a frozen head, weights of dead pixels) stays what it is."""
+    fixed = values(1, 50, -30, 3, torch.float64)
+    trees = [{"w": torch.cat([fixed, values(k, 3, -3, 1, torch.float64)])} for k in range(2, 5)]
+    result = mean([Weighted(tree, 3 * k + 1) for k, tree in enumerate(trees)])["w"]
+    assert torch.equal(result[:50], fixed)
+    assert not (result[50:] == trees[0]["w"][50:]).any()
+
+
+def test_weights_may_be_counts_fractions_and_numpy_numbers() -> None:
+    one, other = {"w": torch.tensor([1.0, -3.0])}, {"w": torch.tensor([2.0, 5.0])}
+    expected = {"w": torch.tensor([1.75, 3.0])}
+    pairs: list[tuple[Any, Any]] = [
+        (1, 3),
+        (0.25, 0.75),
+        (Fraction(1, 4), Fraction(3, 4)),
+        (np.int64(1), np.int32(3)),
+        (np.float32(0.25), np.float64(0.75)),
+        (2**38, 3 * 2**38),
+    ]
+    for first, second in pairs:
+        assert_same_bits(mean([Weighted(one, first), Weighted(other, second)]), expected)
+    weights = [Fraction(1, 3), Fraction(1, 7), Fraction(2, 5)]
+    numbers = [0.3, 12.5, -7.25]
+    exact = sum(w * Fraction(x) for w, x in zip(weights, numbers, strict=True)) / sum(weights)
+    pairs_of = zip(weights, numbers, strict=True)
+    found = mean([Weighted({"x": x}, w) for w, x in pairs_of])["x"]  # type: ignore[arg-type]
+    assert abs(found - float(exact)) <= 4 * math.ulp(float(exact))
+
+
+@pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf])
+def test_weights_that_are_no_weights_are_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        ExactSum().add(Weighted({"w": torch.ones(1)}, weight))
+
+
+REFUSED: list[tuple[str, Any, type[Exception], str]] = [
+    ("nan", {"a": {"w": torch.tensor([1.0, math.nan])}, "n": 1.0}, NonFiniteError, "a/w"),
+    ("infinity", {"a": {"w": torch.tensor([1.0, -math.inf])}, "n": 1.0}, NonFiniteError, "a/w"),
+    ("number", {"a": {"w": torch.tensor([1.0, 2.0])}, "n": math.nan}, NonFiniteError, "'n'"),
+    ("integers", {"a": {"w": torch.tensor([1, 2])}, "n": 1.0}, TypeError, "a/w.*int64"),
+    ("booleans", {"a": {"w": torch.tensor([True, False])}, "n": 1.0}, TypeError, "a/w.*bool"),
+    ("shape", {"a": {"w": torch.ones(1, 2)}, "n": 1.0}, ValueError, "a/w"),
+    ("type", {"a": {"w": torch.ones(2).double()}, "n": 1.0}, ValueError, "a/w"),
+    ("missing", {"a": {"w": torch.ones(2)}}, ValueError, "'n'"),
+    ("unknown", {"a": {"w": torch.ones(2), "v": torch.ones(1)}, "n": 1.0}, ValueError, "a/v"),
+    ("too_large", {"a": {"w": torch.tensor([1.0, 1e13])}, "n": 1.0}, OverflowError, "diverged"),
+    ("number_too_large", {"a": {"w": torch.ones(2)}, "n": 1e300}, OverflowError, "diverged"),
+]
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+@pytest.mark.parametrize(("tree", "error", "message"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_a_refused_contribution_leaves_the_sum_as_it_was(
+    tree: Tree, error: type[Exception], message: str, before: int
+) -> None:
+    if before == 0 and error in (ValueError, OverflowError):
+        assert_same_bits(mean([Weighted(tree, 2)]), tree)
+        return
+    good = [Weighted({"a": {"w": torch.tensor([0.1 * k, -k])}, "n": float(k)}, k) for k in range(1, 6)]
+    running = total(good[:before])
+    for _ in range(2):
+        with pytest.raises(error, match=message):
+            running.add(Weighted(tree, 2))
+    if error in (ValueError, OverflowError):
+        with pytest.raises(error, match=message):
+            running.merge(total([Weighted(tree, 2)]))
+    assert running.count == before
+    for contribution in good[before:]:
+        running.add(contribution)
+    assert_same_bits(running.mean(), mean(good))
+
+
+def test_a_large_first_contribution_is_refused_only_when_a_second_comes() -> None:
+    huge, small = Weighted({"w": torch.tensor([1e30])}, 3), Weighted({"w": torch.tensor([1.0])}, 3)
+    running = total([huge])
+    for attempt in (lambda: running.add(small), lambda: running.merge(total([small]))):
+        with pytest.raises(OverflowError):
+            attempt()
+        assert_same_bits(running.mean(), huge.tree)
+
+
+def test_what_is_too_large_is_named_with_what_to_do() -> None:
+    text = too_large(Weighted({"a": torch.ones(2), "b": {"c": torch.tensor([1.0, -1e13])}}, 600))
+    assert text.startswith(
+        "'b/c' holds up to 1e+13 and has the weight 600: weighted values are summed exactly up to 2^43"
+    )
+    assert "lower train.lr" in text and "divide the weights by a constant" in text
+
+
+def test_a_sum_that_grows_too_large_is_refused() -> None:
+    running = ExactSum()
+    contribution = Weighted({"w": torch.tensor([2.0**41, -1.0], dtype=torch.float64)}, 1)
+    for _ in range(3):
+        running.add(contribution)
+    with pytest.raises(OverflowError):
+        running.add(contribution)
+    running.add(Weighted({"w": torch.tensor([0.0, 3.0], dtype=torch.float64)}, 1))
+    assert_same_bits(running.mean(), {"w": torch.tensor([3 * 2.0**39, 0.0], dtype=torch.float64)})
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_thousands_of_small_contributions_carry(chunks: int) -> None:
+    """Low limbs of one sign: without carries they would overflow after 4096 contributions."""
+    count = 6000
+    rng = np.random.default_rng(1)
+    # just below half a unit of the high limb, so that nearly everything is in the low one
+    columns = (2.0**-21 * (1 - 2.0 ** rng.integers(-20, -3, (count, 2)))).astype(np.float32)
+    parts = [ExactSum() for _ in range(chunks)]
+    for k, column in enumerate(columns):
+        parts[k % chunks].add(Weighted({"w": torch.from_numpy(column).double()}, 1))
+    running = merged_at_random(parts, random.Random(0))
+    assert running.count == count
+    for i in range(2):
+        exact = sum(map(Fraction, columns[:, i].tolist()))
+        assert running.mean()["w"][i].item() == float(exact) / count
+
+
+def test_the_mean_may_be_taken_in_between() -> None:
+    contributions = [Weighted({"w": values(k, 9, -5, 2)}, k + 1) for k in range(6)]
+    running = ExactSum()
+    for k, contribution in enumerate(contributions):
+        running.add(contribution)
+        assert_same_bits(running.mean(), mean(contributions[: k + 1]))
+
+
+@pytest.mark.parametrize("clients", [1, 2, 4])
+def test_partial_sums_travel_as_ray_delivers_them(clients: int) -> None:
+    contributions = [Weighted({"a": {"w": values(k, 33, -9, 2)}, "n": k}, k + 1) for k in range(clients + 2)]
+    received = delivered(total(contributions[:clients]))
+    received.merge(delivered(total(contributions[clients:])))
+    assert_same_bits(received.mean(), mean(contributions))
+    added = delivered(total(contributions[:clients]))
+    for contribution in contributions[clients:]:
+        added.add(contribution)
+    assert_same_bits(added.mean(), mean(contributions))
+
+
+def test_partial_sums_travel_out_of_band() -> None:
+    big = [Weighted({"w": values(k, 5000, -3, 1)}, 1) for k in range(3)]
+    for contributions, bytes_a_parameter in ((big[:1], 4), (big, 16), (big[:1] * 2, 21)):
+        buffers: list[pickle.PickleBuffer] = []
+        body = cloudpickle.dumps(total(contributions), protocol=5, buffer_callback=buffers.append)
+        assert len(body) < 3000
+        assert sum(buffer.raw().nbytes for buffer in buffers) == 5000 * bytes_a_parameter
+
+
+def test_inv_f6_nothing_is_aliased() -> None:
+    trees = [{"w": torch.full((3,), float(k)), "d": torch.full((2,), 0.5 * k).double()} for k in (1, 2)]
+    for count in (1, 2):
+        running = total([Weighted(tree, 1) for tree in trees[:count]])
+        mean, given_away = running.mean(), running.mean()
+        expected = copy(mean)
+        for tree in (*trees, given_away):
+            for _, leaf in leaves(tree):
+                leaf.add_(100.0)
+        assert_same_bits(mean, expected)
+        for tree in trees:
+            for _, leaf in leaves(tree):
+                leaf.sub_(100.0)
+
+
+def test_a_contribution_is_not_changed() -> None:
+    tree = {"w": values(0, 10, -3, 3, torch.float64)}
+    before = copy(tree)
+    running = ExactSum()
+    for _ in range(3):
+        running.add(Weighted(tree, 7))
+    assert_same_bits(tree, before)
+
+
+def test_types_and_shapes_come_back() -> None:
+    def tree(k: int) -> Tree:
+        return {
+            "matrix": torch.full((2, 3), k + 0.5).t(),
+            "scalar": torch.tensor(float(k), dtype=torch.float64),
+            "half": torch.full((2,), float(k), dtype=torch.float16),
+            "number": k,
+            "float": 0.5 * k,
+            "none": torch.zeros(0, 4),
+        }
+
+    result = mean([Weighted(tree(1), 1), Weighted(tree(4), 2)])
+    assert_equal(result, {**tree(3), "number": 3.0, "float": 1.5})
+    assert [leaf.dtype for _, leaf in leaves(result) if isinstance(leaf, Tensor)] == [
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.float32,
+    ]
+    assert isinstance(result["number"], float)
+    assert isinstance(mean([Weighted(tree(1))])["number"], float)
+
+
+def test_the_order_of_keys_is_no_difference() -> None:
+    one = {"a": torch.tensor([1.0]), "b": torch.tensor([10.0, 20.0]), "c": 1.0}
+    other = {"c": 3.0, "b": torch.tensor([30.0, 40.0]), "a": torch.tensor([2.0])}
+    expected = {"a": torch.tensor([1.5]), "b": torch.tensor([20.0, 30.0]), "c": 2.0}
+    forward, backward = mean([Weighted(one), Weighted(other)]), mean([Weighted(other), Weighted(one)])
+    assert_equal(forward, expected)
+    assert_same_bits(forward, backward)
+    left, right = total([Weighted(other)]), total([Weighted(one), Weighted(one)])
+    left.merge(right)
+    assert list(left.mean()) == list(forward)
+
+
+def test_nothing_has_no_mean() -> None:
+    with pytest.raises(ValueError, match="no contributions"):
+        ExactSum().mean()
+    assert mean([Weighted({}), Weighted({})]) == {}
+
+
+def test_leaves_longer_than_a_chunk() -> None:
+    trees = [{"w": values(k, 70_001, -6, 1), "b": values(k, 3, -6, 1)} for k in range(3)]
+    whole = mean([Weighted(tree, k + 1) for k, tree in enumerate(trees)])
+    for part in (slice(0, 10), slice(32_760, 32_780), slice(69_990, 70_001)):
+        piece = mean([Weighted({"w": tree["w"][part]}, k + 1) for k, tree in enumerate(trees)])
+        assert torch.equal(whole["w"][part], piece["w"])
+
+
+def test_finite_trees_pass_and_the_first_bad_leaf_is_named() -> None:
+    check_finite(
+        {"a": torch.ones(2), "i": torch.tensor([1, 2]), "none": torch.zeros(0), "n": 3, "b": torch.ones(()) > 0}
+    )
+    for bad in (math.nan, math.inf, -math.inf):
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            leaf = torch.zeros(100, dtype=dtype)
+            leaf[57] = bad
+            with pytest.raises(NonFiniteError) as caught:
+                check_finite({"a": {"fine": torch.ones(2)}, "b": {"bad": leaf}, "n": bad})
+            assert caught.value.path == "b/bad"
+        with pytest.raises(NonFiniteError, match="'n'"):
+            check_finite({"n": bad})

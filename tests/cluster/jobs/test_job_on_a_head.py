@@ -1,0 +1,169 @@
+"""A run as a job on a real head of this machine, with dashboard and token, from the command line."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+import yaml
+
+from rayfl.storage.commits import CommitStore
+from rayfl.storage.files import Storage
+from tests.support.experiments import small_experiment
+
+pytest.importorskip("aiohttp", reason="jobs need ray[default]")
+pytestmark = pytest.mark.slow
+
+BINARIES = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Head:
+    """A Ray head of this machine.
+
+    Attributes:
+        url: of the dashboard.
+        environment: of a client that may use it.
+    """
+
+    url: str
+    environment: dict[str, str]
+
+    def rayfl(self, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command of rayfl's."""
+        return subprocess.run(
+            [sys.executable, "-m", "rayfl", *arguments, "--address", self.url],
+            env=self.environment | changes,
+            cwd=Path(__file__).parents[3],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(server.getsockname()[1]) for server in sockets]
+    for server in sockets:
+        server.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    folder = Path(tempfile.mkdtemp(prefix="rayfl-", dir="/tmp"))  # short: Ray's sockets are in there
+    gcs, dashboard, client, agent = free_ports(4)
+    token = secrets.token_hex(32)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
+        "PATH": f"{BINARIES}:{os.environ['PATH']}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # stays on the loopback interface
+        "OMP_NUM_THREADS": "1",
+    }
+    started = subprocess.Popen(
+        [
+            str(BINARIES / "ray"),
+            "start",
+            "--head",
+            "--block",
+            "--node-ip-address=127.0.0.1",
+            f"--port={gcs}",
+            "--dashboard-host=127.0.0.1",
+            f"--dashboard-port={dashboard}",
+            f"--ray-client-server-port={client}",
+            f"--dashboard-agent-listen-port={agent}",  # with 0, Ray 2.52 asks for the logs of jobs at another port
+            f"--temp-dir={folder}",
+            "--num-cpus=2",
+            "--disable-usage-stats",
+        ],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    url = f"http://127.0.0.1:{dashboard}"
+    try:
+        deadline = time.monotonic() + 120
+        while not answers(url, token):
+            assert started.poll() is None and time.monotonic() < deadline, "the head does not start"
+            time.sleep(0.5)
+        yield Head(url, environment)
+    finally:
+        family = [*psutil.Process(started.pid).children(recursive=True), psutil.Process(started.pid)]
+        for process in family:
+            if process.is_running():
+                process.kill()
+        started.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def answers(url: str, token: str) -> bool:
+    try:
+        return requests.get(f"{url}/api/version", headers={"Authorization": f"Bearer {token}"}, timeout=5).ok
+    except requests.RequestException:
+        return False
+
+
+def test_a_token_is_required(head: Head) -> None:
+    for wrong in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": secrets.token_hex(32)}):
+        refused = head.rayfl("status", **wrong)
+        assert refused.returncode == 2
+        assert "RAY_AUTH_TOKEN" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_submit_stop_and_submit_again(head: Head, tmp_path: Path) -> None:
+    content = small_experiment(tmp_path, "tiny", "scaffold", num_actors=1)
+    content["train"] |= {"rounds": 150, "local_epochs": 10}
+    # Without the signal there would be no commit before the end.
+    content |= {"storage": {"commit_every": 150}, "evaluation": {"every": 5}}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+
+    first = head.rayfl("submit", str(config))
+    assert first.returncode == 0, first.stderr
+    assert "job tiny submitted" in first.stdout
+    assert "under way already" in head.rayfl("submit", str(config)).stdout
+    log = tmp_path / "tiny" / "rayfl.log"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and "round 5:" in log.read_text()):
+        assert time.monotonic() < deadline, head.rayfl("logs", "tiny").stdout
+        time.sleep(0.2)
+    stopped = head.rayfl("stop", "tiny")
+    assert stopped.returncode == 0, stopped.stderr
+    printed = head.rayfl("logs", "tiny").stdout
+    assert "tiny starts: scaffold on digits" in printed  # plain lines, no terminal
+    assert "SIGTERM: stops after this round" in printed and "Traceback" not in printed
+    assert "*** SIGTERM" not in printed
+    assert "namespace rayfl-tiny-" in log.read_text()
+    assert head.rayfl("status", "tiny").returncode == 143
+    manifest = CommitStore(Storage(str(tmp_path / "tiny"))).latest()
+    assert manifest is not None and 5 <= manifest.rounds_completed < 150
+
+    again = head.rayfl("submit", str(config), "--wait")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "job tiny.attempt-2 submitted" in again.stdout
+    assert f"continues after round {manifest.rounds_completed}" in again.stdout
+    assert "Test data of all clients after round 150" in again.stdout
+
+
+def test_the_exit_status_is_the_runs(head: Head, tmp_path: Path) -> None:
+    content = small_experiment(tmp_path, "wrong", "fedavg", num_actors=9)
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    failed = head.rayfl("submit", str(config), "--wait")
+    assert failed.returncode == 2
+    assert "9 actors with 1 CPUs and 0 GPUs each do not fit" in failed.stdout

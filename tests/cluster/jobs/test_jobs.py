@@ -1,0 +1,259 @@
+"""Runs as jobs: what is sent to a cluster, and which job a second submission finds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.job_submission import JobDetails, JobStatus
+from typer.testing import CliRunner
+
+import rayfl
+from algorithms.registry import Experiment
+from cluster.jobs.jobs import JobOptions, Submitted, connect, exit_status, find, follow, jobs, stop, submit
+from cluster.jobs.shipping import build_wheel
+from rayfl.cli.entry import app
+from rayfl.config.loading import load_config
+from rayfl.config.schema import ExperimentConfig
+from rayfl.errors import ConfigError, ResourceError, RunError
+from tests.support.experiments import small_experiment
+
+
+class FakeClient:
+    """A cluster that takes jobs and does nothing with them."""
+
+    def __init__(self, pieces: list[list[str | Exception]] | None = None) -> None:
+        self.known: dict[str, JobDetails] = {}
+        self.sent: list[dict[str, Any]] = []
+        self.wheels: list[str] = []
+        self._pieces = pieces or []
+
+    def submit_job(self, **job: Any) -> str:
+        if job["submission_id"] in self.known:
+            raise RuntimeError(f"Job with submission_id {job['submission_id']} already exists")
+        self.sent.append(job)
+        self.wheels += [Path(wheel).name for wheel in job["runtime_env"].get("py_modules", []) if Path(wheel).is_file()]
+        self.end(job["submission_id"], JobStatus.PENDING, job["metadata"])
+        return str(job["submission_id"])
+
+    def end(self, job: str, status: JobStatus, metadata: dict[str, str] | None = None, code: int | None = None) -> None:
+        metadata = metadata if metadata is not None else self.known[job].metadata
+        start = self.known[job].start_time if job in self.known else len(self.known) + 1
+        self.known[job] = JobDetails(
+            type="SUBMISSION",
+            submission_id=job,
+            status=status,
+            entrypoint="",
+            metadata=metadata,
+            start_time=start,
+            driver_exit_code=code,
+        )
+
+    def list_jobs(self) -> list[JobDetails]:
+        return list(reversed(self.known.values()))
+
+    def get_job_info(self, job: str) -> JobDetails:
+        return self.known[job]
+
+    def stop_job(self, job: str) -> bool:
+        self.end(job, JobStatus.STOPPED)
+        return True
+
+    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+        for piece in self._pieces.pop(0):
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+
+def experiment(tmp_path: Path, **changes: Any) -> ExperimentConfig:
+    return load_config(Experiment, small_experiment(tmp_path, "tiny", "fedavg", address="auto", num_actors=2), changes)
+
+
+def send(client: Any, config: ExperimentConfig, **options: Any) -> Submitted:
+    return submit(client, config, JobOptions(**({"ship": False} | options)))
+
+
+def test_the_job_carries_the_whole_configuration(tmp_path: Path) -> None:
+    client = FakeClient()
+    config = experiment(tmp_path, **{"cluster.stop_grace_s": 4.5})
+    send(client, config, environment={"RAYFL_DATA": "/data"}, working_dir=tmp_path)
+    [job] = client.sent
+    command, _, text = job["entrypoint"].partition("\n")
+    assert command == "exec python -m rayfl run - <<'RAYFL_END_OF_CONFIGURATION'"
+    shipped = load_config(Experiment, yaml.safe_load(text.removesuffix("RAYFL_END_OF_CONFIGURATION\n")), {})
+    assert shipped.fingerprint() == config.fingerprint()
+    assert shipped.cluster.address is None  # the job's own cluster, not what leads there from elsewhere
+    assert shipped.cluster.num_actors == 2
+    assert job["runtime_env"] == {
+        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "65", "RAYFL_DATA": "/data"},
+        "working_dir": str(tmp_path),
+    }
+    assert job["metadata"] == {
+        "run": "tiny",
+        "method": "fedavg",
+        "data": "digits",
+        "storage": str(tmp_path),
+        "fingerprint": config.fingerprint(),
+        "attempt": "1",
+    }
+    with pytest.raises(ConfigError, match="nowhere"):
+        send(FakeClient(), config, working_dir=tmp_path / "nowhere")
+
+
+METHOD = "from algorithms.fedavg import FedAvg\n\nclass Mine(FedAvg):\n    name: str = 'mine'\n"
+
+
+def test_a_module_of_the_users_own_is_sent_along_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = tmp_path / "code"
+    (code / "sent_pack").mkdir(parents=True)
+    (code / "sent_pack" / "__init__.py").write_text("")
+    for file in ("sent_module.py", "sent_pack/inner.py"):
+        (code / file).write_text(METHOD)
+    monkeypatch.syspath_prepend(str(code))
+    for name in ("sent_module:Mine", "sent_pack.inner:Mine"):
+        config = experiment(tmp_path, algorithm=name)
+        message = rf"algorithm.name: '{name}': .*is not sent along.*add --working-dir {code}, or .*--env PYTHONPATH"
+        with pytest.raises(ConfigError, match=message):
+            send(FakeClient(), config)
+        with pytest.raises(ConfigError, match=f"is not in --working-dir {tmp_path}"):
+            send(FakeClient(), config, working_dir=tmp_path)
+        assert send(FakeClient(), config, working_dir=code)
+        assert send(FakeClient(), config, environment={"PYTHONPATH": "/shared/code"})
+
+
+def test_models_and_data_of_the_users_own_are_looked_for_too(tmp_path: Path) -> None:
+    for field, value in (
+        ("dataset.function", {"dataset": "tests.support.own_data:whole", "partition": {"name": "natural"}}),
+        ("model.factory", {"model": {"name": "tests.support.own_models:plain", "head": "2"}}),
+    ):
+        with pytest.raises(ConfigError, match=rf"{field}: 'tests\..*own_\w+\.py\) is not sent along"):
+            send(FakeClient(), experiment(tmp_path, **value))
+        assert send(FakeClient(), experiment(tmp_path, **value), working_dir=Path(__file__).parents[3])
+    only_there = {"model": {"name": "nowhere.at_all:plain", "head": "2"}}
+    assert send(FakeClient(), experiment(tmp_path, **only_there))
+
+
+def test_the_shell_passes_the_configuration_on_unchanged(tmp_path: Path) -> None:
+    client = FakeClient()
+    config = experiment(tmp_path / "it's $HOME `x` \\ folder")
+    send(client, config)
+    command = client.sent[0]["entrypoint"].replace("python -m rayfl run -", "cat")
+    printed = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert load_config(Experiment, yaml.safe_load(printed), {}).storage_path == config.storage_path
+
+
+def test_submitting_twice_is_one_run(tmp_path: Path) -> None:
+    client, config = FakeClient(), experiment(tmp_path)
+    assert send(client, config) == Submitted("tiny", attached=False)
+    assert send(client, config) == Submitted("tiny", attached=True)
+    client.end("tiny", JobStatus.RUNNING)
+    assert send(client, config) == Submitted("tiny", attached=True)
+    client.end("tiny", JobStatus.FAILED, code=2)
+    assert send(client, config) == Submitted("tiny.attempt-2", attached=False)
+    assert send(client, config) == Submitted("tiny.attempt-2", attached=True)
+    assert find(client, "tiny").submission_id == "tiny.attempt-2"  # type: ignore[arg-type]
+    client.end("tiny.attempt-2", JobStatus.SUCCEEDED)
+    assert send(client, config).id == "tiny.attempt-3"
+    assert [job.submission_id for job in jobs(client)] == ["tiny", "tiny.attempt-2", "tiny.attempt-3"]  # type: ignore[arg-type]
+    assert find(client, "tiny.attempt-2").status == JobStatus.SUCCEEDED  # type: ignore[arg-type]
+
+
+def test_another_run_under_the_same_name_is_refused_while_the_first_goes_on(tmp_path: Path) -> None:
+    client = FakeClient()
+    send(client, experiment(tmp_path))
+    with pytest.raises(RunError, match="another fingerprint"):
+        send(client, experiment(tmp_path, **{"train.lr": 0.01}))
+    with pytest.raises(RunError, match="another storage"):
+        send(client, experiment(tmp_path / "elsewhere"))
+
+
+def test_jobs_of_others_are_not_touched(tmp_path: Path) -> None:
+    client = FakeClient()
+    client.end("tiny", JobStatus.RUNNING, {"run": "tiny"})
+    assert jobs(client) == []  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="its runs: none"):
+        find(client, "tiny")  # type: ignore[arg-type]
+
+
+def test_output_is_passed_on_once_although_the_connection_breaks(tmp_path: Path) -> None:
+    client = FakeClient([["one\ntwo\n", "thr", RuntimeError("broken")], ["one\n", "two\nthree\n", "four\n"]])
+    send(client, experiment(tmp_path))
+    client.end("tiny", JobStatus.FAILED, code=3)
+    written: list[str] = []
+    assert follow(client, "tiny", written.append) == 3  # type: ignore[arg-type]
+    assert "".join(written) == "one\ntwo\nthree\nfour\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (JobStatus.SUCCEEDED, 0, 0),
+        (JobStatus.FAILED, 2, 2),
+        (JobStatus.FAILED, None, 1),
+        (JobStatus.STOPPED, None, 143),
+    ],
+)
+def test_exit_status(status: str, code: int | None, expected: int) -> None:
+    client = FakeClient()
+    client.end("job", JobStatus(status), {}, code)
+    assert exit_status(client.known["job"]) == expected
+
+
+def test_stop(tmp_path: Path) -> None:
+    client = FakeClient()
+    send(client, experiment(tmp_path))
+    assert stop(client, "tiny", 1)  # type: ignore[arg-type]
+    assert not stop(client, "tiny", 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:6379", "ray://127.0.0.1:10001", "http://127.0.0.1:9"])
+def test_no_dashboard_at_an_address(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:10")
+    with pytest.raises(ResourceError, match=address):
+        connect(address)
+
+
+@pytest.mark.parametrize("module", ["aiohttp", "cluster.jobs.jobs"])
+def test_a_ray_without_jobs_or_too_old_for_them(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+    result = CliRunner().invoke(app, ["status"])
+    assert isinstance(result.exception, ResourceError)
+    assert "pip install 'rayfl[cluster]'" in str(result.exception)
+
+
+def test_the_wheel_is_this_rayfl_without_its_dependencies(tmp_path: Path) -> None:
+    (tmp_path / "again").mkdir()
+    wheel, again = build_wheel(tmp_path), build_wheel(tmp_path / "again")
+    assert wheel.name == again.name and wheel.read_bytes() == again.read_bytes()
+    assert wheel.name.startswith(f"rayfl-{rayfl.__version__}+")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = next(archive.read(name).decode() for name in names if name.endswith("METADATA"))
+    assert "Requires-Dist" not in metadata
+    assert {"rayfl/presets/quickstart.yaml", "cluster/templates/slurm.sh.j2", "actors/hosting/host.py"} <= set(names)
+    assert not [name for name in names if "__pycache__" in name or name.startswith("tests")]
+    target = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--target", str(target), str(wheel)]
+    subprocess.run(command, check=True, capture_output=True)
+    found = subprocess.run(
+        [sys.executable, "-c", "import rayfl, cluster; print(rayfl.__file__, cluster.__file__)"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(target), "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == [str(target / "rayfl/__init__.py"), str(target / "cluster/__init__.py")]
+
+
+def test_a_job_is_sent_with_the_wheel(tmp_path: Path) -> None:
+    client = FakeClient()
+    send(client, experiment(tmp_path), ship=True)
+    assert client.wheels == [build_wheel(tmp_path).name]

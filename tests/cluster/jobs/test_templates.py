@@ -1,0 +1,324 @@
+"""Every file that starts a cluster is one: parsed, checked for what its reader requires, and for what runs need."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from ray.autoscaler._private.util import prepare_config, validate_config
+from typer.testing import CliRunner
+
+from cluster.jobs.templating import KINDS, TemplateOptions, render, template_options
+from rayfl.cli.cluster import Kind
+from rayfl.cli.entry import app
+from rayfl.errors import ConfigError
+
+GPUS = {"name": "femnist", "nodes": 3, "gpus_per_node": 2, "cpus_per_node": 16, "memory_per_node": 100}
+
+
+def lint(linter: str, *arguments: str) -> None:
+    """Has one of the linters of the extra dev look at a file."""
+    found = shutil.which(linter, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if found is None and sys.platform != "linux":
+        pytest.skip(f"there is no {linter} for this system")
+    assert found, f"{linter} is missing: pip install -e '.[dev]'"
+    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+VARIABLE = {"required": ["name", "value"], "properties": {"value": {"type": "string"}}}
+POD: dict[str, Any] = {
+    "type": "object",
+    "required": ["spec"],
+    "properties": {
+        "spec": {
+            "required": ["containers", "volumes"],
+            "properties": {
+                "containers": {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "required": ["name", "image", "resources", "volumeMounts"],
+                        "properties": {
+                            "image": {"type": "string"},
+                            "env": {
+                                "items": {"required": ["name", "value"], "properties": {"value": {"type": "string"}}}
+                            },
+                            "resources": {"required": ["limits", "requests"]},
+                            "volumeMounts": {"items": {"required": ["name", "mountPath"]}},
+                        },
+                    },
+                },
+                "volumes": {"type": "array", "items": {"required": ["name"]}},
+            },
+        }
+    },
+}
+START = {"type": "object", "additionalProperties": {"type": "string"}}
+"""KubeRay takes only texts as parameters of ``ray start``."""
+CLUSTER: dict[str, Any] = {
+    "type": "object",
+    "required": ["rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"],
+    "additionalProperties": False,
+    "properties": {
+        "rayVersion": {"type": "string"},
+        "authOptions": {"const": {"mode": "token"}},
+        "headGroupSpec": {
+            "required": ["rayStartParams", "template"],
+            "additionalProperties": False,
+            "properties": {"rayStartParams": START, "template": POD},
+        },
+        "workerGroupSpecs": {
+            "type": "array",
+            "items": {
+                "required": ["groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"],
+                "additionalProperties": False,
+                "properties": {
+                    "groupName": {"type": "string"},
+                    "replicas": {"type": "integer"},
+                    "minReplicas": {"type": "integer"},
+                    "maxReplicas": {"type": "integer"},
+                    "rayStartParams": START,
+                    "template": POD,
+                },
+            },
+        },
+    },
+}
+JOB: dict[str, Any] = {
+    "type": "object",
+    "required": ["entrypoint", "rayClusterSpec"],
+    "additionalProperties": False,
+    "properties": {
+        "entrypoint": {"type": "string"},
+        "shutdownAfterJobFinishes": {"type": "boolean"},
+        "ttlSecondsAfterFinished": {"type": "integer"},
+        "backoffLimit": {"type": "integer"},
+        "rayClusterSpec": CLUSTER,
+    },
+}
+
+
+def manifest(kind: Any, schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """The spec of a manifest that has been checked."""
+    document = yaml.safe_load(render(kind, template_options(GPUS)))
+    assert document["apiVersion"] == "ray.io/v1" and document["kind"] == name
+    assert document["metadata"] == {"name": "femnist"}
+    Draft202012Validator(schema).validate(document["spec"])
+    spec: dict[str, Any] = document["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("kind", ["kuberay", "kuberay-cluster"])
+def test_kuberay(kind: str) -> None:
+    if kind == "kuberay":
+        job = manifest(kind, JOB, "RayJob")
+        assert job["entrypoint"] == "rayfl run quickstart name=femnist storage_path=/shared/runs"
+        spec = job["rayClusterSpec"]
+    else:
+        spec = manifest(kind, CLUSTER, "RayCluster")
+    assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    [workers] = spec["workerGroupSpecs"]
+    assert workers["replicas"] == 3
+    for group in (spec["headGroupSpec"], workers):
+        pod = group["template"]["spec"]
+        assert {"name": "shared", "persistentVolumeClaim": {"claimName": "rayfl-shared"}} in pod["volumes"]
+        assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} <= {v["name"] for v in pod["volumes"]}
+    limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {"cpu": "16", "memory": "100Gi", "nvidia.com/gpu": "2"}
+    assert "nvidia.com/gpu" not in render("kuberay", TemplateOptions())
+
+
+def test_slurm(tmp_path: Path) -> None:
+    run = ["femnist", "partition={name: natural, min_samples: 10}", "storage_path=/scratch/my runs"]
+    text = render("slurm", template_options(GPUS | {"environment": "/opt/rayfl", "time": "2-00:00:00"}), run)
+    script = tmp_path / "run.sh"
+    script.write_text(text)
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    lint("shellcheck", "--severity=warning", str(script))
+    for expected in (
+        "#SBATCH --nodes=3",
+        "#SBATCH --gpus-per-node=2",
+        "#SBATCH --time=2-00:00:00",
+        "ray symmetric-run",
+        '--min-nodes "$SLURM_JOB_NUM_NODES"',
+        "RAY_AUTH_MODE=token",
+        "export RAY_TMPDIR=",
+        "--min-worker-port=",
+        "--num-cpus=15",
+        "source /opt/rayfl/bin/activate",
+        "rayfl run femnist 'partition={name: natural, min_samples: 10}' 'storage_path=/scratch/my runs' name=femnist &",
+    ):
+        assert expected in text
+    # Directives after the first command are not read.
+    lines = text.splitlines()
+    first_command = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]
+    # `ray symmetric-run` passes everything before -- to the workers too, and refuses these.
+    arguments = text[text.index("ray symmetric-run") : text.index("  -- \\")]
+    assert not re.search(r"--(head|port|node-ip-address|block|include-dashboard|dashboard-host)\b", arguments)
+    assert "gpus" not in render("slurm", TemplateOptions()).replace("--num-gpus=0", "")
+
+
+FAKE_SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do shift; done
+if [[ $1 == hostname ]]; then echo 10.0.0.1; exit; fi
+exec "$@"
+"""
+FAKE_RAY = """#!/usr/bin/env bash
+echo "ray $*" >> "$LOG"; stat -c '%a %s' "$RAY_AUTH_TOKEN_PATH" >> "$LOG"
+while [[ $1 != -- ]]; do shift; done
+shift
+exec "$@"
+"""
+FAKE_RAYFL = """#!/usr/bin/env python3
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print("rayfl", *sys.argv[1:], flush=True)
+open(sys.argv[-1].partition("=")[2], "w").close()
+time.sleep(30)
+"""
+
+
+def test_slurm_gives_the_run_its_signal_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    fakes = {"srun": FAKE_SRUN, "ray": FAKE_RAY, "rayfl": FAKE_RAYFL, "scontrol": "#!/bin/sh\necho a\n"}
+    for name, content in fakes.items():
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o755)
+    started = tmp_path / "started"
+    script = tmp_path / "run.sh"
+    chosen = template_options({"shared_volume": str(tmp_path / "all")})
+    script.write_text(render("slurm", chosen, ["name=x", f"storage_path={started}"]))
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "LOG": str(tmp_path / "log"),
+        "SLURM_JOB_ID": "123456789",
+        "SLURM_JOB_NODELIST": "a",
+        "SLURM_JOB_NUM_NODES": "1",
+    }
+    batch = subprocess.Popen(["bash", str(script)], env=environment, stdout=subprocess.PIPE, text=True)
+    while not started.exists() and batch.poll() is None:
+        time.sleep(0.05)
+    batch.terminate()
+    output, _ = batch.communicate(timeout=20)
+    assert batch.returncode == 143
+    assert output.startswith("rayfl run name=x")
+    log = (tmp_path / "log").read_text()
+    port = 20000 + 123456789 % 20 * 600
+    assert f"--address 10.0.0.1:{port} " in log
+    assert log.endswith("600 64\n")  # the token: for its owner only, 64 characters
+    assert not list((tmp_path / "all" / ".ray-tokens").iterdir())
+    assert not Path("/tmp/rayfl-123456789").exists()
+
+
+@pytest.mark.parametrize(
+    "options", [GPUS, {"name": "own", "hosts": ("10.0.0.1", "10.0.0.2", "10.0.0.3"), "gpus_per_node": 1}]
+)
+def test_ray_up(options: dict[str, Any]) -> None:
+    config = yaml.safe_load(render("ray-up", template_options(options)))
+    validate_config(prepare_config(config))  # Ray's own schema
+    [head] = [line for line in config["head_start_ray_commands"] if "ray start" in line]
+    assert "--num-cpus=0" in head and "--dashboard-host=127.0.0.1" in head
+    assert "--env=RAY_AUTH_MODE=token" in config["docker"]["run_options"]
+    assert config["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+    assert "--volume=/shared:/shared" in config["docker"]["run_options"]
+    assert "--gpus=all" in config["docker"]["worker_run_options"]
+    if "hosts" in options:
+        assert config["provider"]["worker_ips"] == ["10.0.0.2", "10.0.0.3"]
+    else:
+        assert config["available_node_types"]["clients"]["resources"] == {"CPU": 16, "GPU": 2}
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_docker(gpus: int, tmp_path: Path) -> None:
+    text = render("docker", template_options({"gpus_per_node": gpus}))
+    file = tmp_path / "Dockerfile"
+    file.write_text(text)
+    lint("hadolint", str(file))
+    lines = text.splitlines()
+    commands = [line.split()[0] for line in lines if line and line[0].isalpha()]
+    assert commands == ["FROM", "RUN", "COPY", "RUN", "ENV", "RUN"]
+    [base] = [line for line in lines if line.startswith("FROM")]
+    assert re.fullmatch(r"FROM rayproject/ray:\d+\.\d+\.\d+-py3\d+-" + ("gpu" if gpus else "cpu"), base)
+    assert any(line.startswith("RUN pip install") and "torch==" in line and "torchvision==" in line for line in lines)
+    assert any("whl/cpu" in line for line in lines) == (not gpus)
+    for number, line in enumerate(lines[:-1]):
+        assert not line.endswith("\\") or lines[number + 1].startswith("    ")
+
+
+def test_grafana() -> None:
+    dashboard = json.loads(render("grafana", TemplateOptions()))
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    expressions = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    for gauge in ("round", "rounds", "clients_per_second", "state_bytes", "cache_hits", "cache_misses"):
+        assert f"ray_rayfl_{gauge}{{" in expressions
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("kuberay", {"time": "1:00:00"}, "--time: kuberay has no use for it"),
+        ("ray-up", {"hosts": ("10.0.0.1",), "nodes": 2}, "--nodes: ray-up with --hosts has no use"),
+        ("docker", {"nodes": 2}, "--nodes"),
+        ("kuberay", {"name": "Not_a_name"}, "--name"),
+        ("slurm", {"shared_volume": "/a b; rm"}, "--shared-volume"),
+        ("slurm", {"nodes": 0}, "--nodes"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(kind: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        render(kind, template_options(options))
+
+
+def test_a_file_that_starts_no_run_takes_none() -> None:
+    with pytest.raises(ConfigError, match="starts no run"):
+        render("kuberay-cluster", TemplateOptions(), ["quickstart"])
+
+
+def test_the_command_prints_or_writes(tmp_path: Path) -> None:
+    assert [kind.value for kind in Kind] == list(KINDS)
+    run = ["cluster", "template", "kuberay", "mnist-pathological", "train.rounds=7", "--nodes", "2"]
+    printed = CliRunner().invoke(app, run, catch_exceptions=False)
+    assert printed.exit_code == 0
+    command = yaml.safe_load(printed.output)["spec"]["entrypoint"]
+    assert command.startswith("rayfl run mnist-pathological train.rounds=7 ")
+    target = tmp_path / "new" / "job.yaml"
+    assert CliRunner().invoke(app, [*run, "--out", str(target)], catch_exceptions=False).exit_code == 0
+    assert target.read_text() == printed.output
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (["nonsense"], "'nonsense' is neither a file nor a preset"),
+        (["quickstart", "train.round=5"], r"train.round: unknown \(did you mean 'rounds'\?\)"),
+        (["train.lr=1e400"], "train.lr: must be a finite number"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["kuberay", "slurm"])
+def test_the_run_in_a_file_is_validated_before_it_is_written(
+    kind: str, run: list[str], message: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "file"
+    with pytest.raises(ConfigError, match=message):
+        CliRunner().invoke(app, ["cluster", "template", kind, *run, "--out", str(target)], catch_exceptions=False)
+    assert not target.exists()
+
+
+def test_of_a_configuration_in_a_file_it_is_said_that_the_cluster_reads_it(tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text("dataset: digits\nmodel: two_nn\nalgorithm: fedavg\npartition: {name: iid, num_clients: 4}\n")
+    done = CliRunner().invoke(app, ["cluster", "template", "slurm", str(config)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert f"rayfl run {config}" in done.stdout
+    assert "is read where the run starts" in done.stderr.replace("\n", " ")

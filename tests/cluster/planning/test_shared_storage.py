@@ -1,0 +1,80 @@
+"""A folder that is not the same place on every node is found before a run starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.planning.shared_storage import _visit, check_shared_storage
+from rayfl.storage.files import Storage
+
+ROOT = Path(__file__).parents[3]
+
+# Two nodes on the loopback interface, whose home folders differ: `~/own` is another place on each of them.
+SCRIPT = """
+import os, sys
+from unittest import mock
+import ray
+from ray.cluster_utils import Cluster
+from cluster.rounds.session import _loopback
+from cluster.planning.shared_storage import check_shared_storage
+from rayfl.errors import ResourceError
+from rayfl.storage.files import Storage
+
+first, second = sys.argv[1:]
+with _loopback():
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    cluster.add_node(num_cpus=1, env_vars={"HOME": second})
+    ray.init(cluster.address, log_to_driver=False)
+for folder in ("~/shared", "~/own"):
+    try:
+        check_shared_storage(Storage(folder), 60)
+        print(folder, "ok")
+    except ResourceError as error:
+        print(folder, error)
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_every_node_is_asked_also_one_without_cpus(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for home in (first, second):
+        (home / "own").mkdir(parents=True)
+    (first / "shared").mkdir()
+    (second / "shared").symlink_to(first / "shared")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(first), str(second)],
+        env=environment | {"HOME": str(first), "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    shared, own = [line for line in done.stdout.splitlines() if line.startswith("~/")]
+    assert shared == "~/shared ok"
+    assert "~/own" in own and "does not see it" in own
+    assert own.count("node ") == 1  # the other one, not the driver's
+    assert not list(tmp_path.rglob(".probe-*"))
+
+
+def test_a_node_that_reads_something_else(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    storage.write("probe", b"of another cluster")
+    assert "something else" in _visit(str(tmp_path), "probe", "answer")
+    storage.write("probe", b"probe")
+    assert _visit(str(tmp_path), "probe", "answer") == ""
+    assert storage.exists("answer")
+    assert "cannot write" in _visit(str(tmp_path), "probe", "probe/answer")
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_single_node_shares_with_nobody(tmp_path: Path) -> None:
+    check_shared_storage(Storage(str(tmp_path)), 1)
+    assert not list(tmp_path.iterdir())

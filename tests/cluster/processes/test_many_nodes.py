@@ -1,0 +1,139 @@
+"""Clusters of several nodes, a raylet each: nodes join and leave, runs share them, GPUs are logical."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.cluster_utils import Cluster
+
+import rayfl
+from cluster.rounds.session import _loopback
+from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.many_nodes_running import PATIENCE_S, Running, logical_gpus, long_rounds
+
+Start = Callable[..., Running]
+ADDRESS = "127.0.0.1"
+# Several processes start one after the other: on a busy machine that takes minutes.
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster whose first node has no CPU for actors."""
+    # On a busy machine a node's processes take longer to start than Ray waits for them.
+    monkeypatch.setenv("RAY_agent_register_timeout_ms", "120000")
+    with _loopback():
+        head = {"num_cpus": 0, "include_dashboard": False, "node_ip_address": ADDRESS}
+        found = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            yield found
+        finally:
+            found.shutdown()
+
+
+def add(cluster: Cluster, **resources: float) -> Any:
+    """A node that has joined."""
+    with logical_gpus() if "num_gpus" in resources else nullcontext():
+        return cluster.add_node(node_ip_address=ADDRESS, **resources)
+
+
+@pytest.fixture
+def start(cluster: Cluster, tmp_path: Path) -> Iterator[Start]:
+    """Starts runs on the cluster."""
+    runs: list[Running] = []
+
+    def start(config: dict[str, Any], gpus: str = "none") -> Running:
+        runs.append(Running(tmp_path, cluster.address, config, gpus))
+        return runs[-1]
+
+    try:
+        yield start
+    finally:
+        for run in runs:
+            run.end()
+
+
+def undisturbed(folder: Path, method: str, long: bool = False) -> None:
+    config = small_experiment(folder, "calm", method, backend="inline")
+    rayfl.run(long_rounds(config) if long else config)
+
+
+@pytest.mark.slow
+def test_two_nodes(cluster: Cluster, start: Start, tmp_path: Path) -> None:
+    undisturbed(tmp_path, "superfed-mm")
+    nodes = [add(cluster, num_cpus=1), add(cluster, num_cpus=2)]
+    running = start(small_experiment(tmp_path, "two", "superfed-mm"))
+    hosts = running.wait_for("after-0")
+    assert Counter(host["node_id"] for host in hosts) == {nodes[0].node_id: 1, nodes[1].node_id: 2}
+    running.finish()
+    assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "two"))
+
+
+@pytest.mark.slow
+def test_a_node_joins_and_another_leaves_in_the_midst_of_a_round(
+    cluster: Cluster, start: Start, tmp_path: Path
+) -> None:
+    undisturbed(tmp_path, "scaffold", long=True)
+    first = add(cluster, num_cpus=1)
+    running = start(long_rounds(small_experiment(tmp_path, "moving", "scaffold", startup_timeout_s=60)))
+    assert len(running.wait_for("after-0")) == 1
+    running.wait_for("after-1")
+    add(cluster, num_cpus=2)
+    time.sleep(2)  # it looks around every two seconds
+    running.go(1)
+    running.wait_for("after-2")
+    running.go(2, actors=3)
+    assert len(running.wait_for("after-3")) == 3
+    assert "2 actors joined the run, 3 now" in running.log.read_text()
+    running.go(3)
+    cluster.remove_node(first, allow_graceful=False)
+    assert "died" in running.wait_for("failure")
+    running.finish()
+    assert "goes on with 2 actors instead of 3" in running.log.read_text()
+    assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "moving"))
+
+
+@pytest.mark.slow
+def test_two_runs_share_a_cluster(cluster: Cluster, start: Start, tmp_path: Path) -> None:
+    undisturbed(tmp_path, "fedphp")
+    add(cluster, num_cpus=1)
+    add(cluster, num_cpus=2)
+    runs = [
+        start(small_experiment(tmp_path, name, "fedphp", num_actors=actors))
+        for name, actors in (("one", 1), ("other", 2))
+    ]
+    assert [len(running.wait_for("after-0")) for running in runs] == [1, 2]
+    runs[0].finish()
+    assert len(runs[1].wait_for("after-1")) == 2
+    runs[1].finish()
+    for name in ("one", "other"):
+        assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / name))
+
+
+@pytest.mark.slow
+def test_actors_share_gpus_evenly(cluster: Cluster, start: Start, tmp_path: Path) -> None:
+    undisturbed(tmp_path, "superfed-mm")
+    add(cluster, num_cpus=4, num_gpus=1)
+    add(cluster, num_cpus=4, num_gpus=1)
+    shared = {"actors_per_gpu": 6, "cpus_per_actor": 0.5, "num_actors": 4}
+    config = small_experiment(tmp_path, "shared", "superfed-mm", **shared) | {"engine": {"mode": "looped"}}
+    running = start(config, "logical")
+    hosts = running.wait_for("after-0")
+    assert Counter(Counter(host["gpu"] for host in hosts).values()) == {2: 2}
+    running.finish()
+    assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "shared"))
+
+
+def test_actors_on_other_gpus_than_meant_are_refused(cluster: Cluster, start: Start, tmp_path: Path) -> None:
+    add(cluster, num_cpus=2, num_gpus=1)
+    config = small_experiment(tmp_path, "mixed-up", "superfed-mm", actors_per_gpu=2)
+    wrong = start(config, "mixed-up")
+    output, _ = wrong.process.communicate(timeout=PATIENCE_S)
+    assert "ResourceError: GPU 0 of the run is GPU-" in output
+    assert "its actors are spread over two devices" in output

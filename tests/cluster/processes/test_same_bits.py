@@ -1,0 +1,39 @@
+"""Results do not depend on which processes ran the clients.
+
+The federation's own tests show the same for every method with one, two and three hosts in one process
+(``tests/algorithms/test_framework.py``); these do so across real processes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rayfl
+from tests.support.experiments import METHODS, assert_same, outcome, small_experiment
+
+SHAPES = {
+    "one actor": {"num_actors": 1},
+    "two actors": {"num_actors": 2},
+    "three actors": {"num_actors": 3},
+    "one actor per client": {"clients_per_actor": 1},
+}
+# What stretches the contract: nothing kept, correction terms, two trained trees, a pass over all clients, a teacher.
+QUICK = {"fedavg", "scaffold", "superfed-mm", "floco", "fedphp"}
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize(
+    "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+def test_any_number_of_actors_gives_the_same_bits(method: str, tmp_path: Path) -> None:
+    rayfl.run(small_experiment(tmp_path, "inline", method, backend="inline"))
+    inline = outcome(tmp_path / "inline")
+    assert inline.rounds.num_rows > 0
+    assert set(inline.rounds["round"].to_pylist()) == {1, 2, 3, 4}
+    shapes = SHAPES if method == "superfed-mm" else {name: SHAPES[name] for name in ("one actor", "three actors")}
+    for name, shape in shapes.items():
+        rayfl.run(small_experiment(tmp_path, "ray", method, **shape))
+        assert_same(inline, outcome(tmp_path / "ray"))
+        (tmp_path / "ray").rename(tmp_path / name)

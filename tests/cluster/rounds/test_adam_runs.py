@@ -1,0 +1,136 @@
+"""Runs with Adam and schedules: interrupted ones go on to the same bits, and what can be refused is, at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rayfl
+from algorithms.registry import Experiment
+from rayfl.config.loading import load_config
+from rayfl.errors import ConfigError
+from rayfl.experiment.parts import Parts
+from tests.cluster.rounds.test_resume import Interrupt
+from tests.support.experiments import assert_same, outcome, small_experiment
+
+ADAM = {"optimizer": "adam", "momentum": 0.0, "lr": 0.01}
+COSINE = {"name": "cosine", "warmup": 2, "minimum": 0.001}
+
+
+def experiment(folder: Path, name: str, method: str = "fedavg", **train: Any) -> dict[str, Any]:
+    content = small_experiment(folder, name, method, backend="inline")
+    return {**content, "train": {**content["train"], **train}}
+
+
+@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.parametrize("method", ["fedavg", "local", "centralized", "fml", "superfed-mm", "ditto"])
+def test_an_interrupted_run_with_adam_continues_to_the_same_bits(method: str, mode: str, tmp_path: Path) -> None:
+    """Moments, numbers of steps and rates are those of the run that nobody stopped."""
+    train = {**ADAM, "optimizer": "adamw", "weight_decay": 0.1, "persist_optimizer": True, "schedule": COSINE}
+    engine = {"engine": {"mode": mode}}
+    rayfl.run({**experiment(tmp_path, "whole", method, **train), **engine})
+    pieces = {**experiment(tmp_path, "pieces", method, **train), **engine}
+    for after in (1, 3):
+        with pytest.raises(KeyboardInterrupt):
+            rayfl.run(pieces, callbacks=[Interrupt(after)])
+    rayfl.run(pieces)
+    whole = outcome(tmp_path / "whole")
+    assert_same(whole, outcome(tmp_path / "pieces"))
+    kept = [tree for state in whole.states.values() for tree in state["optimizer"].values()]
+    assert kept
+    for tree in kept:
+        assert set(tree) == {"m", "v", "count"}
+        assert all(count > 0 for count in tree["count"].values())
+
+
+def test_adam_schedules_and_what_is_kept_change_results(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"eps": 0.01},
+        {"betas": [0.5, 0.9]},
+        {"optimizer": "adamw", "weight_decay": 0.1},
+        {"weight_decay": 0.1},
+        {"persist_optimizer": True},
+        {"schedule": {"name": "linear"}},
+        {"optimizer": "sgd"},
+        {"optimizer": "sgd", "momentum": 0.5},
+        {"optimizer": "sgd", "momentum": 0.5, "dampening": 0.5},
+        {"optimizer": "sgd", "momentum": 0.5, "nesterov": True},
+        {"max_grad_norm": 1e-9},
+    ]
+    seen = []
+    for number, change in enumerate(changes):
+        rayfl.run(experiment(tmp_path, str(number), **{**ADAM, **change}))
+        seen.append(outcome(tmp_path / str(number)).server["model"]["head.weight"])
+    for number, one in enumerate(seen):
+        assert not any((one == other).all() for other in seen[:number]), changes[number]
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({**ADAM, "momentum": 0.9}, r"train: optimizer=adam has no momentum: set momentum=0\.0, or optimizer=sgd"),
+        (
+            {**ADAM, "nesterov": True, "dampening": 0.1},
+            r"optimizer=adam has no dampening, nesterov: set dampening=0\.0, nesterov=False",
+        ),
+        (
+            {"betas": [0.5, 0.9]},
+            r"train: optimizer=sgd has no betas: set betas=\(0\.9, 0\.999\), or optimizer=adam or adamw",
+        ),
+        ({"eps": 0.1}, r"train: optimizer=sgd has no eps"),
+        (
+            {"nesterov": True, "momentum": 0.0},
+            r"train: nesterov without momentum does nothing: set momentum, or drop nesterov",
+        ),
+        ({"dampening": 0.1, "momentum": 0.0}, r"train: dampening without momentum does nothing"),
+        ({"nesterov": True, "dampening": 0.1}, r"train: nesterov is defined without dampening"),
+        ({"schedule": {"name": "linear", "factor": 0.5}}, r"train\.schedule\.factor: unknown; allowed: name, warmup"),
+        ({"schedule": {"name": "cosin"}}, r"train\.schedule: 'cosin' does not exist \(did you mean 'cosine'\?\)"),
+        ({"schedule": {"name": "step"}}, r"train\.schedule\.every: required"),
+        (
+            {"schedule": {"name": "linear"}, "lr_decay": 0.9},
+            r"train: schedule and lr_decay both.*: set lr_decay=1, or schedule=null",
+        ),
+        ({"optimizer": "adagrad"}, r"train\.optimizer: 'adagrad' is not allowed"),
+        ({"betas": [0.9, 1.0], "optimizer": "adam"}, r"train\.betas\.1: "),
+    ],
+    ids=str,
+)
+def test_options_that_contradict_each_other_are_refused_by_name(
+    train: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(Experiment, experiment(tmp_path, "run", **train), {})
+
+
+def test_an_optimizer_that_keeps_nothing_cannot_persist(tmp_path: Path) -> None:
+    """Older runs may have asked for it: such a configuration can be read, but not run."""
+    content = experiment(tmp_path, "run", momentum=0.0, persist_optimizer=True)
+    config = load_config(Experiment, content, {})
+    with pytest.raises(ConfigError, match=r"train\.persist_optimizer: sgd without momentum keeps nothing"):
+        Parts(config).check()
+    with pytest.raises(ConfigError, match=r"train\.persist_optimizer"):
+        rayfl.run(content)
+    assert not (tmp_path / "run").exists()
+    Parts(load_config(Experiment, content, {"train.momentum": 0.5})).check()
+    Parts(load_config(Experiment, content, {"train.optimizer": "adam"})).check()
+
+
+def test_a_warm_up_without_an_end_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No refusal: a trial of few rounds may well be of a configuration for many."""
+    for warmup, warned in ((3, False), (4, True)):
+        caplog.clear()
+        content = experiment(tmp_path, "run", schedule={"name": "linear", "warmup": warmup})
+        Parts(load_config(Experiment, content, {})).check()
+        assert (
+            "warm-up of 4 rounds takes up all 4 rounds: nothing is left for the schedule linear" in caplog.text
+        ) == warned
+
+
+def test_a_method_that_supposes_sgd_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"SCAFFOLD needs train\.optimizer=sgd, not adam"):
+        rayfl.run(experiment(tmp_path, "run", "scaffold", **ADAM))
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,91 @@
+"""Who owns which sample: written beside a run, hashed into its results, and usable as a partition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import rayfl
+from algorithms.registry import Experiment
+from rayfl.config.loading import load_config
+from rayfl.data.partitions.assignment import ASSIGNMENT_SCHEMA, FilePartition, assignment_hash
+from rayfl.errors import ConfigError, DataError, RunError
+from rayfl.experiment.parts import Parts
+from rayfl.results.schemas import PARTITION_KEY
+from tests.support.experiments import small_experiment
+
+
+def experiment(folder: Path, name: str, **sections: Any) -> dict[str, Any]:
+    return small_experiment(folder, name, "fedavg", backend="inline") | {"holdout": {"public": 20}} | sections
+
+
+def test_a_run_names_its_partition_and_another_run_can_take_it_over(tmp_path: Path) -> None:
+    first = rayfl.run(experiment(tmp_path, "first"))
+    file = tmp_path / "first" / "partition.parquet"
+    table = pq.read_table(file)
+    assert table.schema.equals(ASSIGNMENT_SCHEMA)
+    assert len(np.unique(table["sample"].to_numpy())) == table.num_rows == 1797
+    assert table["split"].to_pylist().count("public") == 20
+    assert first.partition == assignment_hash(table)
+    assert first.rounds.schema.metadata[PARTITION_KEY].decode() == first.partition
+    stored = pq.read_table(tmp_path / "first" / "clients.parquet")
+    assert stored.schema.metadata[PARTITION_KEY].decode() == first.partition
+    reused = experiment(tmp_path, "second", partition={"name": "file", "path": str(file)}, holdout={}, seed=7)
+    second = rayfl.run(reused)
+    assert second.partition == first.partition
+    assert (tmp_path / "second" / "partition.parquet").read_bytes() == file.read_bytes()
+
+
+def test_another_seed_is_another_partition(tmp_path: Path) -> None:
+    hashes = {Parts(load_config(Experiment, experiment(tmp_path, "x", seed=s), [])).partition_hash for s in (0, 0, 1)}
+    assert len(hashes) == 2
+
+
+def test_a_run_whose_data_changed_is_not_continued(tmp_path: Path) -> None:
+    rayfl.run(experiment(tmp_path, "first"))
+    file = tmp_path / "own.parquet"
+    table = pq.read_table(tmp_path / "first" / "partition.parquet")
+    pq.write_table(table, file)
+    config = experiment(tmp_path, "second", partition={"name": "file", "path": str(file)}, holdout={})
+    rayfl.run(config)
+    pq.write_table(table.slice(1), file)
+    with pytest.raises(RunError, match=r"second/partition.parquet says that the run began with other data"):
+        rayfl.run(config)
+
+
+def write(path: Path, rows: list[tuple[int, str, int]]) -> Path:
+    columns = list(zip(*rows, strict=True))
+    pq.write_table(pa.Table.from_arrays([pa.array(c) for c in columns], names=ASSIGNMENT_SCHEMA.names)
+                   .cast(ASSIGNMENT_SCHEMA), path)  # fmt: skip
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(0, "train", 0), (1, "train", 0)], "gives a sample to two"),
+        ([(0, "train", 0), (0, "test", 9)], "names samples up to 9, but the source has 9"),
+        ([(0, "train", 0), (1, "test", 1)], "client 1 has no train sample"),
+        ([(0, "other", 0)], "is not a partition.parquet"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(rows: list[tuple[int, str, int]], message: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "p.parquet", rows)
+    with pytest.raises(DataError, match=message):
+        FilePartition(path=path).splits(9)
+
+
+def test_a_wrong_hash_a_missing_file_and_a_holdout_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.parquet", [(0, "train", 0)])
+    with pytest.raises(DataError, match=r"partition\.sha256 is abc"):
+        FilePartition(path=path, sha256="abc").splits(9)
+    with pytest.raises(DataError, match="cannot be read"):
+        FilePartition(path=tmp_path / "missing.parquet").splits(9)
+    config = experiment(tmp_path, "x", partition={"name": "file", "path": str(path)})
+    with pytest.raises(ConfigError, match="leave out the section holdout"):
+        _ = Parts(load_config(Experiment, config, [])).dataset

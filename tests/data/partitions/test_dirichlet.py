@@ -1,0 +1,111 @@
+"""Dirichlet partitions: nothing lost, nothing twice, and the statistics their definitions imply."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayfl.data.partitions.dirichlet import DirichletEqualPartition, DirichletPartition, LabelAndSizePartition
+from rayfl.errors import DataError
+from rayfl.randomness import RandomStreams
+
+CIFAR = np.repeat(np.arange(10), 5000)
+ALPHA = st.floats(0.01, 1000)
+
+
+def histogram(labels: np.ndarray, parts: list[np.ndarray]) -> np.ndarray:
+    return np.array([np.bincount(labels[part], minlength=int(labels.max()) + 1) for part in parts])
+
+
+def check(labels: np.ndarray, parts: list[np.ndarray], clients: int) -> None:
+    assert len(parts) == clients
+    joined = np.concatenate(parts)
+    assert np.array_equal(np.sort(joined), np.arange(len(labels)))
+    for part in parts:
+        assert part.dtype == np.int64 and len(part) and (np.diff(part) > 0).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=30, max_size=200), st.integers(1, 8), ALPHA, st.integers(0, 9))
+def test_nothing_is_lost_or_twice_and_seeds_reproduce(labels: list[int], clients: int, alpha: float, seed: int) -> None:
+    array, streams = np.array(labels), RandomStreams(seed)
+    for partition in (
+        DirichletPartition(num_clients=clients, alpha=max(alpha, 0.3)),
+        DirichletPartition(num_clients=clients, alpha=max(alpha, 1.0), cap=False, size_alpha=10),
+        DirichletEqualPartition(num_clients=clients, alpha=alpha),
+        LabelAndSizePartition(num_clients=clients, alpha_label=alpha, alpha_size=10),
+    ):
+        try:
+            parts = partition.assign(array, streams)
+        except DataError:
+            assert isinstance(partition, DirichletPartition)  # tiny classes: somebody stays empty in every draw
+            continue
+        check(array, parts, clients)
+        again = partition.assign(array, RandomStreams(seed))
+        assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_large_concentrations_divide_every_class_evenly() -> None:
+    parts = DirichletPartition(num_clients=20, alpha=1e9).assign(CIFAR, RandomStreams(0))
+    assert np.abs(histogram(CIFAR, parts) - 250).max() <= 1
+
+
+def test_small_concentrations_give_a_class_to_few_clients() -> None:
+    parts = DirichletPartition(num_clients=20, alpha=0.01, cap=False, min_samples=1, small_clients="drop").assign(
+        CIFAR, RandomStreams(0)
+    )
+    assert (histogram(CIFAR, parts) > 100).sum() < 25
+
+
+def test_the_cap_keeps_sizes_in_bounds() -> None:
+    capped = DirichletPartition(num_clients=20, alpha=0.5).assign(CIFAR, RandomStreams(1))
+    free = DirichletPartition(num_clients=20, alpha=0.5, cap=False).assign(CIFAR, RandomStreams(1))
+    assert np.std([len(p) for p in capped]) < np.std([len(p) for p in free])
+
+
+def test_small_clients_are_redrawn_or_dropped() -> None:
+    labels = CIFAR[::100]
+    settings_ = {"num_clients": 40, "alpha": 0.05, "cap": False}
+    dropped = DirichletPartition(**settings_, min_samples=11, small_clients="drop").assign(labels, RandomStreams(0))
+    assert 0 < len(dropped) < 40
+    assert min(map(len, dropped)) >= 11
+    with pytest.raises(DataError, match=r"partition.alpha is 0.05: in 1000 draws some client had fewer than 11"):
+        DirichletPartition(**settings_, min_samples=11).assign(labels, RandomStreams(0))
+    redrawn = DirichletPartition(num_clients=10, alpha=0.5, cap=False, min_samples=10).assign(labels, RandomStreams(0))
+    assert min(map(len, redrawn)) >= 10
+
+
+def test_equal_sizes_are_exact_for_cifar() -> None:
+    parts = DirichletEqualPartition(num_clients=100, alpha=0.5).assign(CIFAR, RandomStreams(0))
+    check(CIFAR, parts, 100)
+    counts = histogram(CIFAR, parts)
+    assert (counts.sum(1) == 500).all()
+    # For Dir(0.5) over ten classes E[max] is about 0.4; uniform clients would have 0.1.
+    assert 0.3 < (counts.max(1) / 500).mean() < 0.6
+
+
+def test_label_and_size_has_the_spread_of_its_size_distribution() -> None:
+    """The standard deviation of 49,000 Dir(10 1_20) is 742 on average."""
+    labels = CIFAR[:-1000]
+    deviations = []
+    for seed in range(12):
+        parts = LabelAndSizePartition(num_clients=20).assign(labels, RandomStreams(seed))
+        deviations.append(np.std([len(part) for part in parts]))
+    assert 600 < np.mean(deviations) < 900
+    even = LabelAndSizePartition(num_clients=20, alpha_size=1e9, alpha_label=1e9).assign(labels, RandomStreams(0))
+    assert np.ptp([len(part) for part in even]) <= 2
+
+
+@pytest.mark.parametrize("cap", [True, False])
+def test_fedmas_form_without_cap_has_the_predicted_sizes(cap: bool) -> None:
+    """Sizes of per-class Dir(0.5 1_20) on 49,000 samples: standard deviation 995 +- 158 over draws."""
+    labels = CIFAR[:-1000]
+    spread = [
+        np.std(
+            [len(p) for p in DirichletPartition(num_clients=20, alpha=0.5, cap=cap).assign(labels, RandomStreams(s))]
+        )
+        for s in range(12)
+    ]
+    assert (850 < np.mean(spread) < 1150) == (not cap)

@@ -1,0 +1,332 @@
+"""Users' own data that would train on something else than is meant are refused or warned of."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import rayfl
+from actors.hosting.samples import Samples as Samples_
+from algorithms.registry import Experiment
+from rayfl.cli.entry import app
+from rayfl.config.added import ADDED
+from rayfl.config.loading import load_config
+from rayfl.data.federated import Examples, FederatedDataset, InputSpec
+from rayfl.data.sources.base import Samples
+from rayfl.data.sources.parquet import ParquetSource
+from rayfl.errors import ClientError, DataError
+from rayfl.experiment.parts import Parts
+
+HERE = "tests.data.sources.test_remarks"
+N = 40
+RANDOM = np.random.default_rng(0)
+MADE: dict[str, Any] = {}
+"""What :func:`made` returns, by the name of a test's case."""
+
+
+def made(seed: int) -> Any:
+    return MADE["data"]
+
+
+def table(path: Path, **columns: Any) -> Path:
+    content = {"x": RANDOM.normal(size=(N, 3)).tolist(), "y": [0, 1, 2, 3] * 10} | columns
+    pq.write_table(pa.table({name: column for name, column in content.items() if column is not None}), path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
+
+
+def parts(dataset: dict[str, Any], **sections: Any) -> Parts:
+    base = {
+        "model": "two_nn",
+        "algorithm": "fedavg",
+        "partition": {"name": "iid", "num_clients": 4},
+        "train": {"clients_per_round": "all"},
+    }
+    return Parts(load_config(Experiment, {**base, "dataset": dataset, **sections}, []))
+
+
+def remarks(dataset: dict[str, Any], caplog: pytest.LogCaptureFixture, **sections: Any) -> list[str]:
+    """What a run with these data warns of before it starts."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "rayfl"):
+        parts(dataset, **sections).check()
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("dataset: ")]
+
+
+def of_file(path: Path, **options: Any) -> dict[str, Any]:
+    return {"name": "parquet", "path": str(path), **options}
+
+
+def of_function(*data: Any, **options: Any) -> dict[str, Any]:
+    MADE["data"] = data
+    return {"name": "custom", "function": f"{HERE}:made", **options}
+
+
+X = RANDOM.normal(size=(N, 3))
+ONE_TWO, GAP = [1, 2] * 20, [0, 5] * 20
+
+
+@pytest.mark.parametrize(
+    ("labels", "found", "classes"),
+    [
+        (ONE_TWO, "the labels are 1, 2, which makes 3 classes, but 0 has no sample", 3),
+        (GAP, "the labels are 0, 5, which makes 6 classes, but 1, 2, 3, 4 have no sample", 6),
+    ],
+)
+def test_labels_with_gaps_are_warned_of_and_can_be_numbered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, labels: list[int], found: str, classes: int
+) -> None:
+    path = table(tmp_path / "f.parquet", y=labels)
+    (remark,) = remarks(of_file(path), caplog)
+    assert found in remark and "dataset.labels=renumbered" in remark
+    assert parts(of_file(path)).dataset.spec.num_classes == classes
+    # A second start reads the copy, and says it as well.
+    assert remarks(of_file(path), caplog) == [remark]
+    # Somebody who counts the classes means those without samples, unless it is the first alone: labels from 1.
+    shorter = remark.removesuffix(f", or dataset.num_classes={classes}, if they are meant")
+    assert remarks(of_file(path, num_classes=classes), caplog) == [shorter] * (labels == ONE_TWO)
+    renumbered = of_file(path, labels="renumbered")
+    assert remarks(renumbered, caplog) == []
+    opened = ParquetSource(path=path, labels="renumbered").open()
+    assert isinstance(opened, Samples)
+    assert (opened.spec.num_classes, opened.y.tolist()) == (2, [0, 1] * 20)
+
+
+def test_what_is_said_before_a_run_has_its_folder_is_in_its_log(tmp_path: Path) -> None:
+    path = table(tmp_path / "f.parquet", y=ONE_TWO)
+    config = parts(of_file(path), cluster={"backend": "inline"}, storage_path=str(tmp_path), name="run").config
+    rayfl.run(config.model_dump(mode="json") | {"train": {"rounds": 1, "clients_per_round": "all"}})
+    said = "WARNING dataset: the labels are 1, 2, which makes 3 classes"
+    log = (tmp_path / "run" / "rayfl.log").read_text()
+    assert said in log.splitlines()[0]
+    assert log.count(said) == 1
+
+
+def test_clients_keep_their_labels_numbered_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    columns = {"y": [-1, 7] * 20, "client": ["a"] * 20 + ["b"] * 20}
+    path = table(tmp_path / "f.parquet", **columns)
+    with pytest.raises(
+        DataError, match=r"row 0 is -1; labels are integers from 0, or any with dataset.labels=renumbered"
+    ):
+        parts(of_file(path), partition="natural").dataset  # noqa: B018
+    dataset = parts(of_file(path, labels="renumbered"), partition="natural").dataset
+    assert dataset.spec.num_classes == 2
+    assert np.concatenate(list(dataset.labels(0).values())).tolist().count(0) == 10
+    assert remarks(of_file(path, labels="renumbered"), caplog, partition="natural") == []
+
+
+def test_parts_have_one_numbering(tmp_path: Path) -> None:
+    split = ["train"] * 20 + ["test"] * 20
+    path = table(tmp_path / "f.parquet", y=[3, 8] * 10 + [8, 9] * 10, split=split)
+    for part, expected in (("train", {0, 1}), ("test", {1, 2})):
+        opened = ParquetSource(path=path, labels="renumbered", part=part).open()
+        assert isinstance(opened, Samples)
+        assert set(opened.y.tolist()) == expected and opened.spec.num_classes == 3
+    with pytest.raises(DataError, match="num_classes is 2, but there are 3 labels"):
+        ParquetSource(path=path, labels="renumbered", num_classes=2).open()
+
+
+def test_labels_of_a_function(caplog: pytest.LogCaptureFixture) -> None:
+    (remark,) = remarks(of_function(X, np.array(ONE_TWO), 3), caplog)
+    assert "the labels are 1, 2, which makes 3 classes, but 0 has no sample" in remark
+    # A function says how many classes there are: some may well be without a sample.
+    assert remarks(of_function(X, np.array(GAP), 6), caplog) == []
+    with pytest.raises(DataError, match="y has labels from 1 to 2"):
+        parts(of_function(X, np.array(ONE_TWO), 2)).dataset  # noqa: B018
+    dataset = parts(of_function(X, np.array(ONE_TWO), 2, labels="renumbered")).dataset
+    assert set(np.concatenate([np.concatenate(list(dataset.labels(c).values())) for c in range(4)]).tolist()) == {0, 1}
+    with pytest.raises(DataError, match="num_classes is 1, but there are 2 different labels"):
+        parts(of_function(X, np.array(GAP), 1, labels="renumbered")).dataset  # noqa: B018
+
+
+@pytest.mark.parametrize("labels", ["as_found", "renumbered"])
+def test_a_single_class_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture, labels: str) -> None:
+    text = "all 40 samples have the label"
+    (remark,) = remarks(of_file(table(tmp_path / "f.parquet", y=[2] * N), labels=labels), caplog)
+    assert text in remark
+    (remark,) = remarks(of_function(X, np.full(N, 2), 10, labels=labels), caplog)
+    assert text in remark
+
+
+PIXELS = RANDOM.integers(0, 256, (N, 1, 8, 8))
+SCALED = PIXELS / 255
+IMAGES = [
+    (PIXELS, "whole numbers from 0 to 255, as pixels are"),
+    (PIXELS * 0.9 + 0.05, "the images have values from 0.05 to 229.55"),
+    (SCALED, None),
+    ((SCALED - 0.3) / 0.1, None),
+]
+
+
+@pytest.mark.parametrize(("images", "found"), IMAGES)
+def test_images_that_are_not_scaled_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, images: np.ndarray, found: str | None
+) -> None:
+    y = np.arange(N) % 4
+    path = table(tmp_path / "f.parquet", x=images.reshape(N, -1).tolist())
+    for source in (of_function(images.astype(float), y, 4), of_file(path, shape=[1, 8, 8])):
+        said = remarks(source, caplog)
+        assert len(said) == (found is not None)
+        assert all(str(found) in remark for remark in said)
+        assert remarks(source, caplog, transform={"normalize": "dataset"}) == []
+    assert remarks(of_function(images.astype(np.uint8), y, 4), caplog) == []
+
+
+def test_lists_of_integers_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = RANDOM.integers(0, 5000, (N, 20))
+    (remark,) = remarks(of_file(table(tmp_path / "f.parquet", x=tokens.tolist())), caplog)
+    assert "lists of integers from " in remark and "not as tokens; store them as float32" in remark
+    assert remarks(of_file(table(tmp_path / "g.parquet", x=tokens.astype(float).tolist())), caplog) == []
+    flat = PIXELS.reshape(N, -1)
+    (remark,) = remarks(of_file(table(tmp_path / "h.parquet", x=flat.tolist())), caplog)
+    assert "as pixels are" in remark
+    column = pa.array(flat.tolist(), pa.list_(pa.uint8()))
+    assert remarks(of_file(table(tmp_path / "i.parquet", x=column)), caplog) == []
+
+
+def columns_of(x: np.ndarray) -> dict[str, Any]:
+    return {"x": None} | {f"x{n}": column for n, column in enumerate(x.T)}
+
+
+@pytest.mark.parametrize("odd", [["a"] * N, [True] * N, [None] * N])
+def test_a_column_among_the_inputs_is_never_dropped(tmp_path: Path, odd: list[Any]) -> None:
+    columns = columns_of(RANDOM.normal(size=(N, 6)))
+    whole = table(tmp_path / "whole.parquet", **columns)
+    assert ParquetSource(path=whole).open().spec.shape == (6,)  # type: ignore[union-attr]
+    path = table(tmp_path / "f.parquet", **columns | {"x3": odd})
+    with pytest.raises(DataError, match=r"column 'x3' has the type \w+, but .* \(x0, x1, x2, x4, x5\)"):
+        ParquetSource(path=path).open()
+    meant = ParquetSource(path=path, x=("x5", "x0", "x1")).open()
+    assert isinstance(meant, Samples)
+    np.testing.assert_array_equal(meant.x, np.column_stack([columns[n] for n in ("x5", "x0", "x1")]).astype(np.float32))
+    with pytest.raises(DataError, match="column 'x3' has the type"):
+        ParquetSource(path=path, x=("x0", "x3")).open()
+    with pytest.raises(DataError, match="has no column 'x9'"):
+        ParquetSource(path=path, x=("x0", "x9")).open()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"label": [0] * N}, "columns y and label; say which is meant with dataset.y"),
+        ({"image": [0.0] * N}, "columns x and image; say which is meant with dataset.x"),
+        ({"x": [0.0] * N, "x1": [1.0] * N}, "a column 'x' of single numbers and also x1; name the inputs"),
+    ],
+)
+def test_columns_that_may_be_meant_are_not_chosen_among(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ParquetSource(path=table(tmp_path / "f.parquet", **columns)).open()
+
+
+def test_the_option_counts_where_it_changes_something(tmp_path: Path) -> None:
+    assert ADDED["dataset.labels"] == "as_found"
+    path = table(tmp_path / "f.parquet")
+    plain, same, other = (
+        parts(of_file(path, **o)).config for o in ({}, {"labels": "as_found"}, {"labels": "renumbered"})
+    )
+    assert plain.fingerprint() == same.fingerprint() != other.fingerprint()
+    before = ParquetSource(path=path)
+    assert before.prepared_path != ParquetSource(path=path, labels="renumbered").prepared_path
+    assert '"labels"' not in str(before.prepared_path)
+
+
+def test_data_stats_say_it_too(tmp_path: Path) -> None:
+    path = table(tmp_path / "f.parquet", y=GAP)
+    arguments = ["data", "stats", "quickstart", f"dataset={{name: parquet, path: {path}}}"]
+    done = CliRunner().invoke(app, [*arguments, "partition={name: iid, num_clients: 4}"])
+    assert done.exit_code == 0, done.output
+    assert "note: the labels are 0, 5, which makes 6 classes" in done.output
+
+
+class Own(FederatedDataset):
+    """Four clients of ten samples; one value of sample 5 that the third one trains on is wrong."""
+
+    def __init__(self, value: float, label: int = 1) -> None:
+        self.spec = InputSpec("image", (3,), 2)
+        self.names = ("ann", "bob", "eve", "zoe")
+        self._x = torch.from_numpy(X.astype(np.float32))
+        self._y = torch.arange(N) % 2
+        self._x[25, 1], self._y[25] = value, label
+
+    def sizes(self) -> np.ndarray:
+        return np.array([[6, 2, 2]] * 4)
+
+    def load(self, client: int) -> dict[str, Examples]:
+        x, y = self._x[10 * client :], self._y[10 * client :]
+        places = {"train": slice(0, 6), "validation": slice(6, 8), "test": slice(8, 10)}
+        return {split: Examples(x[at], y[at]) for split, at in places.items()}
+
+
+@pytest.mark.parametrize(
+    ("value", "label", "message"),
+    [
+        (np.nan, 1, r"x of sample 5 holds a value that is not finite"),
+        (np.inf, 1, r"x of sample 5 holds a value that is not finite"),
+        (0.0, 7, r"the label of sample 5 is 7, but the data set says that it has 2 classes"),
+    ],
+)
+@pytest.mark.parametrize(("on_error", "method"), [("fail", "fedavg"), ("skip", "fedavg"), ("skip", "centralized")])
+def test_values_in_the_data_are_no_divergence(
+    tmp_path: Path, value: float, label: int, message: str, on_error: str, method: str
+) -> None:
+    MADE["data"] = Own(value, label)
+    config = {
+        "name": "run",
+        "storage_path": str(tmp_path),
+        "dataset": f"{HERE}:made",
+        "model": "two_nn",
+        "algorithm": method,
+        "train": {"rounds": 1, "clients_per_round": "all"},
+        "clients": {"on_error": on_error},
+        "cluster": {"backend": "inline"},
+        "tracking": {"tensorboard": False},
+    }
+    with pytest.raises(ClientError) as raised:
+        rayfl.run(config)
+    text = str(raised.value)
+    assert f"client 2 (eve), train: {message}" in text
+    assert "diverged" not in text
+
+
+def test_values_in_public_samples_are_found() -> None:
+    samples = Samples_(Own(0.0), torch.device("cpu"), None)
+    assert samples.public().shape == (0, 3)
+    broken = Own(0.0)
+    broken.load_public = lambda: torch.tensor([[0.0, 1.0], [np.nan, 1.0]])  # type: ignore[method-assign]
+    with pytest.raises(DataError, match="the public samples: x of sample 1 holds"):
+        Samples_(broken, torch.device("cpu"), None).public()
+
+
+def test_values_of_a_function_and_of_files_are_found_before_the_start(tmp_path: Path) -> None:
+    x = X.copy()
+    x[17, 2] = np.nan
+    y, clients = np.arange(N) % 4, np.repeat(["ann", "bob"], 20)
+    with pytest.raises(DataError, match="x of sample 17 holds a value that is not finite"):
+        parts(of_function(x, y, 4)).dataset  # noqa: B018
+    with pytest.raises(DataError, match=r"x of sample 17 \(client 'ann'\) holds a value that is not finite"):
+        parts(of_function(x, y, 4, clients), partition="natural").dataset  # noqa: B018
+    large = X.copy()
+    large[3, 0] = 1e300  # finite, but not in float32
+    with pytest.raises(DataError, match="x of sample 3 holds"):
+        parts(of_function(large, y, 4)).dataset  # noqa: B018
+    path = table(tmp_path / "f.parquet", x=x.tolist(), client=clients.tolist())
+    with pytest.raises(DataError, match=r"column 'x', row 17 \(client 'ann'\) holds a value that is not finite"):
+        parts(of_file(path), partition="natural").dataset  # noqa: B018
+
+
+def test_a_data_set_of_ones_own_numbers_its_labels_itself() -> None:
+    MADE["data"] = Own(0.0)
+    with pytest.raises(DataError, match=r"dataset.labels is renumbered, but .* returned a FederatedDataset"):
+        parts({"name": "custom", "function": f"{HERE}:made", "labels": "renumbered"}, partition="natural").dataset  # noqa: B018

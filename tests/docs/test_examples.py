@@ -1,0 +1,55 @@
+"""The scripts in examples/ run as they stand, and show what they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+def ran(name: str, folder: Path) -> str:
+    """What a script prints that writes to this folder."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_they_are_short() -> None:
+    scripts = sorted(EXAMPLES.glob("*.py"))
+    assert [script.stem for script in scripts] == ["compare_three_methods", "own_data_and_model", "own_method"]
+    assert all(len(script.read_text().splitlines()) < 60 for script in scripts)
+
+
+@pytest.mark.slow
+def test_compare_three_methods(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="the example makes a DataFrame: pip install pandas (in the extra docs)")
+    lines = ran("compare_three_methods.py", tmp_path).splitlines()
+    accuracy = {line.split()[0]: line for line in lines if line.startswith(("fedavg", "ditto", "superfed"))}
+    assert set(accuracy) == {"fedavg", "ditto", "superfed"}
+    assert "lambda=best" in accuracy["superfed"] and "personalized" in accuracy["ditto"]
+    assert (tmp_path / "curves.png").stat().st_size > 10_000 and (tmp_path / "curves.csv").is_file()
+
+
+@pytest.mark.slow
+def test_own_data_and_model(tmp_path: Path) -> None:
+    rows = dict(line.split(":", 1) for line in ran("own_data_and_model.py", tmp_path).splitlines())
+    scores = {name.strip(): float(text.split()[0]) for name, text in rows.items()}
+    assert scores["personalized"] > scores["global"] > 0.5
+
+
+def test_own_method(tmp_path: Path) -> None:
+    scores = [float(line.split()[-1]) for line in ran("own_method.py", tmp_path).splitlines()]
+    assert len(scores) == 3 and len(set(scores)) == 3

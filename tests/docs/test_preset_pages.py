@@ -1,0 +1,28 @@
+"""The page on presets is the one that the script makes now."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from rayfl.config.loading import preset_names
+from rayfl.reproduction.reference import reference_tables
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_the_page_is_up_to_date() -> None:
+    script = [sys.executable, "scripts/docs/preset_pages.py", "--check"]
+    found = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, f"{found.stdout}{found.stderr}run python scripts/docs/preset_pages.py"
+
+
+def test_every_preset_and_every_printed_table_is_on_it() -> None:
+    text = (ROOT / "docs" / "presets.md").read_text(encoding="utf-8")
+    for name in preset_names():
+        assert f"| `{name}` |" in text
+    for table in reference_tables():
+        assert f": `{table.name}`\n" in text
+        for remark in table.remarks:
+            assert remark.reason in text

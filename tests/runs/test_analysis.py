@@ -1,0 +1,76 @@
+"""Figures computed from tables, on made tables and on a real run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rayfl
+from rayfl.runs.curves import accuracy_curve, download_effect, improvement_in_time, time_to_accuracy, window_accuracy
+from rayfl.storage.files import Storage
+from rayfl.tracking.timings import read_timings
+from tests.support.experiments import small_experiment
+
+
+def experiment(folder: Path, method: str) -> dict[str, Any]:
+    config = small_experiment(folder, method, method, backend="inline")
+    return config | {"evaluation": {"every": 1, "cohort_received": True}}
+
+
+def test_time_to_accuracy_is_the_first_evaluated_round_that_is_good_enough() -> None:
+    curve = {10: 0.5, 20: 0.7, 30: 0.65, 40: 0.8}
+    assert [time_to_accuracy(curve, target) for target in (0.4, 0.7, 0.71, 0.8, 0.81)] == [10, 20, 40, 40, None]
+
+
+def test_improvement_counts_from_the_first_round_in_which_the_baseline_is_as_good_as_at_its_end() -> None:
+    baseline = {10: 0.5, 20: 0.72, 30: 0.6, 40: 0.7}
+    assert improvement_in_time({10: 0.7}, baseline) == 2.0
+    assert improvement_in_time({10: 0.1, 40: 0.7}, baseline) == 0.5
+    assert improvement_in_time({10: 0.1, 40: 0.69}, baseline) is None
+    assert improvement_in_time(baseline, baseline) == 1.0
+
+
+def test_windows() -> None:
+    assert window_accuracy({1: 0.2, 2: 0.4, 3: 0.9}, 1, 2) == pytest.approx(0.3)
+    assert math.isnan(window_accuracy({1: 0.2}, 2, 3))
+
+
+def test_downloads_cost_what_the_tables_say_and_nothing_where_the_inherited_model_is_kept(tmp_path: Path) -> None:
+    average = rayfl.run(experiment(tmp_path, "fedavg"))
+    effect = download_effect(average.clients)
+    assert set(effect) == {1, 2, 3, 4}
+    assert all(len(clients) == 3 for clients in effect.values())
+    row = {(r["round"], r["client"], r["phase"], r["model"]): r["top1"]
+           for r in average.clients.to_pylist() if r["split"] == "test" and r["cohort"] == "selected"}  # fmt: skip
+    for round, clients in effect.items():
+        for client, value in clients.items():
+            assert value == row[round, client, "received", "global"] - row[round, client, "trained", "local"]
+    assert np.mean([value for clients in effect.values() for value in clients.values()]) < -0.2
+    inherited = rayfl.run(experiment(tmp_path, "fedphp"))
+    kept = download_effect(inherited.clients, received="hpm", trained="hpm")
+    assert {value for clients in kept.values() for value in clients.values()} == {0.0}
+
+
+def test_rows_of_the_cohort_have_bytes_and_the_variance_of_updates(tmp_path: Path) -> None:
+    result = rayfl.run(experiment(tmp_path, "fedavg"))
+    selected = [row for row in result.clients.to_pylist() if row["cohort"] == "selected"]
+    sizes = {(row["bytes_down"], row["bytes_up"]) for row in selected}
+    assert len(sizes) == 1 and min(sizes.pop()) > 1000
+    assert {row["bytes_down"] for row in result.clients.to_pylist() if row["cohort"] == "all"} == {None}
+    trained = [row for row in result.rounds.to_pylist() if row["cohort"] == "selected"]
+    assert all(row["update_variance"] > 0 for row in trained)
+    assert all(1 / 5 <= row["top1_jain"] <= 1 for row in result.rounds.to_pylist())
+    assert len(accuracy_curve(result.rounds, "global")) == 4
+
+
+def test_timings_are_kept_by_round_and_phase(tmp_path: Path) -> None:
+    result = rayfl.run(experiment(tmp_path, "fedavg"))
+    lines = read_timings(Storage(result.path))
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+    assert all({"clients", "server", "evaluation", "commit"} <= set(line) for line in lines)
+    assert all(value >= 0 for line in lines for value in line.values())
+    assert read_timings(Storage(str(tmp_path / "nothing"))) == []

@@ -1,0 +1,308 @@
+"""``rayfl clients``, ``export``, ``replay`` and ``diff`` on small runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import rayfl
+from algorithms.registry import Experiment
+from cluster.replay import replay
+from rayfl.cli.entry import app
+from rayfl.config.differences import differences
+from rayfl.config.loading import load_config
+from rayfl.errors import ConfigError, DamageError, RayflError, RunError
+from rayfl.runs.committed import CommittedModels
+from rayfl.runs.folder import RunFolder, open_run
+from rayfl.runs.listing import COLUMNS, chosen_rows, client_rows
+from rayfl.storage.commits import CommitStore
+from rayfl.storage.files import Storage
+from tests.support.experiments import small_experiment
+
+METHODS = ("superfed-mm", "fedavg", "fedphp", "fedme", "floco", "scaffold", "fedpac")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run of each method, of which all commits are kept."""
+    folder = tmp_path_factory.mktemp("runs")
+    for method in METHODS:
+        options = {"storage.keep_commits": 9, "evaluation.every": 1, "train.rounds": 3}
+        rayfl.run(small_experiment(folder, method, method, backend="inline"), **options)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def superfed(folder: Path) -> RunFolder:
+    return opened(folder / "superfed-mm")
+
+
+def opened(path: Path) -> RunFolder:
+    return open_run(str(path), Experiment)
+
+
+def command(*arguments: str, status: int = 0) -> str:
+    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+class Net(nn.Module):
+    """The run's architecture, written without rayfl."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.ModuleList([nn.Linear(64, 12)])
+        self.head = nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.hidden[0](x.flatten(1))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "row"),
+    [
+        ("superfed-mm", "global", "global"),
+        ("superfed-mm", "personalized", None),
+        ("fedphp", "personalized", "hpm"),
+        ("floco", "personalized", "personalized"),
+    ],
+)
+def test_an_exported_model_needs_no_rayfl(
+    folder: Path, tmp_path: Path, method: str, model: str, row: str | None
+) -> None:
+    run, out = folder / method, tmp_path / "model.safetensors"
+    said = command("export", str(run), "--client", "3", "--model", model, "--out", str(out))
+    with safetensors.safe_open(out, "pt") as file:
+        told = json.loads(file.metadata()["rayfl"])
+    network = Net()
+    network.load_state_dict(safetensors.torch.load_file(out))
+    examples = opened(run).parts.dataset.load(3)["test"]
+    with torch.no_grad():
+        accuracy = float((network(examples.x).argmax(1) == examples.y).double().mean())
+    rows = pq.read_table(run / "clients.parquet").to_pylist()
+    name = told["row"]
+    recorded = [
+        r["top1"]
+        for r in rows
+        if (r["client"], r["model"], r["round"], r["split"], r["phase"], r["cohort"])
+        == (3, name, 3, "test", "received", "all")
+    ]
+    assert [accuracy] == recorded
+    assert told["metrics"]["test"]["top1"] == accuracy
+    assert row in (None, name) and name in said
+    assert (told["model"]["name"], told["model"]["hidden"], told["client"], told["round"]) == ("two_nn", [12], 3, 3)
+    assert told["inputs"]["classes"] == 10 and "Linear" in told["modules"]
+
+
+def test_export_knows_a_clients_architecture(folder: Path, tmp_path: Path) -> None:
+    run, out = opened(folder / "fedme"), tmp_path / "m.safetensors"
+    command("export", run.storage.uri, "--client", "0", "--out", str(out))
+    number = CommittedModels(run).server["architectures"]["0"]
+    with safetensors.safe_open(out, "pt") as file:
+        told = json.loads(file.metadata()["rayfl"])
+        shape = tuple(file.get_tensor("hidden.0.weight").shape)
+    assert told["model"]["hidden"] == [[12], [8, 8]][number]
+    assert shape == ([12, 8][number], 64)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--client", "5", "--out", "m.safetensors"], "numbered 0 to 4"),
+        (["--client", "0", "--out", "m.pt"], "must end in .safetensors"),
+        (["--client", "0", "--out", "m.safetensors", "--model", "hpm"], "there are global, lambda=0.0"),
+        (["--client", "0", "--out", "m.safetensors", "--round", "7"], "kept are those of rounds: 1, 2, 3"),
+    ],
+)
+def test_what_cannot_be_exported(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RayflError, match=message):
+        CliRunner().invoke(app, ["export", str(folder / "superfed-mm"), *options], catch_exceptions=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_is_several_is_not_exported(folder: Path, tmp_path: Path) -> None:
+    mixed = {"name": "apfl", "mix": "logits"}
+    rayfl.run(small_experiment(tmp_path, "mixed", "apfl", backend="inline"), algorithm=mixed, train__rounds=1)
+    with pytest.raises(ConfigError, match="2 models together"):
+        command("export", str(tmp_path / "mixed"), "--client", "0", "--out", str(tmp_path / "m.safetensors"))
+
+
+@pytest.mark.parametrize("round", [1, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_replay_has_the_same_bits(folder: Path, method: str, round: int) -> None:
+    run = opened(folder / method)
+    client = run.parts.cohort(round - 1)[1]
+    found = replay(run, round, client)
+    assert found.differences == {}
+    assert found.compared["rows"] > 0
+    assert ("state" in found.compared) == (client in run.manifest(round).states)
+    # In these rounds the client does more than one thing, and others' results come in between.
+    assert found.whole == ((method, round) in {("fedme", 1), ("fedme", 3), ("fedpac", 1), ("fedpac", 3), ("floco", 3)})
+
+
+@pytest.mark.parametrize("method", ["superfed-mm", "scaffold", "floco"])
+def test_a_whole_round_gives_the_servers_bits(folder: Path, method: str) -> None:
+    run = opened(folder / method)
+    found = replay(run, 3, run.parts.cohort(2)[0], whole=True)
+    assert found.whole and found.compared["server"] > 0
+    assert found.differences == {}
+
+
+def test_a_replay_changes_nothing(superfed: RunFolder) -> None:
+    path = superfed.storage.local_path
+    assert path is not None
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    text = command("replay", str(path), "--round", "2", "--client", str(superfed.parts.cohort(1)[0]))
+    assert "equal to the bit" in text
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+def test_a_replay_finds_other_bits_in_a_run_that_was_moved(superfed: RunFolder, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(superfed.storage.uri, tmp_path / "moved"))
+    run = opened(path)
+    client = run.parts.cohort(2)[0]
+    store, manifest = CommitStore(Storage(str(path))), run.manifest(3)
+    state = store.read_states(manifest.states[client])[client]
+    state["local"]["head.bias"] = state["local"]["head.bias"] + 0.5
+    changed = store.write_states(3, 0, {client: state})
+    store.write_manifest(manifest.model_copy(update={"states": {**manifest.states, client: changed}}))
+    found = replay(opened(path), 3, client)
+    assert found.differences == {"state/local/head.bias": pytest.approx(0.5, abs=1e-6)}
+    text = command("replay", str(path), "--round", "3", "--client", str(client), status=1)
+    assert "differs: state/local/head.bias" in text
+
+
+def test_what_cannot_be_replayed(folder: Path, tmp_path: Path, superfed: RunFolder) -> None:
+    absent = next(client for client in range(5) if client not in superfed.parts.cohort(1))
+    with pytest.raises(ConfigError, match=f"client {absent} took no part in round 2"):
+        replay(superfed, 2, absent)
+    with pytest.raises(ConfigError, match="has rounds 1 to 3, not 4"):
+        replay(superfed, 4, 0)
+    path = Path(shutil.copytree(folder / "fedavg", tmp_path / "run"))
+    (path / "commits" / "manifest-000001.json").unlink()
+    run = opened(path)
+    with pytest.raises(RunError, match="no commit of round 1; kept are those of rounds: 2, 3"):
+        replay(run, 2, run.parts.cohort(1)[0])
+
+
+def test_without_rows_and_state_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    options = {"evaluation.cohort_every": 0, "train.rounds": 1}
+    rayfl.run(small_experiment(tmp_path, "r", "fedavg", backend="inline"), **options)
+    run = opened(tmp_path / "r")
+    client = run.parts.cohort(0)[0]
+    with pytest.raises(RunError, match="--whole-round"):
+        replay(run, 1, client)
+    found = replay(run, 1, client, whole=True)
+    assert list(found.compared) == ["server"] and not found.differences
+
+
+def test_clients(superfed: RunFolder) -> None:
+    rows, name, round = client_rows(superfed, "lambda=0.5", "test", None)
+    assert (name, round, [row["client"] for row in rows]) == ("lambda=0.5", 3, [0, 1, 2, 3, 4])
+    cohorts = [superfed.parts.cohort(t) for t in range(3)]
+    for row in rows:
+        took = [t + 1 for t, cohort in enumerate(cohorts) if row["client"] in cohort]
+        assert (row["selected"], row["last"], row["skipped"]) == (len(took), max(took, default=0), 0)
+        assert (row["down"] > 0) == bool(took)
+    total = superfed.rounds.to_pylist()[-1]
+    assert sum(row["up"] for row in rows) == total["bytes_up"]
+
+
+def test_clients_are_filtered_sorted_and_written_as_csv(superfed: RunFolder) -> None:
+    rows, *_ = client_rows(superfed, "personalized", "test", None)
+    middle = sorted(row["loss"] for row in rows)[2]
+    text = command(
+        "clients", superfed.storage.uri, "--csv", "--sort", "loss", "--descending", "--filter", f"loss>={middle!r}",
+        "--filter", "client!=0",
+    )  # fmt: skip
+    found = list(csv.DictReader(io.StringIO(text)))
+    expected = [row for row in rows if row["loss"] >= middle and row["client"] != 0]
+    assert [int(row["client"]) for row in found] == [r["client"] for r in sorted(expected, key=lambda r: -r["loss"])]
+    assert tuple(found[0]) == COLUMNS
+    assert "3 of 5 clients" in command("clients", superfed.storage.uri, "--limit", "3")
+    assert chosen_rows(rows, ["name=4"], None, False, None) == [rows[4]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sort": "accuracy"}, "there is no column 'accuracy'"),
+        ({"conditions": ["top1"]}, "must look like top1<0.5"),
+        ({"conditions": ["top1<high"]}, "a number on its right side"),
+        ({"conditions": ["size<3"]}, "there is no column 'size'"),
+    ],
+)
+def test_conditions_that_cannot_be_read(superfed: RunFolder, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        chosen_rows([], **({"conditions": [], "sort": None, "descending": False, "limit": None} | options))
+
+
+def test_clients_that_were_not_evaluated(superfed: RunFolder) -> None:
+    for arguments, message in (
+        (("hpm", "test", None), "there are: global, lambda=0.0"),
+        (("global", "train", None), "on the split train"),
+        (("global", "test", 9), "after rounds 1, 2, 3, not after 9"),
+    ):
+        with pytest.raises(RunError, match=message):
+            client_rows(superfed, *arguments)
+
+
+def test_diff(folder: Path, superfed: RunFolder) -> None:
+    first, second = superfed.config, opened(folder / "fedavg").config
+    found = {path: values for path, *values in differences(first, second)}
+    assert found["algorithm.name"] == ["superfed", "fedavg"]
+    assert found["algorithm.mode"] == ["mm", "-"]
+    assert found["algorithm.finetune_epochs"] == ["-", 1]
+    assert "train.lr" not in found
+    text = command("diff", superfed.storage.uri, str(folder / "superfed-mm" / "config.yaml"))
+    assert "0 differences; the same results are to be expected" in text
+    text = command("diff", "quickstart", superfed.storage.uri, status=1)
+    assert "train.rounds" in text and "other results" in text
+    with pytest.raises(ConfigError, match="diff takes no overrides"):
+        command("diff", "quickstart", "train.rounds=3")
+
+
+def test_diff_of_a_configuration_with_itself_is_empty() -> None:
+    config = load_config(Experiment, "quickstart", [])
+    assert differences(config, config) == []
+    other = load_config(Experiment, "quickstart", ["seed=1", "cluster.backend=inline"])
+    assert [path for path, *_ in differences(config, other)] == ["seed", "cluster.backend"]
+
+
+def test_folders_that_are_no_runs(tmp_path: Path, superfed: RunFolder) -> None:
+    with pytest.raises(RunError, match=r"has no config\.yaml"):
+        opened(tmp_path)
+    (tmp_path / "config.yaml").write_text("[]")
+    with pytest.raises(RunError, match="it has no sections"):
+        opened(tmp_path)
+    path = Path(shutil.copytree(superfed.storage.uri, tmp_path / "run"))
+    (path / "clients.parquet").write_bytes(b"nothing")
+    with pytest.raises(DamageError, match=r"clients\.parquet .* is damaged"):
+        command("clients", str(path))
+    (path / "clients.parquet").unlink()
+    with pytest.raises(RunError, match="has not been committed yet"):
+        command("clients", str(path))
+
+
+def test_a_run_on_other_data_is_refused(superfed: RunFolder, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(superfed.storage.uri, tmp_path / "run"))
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text.replace("num_clients: 5", "num_clients: 6"))
+    with pytest.raises(RunError, match="was made on other data"):
+        CommittedModels(opened(path))

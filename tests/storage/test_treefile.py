@@ -1,0 +1,144 @@
+"""Trees as files: what is read is what was written."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rayfl.engine.flat import Layout
+from rayfl.errors import RunError
+from rayfl.params import leaves
+from rayfl.storage.treefile import dumps, loads
+from tests.support.toys import assert_equal
+
+KEYS = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), max_size=4)
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int8, torch.bool]
+
+
+@st.composite
+def tensors_of_any_type(draw: Any) -> Tensor:
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    return (10 * torch.randn(shape, generator=generator)).to(draw(st.sampled_from(DTYPES)))
+
+
+LEAVES = st.one_of(tensors_of_any_type(), st.integers(), st.floats(allow_nan=False), st.booleans())
+TREES = st.dictionaries(
+    KEYS, st.recursive(LEAVES, lambda inner: st.dictionaries(KEYS, inner, max_size=4), max_leaves=8), max_size=4
+)
+
+
+def assert_identical(left: Any, right: Any) -> None:
+    """Equal values, types, order of keys and empty branches."""
+    assert type(left) is type(right)
+    if isinstance(left, dict):
+        assert list(left) == list(right)
+        for key in left:
+            assert_identical(left[key], right[key])
+    elif isinstance(left, Tensor):
+        assert left.dtype == right.dtype
+        assert left.shape == right.shape
+        assert torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))
+    else:
+        assert left == right
+
+
+@settings(max_examples=150, deadline=None)
+@given(TREES)
+def test_round_trip(tree: dict[str, Any]) -> None:
+    assert_identical(loads(dumps(tree), "tree"), tree)
+
+
+@given(TREES)
+def test_equal_trees_give_equal_files(tree: dict[str, Any]) -> None:
+    assert dumps(tree) == dumps(loads(dumps(tree), "tree"))
+
+
+def test_special_numbers() -> None:
+    tree = {"nan": math.nan, "infinity": -math.inf, "tiny": 5e-324, "third": 1 / 3, "large": 2**80, "zero": -0.0}
+    back = loads(dumps(tree), "tree")
+    assert math.isnan(back.pop("nan"))
+    tree.pop("nan")
+    assert_identical(back, tree)
+    assert math.copysign(1, back["zero"]) == -1
+
+
+def test_special_tensors() -> None:
+    tree = {
+        "w": torch.tensor([math.nan, math.inf, -0.0, 1e-45]),
+        "scalar": torch.tensor(2.5),
+        "none": torch.zeros(0, 3),
+    }
+    assert_identical(loads(dumps(tree), "tree"), tree)
+
+
+def test_leaves_that_share_memory() -> None:
+    whole = torch.arange(12.0)
+    shared = {
+        "whole": whole,
+        "again": {"whole": whole},
+        "overlapping": whole[3:8],
+        "inside": whole[4:6],
+        "transposed": whole.view(3, 4).t(),
+        "apart": whole[8:],
+    }
+    back = loads(dumps(shared), "tree")
+    assert_equal(back, shared)
+    assert len({leaf.data_ptr() for _, leaf in leaves(back)}) == len(shared)
+
+
+def test_views_of_one_buffer() -> None:
+    tree = {"a": torch.randn(3), "b": torch.randn(20), "c": torch.zeros(0)}
+    layout = Layout.of(tree)
+    assert_equal(loads(dumps(layout.views(layout.pack(tree, torch.device("cpu")))), "tree"), tree)
+
+
+def test_what_is_read_lies_like_fresh_tensors_and_may_be_changed() -> None:
+    """An unaligned operand may change the last bit of a product, and a resumed run must not differ in it."""
+    tree = {"a": torch.randn(3), "b": torch.randn(7), "c": torch.randn(5).double(), "d": torch.randn(64)}
+    data = dumps(tree)
+    back = loads(data, "tree")
+    for _, leaf in leaves(back):
+        assert leaf.data_ptr() % 64 == 0
+        leaf.add_(1.0)
+    assert_equal(loads(data, "tree"), tree)
+
+
+def test_the_graph_is_left_behind() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    assert not loads(dumps({"w": weight * 2}), "tree")["w"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"a": {3: torch.ones(1)}}, "got 3 below 'a/'"),
+        ({"a/b": 1.0}, "got 'a/b' below '/'"),
+        ({"a": {"b": "text"}}, "'a/b' is a str"),
+        ({"a": None}, "'a' is a NoneType"),
+        ({"a": [1, 2]}, "'a' is a list"),
+    ],
+    ids=["number_as_key", "slash_in_key", "text", "none", "list"],
+)
+def test_what_could_not_be_read_back_is_refused(tree: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        dumps(tree)
+
+
+GOOD = dumps({"w": torch.ones(3), "n": 1})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\0" * 8, GOOD[:7], GOOD[:40], GOOD[:-1], b"x" * 200, GOOD.replace(b"order", b"other")],
+    ids=["empty", "zeros", "no_header", "half_a_header", "cut", "text", "foreign"],
+)
+def test_a_damaged_file_is_named(data: bytes) -> None:
+    with pytest.raises(RunError, match=r"commits/server-000003\.safetensors is damaged"):
+        loads(data, "commits/server-000003.safetensors")

@@ -1,0 +1,153 @@
+"""What the pages' commands find: tiny files and runs under the names that the pages use."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors import safe_open
+from torch import nn
+
+from algorithms.registry import Experiment
+from cluster.run import run_config
+from rayfl.config.loading import load_config
+from rayfl.data.federated import InputSpec
+from rayfl.models.perceptron import TwoNN
+from tests.data.sources.leaf.test_leaf import document, entry, write_source
+from tests.data.sources.leaf.test_leaf_images import album, celebrity, photograph, vectors
+from tests.data.sources.leaf.test_leaf_nist import nist
+from tests.data.sources.leaf.test_leaf_plays import written
+from tests.data.sources.leaf.test_leaf_words import NEXT, comments, tweets
+
+TINY = {
+    "train.rounds": 2,
+    "train.local_epochs": 1,
+    "cluster.backend": "inline",
+    "tracking.tensorboard": False,
+}
+"""What every run of a page is changed to."""
+
+_METHOD = """
+from algorithms.fedavg import FedAvg
+
+
+class MyMethod(FedAvg):
+    name: str = "mine"
+"""
+_PARTS = {"train": 2000, "t10k": 100}
+
+
+def furnish(home: Path, folder: Path, text: str) -> None:
+    """Makes what a page's text mentions.
+
+    Args:
+        home: the home folder.
+        folder: the current folder, which is also the data root.
+        text: of the page.
+    """
+    for pattern, make in _MAKERS.items():
+        if re.search(pattern, text):
+            make(home, folder)
+
+
+def _run(folder: Path, name: str, **settings: object) -> None:
+    chosen = {**TINY, "storage_path": str(folder), "name": name, "algorithm": "fedavg", **settings}
+    run_config(load_config(Experiment, "quickstart", chosen))
+
+
+def _named_runs(home: Path, folder: Path) -> None:
+    results = home / "ray_results"
+    _inspected(results / "my-run")
+    for number, name in enumerate(("fedavg-digits-1", "superfed-digits-1", "run-a", "run-b")):
+        # No two are the same experiment.
+        _run(results, name, algorithm=name.split("-")[0] if "digits" in name else "fedavg", seed=number)
+
+
+def _inspected_runs(home: Path, folder: Path) -> None:
+    _inspected(folder / "RUN")
+    _run(folder, "RUN_A")
+    _run(folder, "RUN_B", seed=1)
+    (folder / "my.yaml").write_text((folder / "RUN_A" / "config.yaml").read_text())
+
+
+def _inspected(run: Path) -> None:
+    """A run of 30 rounds in which everybody takes part, so that any round and client can be looked at."""
+    long = {"train.rounds": 30, "train.clients_per_round": "all", "train.batch_size": None, "algorithm": "superfed"}
+    _run(run.parent, run.name, **long, **{"model.hidden": [8]})
+
+
+def _mnist(home: Path, folder: Path) -> None:
+    """Noise in MNIST's format, under all the names that the pages have for its folder."""
+    generator = np.random.default_rng(0)
+    for root in (folder, folder / "ROOT", home / "data"):
+        raw = root / "MNIST" / "raw"
+        raw.mkdir(parents=True)
+        for part, count in _PARTS.items():
+            images = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+            head = np.array([0x803, count, 28, 28], dtype=">i4").tobytes()
+            (raw / f"{part}-images-idx3-ubyte").write_bytes(head + images.tobytes())
+            labels = (np.arange(count) % 10).astype(np.uint8)
+            head = np.array([0x801, count], dtype=">i4").tobytes()
+            (raw / f"{part}-labels-idx1-ubyte").write_bytes(head + labels.tobytes())
+
+
+def _leaf(home: Path, folder: Path) -> None:
+    place = folder / "leaf" / "data"
+    writers = {name: entry(*range(20), first=first) for first, name in enumerate(("ann", "bob", "eve", "zoe", "tom"))}
+    write_source(place / "femnist" / "data", document(**writers), document(**writers))
+    window = {"x": ["to be or not to be, that is the question: whether 'tis nobler in the mind to suf"], "y": ["f"]}
+    write_source(place / "shakespeare" / "data", document(PLAY_HE=window))
+    write_source(place / "sent140" / "data", document(ann=tweets("a b a", "b")))
+    write_source(place / "celeba" / "data", document(ann=celebrity("a", "b")))
+    (place / "celeba" / "data" / "raw").mkdir()
+    album(place / "celeba" / "data" / "raw" / "img_align_celeba", a=photograph(1), b=photograph(2))
+    write_source(place / "synthetic" / "data", document(ann=vectors([1.0] * 60, [2.0] * 60)))
+    write_source(place / "reddit" / "data", document(ann=comments((NEXT, NEXT))))
+    (folder / "LEAF").symlink_to(folder / "leaf")
+
+
+def _sources(home: Path, folder: Path) -> None:
+    writers = {f"f{number:04d}_{number:02d}": "3A3zA3z3A3z3" for number in range(6)}
+    nist(folder / "nist", writers)
+    (folder / "FOLDER").symlink_to(folder / "nist")
+    (folder / "100.txt").write_text(written(dict.fromkeys(("HE", "SHE"), "to be or not " * 40)))
+
+
+def _modules(home: Path, folder: Path) -> None:
+    (folder / "my_module.py").write_text(_METHOD)
+
+
+def _parquet(home: Path, folder: Path) -> None:
+    table = pa.table({"x": [[0.0, 1.0]] * 40, "y": [0, 1] * 20, "client": ["a", "b"] * 20})
+    pq.write_table(table, folder / "mine.parquet")
+
+
+def _devices(home: Path, folder: Path) -> None:
+    with (folder / "client_device_capacity").open("wb") as file:
+        pickle.dump({1: {"computation": 30.0, "communication": 5000.0}}, file)
+
+
+_MAKERS: dict[str, Callable[[Path, Path], None]] = {
+    r"ray_results/(my-run|fedavg-\*|run-a)": _named_runs,
+    r"\bRUN(_A)?\b": _inspected_runs,
+    r"mnist": _mnist,
+    r"leaf/data|LEAF/data": _leaf,
+    r"import-\w+-raw": _sources,
+    r"my_module": _modules,
+    r"mine\.parquet": _parquet,
+    r"client_device_capacity": _devices,
+}
+"""By what a page mentions, what it needs."""
+
+
+def model_of(exported: Path) -> nn.Module:
+    """A module that an exported model of these runs fits."""
+    with safe_open(exported, "pt") as file:
+        about = json.loads(file.metadata()["rayfl"])
+    return TwoNN(**about["model"]).build(InputSpec(kind="image", shape=(1, 8, 8), num_classes=10))

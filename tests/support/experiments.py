@@ -1,0 +1,141 @@
+"""A small experiment on real data, and what a run of it left on storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayfl.params import Tree
+from rayfl.storage.commits import CommitStore
+from rayfl.storage.files import Storage
+from tests.support.toys import assert_equal
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"name": "fedavg", "finetune_epochs": 1},
+    "fedprox": {"name": "fedprox"},
+    "fedbn": {"name": "fedbn"},
+    "fedavgm": {"name": "fedavgm"},
+    "fedadagrad": {"name": "fedadagrad"},
+    "fedyogi": {"name": "fedyogi", "bias_correction": True},
+    "fedadam": {"name": "fedadam"},
+    "fednova": {"name": "fednova"},
+    "fedntd": {"name": "fedntd"},
+    "fedgh": {"name": "fedgh"},
+    "feddistill": {"name": "feddistill"},
+    "fedkd": {"name": "fedkd"},
+    "knn-per": {"name": "knn_per", "neighbours": 3},
+    "fedcac": {"name": "fedcac", "collaboration_rounds": 3},
+    "cfl": {"name": "cfl", "mean_norm": 1e9, "max_norm": 0, "split_from": 1},
+    "local": {"name": "local"},
+    "centralized": {"name": "centralized", "finetune_epochs": 2, "finetune_select": "best_val"},
+    "scaffold": {"name": "scaffold"},
+    "superfed-mm": {"name": "superfed", "mode": "mm", "start": 0.25},
+    "superfed-lm": {"name": "superfed", "mode": "lm", "start": 0.25},
+    "floco": {"name": "floco", "simplex_dimension": 3, "assignment_round": 2},
+    "floco-plus": {"name": "floco_plus", "simplex_dimension": 3, "assignment_round": 2},
+    "fedper": {"name": "fedper"},
+    "lg-fedavg": {"name": "lg_fedavg", "aggregation": "uniform"},
+    "fedrep": {"name": "fedrep", "head_epochs": 2},
+    "fedbabu": {"name": "fedbabu", "finetune_epochs": 2},
+    "fedpac": {"name": "fedpac"},
+    "pfedsim": {"name": "pfedsim", "warmup": 0.25},
+    "hypcluster": {"name": "hypcluster", "clusters": 3},
+    "ditto": {"name": "ditto", "unseen": "global"},
+    "feddyn": {"name": "feddyn", "alpha": 0.1},
+    "fedme": {"name": "fedme", "cluster_rounds": [1], "initial_epochs": 1, "finetune_epochs": 1},
+    "fedphp": {"name": "fedphp", "transfer": "mmd", "transfer_weight": 0.1},
+    "fml": {"name": "fml", "persist_private_optimizer": True},
+    "fedmmd": {"name": "fedmmd", "finetune_epochs": 1},
+    "fedfusion": {"name": "fedfusion", "operator": "conv"},
+    "flda": {"name": "flda"},
+    "apfl": {"name": "apfl", "alpha": 0.5, "adaptive": True},
+    "pfedme": {"name": "pfedme", "proximal_weight": 1.0, "inner_steps": 3},
+    "mapper": {"name": "mapper"},
+    "l2gd": {"name": "l2gd", "penalty_weight": 5.0},
+}
+
+
+TRAIN: dict[str, dict[str, Any]] = {
+    "scaffold": {"momentum": 0.0},
+    "pfedme": {"momentum": 0.0},
+    "l2gd": {"momentum": 0.0, "clients_per_round": "all"},
+    "fedme": {"clients_per_round": "all"},
+    "cfl": {"clients_per_round": "all"},
+}
+"""What a method needs of the training section."""
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "fedme": {
+        "model": {"candidates": [{"name": "two_nn", "hidden": [12]}, {"name": "two_nn", "hidden": [8, 8]}]},
+        "holdout": {"public": 50},
+    },
+    "fedbn": {"model": {"name": "tests.support.own_norm:normalized", "head": "4"}},
+}
+"""What a method needs of other sections, in place of those of the others."""
+
+
+def small_experiment(storage: Path, name: str, method: str, **cluster: Any) -> dict[str, Any]:
+    """Five clients of scikit-learn's digits, four rounds of three, all stateful parts in use."""
+    return {
+        "name": name,
+        "storage_path": str(storage),
+        "dataset": {"name": "digits"},
+        "partition": {"name": "classes", "num_clients": 5, "classes_per_client": 2},
+        "model": {"name": "two_nn", "hidden": [12]},
+        "algorithm": METHODS[method],
+        "train": {
+            "rounds": 4,
+            "clients_per_round": 3,
+            "local_epochs": 1,
+            "batch_size": 32,
+            "lr": 0.1,
+            "momentum": 0.5,
+            **TRAIN.get(method, {}),
+        },
+        "evaluation": {"every": 2},
+        "tracking": {"tensorboard": False},
+        "cluster": cluster,
+        **SECTIONS.get(method, {}),
+    }
+
+
+@dataclass
+class Outcome:
+    """Everything that must be equal to the bit between two runs of one configuration."""
+
+    server: Tree
+    states: dict[str, Tree]
+    rounds: pa.Table
+    clients: pa.Table
+    skipped: pa.Table
+    calibration: pa.Table
+
+
+def outcome(folder: Path) -> Outcome:
+    """Reads a finished run from its folder."""
+    store = CommitStore(Storage(str(folder)))
+    manifest = store.latest()
+    assert manifest is not None
+    states = {str(client): store.read_states(file)[client] for client, file in manifest.states.items()}
+    return Outcome(
+        store.read_server(manifest),
+        states,
+        pq.read_table(folder / "rounds.parquet"),
+        pq.read_table(folder / "clients.parquet"),
+        pq.read_table(folder / "skipped.parquet"),
+        pq.read_table(folder / "calibration.parquet"),
+    )
+
+
+def assert_same(left: Outcome, right: Outcome) -> None:
+    """Server model, all client states and all tables are equal to the bit."""
+    assert_equal(left.server, right.server)
+    assert_equal(left.states, right.states)
+    assert left.rounds.equals(right.rounds)
+    assert left.clients.equals(right.clients)
+    assert left.skipped.equals(right.skipped)
+    assert left.calibration.equals(right.calibration)

@@ -1,0 +1,64 @@
+"""Users' own data, named in configurations as tests.support.own_data:<function>."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayfl.data.federated import FederatedDataset, InputSpec
+from rayfl.data.partitions.base import IIDPartition
+from rayfl.data.partitions.holdout import HoldoutConfig
+from rayfl.data.sources.pooled import PooledDataset
+from rayfl.randomness import RandomStreams
+
+
+def from_streams(streams: RandomStreams) -> tuple[Any, ...]:
+    generator = streams.generator("own")
+    return generator.normal(size=(40, 6)), generator.integers(0, 3, 40), 3
+
+
+def from_seed(seed: int) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    return torch.full((40, 1, 2, 2), seed, dtype=torch.uint8), torch.arange(40) % 4, 4
+
+
+def with_clients(streams: RandomStreams) -> tuple[Any, ...]:
+    x, y, num_classes = from_streams(streams)
+    return x, y, num_classes, ["zoe" if row % 4 else "ann" for row in range(40)]
+
+
+def whole(streams: RandomStreams) -> FederatedDataset:
+    x, y, num_classes = from_streams(streams)
+    parts = IIDPartition(num_clients=5).assign(y, streams)
+    spec = InputSpec("image", (6,), num_classes)
+    return PooledDataset(x.astype(np.float32), y, spec, parts, HoldoutConfig(), streams)
+
+
+def failing(streams: RandomStreams) -> None:
+    raise KeyError("no such thing")
+
+
+def nothing(streams: RandomStreams) -> None:
+    return None
+
+
+def bad_x(streams: RandomStreams) -> tuple[Any, ...]:
+    return np.zeros((4, 2), dtype=np.int64), np.zeros(4, dtype=np.int64), 2
+
+
+def bad_y(streams: RandomStreams) -> tuple[Any, ...]:
+    return np.zeros((4, 2), dtype=np.float32), np.zeros(3, dtype=np.int64), 2
+
+
+def bad_classes(streams: RandomStreams) -> tuple[Any, ...]:
+    return np.zeros((4, 2), dtype=np.float32), np.zeros(4, dtype=np.int64), 0
+
+
+def bad_labels(streams: RandomStreams) -> tuple[Any, ...]:
+    return np.zeros((4, 2), dtype=np.float32), np.full(4, 5), 2
+
+
+def bad_clients(streams: RandomStreams) -> tuple[Any, ...]:
+    return np.zeros((4, 2), dtype=np.float32), np.zeros(4, dtype=np.int64), 2, ["ann"]

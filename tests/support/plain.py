@@ -1,0 +1,67 @@
+"""Local updates as one writes them without a framework: autograd on the whole objective, and ``torch.optim``."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayfl.engine.looped import _seeded, moved_paths
+from rayfl.engine.optimizers import Rule, rule_of
+from rayfl.engine.requests import TrainRequest
+from rayfl.engine.tasks import Batch, Task
+from rayfl.params import Tree, copy, from_leaves, leaves, map_leaves
+
+
+def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
+    """What ``rayfl.engine.looped.train`` returns."""
+    pairs = dict(leaves(copy(request.trainable)))
+    moved = {path: pairs[path].requires_grad_() for path in moved_paths(request.trainable, task)}
+    rules = {path: rule_of(path, request.rule, request.groups) for path in moved}
+    optimizers = {path: _optimizer(leaf, rules[path]) for path, leaf in moved.items()}
+    _take_up(request, moved, optimizers)
+    tree, data = from_leaves(pairs), request.examples
+    with _seeded(request.seed, task, device):
+        for number, (start, stop) in enumerate(pairwise(request.plan.bounds)):
+            rows = request.plan.order[start:stop]
+            draw = None if request.draws is None else map_leaves(lambda d, n=number: _draw(d[n], moved), request.draws)
+            objective = request.objective(tree, Batch(data.x[rows], data.y[rows]), task, request.frozen, draw)
+            gradients = torch.autograd.grad(objective, list(moved.values()), materialize_grads=True)
+            for leaf, gradient in zip(moved.values(), gradients, strict=True):
+                leaf.grad = gradient
+            if request.max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(list(moved.values()), request.max_grad_norm)
+            for path, optimizer in optimizers.items():
+                optimizer.step()
+                if (bounds := rules[path].bounds) is not None:
+                    moved[path].data.clamp_(*bounds)
+    if request.kept is not None:
+        buffers = {path: one.state[moved[path]].get("momentum_buffer") for path, one in optimizers.items()}
+        request.kept.slots = {"momentum": {path: buffer for path, buffer in buffers.items() if buffer is not None}}
+        request.kept.steps = dict.fromkeys(request.kept.slots["momentum"], 1)
+    return map_leaves(Tensor.detach, tree)
+
+
+def _optimizer(leaf: Tensor, rule: Rule) -> Any:
+    if rule.optimizer == "sgd":
+        options = {
+            "momentum": rule.momentum,
+            "dampening": rule.dampening,
+            "nesterov": rule.nesterov and rule.momentum > 0,
+        }
+        return torch.optim.SGD([leaf], lr=rule.lr, weight_decay=rule.weight_decay, **options)  # type: ignore[arg-type]
+    kind = torch.optim.Adam if rule.optimizer == "adam" else torch.optim.AdamW
+    return kind([leaf], lr=rule.lr, betas=rule.betas, eps=rule.eps, weight_decay=rule.weight_decay)
+
+
+def _take_up(request: TrainRequest, moved: dict[str, Tensor], optimizers: dict[str, Any]) -> None:
+    """Momenta of the last pass."""
+    kept = {} if request.kept is None else request.kept.slots.get("momentum", {})
+    for path, buffer in kept.items():
+        optimizers[path].state[moved[path]]["momentum_buffer"] = buffer.clone()
+
+
+def _draw(value: Any, moved: dict[str, Tensor]) -> Tensor:
+    return torch.as_tensor(value, dtype=next(iter(moved.values())).dtype)

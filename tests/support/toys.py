@@ -1,0 +1,340 @@
+"""Small federated problems with known answers, and an in-process federation to run methods on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from actors.federation.federation import Federation
+from actors.federation.hosts import Hosts
+from actors.hosting.host import ClientHost
+from actors.hosting.memory import Spill
+from actors.hosting.state import ClientStates
+from actors.processes.pool import InlinePool
+from algorithms.base import Algorithm
+from algorithms.fedavg import FedAvg
+from algorithms.parts.proximity import proximity
+from rayfl.data.federated import Examples, FederatedDataset, InputSpec
+from rayfl.data.images.augment import Augmentation
+from rayfl.engine.client import RoundContext
+from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch, Classification
+from rayfl.models.base import ClassificationModel, Network
+from rayfl.models.private_norm import PrivateNorm
+from rayfl.params import Tree
+from rayfl.randomness import RandomStreams
+
+CPU = torch.device("cpu")
+
+
+class DoubleNetwork(Network):
+    """A network whose initial parameters are float64."""
+
+    def initialize(self, seed: int) -> dict[str, Tensor]:
+        return {name: value.double() for name, value in super().initialize(seed).items()}
+
+
+class SoftmaxRegression(ClassificationModel):
+    """SOFTREG: one linear layer."""
+
+    def __init__(self, inputs: int = 5, classes: int = 3) -> None:
+        super().__init__()
+        self.head = nn.Linear(inputs, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+class TwoLayers(ClassificationModel):
+    """MLP2: two linear layers with ReLU."""
+
+    def __init__(self, inputs: int = 5, hidden: int = 7, classes: int = 3) -> None:
+        super().__init__()
+        self.inner = nn.Linear(inputs, hidden)
+        self.head = nn.Linear(hidden, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.inner(x))
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+class NormalizedLayers(ClassificationModel):
+    """MLP2 with running statistics among its buffers, and with dropout if asked."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 7)
+        self.norm = nn.BatchNorm1d(7)
+        self.drop = nn.Dropout(dropout)
+        self.head = nn.Linear(7, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.drop(torch.relu(self.norm(self.inner(x))))  # type: ignore[no-any-return]
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+class QuadraticNetwork:
+    """Stands in for a network: the tree is one vector ``theta``."""
+
+    parameter_names = ("theta",)
+    buffer_names: tuple[str, ...] = ()
+    layers = (("theta",),)
+    head_names: tuple[str, ...] = ()
+    body_names = ("theta",)
+    vectorizable = True
+    why_not_vectorizable = ""
+    stochastic = False
+    batch_statistics = False
+
+    def __init__(self, dimension: int, start: float) -> None:
+        self._start = torch.full((dimension,), start, dtype=torch.float64)
+
+    def initialize(self, seed: int) -> dict[str, Tensor]:
+        return {"theta": self._start.clone()}
+
+    def release(self) -> None:
+        """Holds nothing."""
+
+
+class Quadratic:
+    """QUAD: the loss is half the squared distance of theta to the client's point."""
+
+    def __init__(self, dimension: int = 1, start: float = 1.0) -> None:
+        self.network = QuadraticNetwork(dimension, start)
+        self.candidates = (self,)
+
+    def loss(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        return batch.mean(0.5 * ((model["theta"] - batch.x) ** 2).sum(-1))
+
+    def log_probabilities(self, predictor: Any, x: Tensor) -> Tensor:
+        return torch.zeros(x.shape[0], 2, dtype=torch.float64)
+
+
+class ListDataset(FederatedDataset):
+    """Clients given as (x, y) pairs; everything is training data, the test part repeats it.
+
+    Validation parts are empty, or given as (x, y) pairs too.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[tuple[Tensor, Tensor]],
+        classes: int = 3,
+        public: Tensor | None = None,
+        validation: Sequence[tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        self._clients = list(clients)
+        self._validation = [(x[:0], y[:0]) for x, y in clients] if validation is None else list(validation)
+        self._public = clients[0][0][:0] if public is None else public
+        self.names = tuple(str(i) for i in range(len(clients)))
+        self.spec = InputSpec("image", tuple(clients[0][0].shape[1:]), classes)
+
+    def sizes(self) -> np.ndarray:
+        sizes = [len(y) for _, y in self._clients], [len(y) for _, y in self._validation]
+        return np.array([[n, v, n] for n, v in zip(*sizes, strict=True)], dtype=np.int64)
+
+    def load_public(self) -> Tensor:
+        return self._public
+
+    def load(self, client: int) -> Mapping[str, Examples]:
+        x, y = self._clients[client]
+        return {"train": Examples(x, y), "validation": Examples(*self._validation[client]), "test": Examples(x, y)}
+
+
+def quadratic_clients(points: Sequence[float | Sequence[float]], copies: Sequence[int]) -> ListDataset:
+    """QUAD's clients: client k holds ``copies[k]`` copies of its point."""
+    rows = [torch.atleast_1d(torch.tensor(p, dtype=torch.float64)) for p in points]
+    return ListDataset(
+        [(row.repeat(n, 1), torch.zeros(n, dtype=torch.int64)) for row, n in zip(rows, copies, strict=True)], classes=2
+    )
+
+
+def random_clients(
+    sizes: Sequence[int],
+    inputs: int = 5,
+    classes: int = 3,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    public: int = 0,
+) -> ListDataset:
+    """Clients with Gaussian inputs whose labels follow a linear rule of the client's own; and public inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    clients = []
+    for n in sizes:
+        x = torch.randn(n, inputs, generator=generator, dtype=dtype)
+        rule = torch.randn(inputs, classes, generator=generator, dtype=dtype)
+        clients.append((x, (x @ rule).argmax(1)))
+    return ListDataset(clients, classes, torch.randn(public, inputs, generator=generator, dtype=dtype))
+
+
+def softmax_regression(inputs: int = 5, classes: int = 3) -> Classification:
+    """SOFTREG in float64."""
+    return Classification(DoubleNetwork(lambda: SoftmaxRegression(inputs, classes)))
+
+
+def two_layers(inputs: int = 5, hidden: int = 7, classes: int = 3, double: bool = True) -> Classification:
+    """MLP2 in float64 (or float32)."""
+    make = DoubleNetwork if double else Network
+    return Classification(make(lambda: TwoLayers(inputs, hidden, classes)))
+
+
+def normalized_layers(dropout: float = 0.0) -> Classification:
+    """MLP2 with batch normalization (and dropout) in float64."""
+    return Classification(DoubleNetwork(lambda: NormalizedLayers(dropout)))
+
+
+@dataclass(frozen=True)
+class RelabelledStreams(RandomStreams):
+    """Streams keyed by another id than the client's own.
+
+    Attributes:
+        original: the id that stands for client k at position k; further clients keep theirs.
+    """
+
+    original: tuple[int, ...] = ()
+
+    def _digest(self, name: str, round: int, client: int) -> bytes:
+        # the endpoints of a simplex are counted in the client's place
+        known = 0 <= client < len(self.original) and name != "init.endpoint"
+        return super()._digest(name, round, self.original[client] if known else client)
+
+
+@dataclass
+class Toy:
+    """An experiment in this process, stepped by hand.
+
+    Attributes:
+        algorithm: the method.
+        dataset: the clients.
+        task: what is learned.
+        train: the training section.
+        hosts: number of in-process hosts.
+        mode: looped or vectorized.
+        seed: experiment seed.
+        streams: the random streams, in place of those of ``seed``.
+        spill: bounds the memory for states (of one host).
+        data_memory: bytes of samples that stay loaded.
+        augmentation: of training images.
+        device: where clients train.
+    """
+
+    algorithm: Algorithm
+    dataset: FederatedDataset
+    task: Any
+    train: TrainConfig
+    hosts: int = 1
+    mode: str = "looped"
+    seed: int = 0
+    streams: RandomStreams | None = None
+    spill: Spill | None = None
+    data_memory: int | None = None
+    augmentation: Augmentation | None = None
+    device: torch.device = CPU
+    server: Tree = field(init=False)
+    federation: Federation = field(init=False)
+    client_hosts: list[ClientHost] = field(init=False)
+    round: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)
+        k = self.dataset.num_clients
+        streams = self.streams or RandomStreams(self.seed)
+        self.context = RoundContext(0, self.train.rounds, k, self.train, streams, augmentation=self.augmentation)
+        self.client_hosts = [
+            ClientHost(
+                self.algorithm,
+                Engine(self.task, self.device, EngineConfig(mode=self.mode, width=8)),  # type: ignore[arg-type]
+                self.dataset,
+                self.context,
+                ClientStates(None, i, self.spill),
+                batch_size=256,
+                data_memory=self.data_memory,
+            )
+            for i in range(self.hosts)
+        ]
+        self.federation = Federation(Hosts(InlinePool(self.client_hosts)), self.context, self.dataset.sizes())
+        norm = PrivateNorm(self.task.network, self.train.private_norm, streams)
+        self.server = norm.withheld(self.algorithm.init(self.task, self.context))
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients sampled in a round, ascending."""
+        generator = self.context.streams.generator("sampling", round)
+        chosen = generator.choice(self.dataset.num_clients, size=self.context.cohort_size, replace=False)
+        return sorted(int(c) for c in chosen)
+
+    def step(self, cohort: Sequence[int] | None = None) -> Tree:
+        """Runs one round and returns the server's tree."""
+        self.federation.begin_round(self.round, ("test",))
+        chosen = self.cohort(self.round) if cohort is None else list(cohort)
+        self.server = {**self.server, **self.algorithm.round(self.server, chosen, self.federation)}
+        self.round += 1
+        return self.server
+
+    def run(self, rounds: int | None = None) -> Tree:
+        """Runs all (or the given number of) rounds."""
+        for _ in range(self.train.rounds if rounds is None else rounds):
+            self.step()
+        return self.server
+
+    def states(self) -> dict[int, Tree]:
+        """All client states."""
+        return self.federation.held_states()
+
+    def scores(self, final: bool = False, split: str = "test") -> dict[int, dict[str, Any]]:
+        """Statistics by client and model, after the rounds so far."""
+        self.federation.begin_round(max(self.round - 1, 0))
+        common, own = self.algorithm.served(self.server, self.context)
+        return {c: s[split] for c, s in self.federation.evaluate(common, (split,), final, own).items()}
+
+
+def ragged_toy(mode: str, device: torch.device = CPU, algorithm: Any = None, hosts: int = 1, **options: Any) -> Toy:
+    """Four clients of several sizes and MLP2, two rounds of three clients."""
+    settings = {"rounds": 2, "clients_per_round": 3, "local_epochs": 1, "batch_size": 5, "lr": 0.1, **options}
+    data = random_clients([17, 3, 12, 9], seed=1)
+    return Toy(algorithm or FedAvg(), data, two_layers(), TrainConfig(**settings), hosts, mode, device=device)
+
+
+def assert_equal(left: Any, right: Any, path: str = "") -> None:
+    """Two trees are equal to the bit."""
+    if isinstance(left, Mapping):
+        assert isinstance(right, Mapping) and set(left) == set(right), f"{path}: {set(left)} != {set(right)}"
+        for key in left:
+            assert_equal(left[key], right[key], f"{path}/{key}")
+    elif isinstance(left, Tensor):
+        assert torch.equal(left, right), f"{path}: differ by {(left - right).abs().max()}"
+    else:
+        assert left == right, f"{path}: {left} != {right}"
+
+
+def assert_close(left: Any, right: Any, atol: float = 1e-10, path: str = "") -> None:
+    """Two trees differ by at most ``atol``."""
+    if isinstance(left, Mapping):
+        assert set(left) == set(right), f"{path}: {set(left)} != {set(right)}"
+        for key in left:
+            assert_close(left[key], right[key], atol, f"{path}/{key}")
+    elif isinstance(left, Tensor) and left.dtype == torch.bool:
+        assert torch.equal(left, right), f"{path}: {int((left ^ right).sum())} differ"
+    elif isinstance(left, Tensor):
+        assert (left - right).abs().max() <= atol, f"{path}: differ by {(left - right).abs().max()}"
+    else:
+        assert abs(left - right) <= atol, f"{path}: {left} != {right}"
+
+
+def distance(form: str, model: Tree, anchor: Tree) -> Tensor:
+    """A proximal term without its weight; a scalar."""
+    term, task = proximity(form, "model", "anchor"), SimpleNamespace(network=SimpleNamespace(buffer_names=()))
+    return term({"model": model}, None, task, {"anchor": anchor})
