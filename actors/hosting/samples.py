@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import torch
 
 from actors.hosting.memory import LeastRecentlyUsed, Lookups
-from rayfl.data.federated import SPLITS, Examples, FederatedDataset, OnDemand
+from rayfl.data.federated import FederatedDataset, OnDemand
 from rayfl.data.soundness import check_examples, check_finite, check_inputs, check_own
 from rayfl.engine.untouched import Untouched
+from rayfl.examples import SPLITS, Examples
 
 _log = logging.getLogger(__name__)
 _Key = tuple[int, str]

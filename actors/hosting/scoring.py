@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
-from rayfl.data.federated import Examples, InputSpec
 from rayfl.data.soundness import check_examples
 from rayfl.diagnosis.device_errors import Pieces
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.tasks import Predictor, Task
+from rayfl.examples import Examples, InputSpec
 from rayfl.metrics import Statistics
 
 

@@ -16,7 +16,7 @@ from actors.processes.placement import ActorOptions, whole_nodes
 from cluster.planning.autoscaling import NodesAskedFor, demand
 from cluster.planning.plan import Plan, depends_on_measuring, settle
 from cluster.planning.resources import wait_for_room
-from rayfl.data.federated import InputSpec
+from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 
 _log = logging.getLogger("rayfl")

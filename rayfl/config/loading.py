@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from rayfl.config.added import values_of_before
-from rayfl.config.messages import explain, nearest, problems
+from rayfl.config.messages import explain, problems
 from rayfl.config.overrides import parse_override
 from rayfl.config.own_code import schema_without_code
 from rayfl.config.paper_presets import paper_presets
@@ -23,6 +23,7 @@ from rayfl.config.removed import explain_removed, removed_from, without_removed
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
 from rayfl.naming.objects import names_an_object
+from rayfl.naming.spelling import nearest
 
 _NAMED_SECTIONS = ("algorithm", "dataset", "partition", "model", "system")
 DEFAULT_PRESET = "quickstart"

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from rayfl.config.redaction import redact
-
-
-def nearest(word: str, candidates: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` when a candidate resembles the word, else nothing."""
-    found = difflib.get_close_matches(word, list(candidates), n=1)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+from rayfl.naming.spelling import nearest
 
 
 def explain(error: ValidationError, schema: type[BaseModel], place: str) -> str:

@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from rayfl.config.messages import nearest
 from rayfl.errors import ConfigError
+from rayfl.naming.spelling import nearest
 
 SETTINGS_FILE = "papers.yaml"
 REFERENCE_FILE = "reference.yaml"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor, isfinite
 
-from rayfl.data.federated import Examples, InputSpec
 from rayfl.errors import DataError
+from rayfl.examples import Examples, InputSpec
 
 
 def check_examples(examples: Examples, spec: InputSpec, whose: str, first: int = 0) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.data.federated import Examples
 from rayfl.data.images.augment import Augmentation, Variations
 from rayfl.engine.batches import num_steps, plan_batches
 from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
@@ -18,6 +17,7 @@ from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, Tra
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.trampoline import Ask
+from rayfl.examples import Examples
 from rayfl.metrics import Statistics, batch_statistics
 from rayfl.params import Tree, map_leaves
 from rayfl.randomness import RandomStreams

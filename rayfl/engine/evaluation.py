@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rayfl.data.federated import Examples
 from rayfl.diagnosis.device_errors import Pieces
 from rayfl.engine.tasks import Model, Predictor, Task
+from rayfl.examples import Examples
 from rayfl.metrics import Statistics, batch_statistics
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from rayfl.data.federated import Examples
 from rayfl.data.images.augment import Variations
 from rayfl.engine.batches import BatchPlan
 from rayfl.engine.flat import Layout
 from rayfl.engine.optimizers import Groups, Kept, Rule
 from rayfl.engine.tasks import Task
+from rayfl.examples import Examples
 from rayfl.params import Tree, leaves, map_leaves
 
 Objective = Callable[[Any, Any, Any, Any, Any], Tensor]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.data.federated import SPLITS, FederatedDataset
+from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.augment import Augmentation
 from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.assignment import assignment, assignment_hash
@@ -19,6 +19,7 @@ from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.client import RoundContext
 from rayfl.engine.tasks import Classification
 from rayfl.errors import ConfigError, DataError
+from rayfl.examples import SPLITS
 from rayfl.experiment.copies import copy_of
 from rayfl.models.private_norm import PrivateNorm, private_names
 from rayfl.params import Tree, leaves

@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
-from rayfl.data.federated import InputSpec
 from rayfl.errors import ModelError
+from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel, Network
 
 Initialization: TypeAlias = Literal["torch", "xavier_normal"]

@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from rayfl.data.federated import InputSpec
 from rayfl.errors import ModelError, RayflError, text_of
+from rayfl.examples import InputSpec
 from rayfl.models.architecture import NAME, Architecture
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.split import SplitModel
@@ -22,7 +22,7 @@ from rayfl.naming.texts import ObjectPath
 class CustomModel(Architecture):
     """A user's own model, made by a function that is named as my_package.my_module:factory.
 
-    The function is called with an :class:`~rayfl.data.federated.InputSpec` and returns a
+    The function is called with an :class:`~rayfl.examples.InputSpec` and returns a
     :class:`~rayfl.models.base.ClassificationModel`, or any module whose last linear layer ``head`` names: the features
     are then the input of that layer, and the classifier block is the layer. It must draw its initial values from
     PyTorch's generator alone. The model is tried on made-up inputs when the experiment starts.

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from rayfl.data.federated import InputSpec
+from rayfl.examples import InputSpec
 from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
 from rayfl.models.base import ClassificationModel
 from rayfl.models.stacked import StackedNet, linear_stack, map_shape

@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rayfl.data.federated import InputSpec
 from rayfl.errors import ModelError
+from rayfl.examples import InputSpec
 from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
 from rayfl.models.base import ClassificationModel
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayfl.data.federated import InputSpec
+from rayfl.examples import InputSpec
 from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
 from rayfl.models.base import ClassificationModel
 from rayfl.models.normalization import NORMALIZATION, Normalization, normalize_by

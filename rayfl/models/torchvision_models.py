@@ -13,15 +13,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayfl.config.messages import nearest
-from rayfl.data.federated import InputSpec
 from rayfl.errors import ModelError
+from rayfl.examples import InputSpec
 from rayfl.models.architecture import NAME, Architecture
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.normalization import NORMALIZATION, Normalization, normalize_by
 from rayfl.models.split import SplitModel, last_linear_layer
 from rayfl.models.tryout import try_out
 from rayfl.models.weights import load_weights
+from rayfl.naming.spelling import nearest
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     # The heads that these two have for training only would make tuples of their outputs.

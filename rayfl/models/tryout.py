@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from rayfl.data.federated import InputSpec
 from rayfl.errors import ModelError
+from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 
 

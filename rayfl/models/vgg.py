@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from torch import nn
 
-from rayfl.data.federated import InputSpec
+from rayfl.examples import InputSpec
 from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
 from rayfl.models.base import ClassificationModel
 from rayfl.models.stacked import StackedNet, linear_stack, map_shape

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Union
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from rayfl.data.federated import InputSpec
+from rayfl.examples import InputSpec
 from rayfl.models.architecture import NAME, Architecture, Initialization
 from rayfl.models.base import Network
 from rayfl.models.convolutional import TFCNN, LeafCNN, ReddiCNN, TwoCNN

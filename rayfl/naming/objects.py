@@ -8,8 +8,8 @@ import os
 import sys
 from typing import Any
 
-from rayfl.config.messages import nearest
 from rayfl.errors import ConfigError, text_of
+from rayfl.naming.spelling import nearest
 
 
 def names_an_object(text: Any) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from rayfl.data.federated import Examples
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.errors import ConfigError
+from rayfl.examples import Examples
 from rayfl.runs.committed import CommittedModels
 
 SAMPLES = 2000

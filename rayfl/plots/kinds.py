@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rayfl.config.messages import nearest
 from rayfl.errors import ConfigError
+from rayfl.naming.spelling import nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rayfl.data.federated import Examples
 from rayfl.engine.tasks import Model
 from rayfl.errors import ConfigError
+from rayfl.examples import Examples
 from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses
 from rayfl.plots.planes import Plane, plane_around, plane_through
 from rayfl.plots.series import experiment, series_of

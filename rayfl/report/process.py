@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.config.redaction import redact
-from rayfl.data.federated import SPLITS, FederatedDataset
+from rayfl.data.federated import FederatedDataset
 from rayfl.data.partitions.picture import draw_partition, label_matrix
 from rayfl.errors import RayflError
+from rayfl.examples import SPLITS
 from rayfl.experiment.parts import Parts
 from rayfl.report.drawing import FAINT, SERIES, Drawing, table_of
 from rayfl.report.rows import attendance, split_sizes

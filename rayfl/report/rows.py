@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayfl.data.federated import SPLITS
+from rayfl.examples import SPLITS
 from rayfl.results.personalized import of_clients
 from rayfl.runs.loading import Run
 from rayfl.runs.summary import last_evaluation

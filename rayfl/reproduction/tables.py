@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfl.config.loading import load_config
-from rayfl.config.messages import nearest
 from rayfl.config.paper_presets import method_settings, paper_preset, paper_presets
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
+from rayfl.naming.spelling import nearest
 from rayfl.reproduction.reference import ReferenceTable, reference_tables
 from rayfl.reproduction.scaling import Scale, scaled
 

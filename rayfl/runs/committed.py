@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from rayfl.data.federated import Examples
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine
 from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.engine.trampoline import run_procedures
 from rayfl.errors import ConfigError, RunError
+from rayfl.examples import Examples
 from rayfl.params import Tree
 from rayfl.runs.folder import RunFolder
 from rayfl.storage.manifest import Manifest

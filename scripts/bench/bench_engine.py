@@ -40,13 +40,13 @@ from algorithms.floco import Floco
 from algorithms.pfedme import PFedMe
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
-from rayfl.data.federated import Examples, InputSpec
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Classification
 from rayfl.engine.trampoline import run_procedures
+from rayfl.examples import Examples, InputSpec
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, TwoCNN, TwoNN
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams

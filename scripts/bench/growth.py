@@ -30,7 +30,8 @@ from matplotlib import pyplot
 from measure_scale import resident
 
 import rayfl
-from rayfl.data.federated import Examples, FederatedDataset, InputSpec
+from rayfl.data.federated import FederatedDataset
+from rayfl.examples import Examples, InputSpec
 from rayfl.tracking.callback import RunInfo
 
 BEGIN, END = "<!-- growth: begin -->", "<!-- growth: end -->"

@@ -32,7 +32,7 @@ from memory import Peak
 from race_report import write_report
 from work import WORKS, Task, Work
 
-from rayfl.data.federated import InputSpec
+from rayfl.examples import InputSpec
 from rayfl.models.zoo import Architecture, CharLSTM, TwoCNN, TwoNN
 from rayfl.randomness import RandomStreams
 

@@ -13,12 +13,12 @@ from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
 from algorithms.fedper import FedPer
 from algorithms.parts.prototypes import class_means
-from rayfl.data.federated import InputSpec
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Classification
 from rayfl.errors import ConfigError
+from rayfl.examples import InputSpec
 from rayfl.models.recurrent import CharLSTM
 from rayfl.params import Tree, copy
 from tests.support.partial_toys import (

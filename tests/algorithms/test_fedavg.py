@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from algorithms.fedavg import FedAvg
-from rayfl.data.federated import Examples
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.settings import TrainConfig
+from rayfl.examples import Examples
 from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams
 from tests.support.toys import (

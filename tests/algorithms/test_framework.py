@@ -16,9 +16,10 @@ from actors.hosting.host import ClientHost
 from actors.hosting.job import Job, JobResult
 from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.data.federated import Examples, FederatedDataset
+from rayfl.data.federated import FederatedDataset
 from rayfl.engine.client import Client
 from rayfl.engine.tasks import Classification
+from rayfl.examples import Examples
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree, copy, leaves, num_bytes, tensors
 from tests.support.cases import ALGORITHMS, CASES, SIZES, TRAIN, Case, toy_of

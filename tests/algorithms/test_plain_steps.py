@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from rayfl.data.federated import InputSpec
 from rayfl.engine import looped
 from rayfl.engine.tasks import Classification
+from rayfl.examples import InputSpec
 from rayfl.models.zoo import Architecture, CharLSTM, TwoCNN, TwoNN
 from rayfl.params import Tree, from_numpy
 from tests.support import plain

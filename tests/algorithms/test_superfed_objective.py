@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from algorithms.superfed import SuPerFed
-from rayfl.data.federated import InputSpec
 from rayfl.engine.tasks import Batch, Classification
 from rayfl.engine.terms import Scope
+from rayfl.examples import InputSpec
 from rayfl.models.zoo import CharLSTM
 from rayfl.params import Tree, copy, squared_cosine
 from tests.support.superfed_toys import FREE, MODES, models, normed, some_batch

@@ -16,12 +16,12 @@ from algorithms.fedavg import FedAvg
 from algorithms.scaffold import Scaffold
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.config.schema import ClientsConfig
-from rayfl.data.federated import Examples
 from rayfl.diagnosis import device_errors
 from rayfl.engine.requests import GradientRequest, OutputRequest
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.terms import TRAINED, loss, squared_cosine, squared_distance
 from rayfl.errors import ClientError, ResourceError
+from rayfl.examples import Examples
 from rayfl.params import Tree, from_numpy
 from tests.support.elsewhere import PRETENDED, context, elsewhere
 from tests.support.problems import CPU, NETWORK, VECTOR, cross_entropy, engine_of, examples, slots_of, updates

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayfl.data.federated import InputSpec
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.engine.trampoline import run_procedures
+from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.params import Tree, squared_distance
 from rayfl.randomness import RandomStreams

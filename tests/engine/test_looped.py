@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfl.data.federated import Examples, InputSpec
 from rayfl.engine import looped
 from rayfl.engine.requests import GradientRequest, TrainRequest
 from rayfl.engine.tasks import Batch, Classification, Task
+from rayfl.examples import Examples, InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, TwoCNN, TwoNN
 from rayfl.params import Tree, copy, inner_product, squared_distance

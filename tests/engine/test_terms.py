@@ -13,7 +13,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rayfl.data.federated import InputSpec
 from rayfl.engine import looped
 from rayfl.engine.numbers import Factor
 from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
@@ -33,6 +32,7 @@ from rayfl.engine.terms import (
     squared_cosine,
     squared_distance,
 )
+from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN
 from rayfl.params import Tree

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 
 from algorithms.fedavg import FedAvg
-from rayfl.data.federated import InputSpec
 from rayfl.engine import looped, vectorized
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.requests import GradientRequest, TrainRequest
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, Classification, Task
+from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN
 from rayfl.params import Tree, copy, interpolate, squared_distance

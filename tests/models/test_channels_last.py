@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfl.data.federated import InputSpec
 from rayfl.engine import looped, vectorized
 from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.engine.terms import loss
+from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.convolutional import TFCNN
 from rayfl.models.zoo import Architecture, LeafCNN, TwoCNN

@@ -8,8 +8,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config, to_yaml
-from rayfl.data.federated import InputSpec
 from rayfl.errors import ConfigError, ModelError
+from rayfl.examples import InputSpec
 from rayfl.models.zoo import Candidates, CustomModel, ModelConfig, TwoNN
 from tests.support import own_models
 

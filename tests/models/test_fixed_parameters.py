@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
-from rayfl.data.federated import InputSpec
 from rayfl.engine import looped, vectorized
 from rayfl.engine.tasks import Classification
 from rayfl.engine.terms import loss
 from rayfl.errors import ModelError
+from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.perceptron import MultilayerPerceptron

@@ -10,9 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.nn.modules import rnn
 
-from rayfl.data.federated import InputSpec
 from rayfl.engine.flat import Layout
 from rayfl.errors import ModelError
+from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, ModelConfig, TwoCNN, TwoNN
 from tests.support.elsewhere import PRETENDED, elsewhere

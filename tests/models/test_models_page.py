@@ -11,7 +11,7 @@ import yaml
 from pydantic import TypeAdapter
 from torch import nn
 
-from rayfl.data.federated import InputSpec
+from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel
 from rayfl.models.zoo import ModelConfig
 

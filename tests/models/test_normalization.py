@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rayfl.data.federated import InputSpec
+from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.models.normalization import FrozenStatisticsNorm, Normalization, normalize_by
 from rayfl.models.zoo import ResNet9

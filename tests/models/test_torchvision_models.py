@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rayfl.data.federated import InputSpec
 from rayfl.errors import ModelError
+from rayfl.examples import InputSpec
 from rayfl.models.zoo import ResNet18, SqueezeNet, TorchvisionModel
 
 models = pytest.importorskip("torchvision.models")

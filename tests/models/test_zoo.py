@@ -10,11 +10,11 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from rayfl.data.federated import InputSpec
 from rayfl.engine import looped
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.tasks import Classification
 from rayfl.errors import ModelError
+from rayfl.examples import InputSpec
 from rayfl.models.residual import ResidualBlock
 from rayfl.models.zoo import (
     TFCNN,

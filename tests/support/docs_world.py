@@ -17,7 +17,7 @@ from torch import nn
 from algorithms.registry import Experiment
 from cluster.run import run_config
 from rayfl.config.loading import load_config
-from rayfl.data.federated import InputSpec
+from rayfl.examples import InputSpec
 from rayfl.models.perceptron import TwoNN
 from tests.data.sources.leaf.test_leaf import document, entry, write_source
 from tests.data.sources.leaf.test_leaf_images import album, celebrity, photograph, vectors

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.data.federated import Examples
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.optimizers import Groups, Kept, ParameterGroup, Rule
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Batch
 from rayfl.engine.terms import loss, squared_distance
+from rayfl.examples import Examples
 from rayfl.params import Tree, from_leaves, leaves
 from tests.support.problems import CPU, request
 

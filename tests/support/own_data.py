@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayfl.data.federated import FederatedDataset, InputSpec
+from rayfl.data.federated import FederatedDataset
 from rayfl.data.partitions.base import IIDPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.sources.pooled import PooledDataset
+from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
 
 

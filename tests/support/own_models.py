@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayfl.data.federated import InputSpec
+from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel
 
 

@@ -6,7 +6,7 @@ import math
 
 from torch import nn
 
-from rayfl.data.federated import InputSpec
+from rayfl.examples import InputSpec
 
 
 def normalized(spec: InputSpec) -> nn.Module:

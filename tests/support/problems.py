@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfl.data.federated import Examples, InputSpec
 from rayfl.engine.batches import num_steps, plan_batches
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.optimizers import Kept, Rule
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Batch, Classification, Task
+from rayfl.examples import Examples, InputSpec
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree
 from tests.support.toys import TwoLayers

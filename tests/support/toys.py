@@ -20,12 +20,13 @@ from actors.processes.pool import InlinePool
 from algorithms.base import Algorithm
 from algorithms.fedavg import FedAvg
 from algorithms.parts.proximity import proximity
-from rayfl.data.federated import Examples, FederatedDataset, InputSpec
+from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.augment import Augmentation
 from rayfl.engine.client import RoundContext
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, Classification
+from rayfl.examples import Examples, InputSpec
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
-from rayfl.data.federated import InputSpec
 from rayfl.data.files.whole import new_file
 from rayfl.data.images.moments import Moments
 from rayfl.errors import DataError
+from rayfl.examples import InputSpec
 
 METADATA_KEY = b"rayfl"
 VERSION = 1

@@ -16,8 +16,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from rayfl.data.federated import InputSpec
 from rayfl.errors import ConfigError
+from rayfl.examples import InputSpec
 
 
 class AugmentConfig(BaseModel):

@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rayfl.data.federated import InputSpec
 from rayfl.data.images.moments import Moments
 from rayfl.errors import ConfigError
+from rayfl.examples import InputSpec
 
 
 class Normalization(BaseModel):

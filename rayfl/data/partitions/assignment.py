@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
-from rayfl.data.federated import SPLITS, FederatedDataset, Places
+from rayfl.data.federated import FederatedDataset
 from rayfl.errors import DataError
+from rayfl.examples import SPLITS, Places
 
 PUBLIC = "public"
 _PARTS = (*SPLITS, PUBLIC)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rayfl.data.federated import SPLITS, FederatedDataset
+from rayfl.data.federated import FederatedDataset
 from rayfl.data.files.whole import new_file
 from rayfl.errors import ConfigError
+from rayfl.examples import SPLITS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

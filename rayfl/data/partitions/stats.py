@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayfl.data.federated import SPLITS, FederatedDataset
+from rayfl.data.federated import FederatedDataset
 from rayfl.errors import DataError
+from rayfl.examples import SPLITS
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from rayfl.data.federated import FederatedDataset, InputSpec
+from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.moments import Moments
 from rayfl.data.sources.remarks import Remark
 from rayfl.errors import ConfigError
+from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
 
 

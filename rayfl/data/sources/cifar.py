@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.federated import InputSpec
 from rayfl.data.sources.download import fetch, is_url
 from rayfl.data.sources.preparing import Order, RawFiles, no_checksum
 from rayfl.data.sources.vision import TorchvisionSource, torchvision_datasets
+from rayfl.examples import InputSpec
 
 
 class _Cifar(TorchvisionSource):

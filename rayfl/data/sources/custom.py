@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from rayfl.data.federated import FederatedDataset, InputSpec
+from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.base import LABELS, Labels, Samples, Source
 from rayfl.data.sources.remarks import remarks_on
 from rayfl.errors import DataError, RayflError, text_of
+from rayfl.examples import InputSpec
 from rayfl.naming.objects import import_object, names_an_object
 from rayfl.naming.texts import ObjectPath
 from rayfl.randomness import RandomStreams

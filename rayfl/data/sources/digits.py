@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.federated import InputSpec
 from rayfl.data.sources.base import Samples, Source
+from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
 
 _BRIGHTEST = 16

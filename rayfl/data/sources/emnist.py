@@ -12,11 +12,11 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.federated import InputSpec
 from rayfl.data.sources.download import fetch, is_url
 from rayfl.data.sources.preparing import Order, RawFiles, no_checksum
 from rayfl.data.sources.vision import TorchvisionSource, torchvision_datasets, unpack
 from rayfl.errors import DataError
+from rayfl.examples import InputSpec
 
 _CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 from pydantic import Field
 
-from rayfl.data.federated import SPLITS, Examples, FederatedDataset, OnDemand, Places
+from rayfl.data.federated import FederatedDataset, OnDemand
 from rayfl.data.files.natural_file import (
     METADATA_KEY,
     VERSION,
@@ -32,6 +32,7 @@ from rayfl.data.partitions.public import draw_public
 from rayfl.data.sources.base import NaturalPath, Source
 from rayfl.data.sources.root import data_root
 from rayfl.errors import ConfigError, DataError
+from rayfl.examples import SPLITS, Examples, Places
 from rayfl.randomness import RandomStreams
 
 __all__ = ["METADATA_KEY", "VERSION", "LeafSource", "NaturalDataset", "NaturalHeader", "write_natural"]

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from rayfl.data.federated import Examples, FederatedDataset
+from rayfl.data.federated import FederatedDataset
 from rayfl.data.files.natural_file import NaturalFile, open_natural, remedy
 from rayfl.data.images.transform import Preprocessing
 from rayfl.data.sources.base import NaturalPath, Samples, Source
 from rayfl.errors import ConfigError, DataError
+from rayfl.examples import Examples
 from rayfl.randomness import RandomStreams
 
 _ROWS = 4096

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from rayfl.data.federated import SPLITS, Examples, FederatedDataset, InputSpec, OnDemand, Places
+from rayfl.data.federated import FederatedDataset, OnDemand
 from rayfl.data.images.transform import Preprocessing
 from rayfl.data.partitions.holdout import HoldoutConfig, split_client
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.partitions.public import draw_public
 from rayfl.errors import DataError
+from rayfl.examples import SPLITS, Examples, InputSpec, Places
 from rayfl.randomness import RandomStreams
 
 _CLEAN = LabelNoise()

@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from rayfl.data.federated import InputSpec
 from rayfl.data.files.content import ContentHash
 from rayfl.data.files.natural_file import METADATA_KEY
 from rayfl.data.files.whole import new_file
 from rayfl.data.images.moments import Moments, moments_of
 from rayfl.data.sources.base import Samples
 from rayfl.errors import DataError
+from rayfl.examples import InputSpec
 
 VERSION = 1
 _HASHED_ROWS = 8192

@@ -11,7 +11,6 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.federated import InputSpec
 from rayfl.data.files.records import SourceFile, read_record, record_path, write_record
 from rayfl.data.files.whole import locked
 from rayfl.data.sources.base import Samples, Source
@@ -19,6 +18,7 @@ from rayfl.data.sources.download import Progress, silent
 from rayfl.data.sources.pooled_file import Part, PooledFile, write_pooled
 from rayfl.data.sources.root import data_root
 from rayfl.errors import ConfigError, DataError
+from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
 
 PREPARED = "prepared"

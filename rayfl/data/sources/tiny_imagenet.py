@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.federated import InputSpec
 from rayfl.data.images.images import decode_images
 from rayfl.data.sources.download import Progress, fetch, is_url, silent
 from rayfl.data.sources.preparing import ImageSource, Order, RawFiles, no_checksum
 from rayfl.errors import DataError
+from rayfl.examples import InputSpec
 
 _URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _SHA256 = "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821"

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from rayfl.data.federated import InputSpec
 from rayfl.data.files.whole import new_file
 from rayfl.data.sources.download import Progress, fetch, is_url, silent
 from rayfl.data.sources.preparing import ImageSource, Order, RawFiles, no_checksum
 from rayfl.errors import DataError
+from rayfl.examples import InputSpec
 
 
 class TorchvisionSource(ImageSource):

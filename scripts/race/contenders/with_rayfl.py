@@ -17,7 +17,8 @@ import torch
 from work import LR, MOMENTUM, PROXIMAL_WEIGHT, Task, now
 
 import rayfl
-from rayfl.data.federated import Examples, FederatedDataset, InputSpec, OnDemand
+from rayfl.data.federated import FederatedDataset, OnDemand
+from rayfl.examples import Examples, InputSpec
 from rayfl.tracking.callback import Callback
 
 

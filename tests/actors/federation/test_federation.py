@@ -18,12 +18,12 @@ from actors.processes.pool import InlinePool
 from algorithms.base import Averaging
 from algorithms.floco import Floco
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.data.federated import InputSpec
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Classification
 from rayfl.errors import ClientError
+from rayfl.examples import InputSpec
 from rayfl.models.perceptron import TwoNN
 from rayfl.params import Tree, num_bytes, to_numpy
 from rayfl.randomness import RandomStreams

@@ -11,8 +11,9 @@ import torch
 
 from actors.hosting.memory import Lookups
 from actors.hosting.samples import Samples
-from rayfl.data.federated import SPLITS, Examples, FederatedDataset, InputSpec, OnDemand
+from rayfl.data.federated import FederatedDataset, OnDemand
 from rayfl.errors import DataError
+from rayfl.examples import SPLITS, Examples, InputSpec
 from tests.actors.federation.test_federation import World
 from tests.support.toys import CPU, random_clients
 

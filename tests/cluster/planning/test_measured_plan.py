@@ -18,8 +18,8 @@ from cluster.planning.plan import Plan, actor_bytes, actors_on_a_gpu, clients_at
 from cluster.planning.resources import plan_actors
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
-from rayfl.data.federated import InputSpec
 from rayfl.errors import ResourceError
+from rayfl.examples import InputSpec
 from tests.support.experiments import small_experiment
 
 GIB = 1 << 30

@@ -19,12 +19,12 @@ from algorithms.registry import Experiment
 from algorithms.superfed import SuPerFed
 from rayfl.config.loading import load_config
 from rayfl.config.paper_presets import paper_presets
-from rayfl.data.federated import InputSpec
 from rayfl.data.images.augment import Augmentation, AugmentConfig, Variations
 from rayfl.data.images.transform import Normalization, TransformConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Classification
 from rayfl.errors import ConfigError
+from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.models.base import Network
 from rayfl.randomness import RandomStreams

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
-from rayfl.data.federated import InputSpec
 from rayfl.data.images.moments import Moments, moments_of
 from rayfl.data.images.transform import Normalization, TransformConfig
 from rayfl.errors import ConfigError
+from rayfl.examples import InputSpec
 
 COLOUR = InputSpec("image", (3, 8, 8), 10)
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl.data.federated import InputSpec
 from rayfl.data.partitions.base import IIDPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.sources.pooled import PooledDataset
+from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
 
 KINDS = pytest.mark.parametrize("kind", ["pair", "symmetric"])

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from rayfl.data.federated import InputSpec
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.picture import draw_partition, label_matrix, save_figure
 from rayfl.data.sources.pooled import PooledDataset
 from rayfl.errors import ConfigError
+from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
 
 STREAMS = RandomStreams(0)

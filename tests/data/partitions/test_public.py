@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rayfl.data.federated import SPLITS, InputSpec
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.public import draw_public
 from rayfl.data.sources.natural import NaturalDataset, NaturalHeader, write_natural
 from rayfl.data.sources.pooled import PooledDataset
 from rayfl.errors import DataError
+from rayfl.examples import SPLITS, InputSpec
 from rayfl.randomness import RandomStreams
 
 STREAMS = RandomStreams(3)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl.data.federated import Examples, FederatedDataset, InputSpec
+from rayfl.data.federated import FederatedDataset
 from rayfl.data.partitions.stats import Spread, dataset_stats
 from rayfl.errors import DataError
+from rayfl.examples import Examples, InputSpec
 
 
 class Labels(FederatedDataset):

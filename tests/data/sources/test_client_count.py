@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
-from rayfl.data.federated import FederatedDataset, InputSpec
+from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.transform import TransformConfig
 from rayfl.data.partitions.base import NaturalPartition
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.sources.natural import NaturalDataset, NaturalHeader
 from rayfl.errors import ConfigError, DataError
+from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.randomness import RandomStreams
 from tests.data.sources.test_natural import labels, samples, write

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rayfl.data.federated import InputSpec
 from rayfl.data.sources.leaf import import_leaf
 from rayfl.data.sources.natural import METADATA_KEY, LeafSource, NaturalDataset, NaturalHeader, write_natural
 from rayfl.data.sources.root import data_root
 from rayfl.errors import DataError
+from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
 
 REPOSITORY = Path(__file__).parents[3]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl.data.federated import SPLITS, InputSpec
 from rayfl.data.partitions.base import IIDPartition
 from rayfl.data.partitions.holdout import HoldoutConfig, split_client
 from rayfl.data.sources.digits import DigitsSource
 from rayfl.data.sources.pooled import PooledDataset
 from rayfl.errors import DataError
+from rayfl.examples import SPLITS, InputSpec
 from rayfl.randomness import RandomStreams
 
 SPEC = InputSpec("image", (1, 2, 2), 3)

@@ -19,10 +19,11 @@ from algorithms.registry import Experiment
 from rayfl.cli.entry import app
 from rayfl.config.added import ADDED
 from rayfl.config.loading import load_config
-from rayfl.data.federated import Examples, FederatedDataset, InputSpec
+from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.base import Samples
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.errors import ClientError, DataError
+from rayfl.examples import Examples, InputSpec
 from rayfl.experiment.parts import Parts
 
 HERE = "tests.data.sources.test_remarks"
