@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayfl import renamed
+
 __version__ = "0.1.0"
 
 _PUBLIC = {
@@ -68,3 +70,4 @@ def _refuse_shadowing() -> None:
 
 
 _refuse_shadowing()
+renamed.install()

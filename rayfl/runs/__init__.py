@@ -1,1 +1,1 @@
-"""Finished (or paused) runs, opened to be looked at: nothing here changes a run's folder."""
+"""Finished (or paused) runs: opened, listed, exported, verified and repaired."""
