@@ -73,13 +73,16 @@ class Memory:
 
     def keep(self) -> None:
         """Hands on what the optimizer keeps, if that is asked for."""
-        if self._kept is not None:
-            slots = {name: self.layout.leaves(flat) for name, flat in self.flats.items() if name != MOVED}
-            self._kept.slots = {
-                name: {path: views[path].clone() for path, rule in self.rules.items() if name in rule.slots}
-                for name, views in slots.items()
-            }
-            self._kept.steps = {key: int(count) for key, count in self.steps.items()}
+        if self._kept is None:
+            return
+        slots: dict[str, dict[str, Tensor]] = {}
+        for name, flat in self.flats.items():
+            if name != MOVED:
+                paths = [path for path, rule in self.rules.items() if name in rule.slots]
+                # No comprehension where memory is taken: it is a closure, see Operation.
+                views = map(self.layout.leaves(flat).__getitem__, paths)
+                slots[name] = dict(zip(paths, map(Tensor.clone, views), strict=True))
+        self._kept.slots, self._kept.steps = slots, {key: int(count) for key, count in self.steps.items()}
 
 
 def _move(rows: Sequence[tuple[Rule, Tensor, list[int], list[list[Tensor]]]], gradients: Sequence[Tensor]) -> None:

@@ -238,7 +238,7 @@ def test_kept_momenta_go_on_where_they_were(nested: bool, clip: float | None, ru
     first, second = whole.pieces(3)
     stored: Tree = {}
     for piece in (first, second):
-        kept = Kept.of(stored, "sgd")
+        kept = Kept.of(stored, rule.slots)
         start = looped.train(replace(piece, trainable=start, kept=kept), task, CPU)
-        stored = kept.stored("sgd")
+        stored = kept.stored()
     assert_close(start, plain.train(whole, task, CPU), 1e-12)

@@ -31,7 +31,7 @@ OPTIMIZERS: list[tuple[dict[str, Any], int]] = [
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory need /proc")
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
 def test_a_probe_counts_the_slots_of_the_optimizer(mode: str, tmp_path: Path) -> None:
-    """Of a model of 16 MB, within half of that."""
+    """Of a model of 16 MB, within half of that; stacked, temporary tensors take turns with less regularity."""
     taken, sizes = [], set()
     for train, _ in OPTIMIZERS:
         content = small_experiment(tmp_path, "run", "fedavg")
@@ -46,7 +46,7 @@ def test_a_probe_counts_the_slots_of_the_optimizer(mode: str, tmp_path: Path) ->
         sizes.add(num_bytes(parts.initial_server()["model"]))
     (model,) = sizes
     for (_, slots), bytes_taken in zip(OPTIMIZERS, taken, strict=True):
-        assert abs(bytes_taken - taken[0] - slots * model) < model / 2, (taken, model)
+        assert abs(bytes_taken - taken[0] - slots * model) < model * (0.5 if mode == "looped" else 0.8), (taken, model)
 
 
 @pytest.mark.parametrize(("train", "slots"), OPTIMIZERS[1:])
