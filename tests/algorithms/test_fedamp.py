@@ -144,6 +144,19 @@ def test_a_single_client_is_mixed_with_nobody(heuristic: bool) -> None:
     assert FedAMP(heuristic=heuristic).weights([2], own, 0).tolist() == [[1.0]]
 
 
+def test_the_weight_of_ones_own_model_is_chosen_or_what_is_left() -> None:
+    own = {str(k): {"parameters": {"theta": row}} for k, row in enumerate(points(4).float())}
+    everyone = range(4)
+    assert_close(FedAMP().weights(everyone, own, 0).diagonal(), torch.full((4,), 0.25, dtype=torch.float64), 1e-15)
+    chosen = FedAMP(self_weight=0.7).weights(everyone, own, 0)
+    assert_close(chosen.diagonal(), torch.full((4,), 0.7, dtype=torch.float64), 1e-15)
+    far = {"heuristic": False, "sigma": 2.0, "alpha": 100.0}
+    clipped, whole = (FedAMP(clip_self=clip, **far).weights(everyone, own, 0) for clip in (True, False))
+    assert bool((clipped.diagonal() >= 0).all())
+    assert bool((whole.diagonal() < 0).any())
+    assert_close(whole.sum(1), clipped.sum(1), 1e-12)
+
+
 def test_only_clients_that_have_trained_are_mixed() -> None:
     toy = Toy(FedAMP(), random_clients(SIZES), two_layers(), TRAIN)
     toy.step([1, 3])

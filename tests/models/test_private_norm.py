@@ -153,7 +153,8 @@ def test_for_every_method_nothing_private_is_at_the_server(
     for cohort in case.cohorts():
         one.step(cohort)
         three.step(cohort)
-    assert private_leaves(one.server, policy), "the server's models have places for the private tensors"
+    has_model = case.algorithm.name != "fedproto"
+    assert has_model == bool(private_leaves(one.server, policy)), "the server's models have places for private tensors"
     for leaf in private_leaves(one.server, policy) + [leaf for tree in sent for leaf in private_leaves(tree, policy)]:
         assert leaf.numel() == 0
     assert_equal(one.server, three.server)

@@ -70,7 +70,7 @@ def test_every_method_is_measured_by_its_own_steps(method: str, mode: str, tmp_p
     own = [call for call in rehearsals(parts, parts.check()) if not call.plain]
     found = measured(config, calls=own)
     assert 0 < found.step_s < found.first_step_s + 1
-    assert found.vectorized == (mode == "vectorized")
+    assert found.vectorized == (mode == "vectorized" and parts.task.network.vectorizable)
     assert not (tmp_path / "run").exists()
 
 
