@@ -212,17 +212,22 @@ def _with_best(lines: Sequence[Line]) -> list[Line]:
     eligible = [line for line in lines if line.eligible]
     if len({line.method for line in eligible}) < 2:
         return list(lines)
+
+    def rank(line: Line, metric: Metric) -> float:
+        # Equal means may differ in their last bit.
+        return round(metric.sign * line.cells[metric.column].mean, 9)
+
     best = {}
     for metric in METRICS:
-        values = [metric.sign * line.cells[metric.column].mean for line in eligible]
-        finite = [value for value in values if np.isfinite(value)]
+        finite = [value for value in (rank(line, metric) for line in eligible) if np.isfinite(value)]
         best[metric.column] = max(finite) if finite else None
 
     def marked(line: Line) -> Line:
         cells = {
-            metric.column: replace(cell, best=line.eligible and metric.sign * cell.mean == best[metric.column])
+            metric.column: replace(
+                line.cells[metric.column], best=line.eligible and rank(line, metric) == best[metric.column]
+            )
             for metric in METRICS
-            for cell in [line.cells[metric.column]]
         }
         return replace(line, cells=cells)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from rayfl.metrics import first_best
 from rayfl.results.personalized import PersonalizedRows, recorded_clients
 from rayfl.results.schemas import METRICS
 
@@ -51,7 +52,9 @@ class Measure:
             return next((row for row in mine if own.is_summary(row)), None)
         if split == self.judge:
             members = [row for row in mine if own.is_member(row["model"]) and not row["selected_on"]]
-            return max(members, key=lambda row: float(row["top1"]), default=None)
+            by_model = {str(row["model"]): float(row["top1"]) for row in members}
+            best = first_best(by_model) if by_model else None
+            return next((row for row in members if row["model"] == best), None)
         wanted = (own.summary[0], self.judge)
         return next((row for row in mine if (row["model"], row["selected_on"]) == wanted), None)
 

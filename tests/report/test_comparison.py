@@ -104,6 +104,18 @@ def test_a_single_method_has_no_best(runs: list[Run]) -> None:
     assert not any(cell.best for line in compare(runs[:2]).lines for cell in line.cells.values())
 
 
+def test_equal_means_whose_last_bits_differ_are_both_best(copied: Copied) -> None:
+    values = [0.99, 0.98, 0.97, 1.0, 0.96]
+    assert np.mean(values) != np.mean(values[::-1])
+    one = with_accuracies(copied("fedavg-0"), values)
+    copied("fedavg-0", "other")
+    with_accuracies(Path(one.uri).parent / "other", values[::-1])
+    other = configured(Path(one.uri).parent / "other", algorithm={"name": "fedprox"})
+    lines = [line for line in compare([one, other]).lines if line.key == RowKey("global")]
+    assert [line.method for line in lines] == ["fedavg", "fedprox"]
+    assert [line.cells["top1"].best for line in lines] == [True, True]
+
+
 def test_tests_by_hand(copied: Copied) -> None:
     one = [with_accuracies(copied(f"fedavg-{s}", f"a{s}"), [0.5, 0.6, 0.7, 0.8, 0.9]) for s in (0, 1)]
     # Worse by 0.01 ... 0.05 for seed 0, better by 0.06 and equal four times for seed 1.

@@ -50,6 +50,16 @@ def test_the_member_of_a_sweep_is_the_judges() -> None:
     assert Measure(model="global").value(SWEPT, MIXED) == 0.3
 
 
+def test_equal_members_whose_last_bits_differ_are_ties() -> None:
+    """The first is meant, as it is for the test row that is chosen by validation."""
+    low, high = 0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1
+    for first, second in ((low, high), (high, low)):
+        rows = [row(f"lambda={value}", "validation", top1) for value, top1 in (("0.0", first), ("0.5", second))]
+        found = Measure().row(rows, MIXED, "validation")
+        assert found is not None
+        assert found["model"] == "lambda=0.0"
+
+
 def test_a_model_that_is_not_there_has_no_value() -> None:
     rows = [row("finetuned", "test", 0.5)]
     assert Measure().value(rows, PLAIN) is None

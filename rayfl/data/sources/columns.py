@@ -48,6 +48,7 @@ class Rows:
         splits: ``train`` or ``test`` for every row; None where there are no splits.
         integers: whether the inputs are lists of integers that are no pixels.
         num_labels: how many different labels there are.
+        unused: columns of numbers that are left out, where the inputs, numbers too, were found by their names.
     """
 
     x: np.ndarray
@@ -56,6 +57,7 @@ class Rows:
     splits: np.ndarray | None
     integers: bool
     num_labels: int
+    unused: tuple[str, ...] = ()
 
 
 def read_rows(paths: Sequence[Path], wanted: Wanted, shape: tuple[int, ...] | None, renumbered: bool = False) -> Rows:
@@ -70,13 +72,14 @@ def read_rows(paths: Sequence[Path], wanted: Wanted, shape: tuple[int, ...] | No
     Raises:
         DataError: naming file, column and, counted from 0, row.
     """
-    tables, layouts = [], []
+    tables, layouts, unused = [], [], dict[str, None]()
     for path in paths:
         file = _open(path)
         layouts.append(_layout(path, file.schema_arrow, wanted))
         if layouts[-1] != layouts[0]:
             raise DataError(f"{path}: the columns are not those of {paths[0]} ({layouts[-1]}, {layouts[0]})")
         tables.append(_table(path, file, layouts[0]))
+        unused |= dict.fromkeys(_unused(file.schema_arrow, layouts[0]) if wanted.x == AUTO else ())
     if not any(table.num_rows for table in tables):
         raise DataError(f"{', '.join(map(str, paths))}: no rows")
     filled = [(path, table) for path, table in zip(paths, tables, strict=True) if table.num_rows]
@@ -90,6 +93,7 @@ def read_rows(paths: Sequence[Path], wanted: Wanted, shape: tuple[int, ...] | No
         _splits(filled, layouts[0].split),
         layouts[0].kind == "lists" and _of_integers(filled[0][1].schema.field(layouts[0].x[0]).type),
         len(present),
+        tuple(unused),
     )
 
 
@@ -115,10 +119,11 @@ def _layout(path: Path, schema: pa.Schema, wanted: Wanted) -> Layout:
     others = [field for field in schema if _PREFIX.fullmatch(field.name) and field.name not in (x, y, client, split)]
     if x is not None:
         kind = _kind(path, schema.field(x))
-        if kind == "numbers" and others:
-            names = ", ".join(field.name for field in others)
+        rivals = [f.name for f in others if kind == "numbers" or (f.name[-1].isdigit() and _is_number(f.type))]
+        if rivals:
+            of_what = "single numbers" if kind == "numbers" else "inputs"
             raise DataError(
-                f"{path} has a column {x!r} of single numbers and also {names}; name the inputs with dataset.x"
+                f"{path} has a column {x!r} of {of_what} and also {', '.join(rivals)}; name the inputs with dataset.x"
             )
         return Layout((x,), kind, y, client, split)
     if not any(_is_number(field.type) for field in others):
@@ -166,6 +171,12 @@ def _check_number(path: Path, field: pa.Field, inputs: Sequence[pa.Field]) -> No
             f"{path}: column {field.name!r} has the type {field.type}, but the inputs beside it "
             f"({', '.join(names)}) are numbers: convert it, or name the inputs with dataset.x=[NAME, NAME, ...]"
         )
+
+
+def _unused(schema: pa.Schema, layout: Layout) -> list[str]:
+    """Columns of numbers beside inputs that are columns of numbers."""
+    used = (*layout.x, layout.y, layout.client, layout.split)
+    return [f.name for f in schema if layout.kind == "numbers" and _is_number(f.type) and f.name not in used]
 
 
 def _in_order(names: list[str]) -> list[str]:

@@ -133,10 +133,10 @@ class ParquetSource(PreparableSource):
             raise DataError("--source: the files of parquet are given by path=FILE or paths=[FILE, ...]")
         no_checksum(order, "the files of parquet are your own")
         path = self.prepared_path
-        if is_prepared(path, order):  # without the lock, which needs a writable folder
+        if _is_whole(path, order):  # without the lock, which needs a writable folder
             return path
         with locked(path, lambda: order.progress(f"waiting for another process that prepares {path.name}", 0, None)):
-            if is_prepared(path, order):
+            if _is_whole(path, order):
                 return path
             order.progress(f"reading {', '.join(file.name for file in self.files)}", 0, None)
             rows = self._rows()
@@ -146,7 +146,7 @@ class ParquetSource(PreparableSource):
                 content = write_pooled(path, self.name, _by_split(rows), num_classes, source).sha256
             else:
                 content = _write_clients(path, rows, num_classes, own_test=self.part == "both", source=source)
-            remarks = remarks_on(rows.x, rows.y, num_classes, self.num_classes is None, rows.integers)
+            remarks = remarks_on(rows.x, rows.y, num_classes, self.num_classes is None, rows.integers, rows.unused)
             options = {**self.model_dump(mode="json"), "clients": rows.clients is not None, "remarks": remarks}
             write_record(path, content, source, tuple(map(SourceFile.of, self.files)), options)
         return path
@@ -163,7 +163,7 @@ class ParquetSource(PreparableSource):
         if not own.any():
             raise DataError(f"dataset.part: no row of {', '.join(map(str, self.files))} has the split {self.part}")
         clients = None if rows.clients is None else rows.clients[own]
-        return Rows(rows.x[own], rows.y[own], clients, None, rows.integers, rows.num_labels)
+        return Rows(rows.x[own], rows.y[own], clients, None, rows.integers, rows.num_labels, rows.unused)
 
     def _num_classes(self, rows: Rows) -> int:
         needed = int(rows.y.max()) + 1 if self.labels == "as_found" else rows.num_labels
@@ -171,6 +171,14 @@ class ParquetSource(PreparableSource):
             found = f"there is a label {needed - 1}" if self.labels == "as_found" else f"there are {needed} labels"
             raise DataError(f"dataset.num_classes is {self.num_classes}, but {found}; labels are integers from 0")
         return self.num_classes or needed
+
+
+def _is_whole(path: Path, order: Order) -> bool:
+    """Whether the copy is there, and was looked at; older releases left out columns without a word."""
+    if not is_prepared(path, order):
+        return False
+    record = read_record(path)
+    return record is not None and "remarks" in record.options
 
 
 def _located(path: Path) -> Path:

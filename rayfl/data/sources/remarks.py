@@ -27,7 +27,9 @@ class Remark(NamedTuple):
     scale: bool = False
 
 
-def remarks_on(x: np.ndarray, y: np.ndarray, num_classes: int, counted: bool, integers: bool) -> list[Remark]:
+def remarks_on(
+    x: np.ndarray, y: np.ndarray, num_classes: int, counted: bool, integers: bool, unused: Sequence[str] = ()
+) -> list[Remark]:
     """Looks at all samples.
 
     Args:
@@ -36,9 +38,23 @@ def remarks_on(x: np.ndarray, y: np.ndarray, num_classes: int, counted: bool, in
         num_classes: how many classes there are said to be.
         counted: whether that is what the labels themselves made it (the largest plus 1).
         integers: whether the inputs were lists of integers.
+        unused: columns that may be inputs, and are none.
     """
-    found = [*_on_labels(np.unique(y), len(y), num_classes, counted)]
+    found = [*_on_columns(unused), *_on_labels(np.unique(y), len(y), num_classes, counted)]
     return found if x.dtype == np.uint8 or not x.size else [*found, *_on_inputs(x, integers)]
+
+
+def _on_columns(unused: Sequence[str]) -> list[Remark]:
+    if not unused:
+        return []
+    shown = ", ".join(unused[:_SHOWN]) + (f", ... ({len(unused)} in all)" if len(unused) > _SHOWN else "")
+    be = "is" if len(unused) == 1 else "are"
+    return [
+        Remark(
+            f"the inputs are the columns whose names begin with x, and {shown} {be} left out: name the inputs with "
+            "dataset.x=[NAME, NAME, ...], these columns among them or not"
+        )
+    ]
 
 
 def _on_labels(present: np.ndarray, samples: int, num_classes: int, counted: bool) -> list[Remark]:

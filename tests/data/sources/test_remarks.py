@@ -20,6 +20,7 @@ from rayfl.cli.entry import app
 from rayfl.config.added import ADDED
 from rayfl.config.loading import load_config
 from rayfl.data.federated import FederatedDataset
+from rayfl.data.files.records import read_record, write_record
 from rayfl.data.sources.base import Samples
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.errors import ClientError, DataError
@@ -224,11 +225,43 @@ def test_a_column_among_the_inputs_is_never_dropped(tmp_path: Path, odd: list[An
         ({"label": [0] * N}, "columns y and label; say which is meant with dataset.y"),
         ({"image": [0.0] * N}, "columns x and image; say which is meant with dataset.x"),
         ({"x": [0.0] * N, "x1": [1.0] * N}, "a column 'x' of single numbers and also x1; name the inputs"),
+        ({"x0": [0.0] * N, "x1": [1.0] * N}, "a column 'x' of inputs and also x0, x1; name the inputs"),
     ],
 )
 def test_columns_that_may_be_meant_are_not_chosen_among(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         ParquetSource(path=table(tmp_path / "f.parquet", **columns)).open()
+
+
+def test_columns_of_numbers_that_are_left_out_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    columns = columns_of(RANDOM.normal(size=(N, 3))) | {"age": [30.0] * N, "note": ["text"] * N}
+    path = table(tmp_path / "f.parquet", **columns)
+    (remark,) = remarks(of_file(path), caplog)
+    assert "columns whose names begin with x, and age is left out: name the inputs with dataset.x=" in remark
+    for meant in (["x0", "x1", "x2"], ["x0", "x1", "x2", "age"]):
+        assert remarks(of_file(path, x=meant), caplog) == []
+    # Beside lists and images there may be anything.
+    assert remarks(of_file(table(tmp_path / "lists.parquet", age=[30.0] * N)), caplog) == []
+
+
+def test_copies_that_an_older_release_made_are_looked_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = table(tmp_path / "f.parquet", y=ONE_TWO)
+    (remark,) = remarks(of_file(path), caplog)
+    copy = ParquetSource(path=path).prepared_path
+    content, record = copy.read_bytes(), read_record(copy)
+    assert record is not None
+    older = {key: value for key, value in record.options.items() if key not in ("remarks", "labels")}
+    write_record(copy, record.content, record.source, record.files, older)
+    assert remarks(of_file(path), caplog) == [remark]
+    again = read_record(copy)
+    assert again is not None
+    assert (copy.read_bytes(), again.content) == (content, record.content)
+    # One that lacks a column of text is not used any more.
+    odd = table(tmp_path / "odd.parquet", **columns_of(RANDOM.normal(size=(N, 3))) | {"x1": ["text"] * N})
+    copy.rename(ParquetSource(path=odd).prepared_path)
+    write_record(ParquetSource(path=odd).prepared_path, record.content, record.source, record.files, older)
+    with pytest.raises(DataError, match="column 'x1' has the type"):
+        ParquetSource(path=odd).open()
 
 
 def test_the_option_counts_where_it_changes_something(tmp_path: Path) -> None:
