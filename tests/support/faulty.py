@@ -131,4 +131,6 @@ class FaultyRows(Scaffold):
 
 def _lost(device: torch.device, error: Exception | None = None) -> None:
     """From now on this process computes nowhere."""
+    if isinstance(error, DeviceLostError):
+        raise error
     raise DeviceLostError(f"this process can no longer compute on {device}: {error}")

@@ -36,7 +36,8 @@ def test_a_lost_device_ends_its_actor_and_no_client_is_left_out(policy: dict[str
     result = rayfl.run(config | {"algorithm": losing | {"marker": str(tmp_path / "once")}}, callbacks=[watching])
     (reason,) = watching.reasons
     assert "can no longer compute on cpu: CUDA error: an illegal memory access was encountered" in reason
-    assert "it had local_update of clients" in reason
+    assert "it had local_update of client" in reason  # of one or two: the actor may have answered for the other
+    assert reason.count("can no longer compute") == 1
     assert not result.skipped.num_rows
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "lost"))
     with pytest.raises(RunError, match=r"gave up after 1 failures .* can no longer compute on cpu"):
