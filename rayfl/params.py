@@ -52,6 +52,11 @@ def map_leaves(function: Callable[..., Any], tree: Mapping[str, Any], *others: M
     }
 
 
+def own_dicts(tree: Mapping[str, Any]) -> Tree:
+    """The same leaves in dicts of their own: what is assigned in one tree is not assigned in the other."""
+    return map_leaves(lambda leaf: leaf, tree)
+
+
 def copy(tree: Mapping[str, Any]) -> Tree:
     """A tree whose tensors share no memory with ``tree``."""
     return map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)

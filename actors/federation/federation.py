@@ -25,7 +25,7 @@ from rayfl.engine.client import RoundContext
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import MethodError
 from rayfl.metrics import Statistics
-from rayfl.params import Tree, from_numpy, num_bytes
+from rayfl.params import Tree, from_numpy, num_bytes, own_dicts
 from rayfl.storage.manifest import StoredFile
 
 
@@ -146,7 +146,7 @@ class Federation:
         while True:
             present = self.present(cohort)
             try:
-                changed = played(algorithm, server, present, self) if present else {}
+                changed = played(algorithm, own_dicts(server), present, self) if present else {}
                 self._attendance.end()
             except ClientsFailedError:
                 changed = None

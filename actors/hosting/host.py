@@ -30,7 +30,7 @@ from rayfl.engine.trampoline import run_procedures
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import ClientError, MethodError, RayflError, ResourceError, as_error, text_of
 from rayfl.models.private_norm import PrivateNorm
-from rayfl.params import Tree, from_numpy, map_leaves, num_bytes, to_numpy
+from rayfl.params import Tree, from_numpy, map_leaves, num_bytes, own_dicts, to_numpy
 from rayfl.storage.manifest import StoredFile
 
 
@@ -189,7 +189,7 @@ class ClientHost:
         for id in ids:
             try:
                 client = self._client(id, job)
-                given = {**common, **from_numpy(job.payloads.get(id, {}), self.engine.device)}
+                given = {**own_dicts(common), **from_numpy(job.payloads.get(id, {}), self.engine.device)}
                 if self._norm.names:
                     given = self._norm.joined(given, client.state, self.engine.device)
             except Exception as error:

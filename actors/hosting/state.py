@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from actors.hosting.memory import Kept, Lookups, Spill
-from rayfl.params import Tree, from_numpy, leaves, map_leaves, to_numpy
+from rayfl.params import Tree, from_numpy, leaves, map_leaves, own_dicts, to_numpy
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.manifest import StoredFile
 
@@ -56,7 +56,7 @@ class ClientStates:
         if kept is None:
             return {}
         self.lookups.note(kept.tree is not None)
-        return map_leaves(lambda leaf: leaf, self._spill.get(kept))
+        return own_dicts(self._spill.get(kept))
 
     def holds(self, client: int) -> bool:
         """Whether the client's state is here, in memory or spilled."""

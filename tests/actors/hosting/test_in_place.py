@@ -134,6 +134,36 @@ def test_method_client_and_leaf_are_named(method: type[Writer], what: str, mode:
     )
 
 
+class Assigning(Writer):
+    """Puts tensors of its own into the dict that it received."""
+
+    def write(self, client: Client, model: Tree) -> None:
+        model.update({name: torch.zeros_like(leaf) for name, leaf in model.items()})
+
+    def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
+        changed = super().round(server, cohort, clients)
+        server["model"].clear()
+        return changed
+
+
+class Careful(Writer):
+    """The same with a dict of its own."""
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        zeros = {name: torch.zeros_like(leaf) for name, leaf in model.items()}
+        return await FedAvg.local_update(self, client, zeros if client.id == GUILTY else model)
+
+
+@MODES
+def test_dicts_that_are_lent_are_the_procedures_own(mode: str) -> None:
+    """What one client assigns there, or the server's round, is nobody else's."""
+    assigning, careful = toy_of(Assigning(), mode), toy_of(Careful(), mode)
+    before = copy(assigning.server)
+    played = assigning.federation.play(assigning.algorithm, assigning.server, COHORT)
+    assert_equal(assigning.server, before)
+    assert_equal(played, careful.federation.play(careful.algorithm, careful.server, COHORT))
+
+
 @MODES
 def test_the_report_of_an_update_may_not_write_either(mode: str) -> None:
     with pytest.raises(ClientError, match=r"client 0, round 0, local_update: .* 'model/head\.bias' of what is sent"):
