@@ -54,6 +54,16 @@ class Clients(Protocol):
         """Training samples n_k of the given clients, int64."""
         ...
 
+    def received(self, client: int, server: Tree) -> Tree:
+        """What the server's tree was when a client of the cohort began.
+
+        Args:
+            client: its id.
+            server: the server's tree as it is, which is the answer for a client that began in this round (in
+                synchronous rounds, for every one); for others it is what ``Algorithm.sent`` kept.
+        """
+        ...
+
     def mean(
         self,
         procedure: Procedure,
@@ -131,6 +141,8 @@ class Algorithm(BaseModel):
         no_private_norm: values of ``train.private_norm`` that the method cannot have, and why.
         train_settings: options of the section ``train`` that are part of the method, with their values. A configuration
             that leaves one out gets the method's; one that gives another value is refused.
+        asynchronous: whether the method is made for rounds without a barrier (``system.mode=buffered``), and for no
+            others: a client of the cohort may have begun from the server's tree of an earlier round.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -145,6 +157,7 @@ class Algorithm(BaseModel):
     mixes_architectures: ClassVar[bool] = False
     no_private_norm: ClassVar[Mapping[str, str]] = {}
     train_settings: ClassVar[Mapping[str, Any]] = {}
+    asynchronous: ClassVar[bool] = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses what would be lost: no commit has a method's attributes, and no other process sees them.
@@ -186,6 +199,14 @@ class Algorithm(BaseModel):
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         """One round on the server: returns the entries of ``server`` that change."""
         raise TypeError(f"{type(self).__name__} does not define a round")
+
+    def sent(self, server: Tree) -> Tree:
+        """What of the server's tree clients are sent in a round.
+
+        Where rounds have no barrier it is kept for the clients that began with it (``Clients.received``). The first
+        messages on simulated devices are taken to be as long.
+        """
+        return server
 
     @property
     def objective(self) -> Any:

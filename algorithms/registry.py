@@ -14,6 +14,7 @@ from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.fedbn import FedBN
+from algorithms.fedbuff import FedBuff
 from algorithms.fedcac import FedCAC
 from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
@@ -64,6 +65,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedYogi,
         FedAdam,
         FedNova,
+        FedBuff,
         FedNTD,
         FedGH,
         FedDistill,

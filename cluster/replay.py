@@ -195,6 +195,9 @@ class _Alone:
     def num_samples(self, clients: Sequence[int]) -> np.ndarray:
         return self._federation.num_samples(clients)
 
+    def received(self, client: int, server: Tree) -> Tree:
+        return self._federation.received(client, server)
+
     def mean(
         self,
         procedure: Procedure,

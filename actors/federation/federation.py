@@ -63,6 +63,7 @@ class Federation:
         self._attendance = Attendance(context.round, None, {})
         self._deaths = Deaths(self._policy)
         self._unscorable: dict[int, Failure] = {}
+        self._past: Mapping[int, Tree] = {}
         self.unscored: dict[int, Failure] = {}
 
     @property
@@ -92,6 +93,8 @@ class Federation:
         cohort: Sequence[int] | None = None,
         absent: Mapping[int, Failure] | None = None,
         unscorable: Mapping[int, Failure] | None = None,
+        started: Mapping[int, int] | None = None,
+        past: Mapping[int, Tree] | None = None,
     ) -> None:
         """Sets the round; hosts that have joined since the last one take part in it.
 
@@ -101,8 +104,11 @@ class Federation:
             cohort: the sampled clients; None: everybody counts as sampled.
             absent: clients known to fail in this round, from an attempt at it that was undone.
             unscorable: clients known to fail in an evaluation after it, likewise.
+            started: the earlier round in which a client of the cohort began, by client.
+            past: what was sent in these rounds, by round.
         """
-        self._context = replace(self._context, round=round, final=False)
+        self._context = replace(self._context, round=round, final=False, started=dict(started or {}))
+        self._past = dict(past or {})
         self._trained_splits = tuple(trained_splits)
         self._attendance = Attendance(round, cohort, absent or {})
         self._unscorable = dict(unscorable or {})
@@ -142,7 +148,7 @@ class Federation:
                 commit may be reading.
             RoundUndoneError: when the clients' states must be what they were before the round, first.
         """
-        lent = Untouched(server)
+        lent = Untouched({**server, **{f"(of round {round})": tree for round, tree in self._past.items()}})
         while True:
             present = self.present(cohort)
             try:
@@ -171,6 +177,11 @@ class Federation:
         """Training samples n_k of the given clients, int64."""
         own = self._sizes[:, 0]
         return np.append(own, own.sum())[np.asarray(clients, dtype=np.int64)]
+
+    def received(self, client: int, server: Tree) -> Tree:
+        """The server's tree as it was when a client of the cohort began; see ``algorithms.base.Clients``."""
+        began = self._context.started.get(client)
+        return server if began is None else self._past[began]
 
     def mean(
         self,
@@ -282,7 +293,8 @@ class Federation:
             common = num_bytes(broadcast)
             for client in asked:
                 self.traffic.add(client, down=common + num_bytes(given.get(client, {})))
-        job = self._job(name, kind, splits=self._trained_splits, counted=counted, summands=len(asked))
+        options = {"counted": counted, "summands": len(asked), "started": self._context.started}
+        job = self._job(name, kind, splits=self._trained_splits, **options)
         with self._examined(job, required):
             for result in self._answers(job, Call(name, kind, asked, broadcast, given), required):
                 self.trained_scores.update(result.scores)

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from actors.federation.assignment import assign
 from actors.federation.pace import Pace
 from actors.hosting.at_work import clients_named, tell_printed
@@ -16,7 +18,7 @@ from actors.hosting.memory import Lookups
 from actors.hosting.state import Change
 from actors.processes.pool import HostDiedError, HostPool
 from rayfl.errors import ClientError
-from rayfl.params import Tree, from_numpy, to_numpy
+from rayfl.params import Tree, from_numpy, map_leaves, to_numpy
 from rayfl.storage.manifest import StoredFile
 
 _log = logging.getLogger("rayfl")
@@ -106,7 +108,7 @@ class Hosts:
                 share = replace(
                     job,
                     clients=piece,
-                    payloads={client: to_numpy(payloads[client]) for client in piece if client in payloads},
+                    payloads=_as_arrays({client: payloads[client] for client in piece if client in payloads}),
                     committed=self._not_in_memory(piece),
                 )
                 handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
@@ -221,6 +223,16 @@ def _naming(death: HostDiedError, job: Job, owed: Sequence[int]) -> HostDiedErro
         lost = f"{job.procedure} of {clients_named(clients)}"
     reason = f"{death.reason} (it had {lost} in round {job.round})"
     return HostDiedError(death.host, reason, clients, death.hung, death.certain, death.suspicious)
+
+
+def _as_arrays(payloads: Mapping[int, Tree]) -> dict[int, Tree]:
+    """Trees of arrays by client. What several clients are sent, such as one model, is one array, which travels once."""
+    arrays: dict[int, Any] = {}
+
+    def array(leaf: Any) -> Any:
+        return arrays.setdefault(id(leaf), to_numpy({"": leaf})[""]) if isinstance(leaf, Tensor) else leaf
+
+    return {client: map_leaves(array, tree) for client, tree in payloads.items()}
 
 
 def _by_host(hosts_of: Mapping[int, int], hosts: int) -> list[list[int]]:

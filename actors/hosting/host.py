@@ -332,7 +332,7 @@ class ClientHost:
         state = self.states.checkout(id)
         if device.type != "cpu":
             state = map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, state)
-        context = replace(self._context, round=job.round, final=job.final)
+        context = replace(self._context, round=job.round, final=job.final, started=job.started)
         return Client(id, state, self._samples.of(id), self.engine.task, context, device, self._samples.public)
 
     def release(self, clients: Sequence[int]) -> dict[int, Tree]:

@@ -36,6 +36,7 @@ class Job:
         attempts: how often a client's procedure is run at most.
         skips: whether a client that failed every time is left out, rather than an error.
         summands: how many contributions a mean is of, over all hosts.
+        started: the round in which a client began, by client, if it was an earlier one.
     """
 
     procedure: str
@@ -50,6 +51,7 @@ class Job:
     attempts: int = 1
     skips: bool = False
     summands: int = 1
+    started: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass

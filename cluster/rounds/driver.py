@@ -15,12 +15,11 @@ from cluster.rounds.skipped import SkippedClients
 from cluster.rounds.stopwatch import Stopwatch
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
-from rayfl.params import num_bytes
 from rayfl.results.personalized import check_personalized
-from rayfl.results.schemas import SIMULATED_ROUNDS_SCHEMA
+from rayfl.results.schemas import simulated_tables
 from rayfl.results.summaries import Scores
 from rayfl.results.tables import ResultTables
-from rayfl.system.schedule import PROCEDURE, Clock, Turnout
+from rayfl.system.schedule import PROCEDURE, Turnout
 from rayfl.tracking.callback import Callback
 
 
@@ -100,7 +99,10 @@ class Driver:
         evaluation = self._config.evaluation
         scored = evaluation.cohort_every and (round + 1) % evaluation.cohort_every == 0
         left_out = (self._absent.get(round), self._unscorable.get(round))
-        self._federation.begin_round(round, evaluation.splits if scored else (), cohort, *left_out)
+        past = self.progress.unfinished.past
+        self._federation.begin_round(
+            round, evaluation.splits if scored else (), cohort, *left_out, started=turnout.started, past=past
+        )
         self._unscored = {}
         changed = self._federation.play(self._algorithm, self.progress.server, cohort)
         check_changes(changed, self._algorithm)
@@ -153,7 +155,7 @@ class Driver:
         schedule = self._parts.schedule
         if schedule is None:
             return Turnout(tuple(self._parts.cohort(round)))
-        return schedule.plan(round, self.progress.clock)
+        return schedule.plan(round, self.progress.clock, self.progress.unfinished.updates)
 
     def _simulated(self, turnout: Turnout) -> dict[str, float]:
         return {} if self._parts.schedule is None else {"simulated": turnout.duration_us / 1e6}
@@ -170,8 +172,11 @@ class Driver:
         )
         if self._parts.schedule is not None:
             messages = [traffic.by_client[client] for client in turnout.cohort if client in traffic.by_client]
-            progress.clock = before.clock.after(turnout.duration_us, messages)
+            progress.clock = before.clock.after(turnout.duration_us, messages, turnout.events)
             progress.tables.simulated_s = progress.clock.seconds
+            sent, present = self._algorithm.sent(before.server), self._federation.present(turnout.cohort)
+            progress.unfinished = before.unfinished.after(before.rounds_completed, sent, turnout.under_way)
+            progress.tables.staleness = {client: self._federation.context.staleness(client) for client in present}
             left_out = {client: (PROCEDURE, reason) for client, reason in turnout.left_out.items()}
             progress.tables.add_skipped(progress.rounds_completed, left_out)
         return progress
@@ -239,13 +244,13 @@ class Driver:
         self._federation.rewind()
 
     def _restored(self, thoroughly: bool = False) -> Progress:
-        rounds = None if self._parts.schedule is None else SIMULATED_ROUNDS_SCHEMA.empty_table()
+        empty = {} if self._parts.schedule is None else simulated_tables(self._parts.buffered)
         tables = ResultTables(
             self._parts.dataset.names,
             self._algorithm.sweep,
             self._parts.partition_hash,
-            rounds=rounds,
             personalized=self._algorithm.personalized,
+            **empty,
         )
         progress = self._recorder.restore(tables, thoroughly)
         self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})
@@ -253,7 +258,7 @@ class Driver:
             server = self._parts.initial_server()
             progress = Progress(0, server, tables)
             if self._parts.schedule is not None:
-                progress.clock = Clock(0, num_bytes(server), num_bytes(server))
+                progress.clock = self._parts.first_clock(server)
         self._commit_begun = progress.rounds_completed
         self._committed = self._recorder.committed
         return progress

@@ -26,6 +26,7 @@ from rayfl.storage.manifest import Manifest, StoredFile, manifest_name
 from rayfl.storage.run_folder import changed_inputs
 from rayfl.storage.tables import PartedTable, put_beside, read_whole
 from rayfl.system.schedule import Clock
+from rayfl.system.unfinished import Unfinished, separated
 
 _PUBLISH_EVERY_S = 10.0
 _PUBLISH_SHARE = 20
@@ -45,6 +46,7 @@ class Progress:
         bytes_down: bytes sent to clients so far.
         bytes_up: bytes received from clients so far.
         clock: the virtual time of a simulated system.
+        unfinished: what is under way, where rounds have no barrier.
     """
 
     rounds_completed: int
@@ -53,6 +55,7 @@ class Progress:
     bytes_down: int = 0
     bytes_up: int = 0
     clock: Clock = field(default_factory=Clock)
+    unfinished: Unfinished = field(default_factory=Unfinished)
 
 
 @dataclass
@@ -94,9 +97,9 @@ class Recorder:
     def start(self, progress: Progress, federation: Federation) -> None:
         """Begins a commit of ``progress``; its parts are not changed afterwards, so nothing is copied."""
         handles = federation.start_commit(progress.rounds_completed)
-        counters = _counters(progress)
+        counters, server = _counters(progress), progress.unfinished.beside(progress.server)
         self._pending = self._writer.submit(
-            self._write, progress.rounds_completed, progress.server, progress.tables, counters, federation, handles
+            self._write, progress.rounds_completed, server, progress.tables, counters, federation, handles
         )
 
     def _write(
@@ -274,12 +277,14 @@ class Recorder:
                 f"the results in {self.storage.uri} are of other data than the configuration gives now: the data set's "
                 "files or the partition's file have changed. Restore them, or choose another name"
             )
+        server, unfinished = separated(self._store.read_server(self.manifest))
         progress = Progress(
             self.manifest.rounds_completed,
-            self._store.read_server(self.manifest),
+            server,
             tables.after(self.committed),
             **{name: self.manifest.counters.get(name, 0) for name in ("bytes_down", "bytes_up")},
             clock=Clock(**{name: self.manifest.counters.get(f"clock_{name}", 0) for name in asdict(Clock())}),
+            unfinished=unfinished,
         )
         self._store.drop_after(self.manifest.rounds_completed)
         self._publish(self.manifest)

@@ -10,6 +10,8 @@ from pydantic import BaseModel
 ADDED: Mapping[str, Any] = {
     "algorithm.one_sample": "paper",
     "dataset.labels": "as_found",
+    "system.concurrency": None,
+    "system.mode": "synchronous",
     "train.betas": [0.9, 0.999],
     "train.dampening": 0.0,
     "train.eps": 1e-8,

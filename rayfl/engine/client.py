@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,8 @@ class RoundContext:
         streams: all random streams.
         final: whether this is the evaluation after the last round.
         augmentation: how training images are changed at random; None: not at all.
+        started: where rounds have no barrier, the round in which a client of the cohort began its local update, by
+            client, if it was an earlier one: its model is so much older.
     """
 
     round: int
@@ -49,6 +51,11 @@ class RoundContext:
     streams: RandomStreams
     final: bool = False
     augmentation: Augmentation | None = None
+    started: Mapping[int, int] = field(default_factory=dict)
+
+    def staleness(self, client: int) -> int:
+        """s, how many steps the server has taken since a client of the cohort began; 0 in synchronous rounds."""
+        return self.round - self.started.get(client, self.round)
 
     @property
     def cohort_size(self) -> int:
@@ -95,12 +102,17 @@ class Client:
 
     @property
     def round(self) -> int:
-        """t, 0-indexed."""
-        return self.context.round
+        """t, 0-indexed: the round in which the client began, which sets its learning rate and random numbers."""
+        return self.context.round - self.staleness
+
+    @property
+    def staleness(self) -> int:
+        """s, how many steps the server has taken since the client began; 0 in synchronous rounds."""
+        return self.context.staleness(self.id)
 
     @property
     def lr(self) -> float:
-        """eta_t, the learning rate of this round."""
+        """eta_t, the learning rate of the round in which the client began."""
         return self.context.train.lr_in(self.round)
 
     def examples(self, split: str = "train") -> Examples:

@@ -22,13 +22,14 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.examples import SPLITS
 from rayfl.experiment.copies import copy_of
 from rayfl.models.private_norm import PrivateNorm, private_names
-from rayfl.params import Tree, leaves
+from rayfl.params import Tree, leaves, num_bytes
 from rayfl.randomness import RandomStreams
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
+from rayfl.system.buffered import BufferedSchedule
 from rayfl.system.config import NoSystem
 from rayfl.system.devices import Device, make_devices
-from rayfl.system.schedule import Schedule, samples_per_round
+from rayfl.system.schedule import Clock, Schedule, samples_per_round
 
 _log = logging.getLogger("rayfl")
 
@@ -154,7 +155,22 @@ class Parts:
         samples = samples_per_round(
             self.dataset.sizes()[:, 0], train.local_epochs, train.batch_size, train.min_local_steps
         )
-        return Schedule(system, self.devices, samples, self.context.cohort_size, self.streams)
+        kind = BufferedSchedule if system.mode == "buffered" else Schedule
+        return kind(system, self.devices, samples, self.context.cohort_size, self.streams)
+
+    @property
+    def buffered(self) -> bool:
+        """Whether rounds have no barrier."""
+        return isinstance(self.schedule, BufferedSchedule)
+
+    def first_clock(self, server: Tree) -> Clock:
+        """The virtual time before round 0, when no message has been sent yet whose length is known.
+
+        Args:
+            server: the tree before round 0.
+        """
+        size = num_bytes(self.config.algorithm.sent(server))
+        return Clock(0, size, size)
 
     def check(self) -> np.ndarray:
         """Finds what can be found before any actor starts; returns samples by client and split (K, 3).
@@ -225,12 +241,28 @@ class Parts:
             _log.warning("no client has a validation sample (%s): there will be no such rows%s", holdout, why)
 
     def _check_system(self, num_clients: int) -> None:
-        """Makes the devices, and so finds what is wrong with lists and traces."""
-        system = self.config.system
+        """Makes the devices, and so finds what is wrong with lists and traces; plans a first round without barrier."""
+        system, algorithm = self.config.system, self.config.algorithm
+        buffered = not isinstance(system, NoSystem) and system.mode == "buffered"
+        if algorithm.asynchronous and not buffered:
+            raise ConfigError(
+                f"{algorithm.name} has rounds without a barrier, in which clients of different speed begin and end at "
+                "any time: set system=given, sampled or trace, and system.mode=buffered (docs/system.md)"
+            )
+        if buffered and not algorithm.asynchronous:
+            raise ConfigError(
+                f"system.mode is buffered, but {algorithm.name} expects that a round's clients all begin with it: set "
+                "system.mode=synchronous, or choose fedbuff, or a class that says asynchronous = True "
+                "(docs/write-a-method.md)"
+            )
         if isinstance(system, NoSystem) or not self.devices:
             return
         if system.over_sampling > 1 and self.context.cohort_size == num_clients:
             raise ConfigError("system.over_sampling: train.clients_per_round asks all clients already; leave it out")
+        if system.concurrency is not None and system.concurrency > num_clients:
+            raise ConfigError(f"system.concurrency is {system.concurrency}, but there are only {num_clients} clients")
+        if self.schedule is not None and buffered:
+            self.schedule.plan(0, self.first_clock(self.initial_server()))
 
     def _check_private_norm(self) -> None:
         algorithm, policy, network = self.config.algorithm, self.config.train.private_norm, self.task.network

@@ -78,6 +78,14 @@ such updates, and in rows of all clients.
 SIMULATED_ROUNDS_SCHEMA = ROUNDS_SCHEMA.append(pa.field("simulated_s", pa.float64()))
 """The same with a simulated system: ``simulated_s`` is the virtual time at the end of the round, in seconds."""
 
+BUFFERED_ROUNDS_SCHEMA = SIMULATED_ROUNDS_SCHEMA.append(pa.field("staleness", pa.float64())).append(
+    pa.field("staleness_max", pa.int32())
+)
+BUFFERED_CLIENTS_SCHEMA = CLIENTS_SCHEMA.append(pa.field("staleness", pa.int32()))
+"""The same with rounds without a barrier: how many steps the server has taken since a client began whose update is of
+this round. ``rounds`` has mean and largest over these clients, null in a round without any; ``clients`` has each
+client's, null in rows of clients of which the round has no update, and in those of all clients."""
+
 SKIPPED_SCHEMA = pa.schema(
     [
         ("round", pa.int32()),
@@ -127,5 +135,19 @@ ALL_TABLES = {**TABLES, "damage": DAMAGE_SCHEMA}
 
 def known_schema(name: str, schema: pa.Schema) -> bool:
     """Whether a table of this name may have these columns."""
-    allowed = [ALL_TABLES[name], *([SIMULATED_ROUNDS_SCHEMA] if name == "rounds" else [])]
+    allowed = [
+        ALL_TABLES[name],
+        *(tables[name].schema for tables in map(simulated_tables, (False, True)) if name in tables),
+    ]
     return any(schema.equals(one) for one in allowed)
+
+
+def simulated_tables(buffered: bool) -> dict[str, pa.Table]:
+    """The tables that have further columns with a simulated system, by name, without rows.
+
+    Args:
+        buffered: whether rounds have no barrier.
+    """
+    if not buffered:
+        return {"rounds": SIMULATED_ROUNDS_SCHEMA.empty_table()}
+    return {"rounds": BUFFERED_ROUNDS_SCHEMA.empty_table(), "clients": BUFFERED_CLIENTS_SCHEMA.empty_table()}

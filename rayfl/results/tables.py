@@ -13,7 +13,6 @@ from rayfl.results.calibration import CALIBRATION_SCHEMA, bin_rows
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.schemas import (
     CLIENTS_KEY,
-    CLIENTS_SCHEMA,
     METRICS,
     PARTITION_KEY,
     ROUNDS_SCHEMA,
@@ -43,6 +42,7 @@ class ResultTables:
         committed: by table, how many rows there were before these.
         metadata: of all tables.
         simulated_s: the virtual time of new rows of ``rounds``, where they have it.
+        staleness: of the round's updates by client, for new rows that have it.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class ResultTables:
         self.clients, self.rounds = tables["clients"], tables["rounds"]
         self.skipped, self.calibration = tables["skipped"], tables["calibration"]
         self.simulated_s: float | None = None
+        self.staleness: Mapping[int, int] = {}
 
     def by_name(self) -> dict[str, pa.Table]:
         """All tables, by name."""
@@ -192,12 +193,19 @@ class ResultTables:
             "bytes_down": [down for down, _ in both],
             "bytes_up": [up for _, up in both],
         }
-        self.clients = _joined(self.clients, pa.table(columns, schema=CLIENTS_SCHEMA))
+        if "staleness" in self.clients.schema.names:
+            found_in = self.staleness if cohort == "selected" else {}
+            columns["staleness"] = [found_in.get(client) for client in found.clients]
+        self.clients = _joined(self.clients, pa.table(columns, schema=self.clients.schema))
 
     def _append_rounds(self, rows: list[dict[str, Any]]) -> None:
         if "simulated_s" in self.rounds.schema.names:
             for row in rows:
                 row["simulated_s"] = self.simulated_s
+        if "staleness" in self.rounds.schema.names and self.staleness:
+            each = list(self.staleness.values())
+            for row in rows:
+                row |= {"staleness": sum(each) / len(each), "staleness_max": max(each)}
         self.rounds = _append(self.rounds, rows, self.rounds.schema)
 
 

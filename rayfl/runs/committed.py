@@ -18,6 +18,7 @@ from rayfl.examples import Examples
 from rayfl.params import Tree
 from rayfl.runs.folder import RunFolder
 from rayfl.storage.manifest import Manifest
+from rayfl.system.unfinished import separated
 
 _CPU = torch.device("cpu")
 _FILES_IN_MEMORY = 4
@@ -49,7 +50,8 @@ class CommittedModels:
     @cached_property
     def server(self) -> Tree:
         """The server's tree."""
-        return self.run.store.read_server(self.manifest)
+        server, _ = separated(self.run.store.read_server(self.manifest))
+        return server
 
     @cached_property
     def engine(self) -> Engine:

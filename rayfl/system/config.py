@@ -65,6 +65,14 @@ class NoSystem(_Options):
 class Waiting(_Options):
     """How the server samples clients that may be slow or lost; part of every simulated system."""
 
+    mode: Literal["synchronous", "buffered"] = Field(
+        "synchronous",
+        description="synchronous: a round's clients begin together, and the server waits for them; buffered: clients "
+        "begin and end at any time, and a round is over when clients_per_round updates have arrived (FedBuff)",
+    )
+    concurrency: int | None = Field(
+        None, ge=1, description="clients that train at the same time (buffered); null: clients_per_round"
+    )
     over_sampling: float = Field(
         1.0,
         ge=1,
@@ -83,6 +91,15 @@ class Waiting(_Options):
         gt=0,
         description="time of training on a sample once, in forward passes (3: the backward pass takes two more)",
     )
+
+    @model_validator(mode="after")
+    def _options_of_the_mode(self) -> Waiting:
+        """No option of the other mode, which would do nothing."""
+        if self.mode == "synchronous" and self.concurrency is not None:
+            raise ValueError("concurrency needs mode=buffered: in synchronous rounds clients_per_round train together")
+        if self.mode == "buffered" and self.over_sampling > 1:
+            raise ValueError("mode=buffered uses every update, also late ones: leave over_sampling out")
+        return self
 
 
 class GivenSystem(Waiting):

@@ -15,6 +15,9 @@ from rayfl.system.devices import Device
 PROCEDURE = "system"
 """What ``skipped.parquet`` calls the cause of clients that a simulated system has left out."""
 
+DROPPED_OUT, UNAVAILABLE, TOO_LATE = "dropped out", "unavailable before it was done", "later than the deadline"
+"""Why a client that was asked does not answer."""
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -26,26 +29,47 @@ class Clock:
         now_us: microseconds since the start.
         down: bytes to a client in a round, the most that one had in the last round.
         up: bytes from it.
+        events: how many times a client was looked for to begin, where rounds have no barrier.
     """
 
     now_us: int = 0
     down: int = 0
     up: int = 0
+    events: int = 0
 
     @property
     def seconds(self) -> float:
         """Seconds since the start."""
         return self.now_us / 1e6
 
-    def after(self, duration_us: int, messages: Sequence[tuple[int, int]]) -> Clock:
+    def after(self, duration_us: int, messages: Sequence[tuple[int, int]], events: int = 0) -> Clock:
         """The clock after a round.
 
         Args:
             duration_us: of the round.
             messages: bytes down and up of each client that took part; none: as before.
+            events: so many more.
         """
         down = max((down for down, _ in messages), default=self.down)
-        return Clock(self.now_us + duration_us, down, max((up for _, up in messages), default=self.up))
+        up = max((up for _, up in messages), default=self.up)
+        return Clock(self.now_us + duration_us, down, up, self.events + events)
+
+
+@dataclass(frozen=True, order=True)
+class Update:
+    """A client's local update that is under way when a round ends, where rounds have no barrier.
+
+    Attributes:
+        client: whose.
+        began: the round in which it began: the number of steps that the server had taken by then.
+        ends_us: when it ends, in microseconds on the virtual clock.
+        lost: why it does not arrive; empty if it does.
+    """
+
+    client: int
+    began: int
+    ends_us: int
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,11 +80,17 @@ class Turnout:
         cohort: those that take part, ascending.
         duration_us: how long the server waits, in microseconds.
         left_out: why the others that were asked do not, by client.
+        started: the round in which a client of the cohort began, by client, if it was an earlier one.
+        under_way: the updates that go on in the next round, by client ascending.
+        events: how many times a client was looked for to begin.
     """
 
     cohort: tuple[int, ...]
     duration_us: int = 0
     left_out: Mapping[int, str] = field(default_factory=dict)
+    started: Mapping[int, int] = field(default_factory=dict)
+    under_way: tuple[Update, ...] = ()
+    events: int = 0
 
 
 class Schedule:
@@ -93,12 +123,13 @@ class Schedule:
         self._size = cohort_size
         self._streams = streams
 
-    def plan(self, round: int, clock: Clock) -> Turnout:
-        """What happens in a round, a function of (seed, round, clock).
+    def plan(self, round: int, clock: Clock, under_way: Sequence[Update] = ()) -> Turnout:
+        """What happens in a round, a function of (seed, round, clock, under_way).
 
         Args:
             round: 0-indexed.
             clock: when the round begins.
+            under_way: updates that have begun earlier; none where rounds are synchronous.
         """
         available = [client for client in range(len(self._devices)) if self._available(client, round, clock.now_us)]
         if not available:
@@ -132,13 +163,13 @@ class Schedule:
         """Why a client that was asked does not answer in time; empty if it does."""
         dropout, deadline_s = self._config.dropout, self._config.deadline_s
         if dropout and self._streams.generator("system.dropout", round, client).random() < dropout:
-            return "dropped out"
+            return DROPPED_OUT
         hours = self._devices[client].hours
         ends = hours.ends_us(now_us) if hours is not None else None
         if ends is not None and ends < now_us + time_us:
-            return "unavailable before it was done"
+            return UNAVAILABLE
         if deadline_s is not None and time_us > deadline_s * 1e6:
-            return "later than the deadline"
+            return TOO_LATE
         return ""
 
     def _patience_us(self, times: Mapping[int, int]) -> int:

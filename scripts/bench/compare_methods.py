@@ -29,8 +29,10 @@ NEEDS = {
     "pfedme": _PLAIN_SGD,
     "l2gd": [*_PLAIN_SGD, *_EVERYBODY],
     "fedme": [*_EVERYBODY, "holdout.public=1000"],
+    "fedbuff": ["system=sampled", "system.mode=buffered"],
 }
-"""Settings without which a method does not run: it has no momentum, or all clients take part in every round."""
+"""Settings without which a method does not run: it has no momentum, all clients take part in every round, or none waits
+for another."""
 
 
 def main() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from algorithms.fedbuff import FedBuff
+from tests.algorithms.test_fedbuff import Rounds, toy_of
+from tests.support.toys import assert_close
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -29,7 +34,12 @@ def ran(name: str, folder: Path) -> str:
 
 def test_they_are_short() -> None:
     scripts = sorted(EXAMPLES.glob("*.py"))
-    assert [script.stem for script in scripts] == ["compare_three_methods", "own_data_and_model", "own_method"]
+    assert [script.stem for script in scripts] == [
+        "compare_three_methods",
+        "own_asynchronous_method",
+        "own_data_and_model",
+        "own_method",
+    ]
     assert all(len(script.read_text().splitlines()) < 60 for script in scripts)
 
 
@@ -53,3 +63,23 @@ def test_own_data_and_model(tmp_path: Path) -> None:
 def test_own_method(tmp_path: Path) -> None:
     scores = [float(line.split()[-1]) for line in ran("own_method.py", tmp_path).splitlines()]
     assert len(scores) == 3 and len(set(scores)) == 3
+
+
+def test_own_asynchronous_method(tmp_path: Path) -> None:
+    waiting, buffered = (line.split() for line in ran("own_asynchronous_method.py", tmp_path).splitlines())
+    assert (waiting[0], buffered[0]) == ("fedavg:", "own_asynchronous_method:Buffer:")
+    assert float(buffered[1]) < float(waiting[1]), "nobody waits for the slowest"
+    assert waiting[4] == "0," and int(buffered[4].rstrip(",")) > 0, "late updates are used"
+    assert float(buffered[-1]) > 0.3
+
+
+def test_the_asynchronous_example_is_the_packages_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    own = importlib.import_module("own_asynchronous_method")
+    mine, package = (
+        Rounds(toy_of(method), [1, 2, 5, 3], 2, concurrency=4)
+        for method in (own.Buffer(server_lr=0.5), FedBuff(server_lr=0.5))
+    )
+    for _ in range(7):
+        assert_close(mine.step()["model"], package.step()["model"], 1e-12)
+    assert any(turnout.started for turnout in mine.turnouts)

@@ -20,6 +20,7 @@ from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.fedbn import FedBN
+from algorithms.fedbuff import FedBuff
 from algorithms.fedcac import FedCAC
 from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
@@ -245,6 +246,8 @@ ALGORITHMS = {
     "fedyogi": Case(FedYogi(bias_correction=True), averages=False),
     "fedadam": Case(FedAdam(), averages=False),
     "fednova": Case(FedNova(), averages=False, numbers=(1, 0)),
+    # in synchronous rounds, of which no update is late, it averages
+    "fedbuff": Case(FedBuff(finetune_epochs=1)),
     "fedntd": Case(FedNTD(temperature=2.0, finetune_epochs=1)),
     "fedgh": Case(
         FedGH(),
