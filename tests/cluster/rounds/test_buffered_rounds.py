@@ -20,7 +20,7 @@ from tests.cluster.rounds.test_recovery import ActorKiller, long_rounds
 from tests.support.experiments import assert_same, outcome
 from tests.system.test_buffered_runs import experiment
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def on_actors(folder: Path, name: str, **cluster: Any) -> dict[str, Any]:
