@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from actors.federation.assignment import assign
 from actors.federation.pace import Pace
 from actors.hosting.at_work import clients_named, tell_printed
@@ -103,10 +105,11 @@ class Hosts:
                 continue
             step = at_a_time or len(clients)
             for piece in (tuple(clients[start : start + step]) for start in range(0, len(clients), step)):
+                made: dict[int, np.ndarray] = {}  # what several of them are given is one array, and travels once
                 share = replace(
                     job,
                     clients=piece,
-                    payloads={client: to_numpy(payloads[client]) for client in piece if client in payloads},
+                    payloads={client: to_numpy(payloads[client], made) for client in piece if client in payloads},
                     committed=self._not_in_memory(piece),
                 )
                 handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
