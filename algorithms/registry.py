@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from algorithms.apfl import APFL
+from algorithms.apple import APPLE
 from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
 from algorithms.cfl import CFL
@@ -20,6 +21,8 @@ from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
 from algorithms.feddistill import FedDistill
 from algorithms.feddyn import FedDyn
+from algorithms.fedem import FedEM
+from algorithms.fedfomo import FedFomo
 from algorithms.fedfusion import FedFusion
 from algorithms.fedgh import FedGH
 from algorithms.fedkd import FedKD
@@ -48,6 +51,7 @@ from algorithms.local import Local
 from algorithms.mapper import Mapper
 from algorithms.moon import MOON
 from algorithms.per_fedavg import PerFedAvg
+from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
 from algorithms.scaffold import Scaffold
@@ -92,7 +96,11 @@ METHODS: dict[str, type[Algorithm]] = {
         MOON,
         PFedSim,
         FedAMP,
+        PFedGraph,
+        FedFomo,
+        APPLE,
         HypCluster,
+        FedEM,
         Ditto,
         FedDyn,
         FedMe,

@@ -134,16 +134,46 @@ def num_bytes(tree: Mapping[str, Any]) -> int:
     return sum(leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 8 for _, leaf in leaves(tree))
 
 
-def to_numpy(tree: Mapping[str, Any]) -> Tree:
-    """Tensors as NumPy arrays, which Ray moves without copying; numbers stay."""
-    return map_leaves(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else leaf, tree)
+def to_numpy(tree: Mapping[str, Any], made: dict[int, np.ndarray] | None = None) -> Tree:
+    """Tensors as NumPy arrays, which Ray moves without copying; numbers stay.
 
-
-def from_numpy(tree: Mapping[str, Any], device: torch.device | str = "cpu") -> Tree:
-    """Copies arrays into tensors: arrays out of the object store are read-only views of shared memory."""
+    Args:
+        tree: tensors and numbers. A tensor in several places is one array, which is moved once.
+        made: the arrays of tensors converted before, by the ``id`` of the tensor, which has to live on. They are taken
+            again, and new ones are added.
+    """
+    known = {} if made is None else made
 
     def convert(leaf: Any) -> Any:
-        return torch.tensor(leaf, device=device) if isinstance(leaf, np.ndarray) else leaf
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) not in known:
+            known[id(leaf)] = leaf.detach().cpu().numpy()
+        return known[id(leaf)]
+
+    return map_leaves(convert, tree)
+
+
+def from_numpy(
+    tree: Mapping[str, Any], device: torch.device | str = "cpu", made: dict[int, Tensor] | None = None
+) -> Tree:
+    """Copies arrays into tensors: arrays out of the object store are read-only views of shared memory.
+
+    Args:
+        tree: arrays and numbers.
+        device: where the tensors are wanted.
+        made: the tensors of arrays converted before, by the ``id`` of the array, which has to live on. They are taken
+            again, and new ones are added.
+    """
+
+    def convert(leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray):
+            return leaf
+        if made is None:
+            return torch.tensor(leaf, device=device)
+        if id(leaf) not in made:
+            made[id(leaf)] = torch.tensor(leaf, device=device)
+        return made[id(leaf)]
 
     return map_leaves(convert, tree)
 

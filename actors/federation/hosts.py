@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 from actors.federation.assignment import assign
 from actors.federation.pace import Pace
@@ -18,7 +18,7 @@ from actors.hosting.memory import Lookups
 from actors.hosting.state import Change
 from actors.processes.pool import HostDiedError, HostPool
 from rayfl.errors import ClientError
-from rayfl.params import Tree, from_numpy, map_leaves, to_numpy
+from rayfl.params import Tree, from_numpy, to_numpy
 from rayfl.storage.manifest import StoredFile
 
 _log = logging.getLogger("rayfl")
@@ -105,10 +105,11 @@ class Hosts:
                 continue
             step = at_a_time or len(clients)
             for piece in (tuple(clients[start : start + step]) for start in range(0, len(clients), step)):
+                made: dict[int, np.ndarray] = {}  # what several of them are given is one array, and travels once
                 share = replace(
                     job,
                     clients=piece,
-                    payloads=_as_arrays({client: payloads[client] for client in piece if client in payloads}),
+                    payloads={client: to_numpy(payloads[client], made) for client in piece if client in payloads},
                     committed=self._not_in_memory(piece),
                 )
                 handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
@@ -223,16 +224,6 @@ def _naming(death: HostDiedError, job: Job, owed: Sequence[int]) -> HostDiedErro
         lost = f"{job.procedure} of {clients_named(clients)}"
     reason = f"{death.reason} (it had {lost} in round {job.round})"
     return HostDiedError(death.host, reason, clients, death.hung, death.certain, death.suspicious)
-
-
-def _as_arrays(payloads: Mapping[int, Tree]) -> dict[int, Tree]:
-    """Trees of arrays by client. What several clients are sent, such as one model, is one array, which travels once."""
-    arrays: dict[int, Any] = {}
-
-    def array(leaf: Any) -> Any:
-        return arrays.setdefault(id(leaf), to_numpy({"": leaf})[""]) if isinstance(leaf, Tensor) else leaf
-
-    return {client: map_leaves(array, tree) for client, tree in payloads.items()}
 
 
 def _by_host(hosts_of: Mapping[int, int], hosts: int) -> list[list[int]]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from actors.hosting.at_work import AtWork
 from actors.hosting.contract import begun, check_keepable, check_predictors, check_sendable
@@ -184,12 +185,13 @@ class ClientHost:
         """Runs the procedures of some clients; returns the errors of those that failed, of which nothing is kept."""
         clients: dict[int, Client] = {}
         failed: dict[int, Exception] = {}
+        received: dict[int, Tensor] = {}
         procedure = getattr(self.algorithm, job.procedure)
         coroutines: dict[int, Coroutine[Any, Any, Any]] = {}
         for id in ids:
             try:
                 client = self._client(id, job)
-                given = {**own_dicts(common), **from_numpy(job.payloads.get(id, {}), self.engine.device)}
+                given = {**own_dicts(common), **from_numpy(job.payloads.get(id, {}), self.engine.device, received)}
                 if self._norm.names:
                     given = self._norm.joined(given, client.state, self.engine.device)
             except Exception as error:
@@ -203,7 +205,10 @@ class ClientHost:
             except MethodError as error:
                 raise self._blame(error, id, job) from error
         before = {id: signature(client.state) for id, client in clients.items()}
-        lent = Untouched(common, self._recorded)
+        lent = {
+            "what is sent to all clients": Untouched(common, self._recorded),
+            "what is sent to several clients": Untouched(job.common_to_several(ids, received), self._recorded),
+        }
 
         def unharmed(id: int) -> None:
             self._check_lent(lent, id, job)
@@ -241,11 +246,12 @@ class ClientHost:
         self.at_work.turn_to(())
         return failed
 
-    def _check_lent(self, lent: Untouched, id: int, job: Job) -> None:
+    def _check_lent(self, lent: Mapping[str, Untouched], id: int, job: Job) -> None:
         """Raises an error if a client has written to what others are given, too, or what it will be given again."""
         method = self.algorithm.name
-        if (leaf := lent.written()) is not None:
-            what = f"{leaf!r} of what is sent to all clients"
+        written = ((leaf, of) for of, tensors in lent.items() if (leaf := tensors.written()) is not None)
+        if (first := next(written, None)) is not None:
+            what = f"{first[0]!r} of {first[1]}"
         elif (part := self._samples.written(id)) is not None:
             what = f"{part}, which are read once for all rounds"
         else:
@@ -331,7 +337,7 @@ class ClientHost:
         device = self.engine.device
         state = self.states.checkout(id)
         if device.type != "cpu":
-            state = map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, state)
+            state = map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, state)
         context = replace(self._context, round=job.round, final=job.final, started=job.started)
         return Client(id, state, self._samples.of(id), self.engine.task, context, device, self._samples.public)
 

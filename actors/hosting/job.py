@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from actors.hosting.failures import Failure
 from actors.hosting.memory import Lookups
 from rayfl.aggregation.exact_sum import ExactSum
 from rayfl.metrics import Statistics
-from rayfl.params import Tree
+from rayfl.params import Tree, leaves
 from rayfl.storage.manifest import StoredFile
 
 Scores = dict[int, dict[str, dict[str, Statistics]]]
@@ -52,6 +54,21 @@ class Job:
     skips: bool = False
     summands: int = 1
     started: Mapping[int, int] = field(default_factory=dict)
+
+    def common_to_several(self, clients: Sequence[int], received: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        """The tensors that more than one of the clients were given, by client and path.
+
+        Args:
+            clients: ids.
+            received: the tensors by the ``id`` of the array that they are of, see :func:`rayfl.params.from_numpy`.
+        """
+        seen: dict[int, int] = {}
+        found: dict[str, Tensor] = {}
+        for client in clients:
+            for path, leaf in leaves(self.payloads.get(client, {})):
+                if id(leaf) in received and seen.setdefault(id(leaf), client) != client:
+                    found[f"{client}/{path}"] = received[id(leaf)]
+        return found
 
 
 @dataclass

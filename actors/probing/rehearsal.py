@@ -127,7 +127,8 @@ class _Listening:
         payloads: Mapping[int, Tree] | None,
     ) -> NoReturn:
         chosen = middling(cohort, self.num_samples(cohort))[:_STACKED_CLIENTS]
-        own = {client: to_numpy(payloads[client]) for client in chosen if client in payloads} if payloads else {}
+        made: dict[int, np.ndarray] = {}
+        own = {client: to_numpy(payloads[client], made) for client in chosen if client in payloads} if payloads else {}
         job = Job(procedure.__name__, kind, self.context.round, tuple(chosen), own, self._splits)
         raise _AskedError(Rehearsal(job, to_numpy(broadcast)))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rayfl.data.images.augment import Augmentation, Variations
-from rayfl.engine.batches import num_steps, plan_batches
+from rayfl.engine.batches import BatchPlan, num_steps, plan_batches
 from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
 from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
 from rayfl.engine.settings import TrainConfig
@@ -150,6 +150,18 @@ class Client:
         """
         return self._initialized("init.local", -1 if shared else self.id)
 
+    def batches(
+        self, *, epochs: int | None = None, steps: int | None = None, repeats: int = 1, stream: str = ""
+    ) -> BatchPlan:
+        """Which samples make which mini-batch in :meth:`train`, given the same arguments.
+
+        For values that a method has for each sample: ``draw`` brings those of a step's samples to the objective, so
+        that they stay right where samples are augmented.
+        """
+        wanted = self.num_steps(epochs) if steps is None else steps
+        generator = self.context.streams.generator(f"batches{stream}", self.round, self.id)
+        return plan_batches(self.num_samples, self.context.train.batch_size, wanted, generator, repeats)
+
     async def train(
         self,
         trainable: Tree,
@@ -199,13 +211,7 @@ class Client:
         """
         train = self.context.train
         streams, t = self.context.streams, self.round
-        plan = plan_batches(
-            self.num_samples,
-            train.batch_size,
-            self.num_steps(epochs) if steps is None else steps,
-            streams.generator(f"batches{stream}", t, self.id),
-            repeats,
-        )
+        plan = self.batches(epochs=epochs, steps=steps, repeats=repeats, stream=stream)
         rule = ParameterGroup(self.lr if lr is None else lr, momentum, weight_decay).applied(train.rule)
         kept = train.persist_optimizer if keep_optimizer is None else keep_optimizer
         draws = None if draw is None else draw(streams.generator(f"mix{stream}", t, self.id), plan.steps)

@@ -118,7 +118,10 @@ def test_inv_f2_identical_replies_are_returned_as_they_are(case: Case, replies: 
     first = [tree_of(reply) for client, reply in replies if client == replies[0][0]]
     for sender in {client for client, _ in replies}:
         for reply, other in zip((tree_of(reply) for client, reply in replies if client == sender), first, strict=True):
-            assert_equal(reply, other)
+            if case.alike:
+                assert_equal(reply, other)
+            else:
+                assert_close(reply, other, 1e-6)
     if case.averages:
         assert_equal(toy.server["model"], model_of(first[0]))
         assert digest(toy.server["model"]) != digest(before["model"])
@@ -257,7 +260,7 @@ def test_inv_f8_replies_hold_no_private_keys(case: Case, replies: list[tuple[int
             uploads.update(path.split("/")[-1] for path, _ in leaves(tree_of(reply)))
         for client, size in sent.items():
             silent = bool(case.quiet) and not size
-            assert silent or size == 8 * (case.up(network) + case.numbers[1]), client
+            assert silent or not case.steady or size == 8 * (case.up(network) + case.numbers[1]), client
     assert uploads == set(case.uploads(network))
     assert {key for state in toy.states().values() for key in state} == set(case.private)
 
@@ -321,6 +324,8 @@ def test_inv_f9_relabelling_clients_permutes_their_results(case: Case) -> None:
 
 @CASES
 def test_inv_f10_traffic_is_that_of_the_messages(case: Case) -> None:
+    if not case.steady:
+        pytest.skip("not the same in every round")
     toy = toy_of(case, double=False, hosts=2)
     network = toy.task.network
     for round, cohort in enumerate(case.cohorts()):

@@ -74,6 +74,24 @@ def test_min_local_steps_goes_on_with_a_part_of_a_further_epoch(mode: str, least
         assert torch.equal(found[client]["head.weight"], plain[client]["head.weight"]) == (least <= usual)
 
 
+@pytest.mark.parametrize("options", [{}, {"epochs": 3, "stream": ".1"}, {"steps": 4, "repeats": 2}])
+def test_batches_are_those_of_the_pass(options: dict[str, Any]) -> None:
+    client, seen = clients(min_local_steps=7)[0], []
+
+    def objective(model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        seen.append(batch.x.clone())
+        return task.loss(model, batch)
+
+    (reply,) = run_procedures(
+        {0: client.train(TASK.network.initialize(0), objective, **options)}, Engine(TASK, CPU, EngineConfig())
+    ).values()
+    assert isinstance(reply, dict)
+    plan = client.batches(**options)
+    assert plan.steps == len(seen)
+    for index, x in zip(plan.batches(CPU), seen, strict=True):
+        assert torch.equal(client.examples().x[index], x)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_max_grad_norm_bounds_the_length_of_a_gradient(momentum: float) -> None:
     """Far from the optimum every gradient has the length allowed, and momentum adds these up."""

@@ -33,8 +33,9 @@ STATISTICS = {"norm.running_mean", "norm.running_var"}
 EVERYTHING = STATISTICS | {"norm.weight", "norm.bias"}
 NAMES = {"statistics": STATISTICS, "all": EVERYTHING}
 POLICIES = pytest.mark.parametrize("policy", ["statistics", "all"])
-# nothing of the layer travels (local, lg-fedavg), or the method says why it cannot
-IMPOSSIBLE = {"local", "local-all", "lg-fedavg", "fedgh", "feddistill", "centralized", "fedme"}
+# nothing of the layer travels (local, lg-fedavg, apple), or the method says why it cannot
+APPLES = {"apple", "apple-limited"}
+IMPOSSIBLE = {"local", "local-all", "lg-fedavg", "fedgh", "feddistill", "centralized", "fedme"} | APPLES
 POSSIBLE = {
     f"{name}-{policy}": (case, policy)
     for name, case in ALGORITHMS.items()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from algorithms.apfl import APFL
+from algorithms.apple import APPLE
 from algorithms.base import Algorithm
 from algorithms.centralized import Centralized
 from algorithms.cfl import CFL
@@ -26,6 +27,8 @@ from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
 from algorithms.feddistill import FedDistill
 from algorithms.feddyn import FedDyn
+from algorithms.fedem import FedEM
+from algorithms.fedfomo import FedFomo
 from algorithms.fedfusion import FedFusion
 from algorithms.fedgh import FedGH
 from algorithms.fedkd import FedKD
@@ -54,6 +57,7 @@ from algorithms.local import Local
 from algorithms.mapper import Mapper
 from algorithms.moon import MOON
 from algorithms.per_fedavg import PerFedAvg
+from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
 from algorithms.scaffold import Scaffold
@@ -211,6 +215,9 @@ class Case:
         public: whether the method needs public samples.
         numbers: plain numbers (of 8 bytes) that travel down and up besides the scalars of tensors.
         opening: scalars that in round 0 travel down to and up from every client, sampled or not, before all else.
+        steady: whether equally much travels in every round (if not, the method's own tests count it).
+        alike: whether clients of equal samples and random numbers reply the same to the bit (not if each has a place of
+            its own in a sum over all clients).
     """
 
     algorithm: Algorithm
@@ -227,6 +234,8 @@ class Case:
     public: bool = False
     numbers: tuple[int, int] = (0, 0)
     opening: tuple[Callable[[Network], int], Callable[[Network], int]] = (nothing, nothing)
+    steady: bool = True
+    alike: bool = True
 
     def contacted(self, cohort: Sequence[int]) -> list[int]:
         """The clients that the server contacts in a round."""
@@ -237,6 +246,7 @@ class Case:
         return [list(range(len(SIZES)))] * len(COHORTS) if self.everyone else [list(cohort) for cohort in COHORTS]
 
 
+SIZES = (9, 12, 6, 10, 7)
 ALGORITHMS = {
     "fedavg": Case(FedAvg(finetune_epochs=1)),
     "fedprox": Case(FedProx(proximal_weight=0.1, finetune_epochs=1)),
@@ -384,6 +394,39 @@ ALGORITHMS = {
         FedAMP(heuristic=False, sigma=2.0, alpha=0.5), private=frozenset({"personal"}), averages=False, relabels=False
     ),
     "fedamp-heuristic": Case(FedAMP(alpha=2.0, start="cloud"), averages=False, relabels=False),
+    "pfedgraph": Case(PFedGraph(alignment_weight=0), averages=False, relabels=False),
+    "pfedgraph-aligned": Case(
+        PFedGraph(alignment_weight=0.5, evaluate="mixed", snap_above=None),
+        averages=False,
+        relabels=False,
+        steady=False,
+    ),
+    "fedfomo": Case(
+        FedFomo(peers=2, select_on="train", evaluate="federated"),
+        uploads=lambda network: {*network.parameter_names, "merits"},
+        private=frozenset({"personal", "base"}),
+        averages=False,
+        relabels=False,
+        steady=False,
+    ),
+    "apple": Case(
+        APPLE(relation_lr=0.05, relation_share=0.5),
+        down=lambda network: len(SIZES) * network.num_parameters,
+        private=frozenset({"relation", "personal"}),
+        averages=False,
+        relabels=False,
+        numbers=(len(SIZES), 0),
+        alike=False,
+    ),
+    "apple-limited": Case(
+        APPLE(relation_lr=0.05, peers=2, relation_schedule="cosine", fresh_peers=True),
+        uploads=lambda network: {*network.parameter_names, "wanted"},
+        private=frozenset({"relation", "copies", "downloaded"}),
+        averages=False,
+        relabels=False,
+        steady=False,
+        alike=False,
+    ),
     "fedrod": Case(FedRoD(), private=frozenset({"personal"})),
     "fedproto": Case(
         FedProto(),
@@ -447,10 +490,10 @@ ALGORITHMS = {
         FedAS(), down=body, up=body, uploads=body_names, private=frozenset({"personal", "body"}), averages=False
     ),
     "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
+    "fedem": Case(FedEM(components=2), down=twice, up=twice, private=frozenset({"mixture"}), averages=False),
 }
 
 CASES = pytest.mark.parametrize("case", ALGORITHMS.values(), ids=ALGORITHMS.keys())
-SIZES = (9, 12, 6, 10, 7)
 COHORTS = ([0, 2], [1, 2, 4], [0, 4], [2, 3])
 TRAIN = TrainConfig(
     rounds=len(COHORTS), clients_per_round=3, local_epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01

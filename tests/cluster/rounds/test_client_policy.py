@@ -67,7 +67,7 @@ def test_a_skipped_client_is_as_if_it_had_not_been_sampled(
     with monkeypatch.context() as patch:
         fail(patch, plan)
         rayfl.run(config)
-    first = {"fedpac": "aligned_update", "pfedsim": "personal_update"}.get(method, "local_update")
+    first = {"fedpac": "aligned_update", "pfedsim": "personal_update", "apple": "wanted"}.get(method, "local_update")
     found = rows(tmp_path / "skipped")
     assert [(round, client) for round, client, *_ in found] == [(round + 1, client) for round, client in sorted(plan)]
     assert {reason for *_, reason in found} == {"RuntimeError: made up"}
