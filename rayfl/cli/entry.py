@@ -16,6 +16,7 @@ from rich.table import Table
 from rayfl.cli import cluster as cli_cluster
 from rayfl.cli import completion
 from rayfl.cli import data as cli_data
+from rayfl.cli import fork as cli_fork
 from rayfl.cli import inspect as cli_inspect
 from rayfl.cli import jobs as cli_jobs
 from rayfl.cli import leaf as cli_leaf
@@ -40,6 +41,7 @@ app.add_typer(data_app, name="data")
 cli_leaf.register(data_app)
 cli_verify.register(app)
 cli_repair.register(app)
+cli_fork.register(app)
 cli_plot.register(app)
 cli_report.register(app)
 
@@ -71,22 +73,26 @@ def run(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="A preset or a YAML file; the preset quickstart if left out.",
+            help="A preset, a YAML file, or the folder of a run, which goes on (with train.rounds=N beyond its end); "
+            "the preset quickstart if left out.",
             autocompletion=completion.configurations,
         ),
     ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Run an experiment; the same command continues one that was interrupted."""
+    from algorithms.registry import Experiment
     from cluster.rounds.interrupts import TERMINATED, Terminated
     from cluster.run import run_config
     from rayfl.runs.damage import described
+    from rayfl.runs.folder import is_run_folder, reopened
     from rayfl.runs.summary import skipped_table, summary_table
     from rayfl.tracking.console import ConsoleProgress
 
-    settings = _load(config, overrides)
+    there = is_run_folder(config)
+    settings = reopened(str(config), Experiment, overrides or []) if there else _load(config, overrides)
     try:
-        result = run_config(settings, callbacks=[ConsoleProgress(terminal.out())])
+        result = run_config(settings, callbacks=[ConsoleProgress(terminal.out())], extends=there)
     except (KeyboardInterrupt, Terminated) as stop:
         terminal.err().print("interrupted; the same command continues from the last commit", markup=False)
         raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else terminal.INTERRUPTED) from None

@@ -13,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from rayfl.config.added import values_of_before
+from rayfl.config.beginning import settled
 from rayfl.config.messages import explain, problems
 from rayfl.config.overrides import parse_override
 from rayfl.config.own_code import schema_without_code
@@ -77,7 +78,8 @@ def load_config(
         raise ConfigError(
             problems(place, {path: [f"must be a finite number (got {value})"] for path, value in infinite})
         )
-    return config
+    init = settled(config.init)
+    return config if init is config.init else config.model_copy(update={"init": init})
 
 
 def _not_finite(content: Any, place: str = "") -> Iterator[tuple[str, float]]:

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -147,9 +148,21 @@ def _facts(run: Run) -> Facts:
             2, ("Evaluated", f"{evaluated(run)}, {rows[0]['n']:,} {run.measured.split} samples{run.measured.when}")
         )
         pairs.insert(5, ("Sent", f"{_bytes(rows[0]['bytes_down'])} down, {_bytes(rows[0]['bytes_up'])} up"))
+    if run.environment and (extended := _extensions(run.environment)):
+        pairs.insert(-2, ("Extended", extended))
     if seconds is not None:
         pairs.insert(-2, ("Wall time", f"{seconds:,.1f} s, evaluation included"))
     return Facts(pairs)
+
+
+def _extensions(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Where a run was given more rounds than it was begun with, in words; empty where it never was."""
+    known = [entry for entry in entries if isinstance(entry.get("rounds"), int)]
+    return ", ".join(
+        f"after round {entry.get('rounds_completed', '?')} from {before['rounds']} to {entry['rounds']} rounds"
+        for before, entry in pairwise(known)
+        if entry["rounds"] > before["rounds"]
+    )
 
 
 def _bytes(count: int) -> str:

@@ -54,6 +54,12 @@ EFFECTS = {
     "storage.keep_commits": "tests/config/test_every_option.py::test_keep_commits_and_commit_every",
     "storage.copies": "tests/cluster/rounds/test_copies.py::test_every_file_is_there_twice_and_shares_no_bits",
     "storage.copies_path": "tests/cluster/rounds/test_copies.py::test_a_lost_disk_costs_nothing",
+    **dict.fromkeys(
+        ("init.from", "init.round", "init.sha256"),
+        "tests/cluster/rounds/test_forking.py::"
+        "test_what_a_run_begins_from_is_part_of_what_it_is_and_a_moved_folder_is_not",
+    ),
+    "init.what": "tests/cluster/rounds/test_forking.py::test_a_fork_that_was_cut_short_is_no_new_run_and_is_completed",
     "storage.lease_timeout_s": "tests/cluster/rounds/test_two_drivers.py::"
     "test_a_driver_on_another_machine_has_until_its_lease_expires",
     "tracking.tensorboard": "tests/config/test_every_option.py::test_tensorboard",
@@ -133,7 +139,9 @@ def dotted(path: str, field: str) -> str:
 def identifies(path: str, field: str) -> bool:
     """Whether the option is part of what identifies a run, as ``ExperimentConfig.fingerprint`` has it."""
     top = dotted(path, field).partition(".")[0]
-    return top not in {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"} and (
+    # What a run begins from must be there to be hashed.
+    elsewhere = {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures", "init"}
+    return top not in elsewhere and (
         dotted(path, field) != "engine.width"
     )
 
