@@ -26,6 +26,7 @@ from rayfl.cli import report as cli_report
 from rayfl.cli import reproduce as cli_reproduce
 from rayfl.cli import sweep as cli_sweep
 from rayfl.cli import verify as cli_verify
+from rayfl.cli import watch as cli_watch
 from rayfl.diagnosis.tracebacks import own_frames
 from rayfl.errors import ConfigError, RayflError, text_of
 from rayfl.tracking import terminal
@@ -42,6 +43,7 @@ cli_leaf.register(data_app)
 cli_verify.register(app)
 cli_repair.register(app)
 cli_fork.register(app)
+cli_watch.register(app)
 cli_plot.register(app)
 cli_report.register(app)
 

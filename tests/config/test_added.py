@@ -65,6 +65,6 @@ def test_optimizers_and_schedules_do_not_count_at_what_was_done_before() -> None
     assert fingerprint(*written) == fingerprint()
     record = config.model_dump(mode="json")
     old = {**record, "train": {key: value for key, value in record["train"].items() if key not in new}}
-    assert as_recorded(old, lambda values: load_config(Experiment, old, values)) == config
+    assert as_recorded(old, lambda known, values: load_config(Experiment, known, values)) == config
     assert comparable(old) == comparable(record)
     assert changed_defaults(config).keys() <= {"algorithm.one_sample"}

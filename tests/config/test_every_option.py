@@ -94,7 +94,7 @@ EFFECTS = {
 }
 """Options that are no part of what identifies a run, each with the test, or the file of tests, of its effect."""
 
-TOGETHER = {"SyntheticSource.iid": {"alpha": 0, "beta": 0}}
+TOGETHER = {"InitConfig.what": {"from": "run", "sha256": "0" * 64}, "SyntheticSource.iid": {"alpha": 0, "beta": 0}}
 """What else must be given for an option to be valid."""
 
 
@@ -141,9 +141,7 @@ def identifies(path: str, field: str) -> bool:
     top = dotted(path, field).partition(".")[0]
     # What a run begins from must be there to be hashed.
     elsewhere = {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures", "init"}
-    return top not in elsewhere and (
-        dotted(path, field) != "engine.width"
-    )
+    return top not in elsewhere and (dotted(path, field) != "engine.width")
 
 
 @cache
@@ -159,6 +157,8 @@ def reads() -> dict[str, set[Path]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 found.setdefault(node.attr, set()).add(path)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+                found.setdefault(str(getattr(node.args[1], "value", "")), set()).add(path)
     return found
 
 
@@ -274,7 +274,7 @@ def test_what_identifies_a_run_is_all_but_what_is_known_to_change_no_result() ->
         changes = [override, "noise.kind=pair"] if override.startswith("noise") else [override]
         assert load_config(Experiment, "quickstart", changes).fingerprint() != base.fingerprint(), override
     excluded = {top for top in Experiment.model_fields if not identifies("", top)}
-    assert excluded == {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
+    assert excluded == {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures", "init"}
 
 
 @pytest.mark.parametrize("option", sorted(EFFECTS))
