@@ -8,6 +8,7 @@ import typer
 
 from rayfl.cli import completion
 from rayfl.cli.inspect import Run
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.tracking import terminal
 
 
@@ -26,6 +27,7 @@ def fork(
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the new run, whose folder is made beside the other.")] = ...,  # type: ignore[assignment]
     round: Annotated[int | None, typer.Option(help="Begin after this round; default: the newest commit.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Begin a new run from a commit of another one, which stays as it is.
 
@@ -37,6 +39,9 @@ def fork(
     config, begun = forked(run, name, round, overrides or [])
     folder = Parts(config).storage
     place = folder.local_path or folder.uri
+    if as_json:
+        write_json("fork", {"folder": str(place), "round": begun, "rounds": config.train.rounds})
+        return
     terminal.out().print(
         f"{place} begins after round {begun} of {run}, and has {config.train.rounds} rounds\ngo on: rayfl run {place}",
         markup=False, highlight=False, soft_wrap=True,

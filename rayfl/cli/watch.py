@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.live import Live
 
 from rayfl.cli.inspect import Run
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.tracking import terminal
 
 
@@ -22,12 +23,12 @@ def watch(
     run: Run,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each look, a line each.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Follow a run from another shell or machine. Exit status 0 once it is finished, 1 if it has stopped before.
 
     The folder is read and nothing is written. On a terminal the view is that of `rayfl run`; elsewhere there is a line
-    for each change, with the time, seconds a round and the time left.
+    for each change, with the time, seconds a round and the time left, or with --json an object.
     """
     from algorithms.registry import Experiment
     from rayfl.runs.watching import standing
@@ -43,8 +44,10 @@ def watch(
             if live is not None:
                 live.update(view)
             elif changed != shown:
-                line = json.dumps(found.as_json) + "\n" if as_json else f"{view.line()}  {found.state}\n"
-                terminal.write(line)
+                if as_json:
+                    write_json("watch", asdict(found))
+                else:
+                    terminal.write(f"{view.line()}  {found.state}\n")
             shown = changed
             if once or found.state != "running":
                 break

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rayfl.experiment.result import Result
 from rayfl.results.personalized import PersonalizedRows, of_clients, recorded_clients
-from rayfl.runs.measured import EVERYBODY, Measured, Split
+from rayfl.runs.measured import EVERYBODY, Measured
 
 _SKIPPED_SHOWN = 10
 _ROUNDS_SHOWN = 5
@@ -30,13 +30,18 @@ def last_evaluation(rounds: pa.Table, measured: Measured = EVERYBODY) -> list[di
     return [row for row in rows if row["round"] == last]
 
 
+def shown_rows(result: Result) -> list[dict[str, Any]]:
+    """The rows of all clients after the last evaluation: on test data, or where none are scored on validation data."""
+    return final_rows(result) or last_evaluation(result.rounds, Measured("validation"))
+
+
 def summary_table(result: Result) -> Table:
     """Accuracy and calibration of every model: mean +- standard deviation over clients, and how many these are.
 
     On test data; of runs that score none, on validation data.
     """
-    split: Split = "test" if final_rows(result) else "validation"
-    rows, everybody = last_evaluation(result.rounds, Measured(split)), recorded_clients(result.rounds)
+    rows, everybody = shown_rows(result), recorded_clients(result.rounds)
+    split = rows[0]["split"] if rows else "validation"
     marked = any("test" in row["selected_on"] for row in rows)
     table = Table(
         title=f"{split.capitalize()} data after round {result.rounds_completed}: mean +- std over clients",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -53,11 +53,6 @@ class Standing:
     evaluated: int | None
     accuracy: float | None
     devices: dict[str, int]
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        """All of it as plain data."""
-        return {"schema": "rayfl.watch/1", **asdict(self)}
 
 
 def standing(path: str, schema: type[ExperimentConfig]) -> tuple[Standing, LiveView]:
