@@ -192,6 +192,18 @@ class Algorithm(BaseModel):
             rayfl.errors.RayflError: naming the field and the fix.
         """
 
+    def course(self, round: int, rounds: int) -> Any:
+        """What the method does in a round because of how many rounds there are; None where that makes no difference.
+
+        A run may be given more rounds if this is the same, for all rounds that are done, as if it had had them from
+        the start. A method that reads ``context.rounds`` returns here what it makes of it.
+
+        Args:
+            round: t, 0-indexed.
+            rounds: T.
+        """
+        return None
+
     def init(self, task: Task, context: RoundContext) -> Tree:
         """The server's tree before round 0."""
         return {"model": task.network.initialize(context.streams.integer("init.global"))}

@@ -89,7 +89,14 @@ class FedKD(Algorithm):
 
     def energy(self, context: RoundContext) -> float:
         """T_t."""
-        return self.energy_start + (context.round + 1) / context.rounds * (self.energy_end - self.energy_start)
+        return self._energy(context.round, context.rounds)
+
+    def course(self, round: int, rounds: int) -> Any:
+        """T_t, where messages are compressed."""
+        return None if self.compress == "none" else self._energy(round, rounds)
+
+    def _energy(self, round: int, rounds: int) -> float:
+        return self.energy_start + (round + 1) / rounds * (self.energy_end - self.energy_start)
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         model = server["model"]

@@ -128,6 +128,10 @@ class FedPHP(Averaging):
         counted = selections + (self.count == "after")
         return min(self.macro_momentum * counted / expected, self.momentum_clip)
 
+    def course(self, round: int, rounds: int) -> Any:
+        """The number of rounds, of which schedules a and c of the momentum are fractions."""
+        return None if self.momentum_schedule == "b" else rounds
+
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return {"global": Predictor.of(server["model"]), "hpm": Predictor.of(self._inherited(client))}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +80,10 @@ class PFedSim(Averaging):
     def personalizes(self, round: int, rounds: int) -> bool:
         """Whether round t (0-indexed) belongs to the second phase, t >= floor(rho T)."""
         return round >= math.floor(self.warmup * rounds + 1e-9)
+
+    def course(self, round: int, rounds: int) -> Any:
+        """Whether the second phase has begun."""
+        return self.personalizes(round, rounds)
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)

@@ -80,6 +80,10 @@ class SuPerFed(Averaging):
         """Whether round t (0-indexed) belongs to the second phase, t >= floor(L R)."""
         return round >= math.floor(self.start * rounds + 1e-9)
 
+    def course(self, round: int, rounds: int) -> Any:
+        """Whether the second phase has begun."""
+        return self.mixes(round, rounds)
+
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         received = {"received": model}
         if self.local_init == "copy":

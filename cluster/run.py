@@ -27,6 +27,7 @@ from cluster.planning.measuring import plan_run
 from cluster.planning.shared_storage import check_shared_storage
 from cluster.rounds.claim import claim_folder
 from cluster.rounds.driver import Driver
+from cluster.rounds.extending import extend
 from cluster.rounds.gauges import Gauges
 from cluster.rounds.interrupts import StopRequest, stop_requests
 from cluster.rounds.log_file import kept_for_the_log, log_file
@@ -41,6 +42,7 @@ from rayfl.errors import ResourceError, RunError
 from rayfl.experiment.parts import Parts
 from rayfl.experiment.result import Result
 from rayfl.results.tables import ResultTables
+from rayfl.runs.folder import is_run_folder, reopened
 from rayfl.runs.older_runs import where_begun
 from rayfl.storage.lease import Lease
 from rayfl.storage.run_folder import check_run_folder, input_digests
@@ -67,7 +69,8 @@ def run(
     """Runs an experiment, or continues it where it stopped.
 
     Args:
-        config: a preset's name, a YAML file, or a mapping; None for the preset ``quickstart``.
+        config: a preset's name, a YAML file, or a mapping; None for the preset ``quickstart``. The folder of a run goes
+            on with that run, with a larger ``train.rounds`` beyond its end.
         callbacks: listeners, besides those the configuration asks for.
         **overrides: values by dotted path; write ``train__rounds=10`` or pass ``**{"train.rounds": 10}``.
 
@@ -78,23 +81,34 @@ def run(
         RayflError: for whatever the caller can mend; nothing that was committed is lost.
     """
     settings = {path.replace("__", "."): value for path, value in overrides.items()}
+    if is_run_folder(config):
+        return run_config(reopened(str(config), Experiment, settings), callbacks, extends=True)
     return run_config(load_config(Experiment, config, settings), callbacks)
 
 
-def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = ()) -> Result:
-    """Runs a validated configuration; see :func:`run`."""
+def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = (), extends: bool = False) -> Result:
+    """Runs a validated configuration; see :func:`run`.
+
+    Args:
+        config: the configuration.
+        callbacks: listeners.
+        extends: whether the run in the configuration's folder may be given more rounds.
+    """
     with kept_for_the_log() as early:
         config = where_begun(config)
         parts = Parts(config)
         sizes = parts.check()
         check_run_folder(parts.storage, parts.copy)
-        return _run_claimed(parts, sizes, callbacks, early)
+        return _run_claimed(parts, sizes, callbacks, early, extends)
 
 
-def _run_claimed(parts: Parts, sizes: np.ndarray, callbacks: Sequence[Callback], early: MemoryHandler) -> Result:
+def _run_claimed(
+    parts: Parts, sizes: np.ndarray, callbacks: Sequence[Callback], early: MemoryHandler, extends: bool
+) -> Result:
     config = parts.config
     with arithmetic(config.engine.precision), Lease(parts.storage, config.storage.lease_timeout_s) as lease:
-        restored = claim_folder(parts)
+        restored = extend(parts) if extends else []
+        restored += claim_folder(parts)
         with log_file(parts.storage, early):
             for line in restored:
                 _log.info("%s", line)
@@ -112,6 +126,11 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
         progress = recorder.restore(
             ResultTables(names, method.sweep, parts.partition_hash, personalized=method.personalized)
         )
+        if progress is None and config.init.what == "commit":
+            raise RunError(
+                f"{storage.uri} was to be forked from {config.init.source}, but has no commit: the fork was cut short. "
+                "Give the command `rayfl fork` once more"
+            )
         if not parts.storage.exists("partition.parquet"):
             parts.storage.write("partition.parquet", to_parquet(parts.assignment))
         if progress is None or progress.rounds_completed < config.train.rounds:

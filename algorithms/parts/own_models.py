@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -45,6 +45,10 @@ class OwnModels(FineTuning):
         None, "", "epochs of that local training; null: as many as in all rounds together", ge=0
     )
     warm: bool = setting(False, "", "begin with the models of that local training instead of initial ones")
+
+    def course(self, round: int, rounds: int) -> Any:
+        """The number of rounds, which is that of the epochs of the first local training where none is given."""
+        return rounds if self.initial_epochs is None and self.initial_architecture == "local" else None
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 from functools import partial
@@ -12,6 +13,8 @@ import pyarrow.parquet as pq
 import yaml
 
 from algorithms.registry import Experiment
+from rayfl.config.beginning import FILE as INITIAL
+from rayfl.config.beginning import initial_file
 from rayfl.config.loading import as_recorded, load_config, to_yaml
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.removed import removed_from
@@ -58,6 +61,8 @@ def claim_folder(parts: Parts) -> list[str]:
     storage.write(_PARTITION, to_parquet(parts.assignment))
     if parts.devices:
         storage.write(_DEVICES, table_to_parquet(devices_table(parts.devices)))
+    if config.init.source is not None and config.init.what == "model":
+        storage.write(INITIAL, initial_file(config.init, storage))
     storage.write(CONFIG, to_yaml(config).encode())
     if copy is not None:
         share_beginning(storage, copy, partial(_is_right, parts))
@@ -69,6 +74,9 @@ def _is_right(parts: Parts, name: str, data: bytes) -> bool:
     try:
         if name == CONFIG:
             return isinstance(read_yaml(data), dict)
+        if name == INITIAL:
+            init = parts.config.init
+            return init.what == "commit" or hashlib.sha256(data).hexdigest() == init.sha256
         table = pq.read_table(io.BytesIO(data))
         if name == _PARTITION:
             return assignment_hash(table) == parts.partition_hash
@@ -88,8 +96,10 @@ def _check_same_run(place: Storage, parts: Parts) -> None:
         raise RunError(f"{place.uri} was begun with {values}, which rayfl no longer has: choose another name")
     if stored.fingerprint() != parts.config.fingerprint():
         changes = _differences(stored.model_dump(mode="json"), parts.config.model_dump(mode="json"))
+        longer = len(changes) == 1 and stored.train.rounds < (rounds := parts.config.train.rounds)
+        more = f". `rayfl run {place.uri} train.rounds={rounds}` gives it more rounds" if longer else ""
         raise RunError(
-            f"{place.uri} holds another run: {'; '.join(changes)}. Choose another name, or restore these values"
+            f"{place.uri} holds another run: {'; '.join(changes)}. Choose another name, or restore these values{more}"
         )
 
 

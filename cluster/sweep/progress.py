@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster.sweep.trial import FAILURE, OBJECTIVE, ROUND
 from rayfl.sweeps.trials import Sweep, Trial
+
+_EVERY_S = 10.0
+"""The rounds of an experiment are said at most so often, in seconds."""
 
 
 class SweepProgress:
@@ -34,6 +38,7 @@ class SweepProgress:
         self._failures = failures
         self._judged = judged
         self._ended = 0
+        self._said: dict[str, float] = {}
 
     def callback(self, tune: Any, running: Sequence[Trial]) -> Any:
         """The listener that Ray Tune takes."""
@@ -42,6 +47,11 @@ class SweepProgress:
         class Listener(tune.Callback):  # type: ignore[misc]
             def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
                 progress.started(running[trial.config["trial"]])
+
+            def on_trial_result(
+                self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+            ) -> None:
+                progress.reported(running[trial.config["trial"]], result)
 
             def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
                 progress.completed(running[trial.config["trial"]], trial.last_result)
@@ -55,6 +65,17 @@ class SweepProgress:
         """An experiment begins or continues."""
         if trial.name in self._left:
             self._say(f"starts: {self._sweep.described(trial)}")
+
+    def reported(self, trial: Trial, result: Mapping[str, Any]) -> None:
+        """An experiment has done some rounds: said now and then, of each apart."""
+        now, rounds = time.monotonic(), int(result.get(ROUND, 0))
+        if trial.name not in self._left or FAILURE in result or rounds >= trial.config.train.rounds:
+            return
+        if now - self._said.get(trial.name, -_EVERY_S) >= _EVERY_S:
+            self._said[trial.name] = now
+            objective = f", {result[OBJECTIVE]:.4f}" if OBJECTIVE in result else ""
+            done = f"round {rounds}/{trial.config.train.rounds}{objective}"
+            self._say(f"{time.strftime('%H:%M:%S')}  {done}: {self._sweep.described(trial)}")
 
     def completed(self, trial: Trial, last: dict[str, Any]) -> None:
         """An experiment has ended, was stopped, or has said why it failed."""

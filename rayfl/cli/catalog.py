@@ -3,43 +3,66 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from rayfl.config.loading import preset_names, preset_text
-from rayfl.config.paper_presets import paper_presets
-from rayfl.data.partitions.registry import Partition
-from rayfl.data.sources.registry import DatasetConfig
-from rayfl.models.zoo import ModelConfig
-from rayfl.reproduction.reference import reference_tables
-from rayfl.reproduction.tables import obstacle
+from rayfl.cli.source_files import named_classes
+from rayfl.config.paper_presets import paper_presets, preset_names, preset_text
+
+KINDS = {"algorithms": "algorithm", "datasets": "dataset", "partitions": "partition", "models": "model"}
+"""What is listed at once, with the section of a configuration that it is for."""
+
+LONG = ("presets", "tables")
+"""What is listed where it is asked for."""
 
 
-def catalog(methods: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
-    """By kind, the names a configuration may use and what each is; of a method also its paper and what persists.
+def catalog(kind: str) -> list[tuple[str, ...]]:
+    """The names of a kind that a configuration may use and what each is; of a method also its paper and what persists.
+
+    Nothing but `tables` imports PyTorch.
 
     Args:
-        methods: the classes of all methods by name.
+        kind: of :data:`KINDS` or :data:`LONG`.
     """
+    if kind == "presets":
+        return [_preset_entry(name) for name in preset_names()]
+    if kind == "tables":
+        return _tables()
+    found = named_classes(KINDS[kind])
+    if kind != "algorithms":
+        return [(one.name, one.sentence) for one in found]
+    return [
+        (
+            one.name,
+            one.sentence,
+            one.texts.get("citation", ""),
+            f"client: {one.texts.get('client_keeps', '-')}; server: {one.texts.get('server_keeps', 'w')}",
+        )
+        for one in found
+    ]
+
+
+def fields(kind: str) -> tuple[str, ...]:
+    """What the entries of a kind are, in their order; a preset that is no paper's has the first two."""
     return {
-        "algorithms": [
-            (name, first_sentence(m), m.citation, f"client: {m.client_keeps}; server: {m.server_keeps}")
-            for name, m in sorted(methods.items())
-        ],
-        "datasets": _union(DatasetConfig),
-        "partitions": _union(Partition),
-        "models": _union(ModelConfig),
-        "presets": [_preset_entry(name) for name in preset_names()],
-        "tables": [
-            (table.name, paper_presets()[table.preset_names[0]].paper.short, table.table, table.caption)
-            for table in reference_tables()
-            if not obstacle(table)
-        ],
-    }
+        "algorithms": ("name", "about", "source", "keeps"),
+        "presets": ("name", "about", "table", "data"),
+        "tables": ("name", "paper", "table", "caption"),
+    }.get(kind, ("name", "about"))
+
+
+def _tables() -> list[tuple[str, ...]]:
+    from rayfl.reproduction.reference import reference_tables
+    from rayfl.reproduction.tables import obstacle
+
+    return [
+        (table.name, paper_presets()[table.preset_names[0]].paper.short, table.table, table.caption)
+        for table in reference_tables()
+        if not obstacle(table)
+    ]
 
 
 def describe_method(method: type[BaseModel]) -> str:
@@ -72,11 +95,6 @@ def _literals(annotation: Any) -> list[Any]:
     if not arguments:
         return [annotation] if not isinstance(annotation, type) else []
     return [inner for argument in arguments for inner in _literals(argument)]
-
-
-def _union(annotation: Any) -> list[tuple[str, ...]]:
-    members = get_args(get_args(annotation)[0])
-    return sorted((member.model_fields["name"].default, first_sentence(member)) for member in members)
 
 
 def first_sentence(model: type[BaseModel]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.tracking import terminal
 
 _WRONG = 1
@@ -106,11 +108,15 @@ def doctor(
         str | None, typer.Option(help="Also a Ray cluster, host:port or auto; default RAY_ADDRESS, if set.")
     ] = None,
     storage: Annotated[str, typer.Option(help="Folder of all runs, as storage_path.")] = "~/ray_results",
+    as_json: AsJson = False,
 ) -> None:
     """Check what this machine and a cluster need; exits with 1 if something is wrong, and says how to mend it."""
     from cluster.jobs.doctor import examine
 
     findings = examine(address or os.environ.get("RAY_ADDRESS"), storage)
+    if as_json:
+        write_json("doctor", {"findings": [asdict(finding) for finding in findings]})
+        raise typer.Exit(_WRONG if any(finding.verdict == "wrong" for finding in findings) else 0)
     table = Table("what", "", Column("found", overflow="fold"), Column("fix", overflow="fold"))
     for finding in findings:
         # As plain text: brackets in a path are no markup.

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from rayfl.cli import completion
 from rayfl.cli.inspect import Load, Trust, configuration
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.data.sources.root import data_root
 from rayfl.errors import ConfigError, DataError
 from rayfl.tracking import terminal
@@ -41,11 +42,16 @@ def register(app: typer.Typer, load: Load) -> None:
             method is imported.
     """
 
-    def stats(config: _Config, overrides: _Overrides = None, trust: Trust = False) -> None:
+    def stats(config: _Config, overrides: _Overrides = None, trust: Trust = False, as_json: AsJson = False) -> None:
         """Describe the clients of a configuration: how many, how large, which labels."""
         from rayfl.data.partitions.stats import dataset_stats
 
-        _, dataset = _opened(config, overrides, trust, load)
+        settings, dataset = _opened(config, overrides, trust, load)
+        if as_json:
+            about = {"dataset": settings.dataset.name, "clients": dataset.num_clients}
+            facts = dict(dataset_stats(dataset).rows())
+            write_json("data-stats", {**about, "facts": facts, "notes": list(dataset.remarks())})
+            return
         table = Table(show_header=False, box=None, padding=(0, 2))
         for label, value in dataset_stats(dataset).rows():
             table.add_row(label, value)
@@ -115,12 +121,19 @@ def prepare(
     _say(f"{name} -> {path}")
 
 
-def list_prepared(root: _Root = None) -> None:
+def list_prepared(root: _Root = None, as_json: AsJson = False) -> None:
     """List the prepared and imported data sets of a data root."""
     from rayfl.data.sources.inventory import inventory
 
     place = root or data_root()
     entries = inventory(place)
+    if as_json:
+        files = [
+            {"kind": one.kind, "content": one.content, "path": str(one.path), "bytes": one.size, "source": one.source}
+            for one in entries
+        ]
+        write_json("data-list", {"root": str(place), "files": files})
+        return
     if not entries:
         _say(f"nothing is prepared in {place}; see `rayfl data prepare --help`")
         return
@@ -136,19 +149,25 @@ def verify(
         list[Path] | None, typer.Argument(help="Prepared files; all of the data root if left out.")
     ] = None,
     root: _Root = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compare checksums of prepared files, of their content and of what they were made from."""
     from rayfl.data.sources.inventory import prepared_files
     from rayfl.data.sources.inventory import verify as compare
 
-    damaged = 0
+    damaged, listed = 0, []
     paths = files or prepared_files(root or data_root())
     for path in paths:
         wrong, unknown = compare(path)
+        listed.append({"path": str(path), "wrong": wrong, "unknown": unknown})
+        damaged += bool(wrong)
+        if as_json:
+            continue
         _say(f"{'DAMAGED' if wrong else 'good   '}  {path}")
         for line in [*wrong, *unknown]:
             _say(f"         {line}")
-        damaged += bool(wrong)
+    if as_json:
+        write_json("data-verify", {"files": listed})
     if damaged:
         raise DataError(
             f"{damaged} of {len(paths)} files are not what they were; make them again with `rayfl data prepare --force`"

@@ -16,6 +16,7 @@ from rich.table import Table
 from rayfl.cli import cluster as cli_cluster
 from rayfl.cli import completion
 from rayfl.cli import data as cli_data
+from rayfl.cli import fork as cli_fork
 from rayfl.cli import inspect as cli_inspect
 from rayfl.cli import jobs as cli_jobs
 from rayfl.cli import leaf as cli_leaf
@@ -25,6 +26,8 @@ from rayfl.cli import report as cli_report
 from rayfl.cli import reproduce as cli_reproduce
 from rayfl.cli import sweep as cli_sweep
 from rayfl.cli import verify as cli_verify
+from rayfl.cli import watch as cli_watch
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.diagnosis.tracebacks import own_frames
 from rayfl.errors import ConfigError, RayflError, text_of
 from rayfl.tracking import terminal
@@ -40,6 +43,8 @@ app.add_typer(data_app, name="data")
 cli_leaf.register(data_app)
 cli_verify.register(app)
 cli_repair.register(app)
+cli_fork.register(app)
+cli_watch.register(app)
 cli_plot.register(app)
 cli_report.register(app)
 
@@ -53,8 +58,21 @@ Overrides = Annotated[
 ]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from rayfl import __version__
+
+        terminal.write(f"rayfl {__version__}\n")
+        raise typer.Exit
+
+
 @app.callback()
-def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
     """Options of all commands."""
     if debug:
         os.environ["RAYFL_DEBUG"] = "1"
@@ -71,25 +89,37 @@ def run(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="A preset or a YAML file; the preset quickstart if left out.",
+            help="A preset, a YAML file, or the folder of a run, which goes on (with train.rounds=N beyond its end); "
+            "the preset quickstart if left out.",
             autocompletion=completion.configurations,
         ),
     ] = None,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run an experiment; the same command continues one that was interrupted."""
+    from algorithms.registry import Experiment
     from cluster.rounds.interrupts import TERMINATED, Terminated
     from cluster.run import run_config
     from rayfl.runs.damage import described
-    from rayfl.runs.summary import skipped_table, summary_table
+    from rayfl.runs.folder import is_run_folder, reopened
+    from rayfl.runs.summary import shown_rows, skipped_table, summary_table
     from rayfl.tracking.console import ConsoleProgress
 
-    settings = _load(config, overrides)
+    progress = terminal.err() if as_json else terminal.out()
+    there = is_run_folder(config)
+    settings = reopened(str(config), Experiment, overrides or []) if there else _load(config, overrides)
     try:
-        result = run_config(settings, callbacks=[ConsoleProgress(terminal.out())])
+        result = run_config(settings, callbacks=[ConsoleProgress(progress)], extends=there)
     except (KeyboardInterrupt, Terminated) as stop:
         terminal.err().print("interrupted; the same command continues from the last commit", markup=False)
         raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else terminal.INTERRUPTED) from None
+    if as_json:
+        about = {"folder": result.path, "method": settings.algorithm.name, "rounds": settings.train.rounds}
+        counts = {"rounds_completed": result.rounds_completed, "skipped": result.skipped.num_rows}
+        rows = {"summary": shown_rows(result), "damage": described(result.damage)}
+        write_json("run", {**about, **counts, **rows})
+        return
     terminal.out().print(summary_table(result))
     if result.skipped.num_rows:
         terminal.out().print(skipped_table(result))
@@ -112,20 +142,26 @@ def run(
 def list_(
     what: Annotated[
         Literal["algorithms", "datasets", "partitions", "models", "presets", "tables"] | None,
-        typer.Argument(help="Which list; all if left out."),
+        typer.Argument(help="Which list; all but presets and tables if left out."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """List what can be named in a configuration."""
-    from algorithms.registry import METHODS
-    from rayfl.cli.catalog import catalog
+    """List what can be named in a configuration: methods first."""
+    from rayfl.cli.catalog import KINDS, LONG, catalog, fields
 
-    for title, entries in catalog(METHODS).items():
-        if what in (None, title):
-            table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
-            table.add_column(no_wrap=True)  # a name is there to be copied
-            for entry in entries:
-                table.add_row(*entry)
-            terminal.out().print(table)
+    kinds = list(KINDS) if what is None else [what]
+    if as_json:
+        found = {kind: [dict(zip(fields(kind), entry, strict=False)) for entry in catalog(kind)] for kind in kinds}
+        write_json("list", {"kind": found})
+        return
+    for title in kinds:
+        table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+        table.add_column(no_wrap=True)  # a name is there to be copied
+        for entry in catalog(title):
+            table.add_row(*entry)
+        terminal.out().print(table)
+    if what is None:
+        terminal.out().print(f"also: {', '.join(f'rayfl list {kind}' for kind in LONG)}", markup=False, highlight=False)
 
 
 @app.command()
@@ -139,6 +175,7 @@ def show(
     ],
     overrides: Overrides = None,
     trust: cli_inspect.Trust = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a method with its hyper-parameters, or a configuration with all its values resolved."""
     from algorithms.registry import METHODS
@@ -150,6 +187,11 @@ def show(
     if method is not None:
         if overrides:
             raise ConfigError(f"overrides do not apply to the method {target!r}; give a preset or a file")
+        if as_json:
+            headings = ("field", "symbol", "default", "range", "meaning")
+            listed = [dict(zip(headings, row, strict=True)) for row in hyper_parameters(method)]
+            write_json("show-method", {"name": target, "about": describe_method(method), "fields": listed})
+            return
         terminal.out().print(describe_method(method), markup=False, highlight=False)
         table = Table("field", "symbol", "default", "range", "meaning")
         for row in hyper_parameters(method):
@@ -157,6 +199,10 @@ def show(
         terminal.out().print(table)
         return
     config = cli_inspect.configuration(target, overrides, trust, _load)
+    if as_json:
+        values = config.model_dump(mode="json")
+        write_json("show-configuration", {"configuration": values, "fingerprint": config.fingerprint()})
+        return
     terminal.out().print(to_yaml(config), markup=False, highlight=False, soft_wrap=True, end="")
 
 

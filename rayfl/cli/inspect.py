@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.errors import ConfigError
 from rayfl.tracking import terminal
 
@@ -47,6 +48,7 @@ def register(app: typer.Typer, load: Load) -> None:
         first: Annotated[str, typer.Argument(help="A preset, a YAML file or a run's folder.")],
         second: Annotated[str, typer.Argument(help="Another one.")],
         trust: Trust = False,
+        as_json: AsJson = False,
     ) -> None:
         """Show in which values two configurations differ, all resolved. Exit status 1 if they do."""
         from rayfl.config.differences import differences
@@ -56,6 +58,11 @@ def register(app: typer.Typer, load: Load) -> None:
                 raise ConfigError(f"{target!r} is no preset, file or folder: diff takes no overrides")
         left, right = (configuration(target, None, trust, load) for target in (first, second))
         found = differences(left, right)
+        if as_json:
+            listed = [{"field": path, "first": one, "second": other} for path, one, other in found]
+            same = left.fingerprint() == right.fingerprint()
+            write_json("diff", {"first": first, "second": second, "differences": listed, "same_results": same})
+            raise typer.Exit(1 if found else 0)
         table = Table()
         table.add_column("field", no_wrap=True)
         for name in (first, second):
@@ -85,6 +92,7 @@ def clients(
     filter: Annotated[list[str] | None, typer.Option(help="A condition such as 'top1<0.5'; may be repeated.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many clients.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values in place of a table.")] = False,
+    as_json: AsJson = False,
     trust: Trust = False,
 ) -> None:
     """List the clients of a run: samples, metrics, how often they were selected, bytes."""
@@ -95,6 +103,12 @@ def clients(
     opened = _open(run, trust)
     rows, name, evaluated = client_rows(opened, model, split, round)
     found = chosen_rows(rows, filter or [], sort, descending, limit)
+    if as_csv and as_json:
+        raise ConfigError("--csv and --json: choose one")
+    if as_json:
+        about = {"run": opened.storage.uri, "model": name, "split": split, "round": evaluated, "evaluated": len(rows)}
+        write_json("clients", {**about, "clients": found})
+        return
     if as_csv:
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -120,6 +134,7 @@ def export(
     model: Model = None,
     round: Annotated[int | None, typer.Option(help="After which round; default: the newest commit.")] = None,
     trust: Trust = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write one model of a client as safetensors that PyTorch can load without rayfl."""
     from rayfl.runs.committed import CommittedModels
@@ -127,6 +142,10 @@ def export(
 
     check_destination(out)
     made = export_model(CommittedModels(_open(run, trust), round), client, model, out)
+    if as_json:
+        about = {"file": str(out), "client": client, "row": made.row, "round": made.round}
+        write_json("export", {**about, "parameters": made.parameters, "metrics": made.metrics})
+        return
     _say(f"{made.row} of client {client} after round {made.round}: {made.parameters:,} numbers -> {out}")
     _say(made.modules)
     for split, metrics in made.metrics.items():
@@ -140,6 +159,7 @@ def replay(
     whole_round: Annotated[
         bool, typer.Option("--whole-round", help="Do all clients' parts, and compare the server's tree as well.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Do a client's part of a round again, in this process, and compare the bits. Exit status 1 if they differ.
 
@@ -148,6 +168,11 @@ def replay(
     from cluster.replay import replay as replayed
 
     found = replayed(_open(run, trust=True), round, client, whole_round)
+    if as_json:
+        distances = {place: float(distance) for place, distance in found.differences.items()}
+        note = found.note if distances else ""
+        write_json("replay", {"round": round, "compared": found.compared, "differences": distances, "note": note})
+        raise typer.Exit(1 if distances else 0)
     who = "the whole round" if found.whole else f"client {client} alone"
     what = ", ".join(f"{name} ({count} values)" for name, count in found.compared.items())
     _say(f"round {round}, {who}: compared {what}")

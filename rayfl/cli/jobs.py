@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from rayfl.cli import completion
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.errors import ConfigError, ResourceError
 from rayfl.tracking import terminal
 
@@ -48,13 +49,19 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             bool, typer.Option("--ship/--no-ship", help="Send this rayfl along; not where it is installed.")
         ] = True,
         env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the run, such as RAYFL_DATA=/data.")] = None,
+        as_json: AsJson = False,
     ) -> None:
         """Start a run as a job on a cluster; submitting it again finds the job, or starts the next attempt."""
+        if as_json and wait:
+            raise ConfigError("--json and --wait: choose one; `rayfl status` tells how the job ended")
         jobs = _jobs()
         options = jobs.JobOptions(ship, working_dir, _environment(env or []))
         settings = load(config, overrides)
         client = jobs.connect(address)
         job = jobs.submit(client, settings, options)
+        if as_json:
+            write_json("submit", {"job": job.id, "attached": job.attached})
+            return
         _say(f"job {job.id} {'is under way already' if job.attached else 'submitted'}")
         if wait:
             raise typer.Exit(_follow(jobs, client, job.id))
@@ -69,15 +76,21 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
 def status(
     run: Annotated[str | None, typer.Argument(help="A run's name or a job's id; all runs if left out.")] = None,
     address: Address = _LOCAL,
+    as_json: AsJson = False,
 ) -> None:
     """Show the jobs of a cluster's runs; for one run, exit with its status once it has ended."""
     jobs = _jobs()
     client = jobs.connect(address)
     found = [jobs.find(client, run)] if run is not None else jobs.jobs(client)
-    table = Table("job", "run", "method", "data", "status", "minutes", "exit status")
-    for job in found:
-        table.add_row(*_row(job))
-    terminal.out().print(table)
+    headings = ("job", "run", "method", "data", "status", "minutes", "exit status")
+    if as_json:
+        names = [heading.replace(" ", "_") for heading in headings]
+        write_json("status", {"jobs": [dict(zip(names, _row(job), strict=True)) for job in found]})
+    else:
+        table = Table(*headings)
+        for job in found:
+            table.add_row(*_row(job))
+        terminal.out().print(table)
     if run is not None and found[0].status.is_terminal():
         raise typer.Exit(jobs.exit_status(found[0]))
 

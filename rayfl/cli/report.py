@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,16 +15,51 @@ from rayfl.tracking import terminal
 
 if TYPE_CHECKING:
     from rayfl.experiment.parts import Parts
+    from rayfl.report.comparison import Comparison, Wanted
+    from rayfl.runs.loading import Run
 
 Models = Annotated[
     list[str] | None,
     typer.Option(
         "--model",
-        help="The row that is the personalized model, for runs of your own methods that do not say it: those of an "
-        "older rayfl. May be repeated.",
+        help="Rows of the tables (global, lambda=0.5, ...; personalized: each method's own); default: all but single "
+        "members of a sweep, in Markdown and LaTeX personalized. Of runs of your own methods by an older rayfl it also "
+        "names the personalized model. May be repeated.",
     ),
 ]
-Runs = Annotated[list[str], typer.Argument(help="Folders of runs: paths or URIs (file, s3, gs).", show_default=False)]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric",
+        help="A column: top1, top1_worst5, top1_jain, top5, loss, ece or mce. May be repeated; the first is tested.",
+    ),
+]
+Split = Annotated[Literal["test", "validation"], typer.Option(help="Whose numbers: of test or validation data.")]
+Cohort = Annotated[
+    Literal["all", "selected"], typer.Option(help="all: every client; selected: those sampled in a round.")
+]
+Phase = Annotated[
+    Literal["received", "trained"],
+    typer.Option(help="Models as clients received them, or (cohort selected) right after local training."),
+]
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        help="Folders of runs: paths or URIs (file, s3, gs). The folder of a sweep or of a reproduction stands for all "
+        "of its runs.",
+        show_default=False,
+    ),
+]
+_PAPERS = ("markdown", "latex")
+
+
+class TableFormat(StrEnum):
+    """The formats of the tables beside a report."""
+
+    CSV = "csv"
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+    JSON = "json"
 
 
 def register(app: typer.Typer) -> None:
@@ -37,45 +74,145 @@ def report(
         Path | None,
         typer.Option(help="Folder of the report. If left out: report/ in the run's folder; of several runs, here."),
     ] = None,
+    formats: Annotated[
+        list[TableFormat] | None,
+        typer.Option("--format", help="Also write the table of methods so, beside the page. May be repeated."),
+    ] = None,
+    metrics: Metrics = None,
     models: Models = None,
+    split: Split = "test",
+    cohort: Cohort = "all",
+    phase: Phase = "received",
 ) -> None:
     """Write a report on a run, or on several side by side: one HTML page, and its figures as files."""
-    from algorithms.registry import METHODS
+    from rayfl.data.files.whole import new_file
     from rayfl.report.comparison import compare as compared
+    from rayfl.report.formats import file_name, formatted
     from rayfl.report.page import as_table, check_folder, write
     from rayfl.report.several import comparison_table, page_of_runs
     from rayfl.report.single import CLIENTS_FILE, page_of_run
-    from rayfl.runs.loading import load_runs
 
-    folder = _folder(runs, out)
+    loaded = _loaded(runs, models, split, cohort, phase)
+    wanted = _wanted(metrics, models)
+    folder = _folder([run.uri for run in loaded], out)
     check_folder(folder)
-    loaded = load_runs(runs, METHODS, models or ())
+    if metrics and len(loaded) == 1 and not formats:
+        raise ConfigError("--metric chooses columns of a table of methods: give several runs, or add --format")
     with _styled():
         if len(loaded) == 1:
-            page, clients = page_of_run(loaded[0], dataset_of)
+            page, clients = page_of_run(_standing(loaded[0], models), dataset_of)
             tables = {} if clients is None else {CLIENTS_FILE: clients}
         else:
-            comparison = compared(loaded)
+            comparison = compared(loaded, wanted)
             page, table = page_of_runs(loaded, comparison), comparison_table(comparison)
             tables = {table.data: as_table(table)}
+    texts = {
+        file_name(one.value): formatted({loaded[0].dataset: _for(one.value, loaded, wanted)}, one.value)
+        for one in formats or ()
+    }
     for note in page.notes:
         _say(f"note: {note}")
     _say(f"report: {write(page, folder, tables)}")
+    for name, text in texts.items():
+        with new_file(folder / name) as file:
+            file.write(text.encode())
+        _say(f"table: {folder / name}")
 
 
-def compare(runs: Runs, models: Models = None) -> None:
+def compare(
+    runs: Runs,
+    format: Annotated[
+        Literal["table", "csv", "markdown", "latex", "json"],
+        typer.Option(
+            help="table: for a terminal; csv, json: every number in a field of its own; markdown, latex: as "
+            "papers print it (LaTeX needs the package booktabs)."
+        ),
+    ] = "table",
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    by_dataset: Annotated[
+        bool, typer.Option("--by-dataset", help="Runs on different data: a column for each data set.")
+    ] = False,
+    metrics: Metrics = None,
+    models: Models = None,
+    split: Split = "test",
+    cohort: Cohort = "all",
+    phase: Phase = "received",
+) -> None:
     """Print runs side by side, with the best marked and tests of the differences."""
-    from algorithms.registry import METHODS
     from rayfl.report.comparison import compare as compared
+    from rayfl.report.datasets import compare_by_dataset
+    from rayfl.report.formats import formatted
     from rayfl.report.several import terminal_table
-    from rayfl.runs.loading import load_runs
 
-    if len(runs) < 2:
+    chosen = "json" if as_json else format
+    loaded = _loaded(runs, models, split, cohort, phase)
+    wanted = _wanted(metrics, models, papers=chosen in _PAPERS)
+    if len(loaded) < 2:
         raise ConfigError("rayfl compare needs at least two runs; `rayfl report` describes a single one")
-    comparison = compared(load_runs(runs, METHODS, models or ()))
-    terminal.out().print(terminal_table(comparison))
-    for note in comparison.notes:
-        _say(f"note: {note}")
+    comparisons = compare_by_dataset(loaded, wanted) if by_dataset else {loaded[0].dataset: compared(loaded, wanted)}
+    for name, comparison in comparisons.items():
+        if chosen == "table":
+            if by_dataset:
+                _say(f"{name}:")
+            terminal.out().print(terminal_table(comparison))
+        for note in comparison.notes:
+            where = f"{name}: " if by_dataset else ""
+            (_say if chosen == "table" else _warn)(f"note: {where}{note}")
+    if chosen != "table":
+        terminal.write(formatted(comparisons, chosen))
+
+
+def _loaded(runs: Sequence[str], models: Sequence[str] | None, split: str, cohort: str, phase: str) -> list[Run]:
+    from algorithms.registry import METHODS
+    from rayfl.report.comparison import check_models
+    from rayfl.runs.loading import load_runs
+    from rayfl.runs.measured import Measured
+
+    if (cohort, phase) == ("all", "trained"):
+        raise ConfigError("--phase trained needs --cohort selected: only a round's cohort is scored after training")
+    measured = Measured(split, cohort, phase)  # type: ignore[arg-type]  # typer has looked at the words
+    loaded = [replace(run, measured=measured) for run in load_runs(runs, METHODS, models or ())]
+    check_models(loaded, models or ())
+    return loaded
+
+
+def _wanted(metrics: Sequence[str] | None, models: Sequence[str] | None, papers: bool = False) -> Wanted:
+    from rayfl.naming.spelling import nearest
+    from rayfl.report.comparison import ALL_METRICS, METRICS, Wanted
+    from rayfl.runs.rows import PERSONALIZED
+
+    for name in metrics or ():
+        if name not in ALL_METRICS:
+            known = ", ".join(ALL_METRICS)
+            raise ConfigError(
+                f"--metric {name}: there is no such column{nearest(name, ALL_METRICS)}; there are {known}"
+            )
+    columns = tuple(ALL_METRICS[name] for name in dict.fromkeys(metrics or ())) or METRICS
+    rows = tuple(dict.fromkeys(models or ())) or ((PERSONALIZED,) if papers else ())
+    return Wanted(columns, rows)
+
+
+def _for(format: str, loaded: Sequence[Run], wanted: Wanted) -> Comparison:
+    """A comparison for a file; a paper's table has each method's personalized model if no row is named."""
+    from rayfl.report.comparison import compare as compared
+    from rayfl.runs.rows import PERSONALIZED
+
+    papers = format in _PAPERS and not wanted.models
+    return compared(loaded, replace(wanted, models=(PERSONALIZED,)) if papers else wanted)
+
+
+def _standing(run: Run, models: Sequence[str] | None) -> Run:
+    """The run, with the row that its page is about."""
+    from rayfl.runs.rows import PERSONALIZED
+
+    if models and len(models) > 1:
+        raise ConfigError("--model: the page of a single run is about one row; name one")
+    name = models[0] if models else ""
+    return replace(run, chosen="" if name in ("", PERSONALIZED, run.own.model) else name)
+
+
+def _warn(text: str) -> None:
+    terminal.err().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _folder(runs: list[str], out: Path | None) -> Path:

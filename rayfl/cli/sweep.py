@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rayfl.cli import completion
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.tracking import terminal
 
 
@@ -66,6 +67,7 @@ def sweep(
         bool, typer.Option("--select-on-test", help="Choose by test data, as some papers do; the result is marked.")
     ] = False,
     at_once: Annotated[int | None, typer.Option(min=1, help="Experiments at a time; as many as fit.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run many experiments, and compare them over seeds; the same command continues a sweep that stopped."""
     from algorithms.registry import Experiment
@@ -86,22 +88,31 @@ def sweep(
     options = SweepOptions(measure, "asha" if scheduler is Scheduler.ASHA else None, grace_rounds, reduction, at_once)
     planned = plan_sweep(Experiment, config, space, samples, draw_seed)
     try:
-        result = run_sweep(planned, options, _say)
+        result = run_sweep(planned, options, _warn if as_json else _say)
     except (KeyboardInterrupt, Terminated) as stop:
         terminal.err().print("interrupted; the same command continues the sweep", markup=False)
         raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else terminal.INTERRUPTED) from None
-    terminal.out().print(printed(result.groups, planned.varied, measure))
+    if as_json:
+        tables = {"experiments": result.trials.to_pylist(), "groups": result.groups.to_pylist()}
+        write_json("sweep", {"folder": str(result.path), **tables})
+    else:
+        terminal.out().print(printed(result.groups, planned.varied, measure))
     failed = [
         row for row in result.trials.select(["trial", "status", "reason"]).to_pylist() if row["status"] == "failed"
     ]
     for row in failed:
         terminal.err().print(f"failed: {row['trial']}: {row['reason']}", markup=False, highlight=False, soft_wrap=True)
-    _say(f"sweep folder: {result.path} (trials.parquet, groups.parquet, a folder per experiment)")
+    if not as_json:
+        _say(f"sweep folder: {result.path} (trials.parquet, groups.parquet, a folder per experiment)")
     if result.stopped_by is not None:
         terminal.err().print("interrupted; the same command continues the sweep", markup=False)
         raise typer.Exit(TERMINATED if isinstance(result.stopped_by, Terminated) else terminal.INTERRUPTED)
     if failed:
         raise typer.Exit(terminal.FAILED)
+
+
+def _warn(text: str) -> None:
+    terminal.err().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _say(text: str) -> None:

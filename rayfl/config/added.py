@@ -84,7 +84,9 @@ def without_added(content: Mapping[str, Any]) -> dict[str, Any]:
 def comparable(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a ``config.yaml`` so that what rayfls of any age wrote of one experiment is the same."""
     before = {**ADDED, **COUNTED}
-    return without(recorded, [path for path, value in before.items() if value_at(recorded, path) == value])
+    same = [path for path, value in before.items() if value_at(recorded, path) == value]
+    begun = value_at(recorded, "init.from") not in (None, ABSENT)
+    return without(recorded, same if begun else [*same, "init"])
 
 
 ABSENT = object()

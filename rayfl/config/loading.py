@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ import yaml
 from pydantic import ValidationError
 
 from rayfl.config.added import values_of_before
+from rayfl.config.beginning import settled
 from rayfl.config.messages import explain, problems
 from rayfl.config.overrides import parse_override
 from rayfl.config.own_code import schema_without_code
-from rayfl.config.paper_presets import paper_presets
 from rayfl.config.paper_presets import preset_names as preset_names
+from rayfl.config.paper_presets import preset_text as preset_text
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.removed import explain_removed, removed_from, without_removed
 from rayfl.config.schema import ExperimentConfig
@@ -28,14 +28,6 @@ from rayfl.naming.spelling import nearest
 _NAMED_SECTIONS = ("algorithm", "dataset", "partition", "model", "system")
 DEFAULT_PRESET = "quickstart"
 STANDARD_INPUT = "-"
-
-
-def preset_text(name: str) -> str:
-    """A preset's YAML."""
-    made = paper_presets().get(name)
-    if made is not None:
-        return made.text
-    return (resources.files("rayfl") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def load_config(
@@ -77,7 +69,8 @@ def load_config(
         raise ConfigError(
             problems(place, {path: [f"must be a finite number (got {value})"] for path, value in infinite})
         )
-    return config
+    init = settled(config.init)
+    return config if init is config.init else config.model_copy(update={"init": init})
 
 
 def _not_finite(content: Any, place: str = "") -> Iterator[tuple[str, float]]:

@@ -176,6 +176,14 @@ def paper_presets() -> Mapping[str, PaperPreset]:
     return expanded(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))  # noqa: S506 -- a safe loader, in C if built
 
 
+def preset_text(name: str) -> str:
+    """A preset's YAML."""
+    made = paper_presets().get(name)
+    if made is not None:
+        return made.text
+    return (resources.files("rayfl") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
 def preset_names() -> list[str]:
     """The presets that come with rayfl: files, and those of the papers' tables."""
     folder = resources.files("rayfl") / "presets"

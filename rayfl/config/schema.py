@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field_validator, model_validator
 
 from rayfl.config.added import without_added
+from rayfl.config.beginning import InitConfig
 from rayfl.config.identity import STEPS, fingerprint_of
 from rayfl.data.images.augment import AugmentConfig
 from rayfl.data.images.transform import TransformConfig
@@ -275,6 +276,7 @@ class ExperimentConfig(_Section):
         "clients.on_error=skip or retry, crashes that a client turns out to have caused do not count, and there is one "
         "rewind more to find that out",
     )
+    init: InitConfig = Field(default=InitConfig(), description="another run, from which this one begins")
     algorithm: Any = Field(description="the method and its hyper-parameters")
 
     methods: ClassVar[tuple[type[BaseModel], ...]] = ()
@@ -341,6 +343,9 @@ class ExperimentConfig(_Section):
         )
         if isinstance(self.system, NoSystem):
             del content["system"]  # runs from before there was the section continue
+        del content["init"]
+        if self.init.source is not None:
+            content["init"] = self.init.identity
         content["engine"] = ", ".join([self.engine.mode, self.engine.precision, STEPS])
         return without_added(content)
 

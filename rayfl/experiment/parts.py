@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from rayfl.config.beginning import initial_model
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.augment import Augmentation
@@ -75,6 +76,11 @@ class Parts:
         networks = self.config.model.networks(self.dataset.spec)
         for network in networks:
             network.settle(self.streams.integer("init.global"))
+        model = initial_model(self.config.init, self.storage)
+        if model is not None and len(networks) > 1:
+            raise ConfigError("init.from: clients of several architectures (model.candidates) have no model in common")
+        if model is not None:
+            networks[0].begin_from(self.streams.integer("init.global"), model, str(self.config.init.source))
         if len(networks) == 1:
             return Classification(networks[0])
         return Classification(networks[0], [Classification(network) for network in networks])

@@ -117,6 +117,7 @@ class Network:
         self._device: torch.device | None = None
         self._reduced: torch.dtype | None = None
         self._drawn: tuple[int, dict[str, Tensor]] | None = None
+        self._given: dict[int, dict[str, Tensor]] = {}
         self._recurrent = tuple(module for module in skeleton.modules() if isinstance(module, nn.RNNBase))
         for module in self._recurrent:
             # Without references RNNBase sees no change of weights. Otherwise it would call flatten_parameters,
@@ -166,6 +167,28 @@ class Network:
             self._drawn = seed, self._tree_of(model)
             self._fixed, self._device = self._fixed_of(model), None
 
+    def begin_from(self, seed: int, tree: Mapping[str, Tensor], where: str) -> None:
+        """Takes a tree for the initial model of a seed.
+
+        Args:
+            seed: as for :meth:`initialize`.
+            tree: the model.
+            where: where it is from, for messages.
+
+        Raises:
+            ModelError: it is no model of this network.
+        """
+        own = self._drawn_for(seed)
+        missing = sorted(own.keys() - tree.keys())
+        unknown = sorted(tree.keys() - own.keys())
+        other = sorted(name for name in own.keys() & tree.keys() if own[name].shape != tree[name].shape)
+        if missing or unknown or other:
+            raise ModelError(
+                f"the model of {where} does not fit the section model: missing {missing[:3]}, unknown {unknown[:3]}, "
+                f"of another shape {other[:3]}; name the same model, for the same classes"
+            )
+        self._given[seed] = {name: tree[name].detach().to("cpu", torch.float32) for name in self._tree_names}
+
     @property
     def fixed_parameters(self) -> dict[str, Tensor]:
         """The parameters that require no gradient, by name, on the CPU: no part of any tree."""
@@ -199,10 +222,14 @@ class Network:
         Args:
             seed: an integer below 2**64.
         """
+        tree = self._given[seed] if seed in self._given else self._drawn_for(seed)
+        return {name: tensor.clone() for name, tensor in tree.items()}
+
+    def _drawn_for(self, seed: int) -> dict[str, Tensor]:
         # Most clients ask for one and the same initial model, some every time they are evaluated.
         if self._drawn is None or self._drawn[0] != seed:
             self._drawn = seed, self._tree_of(self._made(seed))
-        return {name: tensor.clone() for name, tensor in self._drawn[1].items()}
+        return self._drawn[1]
 
     def _made(self, seed: int) -> ClassificationModel:
         with torch.random.fork_rng(devices=[]):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rayfl.errors import RunError
+from rayfl.errors import ConfigError, RunError
+from rayfl.naming.spelling import nearest
 from rayfl.report.grouping import Group, check_same_data, group_runs
 from rayfl.report.rows import RowKey, compared_keys, final_rows, lacking, own_key, wall_seconds
 from rayfl.report.significance import PairTest, over_clients, over_seeds
 from rayfl.results.personalized import of_clients
 from rayfl.runs.loading import Run
+from rayfl.runs.measured import Measured
+from rayfl.runs.rows import PERSONALIZED
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,36 @@ METRICS = (
     Metric("ece", "ECE", 1, 3, -1),
     Metric("loss", "loss", 1, 3, -1),
 )
-"""The columns of a comparison."""
+"""The columns of a comparison where none are chosen."""
+
+_OTHERS = (
+    Metric("top5", "top-5 accuracy %", 100, 2, 1),
+    Metric("mce", "MCE", 1, 3, -1),
+    Metric("top1_jain", "Jain's index", 1, 3, 1, by_client=False),
+)
+
+ALL_METRICS = {metric.column: metric for metric in (*METRICS, *_OTHERS)}
+"""Everything that methods can be compared by, by its column."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is compared.
+
+    Attributes:
+        metrics: the columns; the first is the one that is tested.
+        models: rows of the tables; ``personalized`` stands for each method's own. Empty: all but the members of sweeps.
+    """
+
+    metrics: Sequence[Metric] = METRICS
+    models: Sequence[str] = ()
+
+    def takes(self, key: RowKey, own: RowKey | None) -> bool:
+        """Whether a row is shown, given that of its method's personalized model."""
+        return key.model in self.models or (PERSONALIZED in self.models and key == own)
+
+
+DEFAULT = Wanted()
 
 
 @dataclass(frozen=True)
@@ -58,12 +90,14 @@ class Cell:
         over_clients: population standard deviation over clients, mean over seeds; None for what clients have not.
         over_seeds: sample standard deviation over seeds; None with one seed.
         best: whether no other line has a better mean.
+        second: whether only the best lines have a better mean.
     """
 
     mean: float
     over_clients: float | None
     over_seeds: float | None
     best: bool = False
+    second: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +148,7 @@ class Comparison:
         clients: tests over clients, finished groups only.
         seeds: tests over seeds, finished groups only.
         notes: what a reader should know, a sentence each.
+        wanted: what is compared.
     """
 
     groups: Sequence[Group]
@@ -121,19 +156,32 @@ class Comparison:
     clients: Sequence[PairTest]
     seeds: Sequence[PairTest]
     notes: Sequence[str]
+    wanted: Wanted = field(default_factory=Wanted)
+
+    @property
+    def tested(self) -> Metric:
+        """The metric that is tested."""
+        return self.wanted.metrics[0]
+
+    @property
+    def measured(self) -> Measured:
+        """What was evaluated."""
+        return self.groups[0].runs[0].measured
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
+def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     """Compares runs.
 
     Raises:
         RunError: they were made on different data, two are the same experiment, or none was evaluated yet.
+        ConfigError: no run has a row that was asked for.
     """
     check_same_data(runs)
+    runs = [replace(run, chosen=wanted.models[0] if _one_row(wanted) else "") for run in runs]
     evaluated = [run for run in runs if final_rows(run)]
     notes = [
-        f"{run.uri} is left out: its clients were never evaluated on test data ({run.rounds_completed} of "
-        f"{run.total_rounds} rounds are done)"
+        f"{run.uri} is left out: {_who(run.measured)} were never evaluated on {run.measured.split} data"
+        f"{run.measured.when} ({run.rounds_completed} of {run.total_rounds} rounds are done)"
         for run in runs
         if not final_rows(run)
     ]
@@ -149,10 +197,35 @@ def compare(runs: Sequence[Run]) -> Comparison:
     notes += [f"{run.uri}: {note}" for run in runs for note in run.notes]
     groups = group_runs(evaluated)
     finished = [group for group in groups if group.finished]
-    clients, seeds = over_clients(finished), over_seeds(finished)
-    lines = _with_best([line for group in groups for line in _lines(group)])
-    notes += _partners(finished, clients)
-    return Comparison(groups, lines, clients, seeds, notes)
+    tested = wanted.metrics[0]
+    clients = over_clients(finished, tested.column) if tested.by_client else []
+    seeds = over_seeds(finished, tested.column)
+    lines = _with_best([line for group in groups for line in _lines(group, wanted)], wanted.metrics)
+    if not lines:
+        raise RunError(f"there is nothing to compare: {'; '.join(notes)}")
+    notes += _partners(finished, clients or seeds)
+    if any(line.key.selected_on.startswith("validation") for line in lines) and runs[0].measured.split == "validation":
+        notes.append("rows that were chosen on validation data are shown on the same data: these numbers flatter them")
+    return Comparison(groups, lines, clients, seeds, notes, wanted)
+
+
+def check_models(runs: Sequence[Run], models: Sequence[str]) -> None:
+    """Raises ConfigError for a row that no run has, naming those that there are."""
+    found = dict.fromkeys(key.model for run in runs for key in final_rows(run))
+    for name in models:
+        if found and name not in found and name != PERSONALIZED:
+            raise ConfigError(
+                f"--model {name}: no run has such a row{nearest(name, list(found))}; there are {PERSONALIZED}, "
+                f"{', '.join(found)}"
+            )
+
+
+def _one_row(wanted: Wanted) -> bool:
+    return len(wanted.models) == 1 and wanted.models[0] != PERSONALIZED
+
+
+def _who(measured: Measured) -> str:
+    return "its clients" if measured.cohort == "all" else "its cohorts"
 
 
 def _partners(groups: Sequence[Group], tests: Sequence[PairTest]) -> list[str]:
@@ -164,12 +237,17 @@ def _partners(groups: Sequence[Group], tests: Sequence[PairTest]) -> list[str]:
     return [f"no test with {', '.join(lonely)}: no other method was run with the same seed on the same clients"]
 
 
-def _lines(group: Group) -> list[Line]:
-    keys = dict.fromkeys(key for run in group.runs for key in compared_keys(run))
-    return [_line(group, key) for key in keys]
+def _lines(group: Group, wanted: Wanted) -> list[Line]:
+    keys = dict.fromkeys(
+        key
+        for run in group.runs
+        for key in (final_rows(run) if wanted.models else compared_keys(run))
+        if not wanted.models or wanted.takes(key, own_key(run))
+    )
+    return [_line(group, key, wanted.metrics) for key in keys]
 
 
-def _line(group: Group, key: RowKey) -> Line:
+def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
     runs = [run for run in group.runs if key in final_rows(run)]
     rows = [final_rows(run)[key] for run in runs]
     seconds = [wall_seconds(run) for run in runs]
@@ -191,7 +269,7 @@ def _line(group: Group, key: RowKey) -> Line:
             dict.fromkeys(of_clients(row["clients"], run.num_clients) for row, run in zip(rows, runs, strict=True))
         ),
         rounds=int(rows[0]["round"]),
-        cells={metric.column: _cell(rows, metric) for metric in METRICS},
+        cells={metric.column: _cell(rows, metric) for metric in metrics},
         gigabytes=float(np.mean([row["bytes_down"] + row["bytes_up"] for row in rows])) / 1e9,
         seconds=None if None in seconds else float(np.mean([value for value in seconds if value is not None])),
     )
@@ -207,8 +285,8 @@ def _cell(rows: Sequence[dict[str, float]], metric: Metric) -> Cell:
     )
 
 
-def _with_best(lines: Sequence[Line]) -> list[Line]:
-    """Marks the best of each column, if there is a choice between at least two methods."""
+def _with_best(lines: Sequence[Line], metrics: Sequence[Metric]) -> list[Line]:
+    """Marks the best and the second of each column, if there is a choice between at least two methods."""
     eligible = [line for line in lines if line.eligible]
     if len({line.method for line in eligible}) < 2:
         return list(lines)
@@ -217,18 +295,18 @@ def _with_best(lines: Sequence[Line]) -> list[Line]:
         # Equal means may differ in their last bit.
         return round(metric.sign * line.cells[metric.column].mean, 9)
 
-    best = {}
-    for metric in METRICS:
-        finite = [value for value in (rank(line, metric) for line in eligible) if np.isfinite(value)]
-        best[metric.column] = max(finite) if finite else None
+    order = {}
+    for metric in metrics:
+        values = {rank(line, metric) for line in eligible}
+        order[metric.column] = sorted((value for value in values if np.isfinite(value)), reverse=True)[:2]
 
     def marked(line: Line) -> Line:
-        cells = {
-            metric.column: replace(
-                line.cells[metric.column], best=line.eligible and rank(line, metric) == best[metric.column]
+        cells = {}
+        for metric in metrics:
+            places = [line.eligible and rank(line, metric) == value for value in order[metric.column]]
+            cells[metric.column] = replace(
+                line.cells[metric.column], best=places[:1] == [True], second=places[1:] == [True]
             )
-            for metric in METRICS
-        }
         return replace(line, cells=cells)
 
     return [marked(line) for line in lines]

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.report.drawing import DASHES, MARKERS, SERIES, Drawing, table_of
-from rayfl.report.grouping import Group
-from rayfl.report.rows import Curve, curve, evaluated, main_keys, own_key
+from rayfl.report.grouping import Group, shown_model
+from rayfl.report.rows import Curve, curve, evaluated, main_keys, shown_key
 from rayfl.runs.loading import Run
 
 if TYPE_CHECKING:
@@ -24,32 +24,32 @@ _AXES = "Left: by round; middle: by bytes sent, down and up, of all clients; rig
 Lines = Sequence[tuple[str, Curve]]
 
 
-def progress_of_models(run: Run, cohort: str = "all", phase: str = "received") -> list[Drawing]:
+def progress_of_models(run: Run) -> list[Drawing]:
     """Accuracy and loss of a run's main models, a figure each; none where nothing was measured."""
-    everybody = cohort == "all"
-    who = evaluated(run) if everybody else "the round's cohort, right after its local training"
+    everybody, after = run.measured.cohort == "all", run.measured.phase == "trained"
+    who = evaluated(run) if everybody else f"the round's cohort{', right after its local training' if after else ''}"
     drawings = []
     for metric, (noun, *_) in _METRICS.items():
-        found = [(key.label, curve(run, key, metric, cohort, phase)) for key in main_keys(run, cohort, phase)]
+        found = [(key.label, curve(run, key, metric)) for key in main_keys(run)]
         lines = [(label, one) for label, one in found if one is not None]
         if lines:
             name = noun if everybody else f"cohort-{noun}"
             title = f"{noun.capitalize()} of {'the clients' if everybody else who}"
-            caption = f"Mean {noun} on test samples over {who}. {_AXES} {_at_the_end(lines, metric)}"
+            caption = f"Mean {noun} on {run.measured.split} samples over {who}. {_AXES} {_at_the_end(lines, metric)}"
             drawings.append(_drawing(name, title, caption, metric, lines, "clients"))
     return drawings
 
 
 def progress_of_groups(groups: Sequence[Group]) -> list[Drawing]:
     """Accuracy and loss of the methods' personalized models, mean over seeds with a band of one standard deviation."""
-    drawings = []
+    drawings, measured = [], groups[0].runs[0].measured
     for metric, (noun, *_) in _METRICS.items():
         found = [(group.label, _mean_curve(group, metric)) for group in groups]
         lines = [(label, one) for label, one in found if one is not None]
         if lines:
             caption = (
-                f"Mean {noun} on test samples over {_clients(lines)}, of each method's personalized model (never "
-                "chosen on test data). With several seeds: the mean over them, and a band of one sample standard "
+                f"Mean {noun} on {measured.split} samples over {_clients(lines)}{measured.when}, of "
+                f"{shown_model(groups)}. With several seeds: the mean over them, and a band of one sample standard "
                 f"deviation. {_AXES} {_at_the_end(lines, metric)}"
             )
             drawings.append(_drawing(noun, f"{noun.capitalize()} of the methods", caption, metric, lines, "seeds"))
@@ -58,7 +58,7 @@ def progress_of_groups(groups: Sequence[Group]) -> list[Drawing]:
 
 def _mean_curve(group: Group, metric: str) -> Curve | None:
     """Over the seeds, at the rounds that all have; the spread is over seeds, and nan with one."""
-    keys = [own_key(run) for run in group.runs]
+    keys = [shown_key(run) for run in group.runs]
     found = [curve(run, key, metric) for run, key in zip(group.runs, keys, strict=True) if key is not None]
     curves = [one for one in found if one is not None]
     if not curves:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from rayfl.metrics import NUM_BINS, summarize
 from rayfl.report.drawing import DASHES, FAINT, SERIES, Drawing, table_of
 from rayfl.report.grouping import Group
-from rayfl.report.rows import RowKey, bins, client_rows, final_rows, own_key
+from rayfl.report.rows import RowKey, bins, client_rows, evaluated, final_rows, shown_key
 from rayfl.runs.loading import Run
 
 _WIDTH = 9.6
@@ -26,7 +26,7 @@ def client_distribution_of_groups(groups: Sequence[Group]) -> Drawing | None:
     """The same for the methods' personalized models; the clients of all seeds together."""
     found = []
     for group in groups:
-        keys = [(run, own_key(run)) for run in group.runs]
+        keys = [(run, shown_key(run)) for run in group.runs]
         rows = [client_rows(run, key) for run, key in keys if key is not None]
         values = [one["top1"].to_numpy() for one in rows if one is not None]
         if values:
@@ -113,9 +113,10 @@ def reliability(run: Run, keys: Sequence[RowKey]) -> Drawing | None:
         [rows.select(["model", "selected_on", "bin", "n", "confidence", "accuracy"]) for _, rows in found]
     )
     caption = (
-        f"The test samples of all clients together, in {NUM_BINS} bins of confidence: above, how many are predicted "
-        "rightly, and the gap to their mean confidence (dashed: no gap); below, how many there are. ECE is the mean "
-        "gap, MCE the largest. They are those of all samples together, which are not the means over clients in the "
+        f"The {run.measured.split} samples of {evaluated(run)} together{run.measured.when}, in {NUM_BINS} bins of "
+        "confidence: above, how many are predicted rightly, and the gap to their mean confidence (dashed: no gap); "
+        "below, how many there are. ECE is the mean gap, MCE the largest. They are those of all samples together, "
+        "which are not the means over clients in the "
         f"tables. {'; '.join(words)}."
     )
     return Drawing("reliability", "Reliability of confidences", caption, figure, data)
@@ -129,7 +130,7 @@ def reliability_of_groups(groups: Sequence[Group]) -> Drawing | None:
     axes = figure.subplots()
     tables, words = [], []
     for number, group in enumerate(groups):
-        known = [(run, key) for run in group.runs if (key := own_key(run)) is not None]
+        known = [(run, key) for run in group.runs if (key := shown_key(run)) is not None]
         rows = pa.concat_tables([bins(run, key) for run, key in known]) if known else None
         if rows is None or not rows.num_rows:
             continue
@@ -155,8 +156,8 @@ def reliability_of_groups(groups: Sequence[Group]) -> Drawing | None:
     axes.set(xlabel="confidence", ylabel="accuracy - confidence", xlim=(0, 1))
     figure.legend(loc="outside right upper")
     caption = (
-        f"Test samples of all clients and seeds together, in {NUM_BINS} bins of confidence. Below zero: more confident "
-        f"than right. {'; '.join(words)}."
+        f"{groups[0].runs[0].measured.split.capitalize()} samples of all clients and seeds together, "
+        f"in {NUM_BINS} bins of confidence. Below zero: more confident than right. {'; '.join(words)}."
     )
     return Drawing("reliability", "Reliability of confidences", caption, figure, pa.concat_tables(tables))
 

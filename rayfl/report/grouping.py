@@ -56,17 +56,23 @@ def check_same_data(runs: Sequence[Run]) -> None:
         RunError: naming two runs on different data.
     """
     for one, other in combinations(runs, 2):
-        if one.partition_hash and one.partition_hash == other.partition_hash:
+        if on_same_data(one, other):
             continue
         changes = differences(_data(one), _data(other))
-        if not changes and (one.seed != other.seed or not (one.partition_hash and other.partition_hash)):
-            continue
         how = "; ".join(f"{path}: {left} and {right}" for path, (left, right) in changes.items())
         raise RunError(
             f"{one.uri} and {other.uri} were made on different data "
             f"({how or 'the same configuration and seed, but another partition.parquet'}): numbers on different "
-            "clients cannot be compared; report on them one by one"
+            "clients cannot be compared; report on them one by one, or use `rayfl compare --by-dataset`"
         )
+
+
+def on_same_data(one: Run, other: Run) -> bool:
+    """Whether numbers of two runs may be compared; see :func:`check_same_data`."""
+    if one.partition_hash and one.partition_hash == other.partition_hash:
+        return True
+    may_differ = one.seed != other.seed or not (one.partition_hash and other.partition_hash)
+    return may_differ and not differences(_data(one), _data(other))
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
@@ -88,6 +94,12 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
                     "count twice; leave one out"
                 )
     return [Group(label, members) for label, members in zip(_labels(groups), groups, strict=True)]
+
+
+def shown_model(groups: Sequence[Group]) -> str:
+    """The model that stands for each run, in words."""
+    chosen = groups[0].runs[0].chosen
+    return f"the row {chosen}" if chosen else "each method's personalized model (never chosen on test data)"
 
 
 def config_table(groups: Sequence[Group]) -> dict[str, list[str]]:

@@ -63,8 +63,16 @@ def key_of(row: Mapping[str, Any]) -> RowKey:
 
 
 def final_rows(run: Run) -> dict[RowKey, dict[str, Any]]:
-    """The test rows of all clients after the last evaluation, in the order they were recorded; may be empty."""
-    return {key_of(row): row for row in last_evaluation(run.rounds)}
+    """The rows of the run's last evaluation (``run.measured``), in the order they were recorded; may be empty."""
+    return {key_of(row): row for row in last_evaluation(run.rounds, run.measured)}
+
+
+def shown_key(run: Run) -> RowKey | None:
+    """The row that stands for the run: the one that was chosen, else its personalized model; None where it lacks it."""
+    if not run.chosen:
+        return own_key(run)
+    wanted = RowKey(run.chosen, "validation" if run.chosen.endswith("=best") else "")
+    return wanted if wanted in final_rows(run) else None
 
 
 def own_key(run: Run) -> RowKey | None:
@@ -77,9 +85,11 @@ def own_key(run: Run) -> RowKey | None:
 
 
 def lacking(run: Run) -> str:
-    """Why a run that was evaluated has no row of its personalized model; empty where it has one."""
-    if not final_rows(run) or own_key(run) is not None:
+    """Why a run that was evaluated lacks the row that stands for it; empty where it has one."""
+    if not final_rows(run) or shown_key(run) is not None:
         return ""
+    if run.chosen:
+        return f"it has no row {run.chosen!r}; there are {', '.join(dict.fromkeys(k.model for k in final_rows(run)))}"
     if run.own.sweep is not None:
         return (
             f"it has no {run.own.sweep} that was chosen on validation data: its second phase has not begun, or no "
@@ -89,18 +99,17 @@ def lacking(run: Run) -> str:
 
 
 def evaluated(run: Run) -> str:
-    """Whose test data the last evaluation was of, in words: ``all 14 clients``, or ``12 of 14 clients``."""
+    """Whose samples the last evaluation was of, in words: ``all 14 clients``, or ``12 of 14 clients``."""
     count = max((int(row["clients"]) for row in final_rows(run).values()), default=0)
+    if run.measured.cohort == "selected":
+        return f"the last cohort, {count} clients"
     return f"{'all ' if count == run.num_clients else ''}{of_clients(count, run.num_clients)} clients"
 
 
-def main_keys(run: Run, cohort: str = "all", phase: str = "received") -> list[RowKey]:
+def main_keys(run: Run) -> list[RowKey]:
     """The rows worth a curve: of a sweep its choice by validation and its local end; the personalized model last."""
-    field = pc.field
-    measured = run.rounds.filter(
-        (field("split") == "test") & (field("cohort") == cohort) & (field("phase") == phase)
-    ).select(["model", "selected_on"])
-    keys = dict.fromkeys(key_of(row) for row in measured.to_pylist())
+    rows = run.rounds.filter(run.measured.rows).select(["model", "selected_on"])
+    keys = dict.fromkeys(key_of(row) for row in rows.to_pylist())
     if run.own.sweep is not None:
         wanted = {RowKey(*run.own.summary), RowKey(f"{run.own.sweep}=1.0")}
         keys = dict.fromkeys(key for key in keys if key in wanted or not run.own.is_member(key.model))
@@ -113,15 +122,11 @@ def compared_keys(run: Run) -> list[RowKey]:
     return [key for key in final_rows(run) if key.selected_on or not run.own.is_member(key.model)]
 
 
-def curve(run: Run, key: RowKey, metric: str, cohort: str = "all", phase: str = "received") -> Curve | None:
-    """A metric of a test row over the run; None where it was never measured."""
+def curve(run: Run, key: RowKey, metric: str) -> Curve | None:
+    """A metric of a row over the run; None where it was never measured."""
     field = pc.field
     chosen = run.rounds.filter(
-        (field("split") == "test")
-        & (field("cohort") == cohort)
-        & (field("phase") == phase)
-        & (field("model") == key.model)
-        & (field("selected_on") == key.selected_on)
+        run.measured.rows & (field("model") == key.model) & (field("selected_on") == key.selected_on)
     ).sort_by("round")
     if not chosen.num_rows:
         return None
@@ -143,7 +148,7 @@ def wall_seconds(run: Run) -> float | None:
 
 
 def client_rows(run: Run, key: RowKey) -> pa.Table | None:
-    """The test rows of all clients for the last evaluation of a model, by client.
+    """The rows of clients for the last evaluation of a model, by client.
 
     None where each client has a model of its own choice, which has no rows of its own.
     """
@@ -152,24 +157,18 @@ def client_rows(run: Run, key: RowKey) -> pa.Table | None:
     if not model:
         return None
     field = pc.field
-    return run.clients.filter(
-        (field("round") == row["round"])
-        & (field("split") == "test")
-        & (field("cohort") == "all")
-        & (field("phase") == "received")
-        & (field("model") == model)
-    ).sort_by("client")
+    return run.clients.filter((field("round") == row["round"]) & run.measured.rows & (field("model") == model)).sort_by(
+        "client"
+    )
 
 
 def bins(run: Run, key: RowKey) -> pa.Table:
-    """The calibration bins of a test row of the last evaluation, ascending; empty where there are none."""
+    """The calibration bins of a row of the last evaluation, ascending; empty where there are none."""
     row = final_rows(run)[key]
     field = pc.field
     return run.calibration.filter(
         (field("round") == row["round"])
-        & (field("split") == "test")
-        & (field("cohort") == "all")
-        & (field("phase") == "received")
+        & run.measured.rows
         & (field("model") == key.model)
         & (field("selected_on") == key.selected_on)
     ).sort_by("bin")

@@ -14,16 +14,14 @@ from rayfl.report.blocks import Block, Cell, Code, Column, Mark, Page, Paragraph
 from rayfl.report.comparison import METRICS, Comparison, Line, Metric
 from rayfl.report.curves import progress_of_groups
 from rayfl.report.figures import client_distribution_of_groups, reliability_of_groups
-from rayfl.report.grouping import config_table
+from rayfl.report.grouping import config_table, shown_model
 from rayfl.report.significance import LEVEL, PairTest
 from rayfl.report.single import SEEN_TEST, commands
 from rayfl.runs.loading import Run
 
 _UNFINISHED = "† unfinished: after its last evaluation so far; never the best"
 _ON_TERMINALS = {"top1": "acc.\n%", "top1_worst5": "worst\n5 %", "ece": "ECE\n"}
-"""The columns that have room in 80 characters."""
-_SPREAD = "top1"
-"""The one of them that has room for its spreads."""
+"""The columns that have room in 80 characters where none are chosen; the first of them has its spreads beside it."""
 _CLIENTS, _SEEDS = "+- clients", "+- seeds"
 _BEST = (
     "Bold: the best of a column among finished runs and rows that were not chosen on test data. A best mean alone says "
@@ -58,23 +56,27 @@ def caption(comparison: Comparison) -> str:
     rounds = sorted({line.rounds for line in lines})
     after = f"after round {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]} rounds"
     some = "the clients that have any" if any(" of " in line.clients for line in lines) else "all clients"
+    measured = comparison.measured
+    whose = some if measured.cohort == "all" else "the round's cohort"
+    worst = "top1_worst5" in {metric.column for metric in comparison.wanted.metrics}
     return (
-        f"Test data of {some} {after}, the last evaluation: means over clients, with several seeds the mean of these. "
-        f"{_CLIENTS}: population standard deviation over clients (with several seeds its mean); {_SEEDS}: sample "
-        "standard deviation over seeds of the means over clients. (own): the method's personalized model. "
-        "Worst 5 %: mean of the 5 % of clients with the lowest accuracy."
+        f"{measured.split.capitalize()} data of {whose}{measured.when} {after}, the last evaluation: "
+        f"means over clients, with several seeds the mean of these. {_CLIENTS}: population standard deviation over "
+        f"clients (with several seeds its mean); {_SEEDS}: sample standard deviation over seeds of the means over "
+        "clients. (own): the method's personalized model."
+        f"{' Worst 5 %: mean of the 5 % of clients with the lowest accuracy.' if worst else ''}"
     )
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """All lines as a table of a page."""
-    texts = ("method", "model", "clients")
-    headings = [*texts, "seeds", *(heading for metric in METRICS for heading in _headings(metric))]
+    texts, metrics = ("method", "model", "clients"), comparison.wanted.metrics
+    headings = [*texts, "seeds", *(heading for metric in metrics for heading in _headings(metric))]
     return Table(
         "comparison-table",
         f"{caption(comparison)} {_BEST}",
         [Column(text, numeric=text not in texts) for text in (*headings, "GB sent", "wall time (s)")],
-        [_cells(line) for line in comparison.lines],
+        [_cells(line, metrics) for line in comparison.lines],
         _footnotes(comparison),
         data="figures/comparison.csv",
     )
@@ -82,7 +84,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def _headings(metric: Metric) -> list[str]:
     """A column of its own for each kind of spread: what is over clients is never beside what is over seeds."""
-    name = metric.heading.removesuffix(" %") if metric.by_client else metric.heading
+    name = _plain(metric)
     return [metric.heading, *([f"{name} {_CLIENTS}"] if metric.by_client else []), f"{name} {_SEEDS}"]
 
 
@@ -96,18 +98,22 @@ def terminal_table(comparison: Comparison) -> RenderableType:
         table.add_column(heading, overflow="fold", min_width=8)
     for heading in ("clients\n", "seeds\n"):
         table.add_column(heading, justify="right", no_wrap=True)
-    shown = {metric: _ON_TERMINALS[metric.column] for metric in METRICS if metric.column in _ON_TERMINALS}
+    metrics = comparison.wanted.metrics
+    shown = {metric: _ON_TERMINALS.get(metric.column, f"{metric.heading}\n") for metric in metrics}
+    if metrics == METRICS:
+        shown = {metric: heading for metric, heading in shown.items() if metric.column in _ON_TERMINALS}
+    spread_of = set(metrics[:1] if metrics == METRICS else metrics)
     for metric, heading in shown.items():
         table.add_column(heading, justify="right", no_wrap=True)
-        for spread in (_CLIENTS, _SEEDS) if metric.column == _SPREAD else ():
+        for spread in (_CLIENTS, _SEEDS) if metric in spread_of else ():
             table.add_column(spread.replace(" ", "\n"), justify="right", no_wrap=True)
     for line in comparison.lines:
-        texts: list[str | Text] = [cell.text for cell in _cells(line)[:4]]
+        texts: list[str | Text] = [cell.text for cell in _cells(line, metrics)[:4]]
         for metric in shown:
             cell = line.cells[metric.column]
             mean = metric.text(cell.mean)
             texts.append(Text.assemble((mean, "bold"), "^") if cell.best else mean)
-            if metric.column == _SPREAD:
+            if metric in spread_of:
                 texts += [metric.text(cell.over_clients), metric.text(cell.over_seeds)]
         table.add_row(*texts)
     marked = ["^ best of the column among finished runs and rows not chosen on test data"]
@@ -115,28 +121,33 @@ def terminal_table(comparison: Comparison) -> RenderableType:
     parts: list[RenderableType] = [table, Text("\n".join([*notes, *_footnotes(comparison)]))]
     for tests, what in ((comparison.clients, "clients"), (comparison.seeds, "seeds")):
         if tests:
-            parts += [Text(), _terminal_tests(tests, what)]
+            parts += [Text(), _terminal_tests(tests, what, comparison.tested)]
     return Stack(*parts)
 
 
-def _terminal_tests(tests: Sequence[PairTest], what: str) -> RichTable:
-    table = RichTable(title=f"Paired over {what}: {_TEST}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in _TEST_HEADINGS:
-        name = heading in _TEST_HEADINGS[:2]
+def _terminal_tests(tests: Sequence[PairTest], what: str, metric: Metric) -> RichTable:
+    title = f"Paired over {what}, {_plain(metric)}: {_TEST}"
+    table = RichTable(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in _test_headings(metric):
+        name = heading in _NAMES
         table.add_column(heading, justify="left" if name else "right", overflow="fold", min_width=8 if name else None)
     for test in tests:
-        table.add_row(*(cell.text for cell in _test_cells(test)), style="bold" if test.significant else None)
+        table.add_row(*(cell.text for cell in _test_cells(test, metric)), style="bold" if test.significant else None)
     return table
 
 
-def _cells(line: Line) -> list[Cell]:
+def _plain(metric: Metric) -> str:
+    return metric.heading.removesuffix(" %") if metric.by_client else metric.heading
+
+
+def _cells(line: Line, metrics: Sequence[Metric]) -> list[Cell]:
     dagger = "" if line.finished else " †"
     return [
         Cell(f"{line.method}{dagger}"),
         Cell(f"{line.model} (own)" if line.own else line.model),
         Cell(line.clients, line.evaluated),
         number(line.seeds, 0),
-        *(cell for metric in METRICS for cell in _numbers(line, metric)),
+        *(cell for metric in metrics for cell in _numbers(line, metric)),
         number(line.gigabytes, 3),
         number(float("nan") if line.seconds is None else line.seconds, 1),
     ]
@@ -161,17 +172,23 @@ def _footnotes(comparison: Comparison) -> list[str]:
 
 
 _TEST = f"Wilcoxon's signed-rank test, two-sided; p adjusted by Holm; bold: adjusted p < {LEVEL}"
-_TEST_HEADINGS = ("method A", "method B", "A - B, points", "A better", "B better", "pairs", "p", "adjusted p")
+_NAMES = ("method A", "method B")
 
 
-def _test_cells(test: PairTest) -> list[Cell]:
+def _test_headings(metric: Metric) -> tuple[str, ...]:
+    points = ", points" if metric.scale == 100 else ""
+    return (*_NAMES, f"A - B{points}", "A better", "B better", "pairs", "p", "adjusted p")
+
+
+def _test_cells(test: PairTest, metric: Metric) -> list[Cell]:
     mark: Mark = "own" if test.significant else ""
+    difference = metric.scale * test.difference
+    better = (test.wins, test.losses)[:: metric.sign]
     return [
         Cell(test.first),
         Cell(test.second),
-        Cell(f"{100 * test.difference:+.2f}", 100 * test.difference),
-        number(test.wins, 0),
-        number(test.losses, 0),
+        Cell(f"{difference:+.{metric.digits}f}", difference),
+        *(number(count, 0) for count in better),
         number(test.pairs, 0),
         Cell(_p(test.p), test.p),
         Cell(_p(test.adjusted), test.adjusted, mark),
@@ -184,22 +201,23 @@ def _p(value: float) -> str:
 
 def _significance(comparison: Comparison) -> list[Block]:
     blocks: list[Block] = []
-    columns = [Column(text, numeric=text not in _TEST_HEADINGS[:2]) for text in _TEST_HEADINGS]
-    what = "Accuracies of the methods' personalized models, which are never chosen on test data. "
+    metric = comparison.tested
+    columns = [Column(text, numeric=text not in _NAMES) for text in _test_headings(metric)]
+    what = f"By {_plain(metric)} of {shown_model(comparison.groups)}. "
     if comparison.clients:
         text = (
             f"{what}A pair: two methods on the same client for the same seed. {_TEST}. Clients on which both are equal "
             "are left out of the test. The clients of a run share a model, so they are not independent: this says "
             "whether methods differ on these clients for these seeds, not whether they would for others."
         )
-        blocks.append(Table("clients-test", text, columns, [_test_cells(test) for test in comparison.clients]))
+        blocks.append(Table("clients-test", text, columns, [_test_cells(test, metric) for test in comparison.clients]))
     if comparison.seeds:
         fewest = min(test.pairs for test in comparison.seeds)
         text = (
             f"{what}A pair: the means over clients of two methods for the same seed. {_TEST}. With n seeds no p "
             f"can be below 2 / 2^n, before correction: here {_p(2.0 ** (1 - fewest))} for {fewest}."
         )
-        blocks.append(Table("seeds-test", text, columns, [_test_cells(test) for test in comparison.seeds]))
+        blocks.append(Table("seeds-test", text, columns, [_test_cells(test, metric) for test in comparison.seeds]))
     if not blocks:
         blocks.append(Paragraph("No tests: they need two finished methods with a seed and its clients in common."))
     return blocks

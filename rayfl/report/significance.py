@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import wilcoxon
 
 from rayfl.report.grouping import Group
-from rayfl.report.rows import RowKey, client_rows, final_rows, own_key
+from rayfl.report.rows import client_rows, final_rows, shown_key
 from rayfl.runs.loading import Run
 
 LEVEL = 0.05
@@ -27,9 +27,9 @@ class PairTest:
         first: label of a group.
         second: label of another.
         pairs: number of pairs.
-        wins: pairs in which the first is better.
-        losses: pairs in which the second is better; the other pairs are ties.
-        difference: mean difference of the accuracies, first minus second.
+        wins: pairs in which the first has the larger value.
+        losses: pairs in which the second has the larger value; the other pairs are ties.
+        difference: mean difference of the metric, first minus second.
         p: two-sided p-value of Wilcoxon's signed-rank test, ties left out.
         adjusted: the same after Holm's correction for all tests on this kind of pairs.
     """
@@ -81,13 +81,18 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return result.tolist()
 
 
-def over_clients(groups: Sequence[Group]) -> list[PairTest]:
-    """Tests of all pairs of groups; a pair of numbers is the accuracy of two methods on one client of one seed.
+def over_clients(groups: Sequence[Group], metric: str = "top1") -> list[PairTest]:
+    """Tests of all pairs of groups; a pair of numbers is the metric of two methods on one client of one seed.
 
     Only seeds that both have, with the same partition, and clients that both have evaluated. The numbers are those of
-    the method's personalized model, which is never chosen on test data.
+    the row that stands for the run: the method's personalized model, which is never chosen on test data, unless
+    another was asked for.
+
+    Args:
+        groups: the methods.
+        metric: a column of ``clients.parquet``.
     """
-    values = {group.label: {run.seed: _by_client(run) for run in group.runs} for group in groups}
+    values = {group.label: {run.seed: _by_client(run, metric) for run in group.runs} for group in groups}
     tests = []
     for one, other in combinations(groups, 2):
         differences = [
@@ -99,9 +104,14 @@ def over_clients(groups: Sequence[Group]) -> list[PairTest]:
     return _tested(tests)
 
 
-def over_seeds(groups: Sequence[Group]) -> list[PairTest]:
-    """Tests of all pairs of groups with at least two seeds in common; a pair is two means over clients."""
-    values = {group.label: {run.seed: _mean(run) for run in group.runs} for group in groups}
+def over_seeds(groups: Sequence[Group], metric: str = "top1") -> list[PairTest]:
+    """Tests of all pairs of groups with at least two seeds in common; a pair is two means over clients.
+
+    Args:
+        groups: the methods.
+        metric: a column of ``rounds.parquet``.
+    """
+    values = {group.label: {run.seed: _mean(run, metric) for run in group.runs} for group in groups}
     tests = []
     for one, other in combinations(groups, 2):
         seeds = _shared_seeds(one, other)
@@ -139,14 +149,15 @@ def _shared_seeds(one: Group, other: Group) -> list[int]:
     ]
 
 
-def _by_client(run: Run) -> Mapping[int, float]:
-    key = own_key(run)
+def _by_client(run: Run, metric: str) -> Mapping[int, float]:
+    key = shown_key(run)
     rows = None if key is None else client_rows(run, key)
     if rows is None:
         return {}
-    return dict(zip(rows["client"].to_pylist(), rows["top1"].to_pylist(), strict=True))
+    return dict(zip(rows["client"].to_pylist(), rows[metric].to_pylist(), strict=True))
 
 
-def _mean(run: Run) -> float:
-    key: RowKey | None = own_key(run)
-    return float("nan") if key is None else float(final_rows(run)[key]["top1"])
+def _mean(run: Run, metric: str) -> float:
+    key = shown_key(run)
+    value = None if key is None else final_rows(run)[key][metric]
+    return float("nan") if value is None else float(value)

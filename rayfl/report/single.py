@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,10 +26,12 @@ from rayfl.report.rows import (
     final_rows,
     lacking,
     own_key,
+    shown_key,
     wall_seconds,
 )
 from rayfl.results.personalized import of_clients
 from rayfl.runs.loading import Run
+from rayfl.runs.measured import Measured
 from rayfl.runs.summary import row_label
 
 CLIENTS_FILE = "figures/clients.csv"
@@ -42,10 +46,10 @@ def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]
     if not run.finished:
         notes.insert(0, f"The run is unfinished: {run.rounds_completed} of {run.total_rounds} rounds are done.")
     if not rows:
-        notes.append("No evaluation of all clients on test data yet: there are no results to show.")
+        notes.append(f"No evaluation of this kind yet ({run.measured.options}): there are no results to show.")
     elif own is None:
-        notes.append(f"No number here is that of the method's personalized model: {lacking(run)}.")
-    shown = own or next((key for key in rows if not key.selected_on), None)
+        notes.append(f"No number here is that of the method's personalized model: {lacking(replace(run, chosen=''))}.")
+    shown = shown_key(run) or next((key for key in rows if not key.selected_on), None)
     clients = None if shown is None else client_table(run, shown)
     sections = [
         Section("summary", "Summary", [_facts(run), *([_summary(run, rows)] if rows else [])]),
@@ -63,7 +67,7 @@ def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]
 def client_table(run: Run, shown: RowKey) -> pa.Table | None:
     """One row per client after the last evaluation; None where the chosen models have no rows of their own.
 
-    Columns: client, name, n (test samples), accuracy, loss, ece and mce of the shown model, global_accuracy
+    Columns: client, name, n (samples), accuracy, loss, ece and mce of the shown model, global_accuracy
     (null without a global model), rounds (how often the client took part), bytes_down and bytes_up in those.
     """
     rows = client_rows(run, shown)
@@ -140,11 +144,25 @@ def _facts(run: Run) -> Facts:
         ("Folder", run.uri),
     ]
     if rows:
-        pairs.insert(2, ("Evaluated", f"{evaluated(run)}, {rows[0]['n']:,} test samples"))
+        pairs.insert(
+            2, ("Evaluated", f"{evaluated(run)}, {rows[0]['n']:,} {run.measured.split} samples{run.measured.when}")
+        )
         pairs.insert(5, ("Sent", f"{_bytes(rows[0]['bytes_down'])} down, {_bytes(rows[0]['bytes_up'])} up"))
+    if run.environment and (extended := _extensions(run.environment)):
+        pairs.insert(-2, ("Extended", extended))
     if seconds is not None:
         pairs.insert(-2, ("Wall time", f"{seconds:,.1f} s, evaluation included"))
     return Facts(pairs)
+
+
+def _extensions(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Where a run was given more rounds than it was begun with, in words; empty where it never was."""
+    known = [entry for entry in entries if isinstance(entry.get("rounds"), int)]
+    return ", ".join(
+        f"after round {entry.get('rounds_completed', '?')} from {before['rounds']} to {entry['rounds']} rounds"
+        for before, entry in pairwise(known)
+        if entry["rounds"] > before["rounds"]
+    )
 
 
 def _bytes(count: int) -> str:
@@ -173,8 +191,8 @@ def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
     last = next(iter(rows.values()))["round"]
     return Table(
         "summary-table",
-        f"Test data of {evaluated(run)} after round {last}: mean +- standard deviation over clients. Bold: the "
-        "method's personalized model.",
+        f"{run.measured.split.capitalize()} data of {evaluated(run)}{run.measured.when} after round {last}: mean +- "
+        "standard deviation over clients. Bold: the method's personalized model.",
         [
             *(Column(text, numeric=False) for text in ("model", "clients")),
             *(Column(text) for text in ("accuracy %", "worst 5 %", "ECE", "loss")),
@@ -204,7 +222,7 @@ def _clients(run: Run, shown: RowKey, clients: pa.Table) -> list[Block]:
 
 def _client_table(name: str, caption: str, clients: pa.Table) -> Table:
     shared = clients["global_accuracy"].null_count < clients.num_rows
-    headings = ["test samples", "accuracy %", *(["global model %"] if shared else []), "loss", "ECE", "MCE", "rounds"]
+    headings = ["samples", "accuracy %", *(["global model %"] if shared else []), "loss", "ECE", "MCE", "rounds"]
     rows = []
     for row in clients.to_pylist():
         common = float("nan") if row["global_accuracy"] is None else 100 * row["global_accuracy"]
@@ -236,7 +254,8 @@ def _calibration(run: Run, shown: RowKey) -> list[Block]:
 
 
 def _course(run: Run) -> list[Block]:
-    blocks = figures([*progress_of_models(run, "selected", "trained"), cohorts(run), phases(run)])
+    trained = replace(run, measured=Measured(run.measured.split, "selected", "trained"))
+    blocks = figures([*progress_of_models(trained), cohorts(run), phases(run)])
     if run.skipped.num_rows:
         blocks.append(_skipped(run.skipped))
     else:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from rayfl.config.loading import as_recorded, load_config
+from rayfl.config.loading import as_recorded, load_config, overrides_given
 from rayfl.config.own_code import NamedMethod, named_code, refuse_code
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.schema import ExperimentConfig
@@ -171,6 +174,49 @@ def open_run(path: str, schema: type[ExperimentConfig], trust: bool = False) -> 
     except (yaml.YAMLError, ValueError, RecursionError, ConfigError) as error:
         raise RunError(f"{storage.uri}/config.yaml cannot be read: {error}") from error
     return RunFolder(storage, _moved(config, storage), trust)
+
+
+def is_run_folder(source: object) -> bool:
+    """Whether what is given in place of a configuration is the folder of a run: a URI, or a folder on a disk."""
+    if not isinstance(source, str | Path):
+        return False
+    return "://" in str(source) or Path(source).expanduser().is_dir()
+
+
+def reopened(
+    path: str, schema: type[ExperimentConfig], overrides: Sequence[str] | Mapping[str, Any]
+) -> ExperimentConfig:
+    """The configuration of a run that is to go on where it lies, with other values for some options.
+
+    Code that it names is imported.
+
+    Args:
+        path: the run's folder.
+        schema: the configuration class.
+        overrides: as for ``rayfl.config.loading.load_config``.
+
+    Raises:
+        RunError: when there is no run.
+        ConfigError: when an override is wrong, or names another place.
+    """
+    given = dict(overrides_given(overrides))
+    for option in ("name", "storage_path"):
+        if option in given:
+            raise ConfigError(
+                f"{option} does not apply to a run that is there: {path} goes on where it lies; `rayfl fork` begins "
+                "another run from it"
+            )
+    storage = Storage(path.rstrip("/") or path)
+    try:
+        content = read_yaml(storage.read("config.yaml"))
+    except FileNotFoundError as error:
+        raise RunError(f"{storage.uri} is no run's folder: it has no config.yaml") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RunError(f"{storage.uri}/config.yaml cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise RunError(f"{storage.uri}/config.yaml is damaged: it has no sections")
+    config = as_recorded(content, lambda known, values: load_config(schema, known, {**values, **given}))
+    return _moved(config, storage)
 
 
 def _moved(config: ExperimentConfig, storage: Storage) -> ExperimentConfig:

@@ -20,12 +20,14 @@ import yaml
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.redaction import redact
 from rayfl.data.partitions.assignment import ASSIGNMENT_SCHEMA, assignment_hash
-from rayfl.errors import ConfigError, DamageError, RayflError, RunError
+from rayfl.errors import DamageError, RayflError, RunError
 from rayfl.results.personalized import PersonalizedRows, personalized_rows_of, recorded_clients
 from rayfl.results.schemas import ALL_TABLES
 from rayfl.runs.damage import described
+from rayfl.runs.measured import Measured
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
+from rayfl.storage.run_folder import CONFIG
 from rayfl.storage.tables import from_parquet
 from rayfl.tracking.environment import read_environment
 from rayfl.tracking.timings import read_timings
@@ -56,6 +58,8 @@ class Run:
         environment: with what it was made, an entry for each start; empty where that is not known.
         rounds_completed: rounds done.
         notes: what a reader should know, a sentence each.
+        measured: which of its evaluations are looked at.
+        chosen: the row that stands for the run; empty for its method's personalized model.
     """
 
     uri: str
@@ -74,6 +78,8 @@ class Run:
     environment: Sequence[Mapping[str, Any]]
     rounds_completed: int
     notes: list[str] = field(default_factory=list)
+    measured: Measured = field(default_factory=Measured)
+    chosen: str = ""
 
     @property
     def method(self) -> str:
@@ -109,13 +115,17 @@ class Run:
 def load_runs(uris: Sequence[str], methods: Mapping[str, Any], models: Sequence[str] = ()) -> list[Run]:
     """Reads several runs; see :func:`load_run`.
 
+    Args:
+        uris: folders of runs, or of several runs: a sweep's, or a reproduction's.
+        methods: see :func:`load_run`.
+        models: see :func:`load_run`.
+
     Raises:
         RunError: listing everything that cannot be read, or a folder that is given twice.
-        ConfigError: one of ``models`` is needed by no run.
     """
     runs: list[Run] = []
     problems: list[str] = []
-    for uri in uris:
+    for uri in [one for given in uris for one in runs_in(given)]:
         try:
             run = load_run(uri, methods, models)
         except RayflError as error:
@@ -126,12 +136,21 @@ def load_runs(uris: Sequence[str], methods: Mapping[str, Any], models: Sequence[
         runs.append(run)
     if problems:
         raise RunError("; ".join(problems))
-    unused = [name for name in models if name not in {run.own.model for run in runs if not run.recorded}]
-    if unused:
-        raise ConfigError(
-            f"--model {unused[0]}: every run says itself which row is its method's personalized model; leave it out"
-        )
     return runs
+
+
+def runs_in(uri: str) -> list[str]:
+    """The runs that a folder stands for: itself, or if it is none, those that lie in it, by name.
+
+    A sweep's folder and a reproduction's have a run's folder for each of their experiments.
+    """
+    place = uri.rstrip("/") or "/"
+    storage = Storage(place)
+    if storage.exists(CONFIG):
+        return [uri]
+    address, mark, options = place.partition("?")
+    inner = [name for name in sorted(storage.entries()) if storage.exists(f"{name}/{CONFIG}")]
+    return [f"{address.rstrip('/')}/{name}{mark}{options}" for name in inner] or [uri]
 
 
 def load_run(uri: str, methods: Mapping[str, Any], models: Sequence[str] = ()) -> Run:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from rayfl.experiment.result import Result
 from rayfl.results.personalized import PersonalizedRows, of_clients, recorded_clients
+from rayfl.runs.measured import EVERYBODY, Measured
 
 _SKIPPED_SHOWN = 10
 _ROUNDS_SHOWN = 5
@@ -22,14 +23,16 @@ def final_rows(result: Result) -> list[dict[str, Any]]:
     return last_evaluation(result.rounds)
 
 
-def last_evaluation(rounds: pa.Table, split: str = "test") -> list[dict[str, Any]]:
-    """The rows of all clients, on a split, after the last evaluation that a table of summaries has."""
-    field = pc.field
-    rows = rounds.filter(
-        (field("cohort") == "all") & (field("split") == split) & (field("phase") == "received")
-    ).to_pylist()
+def last_evaluation(rounds: pa.Table, measured: Measured = EVERYBODY) -> list[dict[str, Any]]:
+    """The rows of the last evaluation that a table of summaries has, of those that are chosen."""
+    rows = rounds.filter(measured.rows).to_pylist()
     last = max((row["round"] for row in rows), default=0)
     return [row for row in rows if row["round"] == last]
+
+
+def shown_rows(result: Result) -> list[dict[str, Any]]:
+    """The rows of all clients after the last evaluation: on test data, or where none are scored on validation data."""
+    return final_rows(result) or last_evaluation(result.rounds, Measured("validation"))
 
 
 def summary_table(result: Result) -> Table:
@@ -37,8 +40,8 @@ def summary_table(result: Result) -> Table:
 
     On test data; of runs that score none, on validation data.
     """
-    split = "test" if final_rows(result) else "validation"
-    rows, everybody = last_evaluation(result.rounds, split), recorded_clients(result.rounds)
+    rows, everybody = shown_rows(result), recorded_clients(result.rounds)
+    split = rows[0]["split"] if rows else "validation"
     marked = any("test" in row["selected_on"] for row in rows)
     table = Table(
         title=f"{split.capitalize()} data after round {result.rounds_completed}: mean +- std over clients",

@@ -20,7 +20,7 @@ _LEASE = re.compile(r"lease\.json|\.lease-(?:after-)?[0-9a-f]{32}")
 NEWEST = "newest.json"
 """Which manifest is the newest."""
 
-BEGINNING = frozenset({"config.yaml", "partition.parquet", "devices.parquet"})
+BEGINNING = frozenset({"config.yaml", "partition.parquet", "devices.parquet", "initial.safetensors"})
 """What a run's first start writes, ``config.yaml`` last: a folder with less of it is a run's that never began."""
 
 _LATER = frozenset(

@@ -101,7 +101,8 @@ def input_digests(storage: Storage) -> dict[str, str]:
 
     ``partition.parquet`` is not among them: it may be written again in other bytes, and the tables have its hash.
     """
-    return {name: storage.digest(name) for name in (CONFIG, "devices.parquet") if storage.exists(name)}
+    names = (CONFIG, "devices.parquet", "initial.safetensors")
+    return {name: storage.digest(name) for name in names if storage.exists(name)}
 
 
 def changed_inputs(manifest: Manifest, found: Mapping[str, str]) -> list[str]:

@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from rayfl.results.personalized import PersonalizedRows, of_clients
+from rayfl.results.personalized import PersonalizedRows
 from rayfl.tracking.callback import Callback, RunInfo
-from rayfl.tracking.live import LiveView
+from rayfl.tracking.live import LiveView, accuracy_text
 
 _log = logging.getLogger("rayfl")
 _PLAIN_EVERY_S = 10.0
@@ -30,7 +30,6 @@ class ConsoleProgress(Callback):
         self._live: Live | None = None
         self._view = LiveView(0, 0, ())
         self._rounds = 0
-        self._accuracy = ""
         self._own = PersonalizedRows("")
         self._clients = 0
         self._last_line = 0.0
@@ -47,8 +46,8 @@ class ConsoleProgress(Callback):
             f"{run.config.run_name} {start}: {run.config.algorithm.name} on {run.config.dataset.name}, "
             f"{run.num_clients} clients {where if run.hosts else 'in this process'}"
         )
+        self._view = LiveView(self._rounds, run.rounds_completed, run.hosts)
         if self._console.is_terminal:
-            self._view = LiveView(self._rounds, run.rounds_completed, run.hosts)
             self._live = Live(self._view, console=self._console, transient=True, refresh_per_second=4)
             self._live.start()
 
@@ -56,36 +55,28 @@ class ConsoleProgress(Callback):
         test = [row for row in rows if row["cohort"] == "all" and row["split"] == "test"]
         if not test:
             return
-        parts = [f"global {row['top1']:.1%}" for row in test if row["model"] == "global"]
-        # Never the best on test data: only the method's own personalized model, or a choice by validation.
-        own = [row for row in test if self._own.is_summary(row) and row["model"] != "global"]
-        parts += [f"{row['choice'] or row['model']} {row['top1']:.1%}" for row in own]
-        fewest = min(int(row["clients"]) for row in test)
-        whose = "" if fewest >= self._clients else f" of {of_clients(fewest, self._clients)} clients"
-        self._accuracy = f"test accuracy{whose}: " + ", ".join(parts)
-        self._view.accuracy = self._accuracy
-        curve = own or [row for row in test if row["model"] == "global"]
-        if curve:
-            self._view.evaluated(int(rows[0]["round"]), float(curve[0]["top1"]))
-        _log.info("round %d: %s", rows[0]["round"], self._accuracy)
+        self._view.accuracy, curve = accuracy_text(test, self._own, self._clients)
+        if curve is not None:
+            self._view.evaluated(int(rows[0]["round"]), curve)
+        _log.info("round %d: %s", rows[0]["round"], self._view.accuracy)
 
     def on_evaluation_progress(self, clients_done: int, clients: int) -> None:
         self._view.state = f"evaluating {clients_done}/{clients}"
         if self._live is None and time.monotonic() - self._last_line >= _PLAIN_EVERY_S:
             self._last_line = time.monotonic()
-            self._say(f"{self._view.state}  {self._accuracy}")
+            self._say(f"{self._view.line()}  {self._view.state}")
 
     def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
         self._view.round_done(rounds_completed, cohort, seconds)
         due = rounds_completed == self._rounds or time.monotonic() - self._last_line >= _PLAIN_EVERY_S
         if self._live is None and due:
             self._last_line = time.monotonic()
-            speed = f"{len(cohort) / seconds:.1f} clients/s"
-            self._say(f"round {rounds_completed}/{self._rounds}  {speed}  {self._accuracy}")
+            self._say(self._view.line())
 
     def on_failure(self, reason: str, rounds_completed: int) -> None:
         self._view.rewound(rounds_completed)
-        self._say(f"{reason}; continues from the commit of round {rounds_completed}")
+        now = time.strftime("%H:%M:%S")
+        self._say(f"{now}  {reason}; continues from the commit of round {rounds_completed}")
 
     def on_end(self, rounds_completed: int) -> None:
         if self._live is not None:

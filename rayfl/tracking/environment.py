@@ -27,9 +27,10 @@ _PACKAGES = ("rayfl", "torch", "torchvision", "ray", "numpy", "scipy", "scikit-l
 class Environment(Callback):
     """Keeps ``environment.json``: a list with an entry for each time that the run was started.
 
-    An entry has ``rounds_completed`` (0, or where the run was continued), ``started`` (UTC, ISO 8601), ``versions``,
-    ``machine`` (the driver's) and ``devices`` (number of actors by the device that they compute on); where actors stack
-    clients, ``width``, how many at a time: the last bits of such a run depend on it.
+    An entry has ``rounds_completed`` (0, or where the run was continued), ``rounds`` (how many the run was to have
+    then), ``started`` (UTC, ISO 8601), ``versions``, ``machine`` (the driver's) and ``devices`` (number of actors by
+    the device that they compute on); where actors stack clients, ``width``, how many at a time: the last bits of such a
+    run depend on it.
 
     Args:
         storage: the run's folder.
@@ -41,6 +42,7 @@ class Environment(Callback):
     def on_start(self, run: RunInfo) -> None:
         entry: dict[str, Any] = {
             "rounds_completed": run.rounds_completed,
+            "rounds": run.config.train.rounds,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": versions(),
             "machine": machine(),

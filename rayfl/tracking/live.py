@@ -12,6 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rayfl.results.personalized import PersonalizedRows, of_clients
+
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_CLIENTS = 12
 _SHOWN_POINTS = 40
@@ -60,14 +62,33 @@ class LiveView:
         return sum(clients for clients, _ in self._newest) / seconds if seconds else 0.0
 
     @property
+    def seconds_a_round(self) -> float | None:
+        """Over the last rounds; None before the first."""
+        return sum(spent for _, spent in self._newest) / len(self._newest) if self._newest else None
+
+    def paced(self, seconds: float | None) -> None:
+        """Takes the mean time of a round from elsewhere, in seconds; None leaves it unknown."""
+        if seconds is not None:
+            self._newest.append((0, seconds))
+
+    @property
     def seconds_left(self) -> float | None:
         """At the speed of the last rounds; None before the first."""
-        if not self._newest:
-            return None
-        return (self.rounds - self.completed) * sum(spent for _, spent in self._newest) / len(self._newest)
+        pace = self.seconds_a_round
+        return None if pace is None else (self.rounds - self.completed) * pace
+
+    def line(self) -> str:
+        """The view in one line: the time of day, round, pace, time left and accuracy."""
+        parts = [time.strftime("%H:%M:%S"), f"round {self.completed}/{self.rounds}", *self._pace(), self.accuracy]
+        return "  ".join(part for part in parts if part)
+
+    def _pace(self) -> list[str]:
+        if self.seconds_a_round is None:
+            return []
+        speed = [f"{self.clients_per_second:.1f} clients/s"] if self.clients_per_second else []
+        return [*speed, f"{self.seconds_a_round:.3g} s a round", f"{_clock(self.seconds_left)} left"]
 
     def __rich__(self) -> Group:
-        left = "-" if self.seconds_left is None else time.strftime("%H:%M:%S", time.gmtime(self.seconds_left))
         actors = ", ".join(f"{count} on {device}" for device, count in sorted(self._devices.items()))
         replaced = f", replaced {self._failures} times" if self._failures else ""
         clients = ", ".join(map(str, self._cohort[:_SHOWN_CLIENTS]))
@@ -77,9 +98,42 @@ class LiveView:
         table.add_row("round", Group(Text(f"{self.completed}/{self.rounds}"), bar))
         table.add_row("cohort", Text(f"{clients}{more}" or "-"))
         table.add_row("accuracy", Text(f"{sparkline([value for _, value in self._curve])}  {self.accuracy}".strip()))
-        table.add_row("speed", Text(f"{self.clients_per_second:.1f} clients/s, {left} left"))
+        table.add_row("speed", Text(", ".join(self._pace()) or "-"))
         table.add_row("actors", Text(f"{actors or 'none: in this process'}{replaced}; {self.state}"))
         return Group(table)
+
+
+def accuracy_text(
+    rows: Sequence[Mapping[str, Any]], own: PersonalizedRows, clients: int | None
+) -> tuple[str, float | None]:
+    """The accuracies of an evaluation in words, and the one that a curve has.
+
+    Never the best on test data: only the global model and the method's own personalized one, or its choice by
+    validation.
+
+    Args:
+        rows: summaries of all clients on test data after one round.
+        own: which of them is the personalized model.
+        clients: K; None where it is not known.
+    """
+    shared = [row for row in rows if row["model"] == "global"]
+    personal = [row for row in rows if own.is_summary(row) and row["model"] != "global"]
+    if not rows:
+        return "", None
+    parts = [f"global {row['top1']:.1%}" for row in shared]
+    parts += [f"{row['choice'] or row['model']} {row['top1']:.1%}" for row in personal]
+    fewest = min(int(row["clients"]) for row in rows)
+    whose = "" if clients is None or fewest >= clients else f" of {of_clients(fewest, clients)} clients"
+    curve = personal or shared
+    return f"test accuracy{whose}: {', '.join(parts)}", float(curve[0]["top1"]) if curve else None
+
+
+def _clock(seconds: float | None) -> str:
+    """A duration as hours, minutes and seconds."""
+    if seconds is None:
+        return "-"
+    whole = round(seconds)
+    return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def sparkline(values: Sequence[float]) -> str:

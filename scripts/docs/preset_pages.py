@@ -68,7 +68,7 @@ def page() -> str:
 
 
 def _other_presets() -> str:
-    rows = [[f"`{name}`", f"{line}."] for name, line, *rest in catalog({})["presets"] if not rest]
+    rows = [[f"`{name}`", f"{line}."] for name, line, *rest in catalog("presets") if not rest]
     return "## Of rayfl's own\n\n" + _table(["preset", "what"], rows)
 
 

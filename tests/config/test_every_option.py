@@ -54,6 +54,12 @@ EFFECTS = {
     "storage.keep_commits": "tests/config/test_every_option.py::test_keep_commits_and_commit_every",
     "storage.copies": "tests/cluster/rounds/test_copies.py::test_every_file_is_there_twice_and_shares_no_bits",
     "storage.copies_path": "tests/cluster/rounds/test_copies.py::test_a_lost_disk_costs_nothing",
+    **dict.fromkeys(
+        ("init.from", "init.round", "init.sha256"),
+        "tests/cluster/rounds/test_forking.py::"
+        "test_what_a_run_begins_from_is_part_of_what_it_is_and_a_moved_folder_is_not",
+    ),
+    "init.what": "tests/cluster/rounds/test_forking.py::test_a_fork_that_was_cut_short_is_no_new_run_and_is_completed",
     "storage.lease_timeout_s": "tests/cluster/rounds/test_two_drivers.py::"
     "test_a_driver_on_another_machine_has_until_its_lease_expires",
     "tracking.tensorboard": "tests/config/test_every_option.py::test_tensorboard",
@@ -88,7 +94,7 @@ EFFECTS = {
 }
 """Options that are no part of what identifies a run, each with the test, or the file of tests, of its effect."""
 
-TOGETHER = {"SyntheticSource.iid": {"alpha": 0, "beta": 0}}
+TOGETHER = {"InitConfig.what": {"from": "run", "sha256": "0" * 64}, "SyntheticSource.iid": {"alpha": 0, "beta": 0}}
 """What else must be given for an option to be valid."""
 
 
@@ -133,9 +139,9 @@ def dotted(path: str, field: str) -> str:
 def identifies(path: str, field: str) -> bool:
     """Whether the option is part of what identifies a run, as ``ExperimentConfig.fingerprint`` has it."""
     top = dotted(path, field).partition(".")[0]
-    return top not in {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"} and (
-        dotted(path, field) != "engine.width"
-    )
+    # What a run begins from must be there to be hashed.
+    elsewhere = {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures", "init"}
+    return top not in elsewhere and (dotted(path, field) != "engine.width")
 
 
 @cache
@@ -151,6 +157,8 @@ def reads() -> dict[str, set[Path]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 found.setdefault(node.attr, set()).add(path)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+                found.setdefault(str(getattr(node.args[1], "value", "")), set()).add(path)
     return found
 
 
@@ -266,7 +274,7 @@ def test_what_identifies_a_run_is_all_but_what_is_known_to_change_no_result() ->
         changes = [override, "noise.kind=pair"] if override.startswith("noise") else [override]
         assert load_config(Experiment, "quickstart", changes).fingerprint() != base.fingerprint(), override
     excluded = {top for top in Experiment.model_fields if not identifies("", top)}
-    assert excluded == {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
+    assert excluded == {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures", "init"}
 
 
 @pytest.mark.parametrize("option", sorted(EFFECTS))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.registry import METHODS, Experiment
+from algorithms.registry import Experiment
 from rayfl.cli.catalog import catalog
 from rayfl.config.loading import load_config, preset_names, preset_text
 from rayfl.config.paper_presets import expanded, method_row, method_settings, paper_presets
@@ -85,7 +85,7 @@ def test_a_preset_runs_its_papers_method_and_says_where_it_is_from() -> None:
         assert config(name) == load_config(Experiment, name, COMBINATIONS[name, preset.own])
         assert config(name).algorithm.name.startswith(preset.paper.short.partition(" ")[0].lower())
         assert preset_text(name).startswith(f"# {preset.paper.short}, {preset.table}: ")
-    entries = {entry[0]: entry[1:] for entry in catalog(METHODS)["presets"]}
+    entries = {entry[0]: entry[1:] for entry in catalog("presets")}
     assert entries["floco-table1-femnist"] == (
         "FLOCO (NeurIPS 2024)",
         "Tables 1 to 4, Figure 2, Appendix E",

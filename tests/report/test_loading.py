@@ -14,7 +14,7 @@ import yaml
 
 from algorithms.registry import METHODS
 from rayfl.errors import ConfigError, DamageError, RunError
-from rayfl.report.comparison import compare
+from rayfl.report.comparison import check_models, compare
 from rayfl.report.rows import RowKey, final_rows, lacking, own_key, wall_seconds
 from rayfl.results.schemas import PARTITION_KEY, TABLES
 from rayfl.runs.loading import load_run, load_runs
@@ -148,8 +148,8 @@ def test_in_older_runs_of_a_method_of_ones_own_the_row_is_named_and_never_guesse
     loaded = load_run(str(run), METHODS, ["finetuned"])
     assert (own_key(loaded), loaded.num_clients) == (RowKey("finetuned"), 5)
     assert load_runs([str(run), str(known)], METHODS, ["finetuned"])[0].own.model == "finetuned"
-    with pytest.raises(ConfigError, match=r"--model finetuned: every run says itself"):
-        load_runs([str(known)], METHODS, ["finetuned"])
+    with pytest.raises(ConfigError, match=r"--model finetuned: no run has such a row"):
+        check_models(load_runs([str(known)], METHODS, ["finetuned"]), ["finetuned"])
 
 
 def test_no_other_row_stands_in_for_the_personalized_model(copied: Copied) -> None:

@@ -1,4 +1,7 @@
-"""Runs an experiment and kills its own process at a chosen moment: ``python killed_run.py CONFIG MOMENT ROUND``."""
+"""Runs an experiment and kills its own process at a chosen moment.
+
+``python killed_run.py CONFIG MOMENT ROUND [train.rounds=N]``
+"""
 
 from __future__ import annotations
 
@@ -28,4 +31,5 @@ class Killer(rayfl.Callback):
 
 
 if __name__ == "__main__":
-    rayfl.run(sys.argv[1], callbacks=[Killer(sys.argv[2], int(sys.argv[3]))])
+    given = {path: int(value) for path, _, value in (pair.partition("=") for pair in sys.argv[4:])}
+    rayfl.run(sys.argv[1], callbacks=[Killer(sys.argv[2], int(sys.argv[3]))], **given)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,10 @@ def test_the_console_shows_the_choice_by_validation_never_the_best_on_test() -> 
     assert "test accuracy of 2 of 20 clients: global 30.0%, lambda=1.0 60.0%" in text
     assert "90.0%" not in text
     assert "host 1 died; continues from the commit of round 0" in text
-    assert "round 30/30" in text
+    # Every line has the time of day, seconds a round and the time left.
+    line = r"^\d\d:\d\d:\d\d  round 30/30  4\.0 clients/s  0\.5 s a round  00:00:00 left  test acc"
+    assert re.search(line, text, re.M)
+    assert re.search(r"^\d\d:\d\d:\d\d  host 1 died", text, re.M)
 
 
 def test_the_console_says_where_a_run_continues() -> None:

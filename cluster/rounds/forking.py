@@ -1,0 +1,131 @@
+"""Begins a run from the commit of another one."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from algorithms.registry import Experiment
+from cluster.rounds.claim import claim_folder
+from rayfl.config.beginning import FILE as INITIAL
+from rayfl.config.beginning import InitConfig
+from rayfl.config.loading import as_recorded, load_config, overrides_given
+from rayfl.config.plain_yaml import read_yaml
+from rayfl.config.schema import ExperimentConfig
+from rayfl.data.partitions.assignment import assignment_hash
+from rayfl.errors import ConfigError, RunError
+from rayfl.experiment.parts import Parts
+from rayfl.params import leaves
+from rayfl.runs.folder import RunFolder, open_run
+from rayfl.storage.commit_files import CommitFiles
+from rayfl.storage.files import Storage
+from rayfl.storage.lease import Lease
+from rayfl.storage.manifest import Manifest, with_checksum
+from rayfl.storage.run_folder import check_run_folder, input_digests
+from rayfl.tracking.timings import FILE as TIMINGS
+from rayfl.tracking.timings import read_timings
+
+_FIXED = ("seed", "dataset", "transform", "partition", "holdout", "noise", "model", "system")
+_FIXED_OF_TRAIN = ("optimizer", "persist_optimizer", "private_norm")
+"""What decides on the shape of states and on who has which samples: a fork has it from the run that it is from."""
+
+
+def fork(
+    path: str, name: str, round: int | None, overrides: Sequence[str] | Mapping[str, Any]
+) -> tuple[ExperimentConfig, int]:
+    """Makes the folder of a run that goes on from a commit of another one; the other run is not changed.
+
+    Cut short, the same command does the rest.
+
+    Args:
+        path: the other run's folder.
+        name: of the new run.
+        round: of the commit; None: the newest.
+        overrides: options of the new run, such as another ``train.lr`` from here on.
+
+    Returns:
+        The configuration of the new run, and the round after which it begins.
+
+    Raises:
+        ConfigError: an override is wrong, or asks for something that the states at hand do not fit.
+        RunError: there is no such commit, or the new folder is another run's.
+    """
+    source = open_run(path, Experiment, trust=True)
+    manifest = source.manifest(round)
+    config = _config(source, manifest, name, overrides_given(overrides))
+    parts = Parts(config)
+    parts.check()
+    _check_same(source, parts)
+    check_run_folder(parts.storage, parts.copy)
+    with Lease(parts.storage, config.storage.lease_timeout_s) as lease:
+        if parts.commits.manifests():
+            raise RunError(f"{parts.storage.uri} is a run already: choose another --name")
+        if source.storage.exists(INITIAL):
+            parts.storage.write(INITIAL, source.storage.read(INITIAL))
+        claim_folder(parts)
+        files = CommitFiles(parts.storage, parts.copy)
+        for file in manifest.stored():
+            files.write(file.name, source.store.read(file))
+        lines = [line for line in read_timings(source.storage) if line["round"] <= manifest.rounds_completed]
+        parts.storage.write(TIMINGS, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+        lease.check()
+        own = {"fingerprint": config.fingerprint(), "inputs": input_digests(parts.storage)}
+        parts.commits.write_manifest(manifest.model_copy(update=own))
+    return config, manifest.rounds_completed
+
+
+def _config(source: RunFolder, manifest: Manifest, name: str, given: Sequence[tuple[str, Any]]) -> ExperimentConfig:
+    wanted = dict(given)
+    for path in wanted:
+        if path == "name" or path.partition(".")[0] == "init":
+            raise ConfigError(f"{path}: a fork's name is --name, and it begins from the run that is forked")
+    digest = hashlib.sha256(json.dumps(with_checksum(manifest), sort_keys=True).encode()).hexdigest()
+    init = {"from": source.storage.uri, "round": manifest.rounds_completed, "what": "commit", "sha256": digest}
+    new = {"storage_path": source.config.storage_path, **wanted, "name": name, "init": init}
+    content = read_yaml(source.storage.read("config.yaml"))
+    config = as_recorded(content, lambda known, values: load_config(Experiment, known, {**values, **new}))
+    changed = [path for path in _FIXED if getattr(config, path) != getattr(source.config, path)]
+    changed += [f"train.{o}" for o in _FIXED_OF_TRAIN if getattr(config.train, o) != getattr(source.config.train, o)]
+    if config.algorithm.name != source.config.algorithm.name:
+        changed.append("algorithm")
+    if changed:
+        raise ConfigError(
+            f"{', '.join(changed)}: a fork goes on with the clients, models and states of {source.storage.uri}, so "
+            "this cannot be another; `rayfl run ... init.from=RUN` begins from its model alone"
+        )
+    if config.train.rounds <= manifest.rounds_completed:
+        raise ConfigError(
+            f"train.rounds={config.train.rounds}, but the fork begins after round {manifest.rounds_completed}: set "
+            "train.rounds to more, or --round to less"
+        )
+    assert isinstance(config.init, InitConfig)
+    return config
+
+
+def _check_same(source: RunFolder, parts: Parts) -> None:
+    """Refuses other data, and hyper-parameters that give the server another tree."""
+    if assignment_hash(_partition(source.storage)) != parts.partition_hash:
+        raise RunError(
+            f"{source.storage.uri} was made on other data than its configuration gives now: the data set's files or "
+            "the partition's file have changed. Restore them (rayfl data verify)"
+        )
+    old, new = (_shapes(one) for one in (Parts(source.config), parts))
+    if old != new:
+        where = ", ".join(sorted({path for path, _ in old.items() ^ new.items()})[:3])
+        raise ConfigError(
+            f"algorithm: with these options the server's tree is another than in {source.storage.uri} ({where}); "
+            "a fork cannot change them"
+        )
+
+
+def _partition(storage: Storage) -> Any:
+    return pq.read_table(io.BytesIO(storage.read("partition.parquet")))
+
+
+def _shapes(parts: Parts) -> dict[str, tuple[int, ...]]:
+    return {path: tuple(getattr(value, "shape", ())) for path, value in leaves(parts.initial_server())}

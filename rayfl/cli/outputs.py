@@ -1,0 +1,115 @@
+"""What commands print for programs: one JSON object on standard output, with the fields that its schema has."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from rayfl.tracking import terminal
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="One JSON object on standard output in place of text; see docs/agents.md.")
+]
+
+OUTPUTS: Mapping[str, Mapping[str, str]] = {
+    "clients": {
+        "run": "folder",
+        "model": "row of the tables",
+        "split": "samples that were scored",
+        "round": "after which round",
+        "evaluated": "how many clients were scored",
+        "clients": "a list; an object for each client with the columns of `rayfl clients`",
+    },
+    "data-list": {"root": "data root", "files": "a list; `kind`, `content`, `path`, `bytes`, `source` of each"},
+    "data-stats": {"dataset": "name", "clients": "number", "facts": "texts by heading", "notes": "a list of sentences"},
+    "data-verify": {"files": "a list; `path`, `wrong` and `unknown` (lists of sentences) of each"},
+    "diff": {
+        "first": "what was given",
+        "second": "what was given",
+        "differences": "a list; `field`, `first`, `second` of each",
+        "same_results": "whether the same results are to be expected",
+    },
+    "doctor": {"findings": "a list; `what`, `verdict` (ok, warning, wrong), `found`, `fix` of each"},
+    "export": {
+        "file": "that was written",
+        "row": "row of the tables",
+        "client": "number",
+        "round": "after which round",
+        "parameters": "how many numbers",
+        "metrics": "by split, metrics by name",
+    },
+    "fork": {"folder": "of the new run", "round": "after which it begins", "rounds": "how many it is to have"},
+    "list": {"kind": "by kind, a list; `name`, `about` and more of each"},
+    "replay": {
+        "round": "number",
+        "compared": "numbers of values, by what they are",
+        "differences": "distances by place; empty: equal to the bit",
+        "note": "how to read differences; empty without any",
+    },
+    "run": {
+        "folder": "of the run",
+        "method": "name",
+        "rounds_completed": "number",
+        "rounds": "number",
+        "summary": "a list; the rows of `rounds.parquet` of the last evaluation of all clients",
+        "skipped": "how often a client was left out of a round",
+        "damage": "a list of sentences; empty if nothing was lost",
+    },
+    "status": {"jobs": "a list; `job`, `run`, `method`, `data`, `status`, `minutes`, `exit_status` of each, as texts"},
+    "submit": {"job": "its id", "attached": "whether it was under way already"},
+    "sweep": {
+        "folder": "of the sweep",
+        "experiments": "a list; the rows of `trials.parquet`",
+        "groups": "a list; the rows of `groups.parquet`",
+    },
+    "show-configuration": {"configuration": "every value, resolved", "fingerprint": "of what results depend on"},
+    "show-method": {
+        "name": "of the method",
+        "about": "its docstring",
+        "fields": "a list; `field`, `symbol`, `default`, `range`, `meaning` of each",
+    },
+    "verify": {
+        "run": "folder",
+        "whole": "whether nothing is wrong",
+        "commits": "rounds of the commits that are whole",
+        "files": "how many files were read",
+        "bytes": "how many bytes they have",
+        "problems": "a list of sentences",
+        "notes": "a list of sentences",
+    },
+    "watch": {
+        "folder": "of the run",
+        "method": "name",
+        "dataset": "name",
+        "rounds_completed": "rounds that are committed",
+        "rounds": "how many there are to be",
+        "state": "finished, running or stopped",
+        "holder": "the process that works on it; empty for none",
+        "seconds_a_round": "mean over the last rounds, or null",
+        "seconds_left": "at that pace, or null",
+        "evaluated": "after which round all clients were scored last, or null",
+        "accuracy": "of the personalized model then, a share, or null",
+        "devices": "number of actors by device",
+    },
+}
+"""By name of the schema, its fields and what they are. A field is never renamed or removed without another number."""
+
+
+def write_json(name: str, content: Mapping[str, Any]) -> None:
+    """Prints an object of a schema of :data:`OUTPUTS`, on one line; numbers that are not finite are null."""
+    assert content.keys() == OUTPUTS[name].keys(), f"{name}: {sorted(content.keys() ^ OUTPUTS[name].keys())}"
+    terminal.write(json.dumps({"schema": f"rayfl.{name}/1", **_plain(dict(content))}, ensure_ascii=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

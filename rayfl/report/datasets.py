@@ -1,0 +1,52 @@
+"""Methods on several data sets: a comparison of its own for each, side by side as papers print them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayfl.errors import RunError
+from rayfl.report.comparison import Comparison, Wanted, compare
+from rayfl.report.grouping import on_same_data
+from rayfl.runs.loading import Run
+
+
+def compare_by_dataset(runs: Sequence[Run], wanted: Wanted) -> dict[str, Comparison]:
+    """By the name of the data, the comparison of the runs that were made on them, in the order of the first runs.
+
+    Best, second and tests are found for each data set apart; numbers on different data are never set against each
+    other.
+
+    Raises:
+        RunError: as :func:`rayfl.report.comparison.compare`, on any of the data.
+    """
+    families: list[list[Run]] = []
+    for run in runs:
+        home = next((family for family in families if all(on_same_data(run, other) for other in family)), None)
+        if home is None:
+            families.append([run])
+        else:
+            home.append(run)
+    names = _names([family[0] for family in families])
+    return {name: compare(family, wanted) for name, family in zip(names, families, strict=True)}
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """The data sets' names; with the partition, and then the seed, where they do not tell the data apart."""
+    for describe in (lambda run: run.dataset, _with_partition, lambda run: f"{_with_partition(run)}, seed {run.seed}"):
+        names = [describe(run) for run in runs]
+        if len(set(names)) == len(names):
+            return names
+    shown = ", ".join(run.uri for run in runs)
+    raise RunError(f"these runs are on different data that are called alike: {shown}; compare them one by one")
+
+
+def _with_partition(run: Run) -> str:
+    found = described(run.config.get("partition") or {"name": "natural"})
+    return f"{run.dataset}, {found}"
+
+
+def described(section: Mapping[str, Any]) -> str:
+    """A section of a configuration in words: its name, and the options that are set."""
+    options = [f"{key}={value}" for key, value in section.items() if key != "name" and value not in (None, {}, [])]
+    return f"{section['name']} ({', '.join(options)})" if options else str(section["name"])

@@ -1,0 +1,197 @@
+"""Comparisons as text for other programs: CSV, JSON, Markdown, and LaTeX with booktabs."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from rayfl.report.comparison import Comparison, Line, Metric
+from rayfl.report.paper import PaperCell, PaperTable, paper_table
+from rayfl.report.protocol import protocol
+from rayfl.report.significance import LEVEL, PairTest
+from rayfl.results.plain_csv import write_csv
+
+Format = Literal["table", "csv", "markdown", "latex", "json"]
+
+JSON_SCHEMA = "rayfl.compare/1"
+"""What the JSON says of itself: a new number for another meaning of a field, not for a further one."""
+
+NUMBERS_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("dataset", "method", "model")),
+        ("personalized", pa.bool_()),
+        ("finished", pa.bool_()),
+        ("seen_test", pa.bool_()),
+        *((name, pa.string()) for name in ("split", "cohort", "phase", "metric")),
+        *((name, pa.float64()) for name in ("mean", "std_over_clients", "std_over_seeds")),
+        *((name, pa.int64()) for name in ("seeds", "clients", "round")),
+        ("rank", pa.int64()),
+    ]
+)
+"""A row for each data set, method, row of its tables and metric.
+
+``mean`` and the standard deviations are in the units of a run's tables: accuracies are shares, not percent.
+``clients`` is the fewest that a seed's mean is over. ``rank`` is 1 for the best of a metric, 2 for the second, else
+null.
+"""
+
+
+def formatted(comparisons: Mapping[str, Comparison], wanted: Format) -> str:
+    """Comparisons by data set, in one of the formats for programs and papers."""
+    if wanted == "csv":
+        buffer = io.BytesIO()
+        write_csv(pa.Table.from_pylist(numbers(comparisons), schema=NUMBERS_SCHEMA), buffer)
+        return buffer.getvalue().decode()
+    if wanted == "json":
+        return json.dumps(as_json(comparisons), indent=2, ensure_ascii=False) + "\n"
+    table = paper_table(comparisons)
+    return as_markdown(table) if wanted == "markdown" else as_latex(table)
+
+
+def numbers(comparisons: Mapping[str, Comparison]) -> list[dict[str, Any]]:
+    """Rows of :data:`NUMBERS_SCHEMA`."""
+    return [
+        {
+            "dataset": name,
+            **_about(line),
+            **asdict(one.measured),
+            "metric": metric.column,
+            **_values(line, metric),
+            "seeds": line.seeds,
+            "clients": line.evaluated,
+            "round": line.rounds,
+        }
+        for name, one in comparisons.items()
+        for line in one.lines
+        for metric in one.wanted.metrics
+    ]
+
+
+def as_json(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
+    """Everything that a comparison knows, as plain data."""
+    return {
+        "schema": JSON_SCHEMA,
+        "protocol": protocol(comparisons),
+        "numbers": numbers(comparisons),
+        "tests": [
+            {"dataset": name, "metric": one.tested.column, "pairs_are": kind, **_test(test), "level": LEVEL}
+            for name, one in comparisons.items()
+            for kind, tests in (("clients", one.clients), ("seeds", one.seeds))
+            for test in tests
+        ],
+        "notes": list(dict.fromkeys(note for one in comparisons.values() for note in one.notes)),
+    }
+
+
+def _about(line: Line) -> dict[str, Any]:
+    model = {"method": line.method, "model": line.model.removesuffix(" *")}
+    return {**model, "personalized": line.own, "finished": line.finished, "seen_test": line.key.seen_test}
+
+
+def _values(line: Line, metric: Metric) -> dict[str, float | int | None]:
+    cell = line.cells[metric.column]
+    named = {"mean": cell.mean, "std_over_clients": cell.over_clients, "std_over_seeds": cell.over_seeds}
+    values = {
+        name: None if value is None or not math.isfinite(value) else value / metric.scale
+        for name, value in named.items()
+    }
+    return {**values, "rank": 1 if cell.best else 2 if cell.second else None}
+
+
+def _test(test: PairTest) -> dict[str, Any]:
+    return {**asdict(test), "significant": test.significant}
+
+
+def as_markdown(table: PaperTable) -> str:
+    """A table in GitHub's Markdown: the best bold, the second underlined."""
+    headings = [
+        " ".join(part for part in (name if len(table.datasets) > 1 else "", metric.heading) if part)
+        for name in table.datasets
+        for metric in table.metrics
+    ]
+    lines = [f"| method | {' | '.join(map(_in_markdown, headings))} |", f"|---{'|---:' * len(headings)}|"]
+    for label, cells in table.rows.items():
+        lines.append(f"| {_in_markdown(label)} | {' | '.join(map(_markdown_cell, cells))} |")
+    return (
+        "\n".join([*lines, "", _in_markdown(table.caption), *(f"\n{_in_markdown(note)}" for note in table.notes)])
+        + "\n"
+    )
+
+
+def _markdown_cell(cell: PaperCell | None) -> str:
+    if cell is None:
+        return "-"
+    mean = {1: f"**{cell.mean}**", 2: f"<u>{cell.mean}</u>"}.get(cell.rank, cell.mean)
+    marks = f" <sup>{','.join(cell.marks)}</sup>" if cell.marks else ""
+    spread = f" ± {cell.spread}" if cell.spread else ""
+    return f"{mean}{spread}{marks}"
+
+
+def _in_markdown(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)
+
+
+def as_latex(table: PaperTable) -> str:
+    """A table environment for the package booktabs, with its caption."""
+    columns, several = len(table.datasets) * len(table.metrics), len(table.datasets) > 1
+    head = [f" & {' & '.join(_in_latex(metric.heading) for _ in table.datasets for metric in table.metrics)} \\\\"]
+    if several:
+        width = len(table.metrics)
+        names = [f"\\multicolumn{{{width}}}{{c}}{{{_in_latex(name)}}}" for name in table.datasets]
+        rules = [f"\\cmidrule(lr){{{2 + n * width}-{1 + (n + 1) * width}}}" for n in range(len(names))]
+        head = [f" & {' & '.join(names)} \\\\", "".join(rules), *head]
+    rows = [f"{_in_latex(label)} & {' & '.join(map(_latex_cell, cells))} \\\\" for label, cells in table.rows.items()]
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        "\\begin{table}",
+        "\\centering",
+        f"\\caption{{{' '.join([_in_latex(table.caption), *map(_in_latex, table.notes)])}}}",
+        f"\\begin{{tabular}}{{l{'c' * columns}}}",
+        "\\toprule",
+        *head,
+        "\\midrule",
+        *rows,
+        "\\bottomrule",
+        "\\end{tabular}",
+        "\\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_cell(cell: PaperCell | None) -> str:
+    if cell is None:
+        return "--"
+    text = "--" if cell.mean == "nan" else cell.mean
+    text = {1: f"\\mathbf{{{text}}}", 2: f"\\underline{{{text}}}"}.get(cell.rank, text)
+    spread = rf" \pm {cell.spread}" if cell.spread else ""
+    marks = rf"^{{\mathrm{{{','.join(cell.marks)}}}}}" if cell.marks else ""
+    return f"${text}{spread}{marks}$"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "†": r"$^\dagger$",
+}
+
+
+def _in_latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def file_name(wanted: Format) -> str:
+    """The name of the file that a report has in a format."""
+    ending = {"markdown": "md", "latex": "tex"}.get(wanted, wanted)
+    return f"comparison.{ending}"

@@ -1,0 +1,117 @@
+"""A table as papers print it: a row for each method, a column for each data set and metric."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rayfl.report.comparison import Cell, Comparison, Metric
+from rayfl.report.grouping import Group
+from rayfl.report.protocol import marks_caption, paper_caption
+from rayfl.report.significance import PairTest, over_clients, over_seeds
+
+
+@dataclass(frozen=True)
+class PaperCell:
+    """A number with its spread.
+
+    Attributes:
+        mean: as it is printed.
+        spread: the standard deviation as it is printed; empty without one.
+        rank: 1 for the best of the column, 2 for the second, 0 for all others.
+        marks: ``c`` and ``s`` where the best is significantly better over clients and over seeds.
+    """
+
+    mean: str
+    spread: str
+    rank: int
+    marks: str
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table for a paper.
+
+    Attributes:
+        caption: plain text.
+        datasets: names of the data sets, in the order of the columns.
+        metrics: what each of them has a column for.
+        rows: by the method's label, a cell for each data set and metric; None where there is no number.
+        notes: what else a reader must know, a sentence each.
+    """
+
+    caption: str
+    datasets: Sequence[str]
+    metrics: Sequence[Metric]
+    rows: Mapping[str, Sequence[PaperCell | None]]
+    notes: Sequence[str]
+
+
+def paper_table(comparisons: Mapping[str, Comparison]) -> PaperTable:
+    """Makes the table.
+
+    The spreads are over seeds if all lines have several, else over clients: one table never has both.
+
+    Args:
+        comparisons: by data set, all of the same metrics.
+    """
+    metrics = next(iter(comparisons.values())).wanted.metrics
+    everything = [line for one in comparisons.values() for line in one.lines]
+    by_seed = all(line.seeds > 1 for line in everything)
+    alone = all(len({line.method for line in one.lines}) == len(one.lines) for one in comparisons.values())
+    marks = {(name, metric.column): _marks(one, metric) for name, one in comparisons.items() for metric in metrics}
+    rows: dict[str, dict[tuple[str, str], PaperCell]] = {}
+    for name, one in comparisons.items():
+        for line in one.lines:
+            label = line.method if alone else f"{line.method}, {line.model}"
+            row = rows.setdefault(f"{label}{'' if line.finished else ' †'}", {})
+            for metric in metrics:
+                marked = marks[name, metric.column].get(line.method, "")
+                row[name, metric.column] = _cell(line.cells[metric.column], metric, by_seed, marked)
+    spreads = [cell.spread for row in rows.values() for cell in row.values()]
+    kinds = {kind for found in marks.values() for text in found.values() for kind in text}
+    caption = paper_caption(comparisons, [metric.heading for metric in metrics], by_seed if any(spreads) else None)
+    tested = marks_caption("c" in kinds, "s" in kinds)
+    columns = [(name, metric.column) for name in comparisons for metric in metrics]
+    unfinished = ["† unfinished: after its last evaluation so far"] if any(not n.finished for n in everything) else []
+    seen = ["* chosen on test data: not a fair estimate"] if any(line.key.seen_test for line in everything) else []
+    return PaperTable(
+        f"{caption} {tested}".strip(),
+        list(comparisons),
+        metrics,
+        {label: [row.get(column) for column in columns] for label, row in rows.items()},
+        [*unfinished, *seen],
+    )
+
+
+def _cell(cell: Cell, metric: Metric, by_seed: bool, marks: str) -> PaperCell:
+    spread = cell.over_seeds if by_seed else cell.over_clients
+    return PaperCell(
+        metric.text(cell.mean),
+        "" if spread is None else metric.text(spread),
+        1 if cell.best else 2 if cell.second else 0,
+        marks,
+    )
+
+
+def _marks(comparison: Comparison, metric: Metric) -> dict[str, str]:
+    """By method, what tests say about it and the best one."""
+    best = [line.method for line in comparison.lines if line.cells[metric.column].best]
+    if len(best) != 1 or len(comparison.wanted.models) > 1:
+        return {}
+    finished: list[Group] = [group for group in comparison.groups if group.finished]
+    found: dict[str, str] = {}
+    for kind, tests in (
+        ("c", over_clients(finished, metric.column) if metric.by_client else []),
+        ("s", over_seeds(finished, metric.column)),
+    ):
+        for test in tests:
+            if test.significant and best[0] in (test.first, test.second) and _favours(test, best[0], metric):
+                other = test.second if test.first == best[0] else test.first
+                found[other] = found.get(other, "") + kind
+    return found
+
+
+def _favours(test: PairTest, method: str, metric: Metric) -> bool:
+    better = test.first if metric.sign * test.difference > 0 else test.second
+    return test.difference != 0 and better == method

@@ -1,0 +1,96 @@
+"""The caption of a table for a paper: what was measured, under which protocol, and what the marks mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rayfl.config.added import ABSENT, value_at
+from rayfl.report.comparison import Comparison
+from rayfl.report.datasets import described
+from rayfl.report.grouping import shown_model
+from rayfl.report.significance import LEVEL
+from rayfl.runs.loading import Run
+
+_OPTIONS = {
+    "model": "model {}",
+    "train.clients_per_round": "{} clients a round",
+    "train.local_epochs": "{} local epochs",
+    "train.batch_size": "batches of {}",
+    "train.optimizer": "{}",
+    "train.lr": "learning rate {}",
+    "train.momentum": "momentum {}",
+}
+"""What a protocol says, in this order, where all runs have it alike."""
+
+
+def protocol(comparisons: Mapping[str, Comparison]) -> str:
+    """The options that all runs have alike, in words, and the names of those in which they differ."""
+    runs = [run for one in comparisons.values() for group in one.groups for run in group.runs]
+    parts = []
+    if len({one.dataset for one in runs}) == 1 and len(comparisons) == 1:
+        parts += [runs[0].dataset, f"partition {described(runs[0].config.get('partition') or {'name': 'natural'})}"]
+    counts = {run.num_clients for run in runs}
+    if len(counts) == 1 and None not in counts:
+        parts.append(f"{counts.pop()} clients")
+    differing = []
+    for path, text in _OPTIONS.items():
+        values = [_value(run, path) for run in runs]
+        if any(value != values[0] for value in values):
+            differing.append(path)
+        elif values[0] is not None:
+            parts.append(text.format(values[0]))
+    apart = f"; {', '.join(differing)} differ between the runs" if differing else ""
+    return f"Protocol: {', '.join(parts)}{apart}."
+
+
+def paper_caption(comparisons: Mapping[str, Comparison], headings: Sequence[str], by_seed: bool | None) -> str:
+    """The whole caption, as plain text.
+
+    Args:
+        comparisons: by data set.
+        headings: of the metrics.
+        by_seed: whether the spreads are over seeds; else over clients; None: no number has one.
+    """
+    return " ".join([*_measured(comparisons, headings, by_seed), protocol(comparisons)])
+
+
+def _measured(comparisons: Mapping[str, Comparison], headings: Sequence[str], by_seed: bool | None) -> Iterator[str]:
+    lines = [line for one in comparisons.values() for line in one.lines]
+    measured = next(iter(comparisons.values())).measured
+    rounds = sorted({line.rounds for line in lines})
+    seeds = sorted({line.seeds for line in lines})
+    first = next(iter(comparisons.values()))
+    model = "" if len(first.wanted.models) > 1 else f" of {shown_model(first.groups)}"
+    whose = "of each client" if measured.cohort == "all" else "of each client in the cohort"
+    when = f"after {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]}"
+    over = f", then over {seeds[-1]} seeds" if seeds[-1] > 1 else ""
+    if seeds[0] != seeds[-1]:
+        over = f", then over {seeds[0]} to {seeds[-1]} seeds"
+    yield (
+        f"{', '.join(headings)}{model} on {measured.split} data {whose}{measured.when} {when} rounds; "
+        f"mean over clients{over}."
+    )
+    if by_seed is not None:
+        what = "sample standard deviation over seeds" if by_seed else "population standard deviation over clients"
+        yield f"±: {what}."
+    if any(cell.best for line in lines for cell in line.cells.values()):
+        yield "Bold: best, underlined: second best in a column."
+
+
+def marks_caption(over_clients: bool, over_seeds: bool) -> str:
+    """What the marks of tests mean; empty where no test was made."""
+    kinds = [text for text, made in (("c: paired over clients", over_clients), ("s: over seeds", over_seeds)) if made]
+    if not kinds:
+        return ""
+    return (
+        f"The best method of the column is significantly better than those marked ({', '.join(kinds)}; Wilcoxon's "
+        f"signed-rank test, p adjusted by Holm's method, below {LEVEL})."
+    )
+
+
+def _value(run: Run, path: str) -> Any:
+    found = value_at(run.config, path)
+    if found is ABSENT:
+        return None
+    return described(found) if isinstance(found, Mapping) else found

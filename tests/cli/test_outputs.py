@@ -1,0 +1,142 @@
+"""What commands print for programs: one object each, with the fields of its schema, and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import rayfl
+from rayfl.cli.entry import app
+from rayfl.cli.outputs import OUTPUTS
+from rayfl.errors import ConfigError
+from rayfl.runs.loading import load_run
+from tests.support.experiments import small_experiment
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "ray", "numpy", "pyarrow", "sklearn", "torchvision", "matplotlib")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    experiment = {**small_experiment(folder, "run", "fedavg", backend="inline"), "storage": {"keep_commits": 4}}
+    return Path(rayfl.run(experiment).path)
+
+
+def asked(name: str, *arguments: object, status: int = 0) -> dict[str, Any]:
+    """The object that a command prints, which must be all that it prints."""
+    done = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    assert done.exit_code == status, (done.output, done.exception)
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found.pop("schema") == f"rayfl.{name}/1"
+    assert found.keys() == OUTPUTS[name].keys()
+    return found
+
+
+def test_list_has_methods_first_and_presets_where_they_are_asked_for() -> None:
+    kinds = asked("list", "list")["kind"]
+    assert list(kinds) == ["algorithms", "datasets", "partitions", "models"]
+    (scaffold,) = [entry for entry in kinds["algorithms"] if entry["name"] == "scaffold"]
+    assert set(scaffold) == {"name", "about", "source", "keeps"} and "ICML" in scaffold["source"]
+    presets = asked("list", "list", "presets")["kind"]["presets"]
+    assert {"name": "quickstart", "about": "SuPerFed on scikit-learn's digits"} in presets
+    text = CliRunner().invoke(app, ["list"]).output
+    assert text.startswith("algorithms") and "quickstart" not in text and "rayfl list presets" in text
+
+
+def test_what_is_listed_of_methods_is_what_their_classes_have() -> None:
+    from algorithms.registry import METHODS
+    from rayfl.cli.catalog import catalog, first_sentence
+
+    assert catalog("algorithms") == [
+        (name, first_sentence(m), m.citation, f"client: {m.client_keeps}; server: {m.server_keeps}")
+        for name, m in sorted(METHODS.items())
+    ]
+
+
+def test_show_clients_verify_and_replay(run: Path) -> None:
+    assert asked("show-configuration", "show", run)["configuration"]["train"]["rounds"] == 4
+    fields = asked("show-method", "show", "fedprox")["fields"]
+    assert any(field["symbol"] == "mu" for field in fields)
+    listed = asked("clients", "clients", run, "--limit", 2, "--sort", "loss")
+    assert len(listed["clients"]) == 2 and listed["evaluated"] == 5
+    assert listed["clients"][0]["loss"] <= listed["clients"][1]["loss"]
+    assert asked("verify", "verify", run)["whole"] is True
+    client = next(row["client"] for row in asked("clients", "clients", run)["clients"] if row["last"] == 4)
+    replayed = asked("replay", "replay", run, "--round", 4, "--client", client)
+    assert replayed["differences"] == {} and replayed["compared"]
+
+
+def test_run_export_fork_diff_and_verify_of_a_damaged_run(run: Path, tmp_path: Path) -> None:
+    made = asked("run", "run", run)
+    rows = load_run(str(run), {}).rounds.to_pylist()
+    last = [row for row in rows if (row["round"], row["split"], row["cohort"]) == (4, "test", "all")]
+    assert [row["top1"] for row in made["summary"]] == [row["top1"] for row in last]
+    assert (made["rounds_completed"], made["rounds"], made["skipped"], made["damage"]) == (4, 4, 0, [])
+    exported = asked("export", "export", run, "--client", 1, "--out", tmp_path / "model.safetensors")
+    assert Path(exported["file"]).exists() and exported["parameters"] > 0
+    fork = f"storage_path={tmp_path}"
+    forked = asked("fork", "fork", run, "--round", 3, "--name", "forked", "train.lr=0.05", fork)
+    assert (forked["round"], forked["rounds"]) == (3, 4)
+    different = asked("diff", "diff", run, forked["folder"], status=1)
+    assert {"field": "train.lr", "first": 0.1, "second": 0.05} in different["differences"]
+    assert different["same_results"] is False
+    for path in (tmp_path / "forked" / "commits").glob("server-*"):
+        path.write_bytes(b"")
+    assert asked("verify", "verify", forked["folder"], status=1)["problems"]
+
+
+def test_data_and_doctor(tmp_path: Path) -> None:
+    assert asked("data-list", "data", "list", "--root", tmp_path)["files"] == []
+    assert asked("data-stats", "data", "stats", "quickstart")["clients"] == 20
+    assert asked("data-verify", "data", "verify", "--root", tmp_path)["files"] == []
+    done = CliRunner().invoke(app, ["doctor", "--storage", str(tmp_path), "--json"])
+    assert done.exit_code in (0, 1)
+    assert {"what", "verdict", "found", "fix"} == set(json.loads(done.stdout)["findings"][0])
+
+
+def test_what_cannot_go_together_is_refused(run: Path) -> None:
+    done = CliRunner().invoke(app, ["clients", str(run), "--json", "--csv"])
+    assert isinstance(done.exception, ConfigError)
+
+
+def test_the_page_for_agents_has_every_schema_with_its_fields() -> None:
+    text = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    for name, fields in OUTPUTS.items():
+        row = f"| `rayfl.{name}/1` | {'; '.join(f'`{field}`: {about}' for field, about in fields.items())} |"
+        assert row in text, row
+    assert set(re.findall(r"`rayfl\.([\w-]+)/1` \|", text)) == set(OUTPUTS)
+
+
+def test_every_page_in_llms_txt_is_there() -> None:
+    text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+    linked = re.findall(r"\]\((.+?)\)", text)
+    assert len(linked) > 15 and all((ROOT / "docs" / page).is_file() for page in linked)
+
+
+def test_the_version() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"rayfl {rayfl.__version__}\n"
+
+
+def test_exit_statuses() -> None:
+    """2 for what the caller can mend, with one message on standard error; nothing on standard output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rayfl", "show", "quickstrat", "--json"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and "did you mean 'quickstart'?" in done.stderr
+
+
+@pytest.mark.parametrize("command", [None, "['list']", "['list', 'presets']", "['--version']", "['list', '--json']"])
+def test_neither_pytorch_nor_ray_is_imported(command: str | None) -> None:
+    run = f"rayfl.cli.entry.app({command}, standalone_mode=False)" if command else "pass"
+    code = f"import sys, rayfl, rayfl.cli.entry\n{run}\nsys.exit(str([m for m in {HEAVY!r} if m in sys.modules] or ''))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr.strip() == ""
