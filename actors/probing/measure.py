@@ -38,7 +38,7 @@ class Measured:
         first_step_s: seconds from the begin to the end of the first local step, with reading the client's samples.
         step_s: seconds of a local step of one client after that.
         client_bytes: device memory that a client takes while it is trained; stacked, each further one.
-        base_bytes: device memory that an actor takes besides.
+        base_bytes: device memory that an actor takes in addition.
         held_bytes: device memory that an actor may come to keep samples in; all that it could use, if ``divides``.
         device_free_bytes: what the run's actors may take of the device altogether.
         device_total_bytes: what the device has.
@@ -67,7 +67,7 @@ class ProbeFailedError(Exception):
     """Nothing could be measured; the message says why."""
 
 
-class Stopwatch(Engine):
+class ShortenedEngine(Engine):
     """An engine that does the first steps of local updates only, and times them.
 
     Attributes:
@@ -81,10 +81,10 @@ class Stopwatch(Engine):
     steps = 0
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
-        short = [self._short(request) for request in requests]
+        cut = [self._short(request) for request in requests]
         started = self._now()
-        replies = super().execute(short)
-        updates = [request for request in short if isinstance(request, TrainRequest)]
+        replies = super().execute(cut)
+        updates = [request for request in cut if isinstance(request, TrainRequest)]
         if updates:
             self.seconds += self._now() - started
             self.steps += sum(request.plan.steps for request in updates)
@@ -129,12 +129,12 @@ def measure(
     for call in calls:
         if not call.job.clients:
             continue
-        watch = Stopwatch(host.engine.task, host.engine.device, engine)
-        host.engine = watch
+        short = ShortenedEngine(host.engine.task, host.engine.device, engine)
+        host.engine = short
         if call.plain:
             host.algorithm = FedAvg()
         try:
-            return replace(_rehearse(host, watch, call, memory, place), held_bytes=held_bytes, divides=divides)
+            return replace(_rehearse(host, short, call, memory, place), held_bytes=held_bytes, divides=divides)
         except DeviceLostError as error:
             raise ProbeFailedError(str(error)) from error
         except Exception as error:
@@ -145,29 +145,29 @@ def measure(
     raise ProbeFailedError(reason)
 
 
-def _rehearse(host: ClientHost, watch: Stopwatch, call: Rehearsal, memory: DeviceMemory, place: str) -> Measured:
+def _rehearse(host: ClientHost, short: ShortenedEngine, call: Rehearsal, memory: DeviceMemory, place: str) -> Measured:
     started = time.perf_counter()
-    together = call.job.clients[: watch.width]
+    together = call.job.clients[: short.width]
     host.run(replace(call.job, clients=together), call.broadcast)
     first_step_s = time.perf_counter() - started
-    if not watch.steps:
+    if not short.steps:
         raise ProbeFailedError(f"{call.job.procedure} trains nobody")
     memory.mark()
     room = memory.room()
-    watch.limit, watch.seconds, watch.steps = _TIMED_STEPS, 0.0, 0
+    short.limit, short.seconds, short.steps = _TIMED_STEPS, 0.0, 0
     host.run(replace(call.job, clients=together[:1]), call.broadcast)
-    step_s = watch.seconds / watch.steps
+    step_s = short.seconds / short.steps
     one = client = max(memory.peak(), 1)
     # Fewer fitted if the engine has halved its width.
-    together = together[: watch.width]
+    together = together[: short.width]
     if len(together) > 1:
-        watch.limit = _STACKED_STEPS
+        short.limit = _STACKED_STEPS
         memory.mark()
         host.run(replace(call.job, clients=together), call.broadcast)
         client = max((memory.peak() - one) // (len(together) - 1), 1)
     return Measured(
         place,
-        watch.vectorized,
+        short.vectorized,
         first_step_s,
         step_s,
         client,

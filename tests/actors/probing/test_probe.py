@@ -18,7 +18,7 @@ from actors.hosting.building import build_host
 from actors.hosting.host import ClientHost
 from actors.hosting.job import Job, JobResult
 from actors.probing import memory as probe_memory
-from actors.probing.measure import Measured, ProbeFailedError, Stopwatch, measure
+from actors.probing.measure import Measured, ProbeFailedError, ShortenedEngine, measure
 from actors.probing.memory import GpuMemory, ProcessMemory, Room, memory_of
 from actors.probing.rehearsal import Rehearsal, middling, rehearsals
 from algorithms.registry import Experiment
@@ -114,13 +114,13 @@ def test_an_actor_has_a_base_and_each_stacked_client_takes_the_same(tmp_path: Pa
 
 def test_few_steps_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[list[int]] = []
-    execute = Stopwatch.execute
+    execute = ShortenedEngine.execute
 
-    def noting(self: Stopwatch, requests: Sequence[Request]) -> list[Any]:
+    def noting(self: ShortenedEngine, requests: Sequence[Request]) -> list[Any]:
         done.append([self._short(one).plan.steps for one in requests if isinstance(one, TrainRequest)])  # type: ignore[union-attr]
         return execute(self, requests)
 
-    monkeypatch.setattr(Stopwatch, "execute", noting)
+    monkeypatch.setattr(ShortenedEngine, "execute", noting)
     config = experiment(tmp_path, "fedavg", "vectorized")
     config = config.model_copy(update={"train": config.train.model_copy(update={"local_epochs": 50})})
     measured(config)
@@ -239,4 +239,4 @@ def test_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_width_auto_without_a_measurement() -> None:
     config = EngineConfig(mode="vectorized", width="auto")
     parts = Parts(experiment(Path("nowhere")))
-    assert Stopwatch(parts.task, torch.device("cpu"), config).width == 32
+    assert ShortenedEngine(parts.task, torch.device("cpu"), config).width == 32
