@@ -55,6 +55,13 @@ def test_the_work_of_clients_is_found_whatever_their_costs_say() -> None:
     assert np.mean([found[client] for client in found if not client % 4]) / mean == pytest.approx(5, rel=0.2)
 
 
+@pytest.mark.parametrize(("slow", "alike"), [(1.4, True), (1.8, False)])
+def test_hosts_within_a_quarter_of_their_mean_are_alike(slow: float, alike: bool) -> None:
+    """The mean of 1 and 1.4 is 1.18, of 1 and 1.8 it is 1.34."""
+    found = learned(dict.fromkeys(COSTS, 0.2), [1.0, slow], noise=0.0).slowness(2)
+    assert (found == [1, 1]) == alike
+
+
 def test_of_a_client_that_is_new_its_cost_is_taken_at_the_rate_of_the_others() -> None:
     pace = learned(dict.fromkeys(COSTS, 0.2), [1.0, 1.0], noise=0.0)
     found = pace.work("train", {0: 10.0, 100: 30.0})
