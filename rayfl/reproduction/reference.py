@@ -97,8 +97,9 @@ class ReferenceTable(_Record):
         paper: key of the paper.
         table: its number in the paper.
         caption: what it shows.
-        metric: of the cells. A column of the results; ``choice``, the chosen lambda; ``time_ratio``, see
-            :func:`rayfl.runs.curves.improvement_in_time`; or what is no result: data and configuration.
+        metric: of the cells. A column of the results; ``choice``, the chosen lambda; ``time_ratio``, the first
+            evaluated round in which the baseline is as accurate as at its end, over the first in which the method is
+            (Grinwald et al., NeurIPS 2024, table 4); or what is no result: data and configuration.
         unit: of the cells; percent is 100 times what the results have.
         std_over: what a cell's ``std`` is taken over.
         protocol: how a result that compares is found; None where the numbers are no results of one run.

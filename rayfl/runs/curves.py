@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-
-Curve = Mapping[int, float]
-"""A value by completed round, ascending."""
 
 
 def accuracy_curve(rounds: pa.Table, model: str, cohort: str = "all", phase: str = "received") -> dict[int, float]:
@@ -23,26 +19,6 @@ def accuracy_curve(rounds: pa.Table, model: str, cohort: str = "all", phase: str
     """
     chosen = _rows(rounds, {"model": model, "cohort": cohort, "phase": phase, "split": "test", "selected_on": ""})
     return dict(sorted(zip(chosen["round"].to_pylist(), chosen["top1"].to_pylist(), strict=True)))
-
-
-def time_to_accuracy(curve: Curve, target: float) -> int | None:
-    """The first evaluated round whose accuracy is at least the target; None if there is none."""
-    return next((round for round, accuracy in sorted(curve.items()) if accuracy >= target), None)
-
-
-def improvement_in_time(curve: Curve, baseline: Curve) -> float | None:
-    """How many times sooner a method reaches the baseline's final accuracy (Grinwald et al., NeurIPS 2024, table 4).
-
-    Args:
-        curve: of the method.
-        baseline: of the baseline; its own time is the first round in which it is as good as at its end.
-
-    Returns:
-        Time of the baseline over time of the method; None if the method never gets there.
-    """
-    target = baseline[max(baseline)]
-    own, reference = time_to_accuracy(curve, target), time_to_accuracy(baseline, target)
-    return None if own is None or reference is None else reference / own
 
 
 def download_effect(clients: pa.Table, received: str = "global", trained: str = "local") -> dict[int, dict[int, float]]:
@@ -65,12 +41,6 @@ def download_effect(clients: pa.Table, received: str = "global", trained: str = 
         if (round, client) in after:
             result.setdefault(round, {})[client] = accuracy - after[round, client]
     return result
-
-
-def window_accuracy(curve: Curve, first: int, last: int) -> float:
-    """Mean of a curve over the rounds ``first..last``; nan if none was evaluated (FedPHP's begin and end)."""
-    values = [accuracy for round, accuracy in curve.items() if first <= round <= last]
-    return float(np.mean(values)) if values else float("nan")
 
 
 def _rows(table: pa.Table, wanted: Mapping[str, str]) -> pa.Table:

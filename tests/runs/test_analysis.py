@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import rayfl
-from rayfl.runs.curves import accuracy_curve, download_effect, improvement_in_time, time_to_accuracy, window_accuracy
+from rayfl.runs.curves import accuracy_curve, download_effect
 from rayfl.storage.files import Storage
 from rayfl.tracking.timings import read_timings
 from tests.support.experiments import small_experiment
@@ -19,24 +17,6 @@ from tests.support.experiments import small_experiment
 def experiment(folder: Path, method: str) -> dict[str, Any]:
     config = small_experiment(folder, method, method, backend="inline")
     return config | {"evaluation": {"every": 1, "cohort_received": True}}
-
-
-def test_time_to_accuracy_is_the_first_evaluated_round_that_is_good_enough() -> None:
-    curve = {10: 0.5, 20: 0.7, 30: 0.65, 40: 0.8}
-    assert [time_to_accuracy(curve, target) for target in (0.4, 0.7, 0.71, 0.8, 0.81)] == [10, 20, 40, 40, None]
-
-
-def test_improvement_counts_from_the_first_round_in_which_the_baseline_is_as_good_as_at_its_end() -> None:
-    baseline = {10: 0.5, 20: 0.72, 30: 0.6, 40: 0.7}
-    assert improvement_in_time({10: 0.7}, baseline) == 2.0
-    assert improvement_in_time({10: 0.1, 40: 0.7}, baseline) == 0.5
-    assert improvement_in_time({10: 0.1, 40: 0.69}, baseline) is None
-    assert improvement_in_time(baseline, baseline) == 1.0
-
-
-def test_windows() -> None:
-    assert window_accuracy({1: 0.2, 2: 0.4, 3: 0.9}, 1, 2) == pytest.approx(0.3)
-    assert math.isnan(window_accuracy({1: 0.2}, 2, 3))
 
 
 def test_downloads_cost_what_the_tables_say_and_nothing_where_the_inherited_model_is_kept(tmp_path: Path) -> None:
