@@ -6,9 +6,8 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import ray
 
 from actors.hosting.at_work import Report
@@ -16,7 +15,8 @@ from actors.hosting.building import build_host, pin_threads
 from actors.hosting.job import Job, JobResult
 from actors.hosting.state import Change
 from actors.processes.gpus import Gpu
-from actors.processes.shared_memory import Inbox, Outbox, Parcel
+from actors.processes.shared_memory import Parcel
+from actors.processes.transport import ActorEnd, Reply
 from algorithms.registry import Experiment
 from rayfl.diagnosis.tracebacks import complete
 from rayfl.errors import RayflError
@@ -28,18 +28,6 @@ from rayfl.tracking.environment import device_name
 def host_name(host: int) -> str:
     """What a host is called in Ray's logs and dashboard."""
     return f"rayfl-host-{host:02d}"
-
-
-class Reply(NamedTuple):
-    """What a call returns to a driver that reads parcels.
-
-    Attributes:
-        value: the result.
-        done: whether nothing here refers to the broadcast any more.
-    """
-
-    value: JobResult | Parcel
-    done: bool
 
 
 class ClientActor:
@@ -68,8 +56,7 @@ class ClientActor:
         self._pin()
         self._gpu = own_gpu() if device == "cuda" else None
         self._host = build_host(self._config, host, self._gpu.device if self._gpu else device, neighbours)
-        self._inbox, self._limit = Inbox(), self._config.cluster.shared_memory // neighbours
-        self._outbox = Outbox(self._limit)
+        self._end = ActorEnd(self._config.cluster.shared_memory // neighbours)
 
     def __repr__(self) -> str:
         return host_name(self._number)
@@ -87,35 +74,19 @@ class ClientActor:
         """
         self._pin()
         try:
-            return self._run(job, broadcast, incoming, freed)
+            result: JobResult | Reply = self._end.answered(
+                lambda tree: self._host.run(job, tree, *incoming), broadcast, freed
+            )
+            return result
         except RayflError as error:
             # What an error came from stays behind when it leaves a process; notes go with it.
             error.add_note(f"In {host_name(self._number)}:\n{complete(error)}")
             raise
 
-    def _run(
-        self, job: Job, broadcast: Tree | Parcel, incoming: Sequence[Mapping[int, Tree]], freed: Sequence[int] | None
-    ) -> JobResult | Reply:
-        if freed is None:
-            assert not isinstance(broadcast, Parcel)
-            return self._host.run(job, broadcast, *incoming)
-        for serial in freed:
-            self._outbox.free(serial)
-        if isinstance(broadcast, Parcel):
-            self._inbox.freed()  # what was read before, in the same memory too, is of no interest
-            result = self._host.run(job, self._inbox.open(broadcast), *incoming)
-            done = broadcast.serial in self._inbox.freed()
-        else:
-            result, done = self._host.run(job, broadcast, *incoming), True
-        return Reply(self._outbox.pack(result) or result, done)
-
     @ray.method(concurrency_group="io")
     def meet(self, greeting: Parcel) -> Parcel | None:
         """The same message back, if the driver's parcels can be opened here."""
-        try:
-            return self._outbox.pack(np.array(self._inbox.open(greeting)), least=1)
-        except OSError:
-            return None
+        return self._end.meet(greeting)
 
     def _pin(self) -> None:
         """The number of OpenMP threads belongs to the calling thread, which need not be the constructor's."""
@@ -128,9 +99,9 @@ class ClientActor:
         return self._host.release(clients)
 
     def rewind(self) -> None:
-        """See :meth:`ClientHost.rewind`; results of before may never have been read, nor freed."""
+        """See :meth:`ClientHost.rewind`."""
         self._host.rewind()
-        self._outbox = Outbox(self._limit)
+        self._end.reset()
 
     def held_states(self) -> dict[int, Tree]:
         """See :meth:`ClientHost.held_states`."""

@@ -20,8 +20,8 @@ from actors.processes.gpu_bundles import GpuBundles
 from actors.processes.gpus import Seated, check_gpus, own_gpu
 from actors.processes.placement import ActorOptions, Node, free_nodes, room, whole_nodes
 from actors.processes.pool import HostDiedError
-from actors.processes.ray_host import Broadcast, RayHost
-from actors.processes.shared_memory import Outbox
+from actors.processes.ray_host import RayHost
+from actors.processes.transport import Sender
 from rayfl.errors import RayflError, ResourceError
 from rayfl.params import Tree
 
@@ -53,7 +53,7 @@ class RayPool:
         self._options = options
         self._admit = admit
         self.namespace = f"rayfl-{run}-{uuid.uuid4().hex[:8]}"
-        self._outbox = Outbox(options.shared_memory)
+        self._sender = Sender(options.shared_memory)
         self._lives: Counter[int] = Counter()
         self._numbers = itertools.count()
         # Where a placement group is given (an experiment of a sweep), the actors stay in it.
@@ -80,7 +80,7 @@ class RayPool:
         return [host.description for host in self._hosts]
 
     def put(self, tree: Tree) -> Any:
-        return Broadcast(tree, self._outbox)
+        return self._sender.put(tree)
 
     def submit(self, host: int, method: str, *args: Any) -> Any:
         return self._hosts[host].submit(method, *args)
@@ -185,7 +185,7 @@ class RayPool:
         reason = f"not started within {self._options.timeout_s:g} s"
         for host in list(joined):
             try:
-                host.arrive(host.number, self._outbox)
+                host.arrive(host.number, self._sender)
                 self._check([*self._hosts, *(other for other in joined if other.description)])
             except (HostDiedError, ResourceError) as error:
                 joined.remove(host)
@@ -207,7 +207,7 @@ class RayPool:
         for host in [*self._hosts, *self._joining]:
             ray.kill(host.actor)
         self._hosts, self._joining = [], []
-        self._outbox = Outbox(0)
+        self._sender.close()
         if self._bundles is not None:
             self._bundles.close()
 
@@ -263,7 +263,7 @@ class RayPool:
             _log.warning("goes on with %d actors instead of %d: nodes have left", self.size, self.size + len(given_up))
         for position, host in enumerate(self._hosts):
             if host in new:
-                host.arrive(position, self._outbox)
+                host.arrive(position, self._sender)
         self._check(self._hosts)
 
     def _check(self, hosts: Sequence[RayHost]) -> None:

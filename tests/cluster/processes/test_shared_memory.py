@@ -16,10 +16,10 @@ import ray
 
 import rayfl
 from actors.hosting.job import JobResult
-from actors.processes.client_actor import Reply
 from actors.processes.pool import HostDiedError
-from actors.processes.ray_host import Broadcast, RayHost
+from actors.processes.ray_host import RayHost
 from actors.processes.shared_memory import Inbox, Outbox, Parcel
+from actors.processes.transport import Reply, Sender
 from tests.cluster.rounds.test_recovery import ActorKiller, long_rounds
 from tests.support.experiments import assert_same, outcome, small_experiment
 
@@ -38,7 +38,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the driver has put into the object store."""
     trees: list[Any] = []
     put = ray.put
-    monkeypatch.setattr("actors.processes.ray_host.ray.put", lambda tree: trees.append(tree) or put(tree))
+    monkeypatch.setattr("actors.processes.transport.ray.put", lambda tree: trees.append(tree) or put(tree))
     return trees
 
 
@@ -127,13 +127,13 @@ def tree(fill: float) -> Mapping[str, np.ndarray]:
 
 @pytest.mark.usefixtures("local_ray")
 def test_memory_that_an_actor_still_reads_is_never_written_again() -> None:
-    outbox = Outbox(64 << 20)
+    sender = Sender(64 << 20)
     hosts = [RayHost(number, ray.remote(Keeper).options(num_cpus=1).remote()) for number in range(2)]
     for position, host in enumerate(hosts):
-        host.arrive(position, outbox)
+        host.arrive(position, sender)
 
     def spread(fill: float, keep: bool, delays: tuple[float, float] = (0, 0)) -> list[float]:
-        broadcast = Broadcast(dict(tree(fill)), outbox)
+        broadcast = sender.put(dict(tree(fill)))
         handles = [host.submit("run", broadcast, keep, delay) for host, delay in zip(hosts, delays, strict=True)]
         del broadcast
         return [host.result(handle, 0) for host, handle in zip(hosts, handles, strict=True)]
@@ -146,7 +146,7 @@ def test_memory_that_an_actor_still_reads_is_never_written_again() -> None:
         for host in hosts:
             assert ray.get(host.actor.kept.remote()) == [1, 2, 4, 6]
         # Calls that nobody waits for keep their memory too.
-        forgotten = Broadcast(dict(tree(9)), outbox)
+        forgotten = sender.put(dict(tree(9)))
         late = hosts[0].submit("run", forgotten, False, 0.5)
         hosts[0].forget()
         spread(10, keep=False)
