@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
 
 from algorithms.base import Algorithm
+from algorithms.clients import is_plain
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.errors import MethodError
 
@@ -34,9 +33,3 @@ def check_method(method: type[Algorithm]) -> None:
         else:
             continue
         raise MethodError(f"{method.__name__}.{name} {problem}{own_definition(function)}")
-
-
-def is_plain(procedure: Callable[..., Any], name: str) -> bool:
-    """Whether a function is neither a coroutine nor, as by a decorator, around something that may be one."""
-    decorated = hasattr(procedure, "__wrapped__") or procedure.__name__ != name
-    return not decorated and not inspect.iscoroutinefunction(procedure)

@@ -14,11 +14,9 @@ from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
 from actors.hosting.building import build_host
 from actors.processes.pool import InlinePool
-from algorithms.base import Procedure
+from algorithms.clients import Call, Clients, Replies
 from cluster.rounds.interrupts import stop_requests
 from cluster.run import inline_device, limited_threads
-from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import RoundContext
 from rayfl.engine.precision import arithmetic
 from rayfl.errors import ConfigError, RayflError, RunError
 from rayfl.params import Tree, leaves
@@ -176,65 +174,23 @@ class _NotEnoughError(Exception):
     """The round needs what other clients do."""
 
 
-class _Alone:
-    """The clients of a round of which one does its part (see ``algorithms.base.Clients``)."""
+class _Alone(Clients):
+    """The clients of a round of which one does its part; the first call is its only one."""
 
     def __init__(self, federation: Federation, client: int) -> None:
+        super().__init__(federation.context, federation.num_samples(range(federation.context.num_clients)))
         self._federation = federation
         self._client = client
         self.asked = False
 
-    @property
-    def context(self) -> RoundContext:
-        return self._federation.context
-
-    @property
-    def pooled(self) -> int:
-        return self._federation.pooled
-
-    def num_samples(self, clients: Sequence[int]) -> np.ndarray:
-        return self._federation.num_samples(clients)
-
     def received(self, client: int, server: Tree) -> Tree:
         return self._federation.received(client, server)
 
-    def mean(
-        self,
-        procedure: Procedure,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree] | None = None,
-        also: Weighted | None = None,
-        required: bool | None = None,
-    ) -> Tree:
-        return self._federation.mean(procedure, self._only(cohort), broadcast, payloads, also, required)
-
-    def means(
-        self,
-        procedure: Procedure,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree] | None = None,
-        required: bool | None = None,
-    ) -> dict[str, Tree]:
-        return self._federation.means(procedure, self._only(cohort), broadcast, payloads, required)
-
-    def map(
-        self,
-        procedure: Procedure,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree] | None = None,
-        counted: bool = True,
-        required: bool | None = None,
-    ) -> dict[int, Any]:
-        return self._federation.map(procedure, self._only(cohort), broadcast, payloads, counted, required)
-
-    def _only(self, cohort: Sequence[int]) -> list[int]:
-        if self.asked or self._client not in cohort:
+    def call(self, call: Call) -> Replies:
+        if self.asked or self._client not in call.clients:
             raise _NotEnoughError
         self.asked = True
-        return [self._client]
+        return self._federation.call(call.of([self._client]))
 
 
 def _took_part(run: RunFolder, round: int) -> list[int]:

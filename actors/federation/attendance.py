@@ -8,48 +8,12 @@ round's first call, what the others did there is kept and not done again; if lat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from dataclasses import replace
 
 from actors.hosting.failures import ClientsFailedError, Failure, RoundUndoneError
 from actors.hosting.job import JobResult
+from algorithms.clients import Call
 from rayfl.errors import ClientError
-from rayfl.params import Tree
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a method asks of some clients.
-
-    Attributes:
-        procedure: name of the method's procedure.
-        kind: ``mean`` or ``map``.
-        clients: who is asked.
-        broadcast: keyword arguments for all.
-        payloads: keyword arguments by client.
-    """
-
-    procedure: str
-    kind: str
-    clients: tuple[int, ...]
-    broadcast: Tree
-    payloads: Mapping[int, Tree]
-
-    def without(self, clients: Mapping[int, Any]) -> Call:
-        """The same for fewer clients."""
-        return replace(
-            self,
-            clients=tuple(client for client in self.clients if client not in clients),
-            payloads={client: payload for client, payload in self.payloads.items() if client not in clients},
-        )
-
-    def same(self, other: Call) -> bool:
-        """Whether the clients would do the same, to the bit."""
-        mine, others = (self.procedure, self.kind, self.clients), (other.procedure, other.kind, other.clients)
-        return mine == others and _alike([self.broadcast, self.payloads], [other.broadcast, other.payloads])
 
 
 class Attendance:
@@ -76,7 +40,7 @@ class Attendance:
         return [client for client in clients if client not in self.absent]
 
     def begin_again(self) -> None:
-        """The method's round starts anew, without the absent."""
+        """The method's round starts again, without the absent."""
         self._calls = 0
 
     def end(self) -> None:
@@ -101,13 +65,12 @@ class Attendance:
             raise RoundUndoneError(self._round, self.absent)
         return [replace(result, failures={}) for result in results]
 
-    def answered(self, call: Call, results: list[JobResult], required: bool | None) -> None:
+    def answered(self, call: Call, results: list[JobResult]) -> None:
         """Takes note of a call's results, and of the clients that failed in it.
 
         Args:
             call: what was asked.
             results: what the hosts answered.
-            required: whether none of the clients may be missed; None: none that was not sampled in this round.
 
         Raises:
             ClientError: when a client failed that may not be missed.
@@ -115,12 +78,12 @@ class Attendance:
             RoundUndoneError: when the clients' states must be what they were before the round, first.
         """
         failures = {client: failure for result in results for client, failure in result.failures.items()}
-        sampled = self.excuse(call.procedure, failures, required)
+        sampled = self.excuse(call.procedure, failures, call.required)
         self.absent |= failures
         if failures and self._calls:
             raise RoundUndoneError(self._round, self.absent)
         if sampled:
-            self._kept = (call.without(failures), results)
+            self._kept = (call.of([client for client in call.clients if client not in failures]), results)
             raise ClientsFailedError
         self._calls += 1
 
@@ -130,7 +93,7 @@ class Attendance:
         Args:
             procedure: that of the call.
             failures: why, by client.
-            required: as for :meth:`answered`.
+            required: whether none of the clients may be missed; None: none that was not sampled in this round.
 
         Returns:
             Those of them that were sampled in this round.
@@ -146,14 +109,3 @@ class Attendance:
                 "of the method needs every one of its clients, so clients.on_error cannot leave this one out"
             )
         return sampled
-
-
-def _alike(left: Any, right: Any) -> bool:
-    """Whether two trees are equal to the bit."""
-    if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return list(left) == list(right) and all(_alike(left[key], right[key]) for key in left)
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(_alike, left, right))
-    if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return left.dtype == right.dtype and torch.equal(left, right)
-    return type(left) is type(right) and bool(left == right)

@@ -92,7 +92,7 @@ class Deaths:
             job: what the hosts do in the body.
             attendance: who takes part in the round.
             unscorable: who takes no part in the evaluations after it.
-            required: as for :meth:`Attendance.answered`.
+            required: as for :meth:`Attendance.excuse`.
 
         Raises:
             ClientError: when that client may not be left out.

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from actors.federation.attendance import Attendance, Call
+from actors.federation.attendance import Attendance
 from actors.federation.deaths import Deaths
 from actors.federation.evaluation import Evaluation
 from actors.federation.hosts import Hosts
 from actors.federation.traffic import Traffic
-from actors.hosting.contract import merge, name_of, played
+from actors.hosting.contract import played
 from actors.hosting.failures import ClientsFailedError, Failure
 from actors.hosting.job import Job, JobResult, Scores
 from actors.hosting.memory import Lookups
-from algorithms.base import Algorithm, Procedure
-from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from algorithms.base import Algorithm
+from algorithms.clients import Call, Clients, Replies, merge
+from rayfl.aggregation.exact_sum import ExactSum
 from rayfl.config.schema import ClientsConfig
 from rayfl.engine.client import RoundContext
 from rayfl.engine.untouched import Untouched
@@ -29,7 +30,7 @@ from rayfl.params import Tree, from_numpy, num_bytes, own_dicts
 from rayfl.storage.manifest import StoredFile
 
 
-class Federation:
+class Federation(Clients):
     """All clients of an experiment, spread over hosts.
 
     Args:
@@ -51,9 +52,8 @@ class Federation:
         sizes: np.ndarray,
         policy: ClientsConfig | None = None,
     ) -> None:
+        super().__init__(context, sizes[:, 0])
         self._hosts = hosts
-        self._context = context
-        self._sizes = sizes
         self._policy = policy or ClientsConfig()
         self._evaluation = Evaluation(self._hosts, sizes)
         self._trained_splits: tuple[str, ...] = ()
@@ -75,16 +75,6 @@ class Federation:
     def lookups(self) -> Lookups:
         """How often hosts found clients' states and samples in memory in this round."""
         return self._hosts.lookups
-
-    @property
-    def context(self) -> RoundContext:
-        """Round, rounds, number of clients, random streams."""
-        return self._context
-
-    @property
-    def pooled(self) -> int:
-        """The id of the client that owns everybody's samples; see ``algorithms.base.Clients``."""
-        return self._context.num_clients
 
     def begin_round(
         self,
@@ -173,64 +163,10 @@ class Federation:
         spread = float(mean["squared_norm"]) - float(mean["change"] @ mean["change"])
         return self._updates.weight * max(spread, 0.0)
 
-    def num_samples(self, clients: Sequence[int]) -> np.ndarray:
-        """Training samples n_k of the given clients, int64."""
-        own = self._sizes[:, 0]
-        return np.append(own, own.sum())[np.asarray(clients, dtype=np.int64)]
-
     def received(self, client: int, server: Tree) -> Tree:
-        """The server's tree as it was when a client of the cohort began; see ``algorithms.base.Clients``."""
+        """The server's tree as it was when a client of the cohort began; see ``algorithms.clients.Clients``."""
         began = self._context.started.get(client)
         return server if began is None else self._past[began]
-
-    def mean(
-        self,
-        procedure: Procedure,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree] | None = None,
-        also: Weighted | None = None,
-        required: bool | None = None,
-    ) -> Tree:
-        """The exact weighted mean of what the cohort's procedures return; see ``algorithms.base.Clients``."""
-        total = ExactSum()
-        if also is not None:
-            total.add(also)
-        for result in self._call(name_of(procedure), "mean", cohort, broadcast, payloads or {}, required=required):
-            for part in result.totals.values():
-                merge(total, part, self._context.round, procedure.__name__)
-        return total.mean()
-
-    def means(
-        self,
-        procedure: Procedure,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree] | None = None,
-        required: bool | None = None,
-    ) -> dict[str, Tree]:
-        """One exact weighted mean a group, by group, ascending; see ``algorithms.base.Clients``."""
-        totals: dict[str, ExactSum] = {}
-        for result in self._call(name_of(procedure), "mean", cohort, broadcast, payloads or {}, required=required):
-            for group, part in result.totals.items():
-                total = totals.setdefault(group, ExactSum())
-                merge(total, part, self._context.round, procedure.__name__)
-        return {group: totals[group].mean() for group in sorted(totals)}
-
-    def map(
-        self,
-        procedure: Procedure,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree] | None = None,
-        counted: bool = True,
-        required: bool | None = None,
-    ) -> dict[int, Any]:
-        """What the cohort's procedures return, by client, ascending; see ``algorithms.base.Clients``."""
-        values: dict[int, Any] = {}
-        for result in self._call(name_of(procedure), "map", cohort, broadcast, payloads or {}, counted, required):
-            values.update({client: from_numpy(value) for client, value in result.values.items()})
-        return dict(sorted(values.items()))
 
     def evaluate(
         self,
@@ -247,7 +183,7 @@ class Federation:
             server: what all clients see of the server.
             splits: the splits to score on.
             final: whether this is the evaluation after the last round.
-            payloads: what single clients see besides.
+            payloads: what single clients see in addition.
             clients: whose; None for all.
             report: called with the number of clients scored so far and of all, as results arrive.
 
@@ -276,34 +212,28 @@ class Federation:
         """
         return self._evaluation.of_server(self._job("global_predictors", "official"), server, samples)
 
-    def _call(
-        self,
-        name: str,
-        kind: str,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree],
-        counted: bool = True,
-        required: bool | None = None,
-    ) -> Iterator[JobResult]:
-        """Runs a procedure on those of the cohort that take part; yields the hosts' results."""
-        asked = tuple(cohort if required else self.present(cohort))
-        given = {client: payloads[client] for client in asked if client in payloads}
-        if counted:
-            common = num_bytes(broadcast)
-            for client in asked:
-                self.traffic.add(client, down=common + num_bytes(given.get(client, {})))
-        options = {"counted": counted, "summands": len(asked), "started": self._context.started}
-        job = self._job(name, kind, splits=self._trained_splits, **options)
-        with self._examined(job, required):
-            for result in self._answers(job, Call(name, kind, asked, broadcast, given), required):
+    def call(self, call: Call) -> Replies:
+        """Runs a procedure on those of the clients that take part; what hosts answer is added up as it arrives."""
+        call = call.of(call.clients if call.required else self.present(call.clients))
+        if call.counted:
+            common = num_bytes(call.broadcast)
+            for client in call.clients:
+                self.traffic.add(client, down=common + num_bytes(call.payloads.get(client, {})))
+        options = {"counted": call.counted, "summands": len(call.clients), "started": self._context.started}
+        job = self._job(call.procedure, call.kind, splits=self._trained_splits, **options)
+        replies = Replies()
+        with self._examined(job, call.required):
+            for result in self._answers(job, call):
                 self.trained_scores.update(result.scores)
                 for client, size in result.upload_bytes.items():
                     self.traffic.add(client, up=size)
                 self._updates.merge(result.updates)
-                yield result
+                for group, part in result.totals.items():
+                    merge(replies.totals.setdefault(group, ExactSum()), part, job.round, call.procedure)
+                replies.values.update({client: from_numpy(value) for client, value in result.values.items()})
+        return replies
 
-    def _answers(self, job: Job, call: Call, required: bool | None) -> Iterable[JobResult]:
+    def _answers(self, job: Job, call: Call) -> Iterable[JobResult]:
         """The hosts' results as they arrive; all at once if clients may be left out, when it is clear who is."""
         costs = {client: float(n + 1) for client, n in zip(call.clients, self.num_samples(call.clients), strict=True)}
         alone = self._deaths.suspects(job)
@@ -312,7 +242,7 @@ class Federation:
         results = self._attendance.kept(call)
         if results is None:
             results = list(self._hosts.dispatch(job, costs, call.broadcast, call.payloads, alone=alone))
-        self._attendance.answered(call, results, required)
+        self._attendance.answered(call, results)
         return results
 
     def _examined(self, job: Job, required: bool | None = False) -> AbstractContextManager[None]:

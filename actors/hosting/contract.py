@@ -8,15 +8,12 @@ from typing import Any
 
 from actors.hosting.failures import MethodError
 from algorithms.base import Algorithm, Clients
-from algorithms.contract import is_plain
-from rayfl.aggregation.exact_sum import ExactSum
+from algorithms.clients import NOT_ASYNCHRONOUS
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.tasks import Predictor
-from rayfl.errors import ClientError, as_error
+from rayfl.errors import as_error
 from rayfl.params import Tree
 from rayfl.storage import treefile
-
-_NOT_ASYNCHRONOUS = "{0} is called as a coroutine: define it with `async def {0}`"
 
 
 def begun(procedure: Callable[..., Any], client: Any, given: Tree, bundled: bool) -> Coroutine[Any, Any, Any]:
@@ -36,20 +33,8 @@ def begun(procedure: Callable[..., Any], client: Any, given: Tree, bundled: bool
     except TypeError as error:
         raise MethodError(f"what it is sent is not what it takes: {error}") from error
     if not inspect.iscoroutine(found):
-        raise MethodError(_NOT_ASYNCHRONOUS.format(getattr(procedure, "__name__", "a procedure")))
+        raise MethodError(NOT_ASYNCHRONOUS.format(getattr(procedure, "__name__", "a procedure")))
     return found
-
-
-def name_of(procedure: Callable[..., Any]) -> str:
-    """The name of a method's procedure, by which hosts call it.
-
-    Raises:
-        MethodError: when it is not asynchronous.
-    """
-    name: str = procedure.__name__
-    if is_plain(procedure, name):
-        raise MethodError(_NOT_ASYNCHRONOUS.format(name) + own_definition(procedure))
-    return name
 
 
 def played(algorithm: Algorithm, server: Tree, cohort: Sequence[int], clients: Clients) -> Any:
@@ -102,18 +87,6 @@ def check_sendable(tree: Any, procedure: str) -> None:
             raise MethodError(f"{procedure} returned the key {key!r}: keys are strings without '/'")
         if isinstance(value, Mapping):
             check_sendable(value, procedure)
-
-
-def merge(total: ExactSum, part: ExactSum, round: int, procedure: str) -> None:
-    """Adds a host's part to a sum over all hosts.
-
-    Raises:
-        ClientError: when the clients' contributions make no sum together, which no single one is to blame for.
-    """
-    try:
-        total.merge(part)
-    except (OverflowError, ValueError) as error:
-        raise ClientError(f"the clients, round {round}, {procedure}: {error}") from error
 
 
 def check_predictors(found: Any, procedure: str) -> None:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from actors.hosting.job import Job
-from algorithms.base import Procedure
+from algorithms.clients import Call, Clients
 from algorithms.fedavg import FedAvg
-from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import RoundContext
 from rayfl.experiment.parts import Parts
 from rayfl.params import Tree, to_numpy
 
 _STACKED_CLIENTS = 4
-"""So many clients together show what each further one takes."""
+"""Clients whose joint training shows what each further one takes."""
 
 
 @dataclass(frozen=True)
@@ -70,67 +69,19 @@ class _AskedError(Exception):
         self.call = call
 
 
-class _Listening:
-    """The clients of a round (see ``algorithms.base.Clients``) that answer nothing: the first call ends it."""
+class _Listening(Clients):
+    """The clients of a round that answer nothing: the first call ends it."""
 
     def __init__(self, context: RoundContext, sizes: np.ndarray, splits: Sequence[str]) -> None:
-        self.context = context
-        self._samples = np.append(sizes[:, 0], sizes[:, 0].sum())
+        super().__init__(context, sizes[:, 0])
         self._splits = tuple(splits)
 
-    @property
-    def pooled(self) -> int:
-        return self.context.num_clients
-
-    def num_samples(self, clients: Sequence[int]) -> np.ndarray:
-        found: np.ndarray = self._samples[np.asarray(clients, dtype=np.int64)]
-        return found
-
-    def mean(
-        self,
-        procedure: Procedure,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree] | None = None,
-        also: Weighted | None = None,
-        required: bool | None = None,
-    ) -> Tree:
-        self._asked(procedure, "mean", cohort, broadcast, payloads)
-
-    def means(
-        self,
-        procedure: Procedure,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree] | None = None,
-        required: bool | None = None,
-    ) -> dict[str, Tree]:
-        self._asked(procedure, "mean", cohort, broadcast, payloads)
-
-    def map(
-        self,
-        procedure: Procedure,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree] | None = None,
-        counted: bool = True,
-        required: bool | None = None,
-    ) -> dict[int, Any]:
-        self._asked(procedure, "map", cohort, broadcast, payloads)
-
-    def _asked(
-        self,
-        procedure: Procedure,
-        kind: str,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree] | None,
-    ) -> NoReturn:
-        chosen = middling(cohort, self.num_samples(cohort))[:_STACKED_CLIENTS]
+    def call(self, call: Call) -> NoReturn:
+        chosen = call.of(middling(call.clients, self.num_samples(call.clients))[:_STACKED_CLIENTS])
         made: dict[int, np.ndarray] = {}
-        own = {client: to_numpy(payloads[client], made) for client in chosen if client in payloads} if payloads else {}
-        job = Job(procedure.__name__, kind, self.context.round, tuple(chosen), own, self._splits)
-        raise _AskedError(Rehearsal(job, to_numpy(broadcast)))
+        own = {client: to_numpy(payload, made) for client, payload in chosen.payloads.items()}
+        job = Job(call.procedure, call.kind, self.context.round, chosen.clients, own, self._splits)
+        raise _AskedError(Rehearsal(job, to_numpy(call.broadcast)))
 
 
 def middling(clients: Sequence[int], samples: np.ndarray) -> list[int]:

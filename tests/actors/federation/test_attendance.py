@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.federation.attendance import Attendance, Call
+from actors.federation.attendance import Attendance
 from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
 from actors.hosting.failures import ClientsFailedError, Failure, RoundUndoneError, named, reason_of
@@ -19,6 +19,7 @@ from actors.hosting.job import JobResult
 from actors.hosting.state import ClientStates
 from actors.processes.pool import InlinePool
 from algorithms.base import Averaging, Clients
+from algorithms.clients import Call
 from rayfl.aggregation.exact_sum import ExactSum, NonFiniteError, Weighted
 from rayfl.config.schema import ClientsConfig
 from rayfl.engine.client import Client, RoundContext
@@ -295,8 +296,8 @@ def test_calls_are_compared_to_the_bit() -> None:
     tree = {"a": torch.zeros(2), "n": 1}
     call = Call("p", "mean", (1, 2), {"model": tree}, {1: tree})
     assert call.same(Call("p", "mean", (1, 2), {"model": {"a": torch.zeros(2), "n": 1}}, {1: tree}))
-    assert call.without({2: None}).clients == (1,)
-    assert call.without({1: None}).payloads == {}
+    assert call.of([1]).clients == (1,)
+    assert call.of([2]).payloads == {}
     others = [
         Call("q", "mean", (1, 2), {"model": tree}, {1: tree}),
         Call("p", "map", (1, 2), {"model": tree}, {1: tree}),
@@ -314,7 +315,7 @@ def test_what_was_done_and_is_not_asked_for_undoes_the_round() -> None:
     attendance = Attendance(2, [1, 2], {})
     result = JobResult(failures={1: Failure("p", "why")})
     with pytest.raises(ClientsFailedError):
-        attendance.answered(Call("p", "mean", (1, 2), {}, {}), [result], None)
+        attendance.answered(Call("p", "mean", (1, 2), {}, {}), [result])
     with pytest.raises(RoundUndoneError):
         attendance.end()
 

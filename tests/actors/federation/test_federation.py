@@ -16,6 +16,7 @@ from actors.hosting.job import Job
 from actors.hosting.state import ClientStates
 from actors.processes.pool import InlinePool
 from algorithms.base import Averaging
+from algorithms.clients import Call, Clients, Replies
 from algorithms.floco import Floco
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
@@ -336,3 +337,30 @@ def test_a_simplex_of_one_endpoint_has_the_update_variance_of_federated_averagin
             toy.step(cohort)
         assert point.federation.update_variance() == average.federation.update_variance()
         assert 0 < simplex.federation.update_variance() < average.federation.update_variance()
+
+
+def test_each_way_of_asking_is_one_call(tmp_path: Path) -> None:
+    """What answers calls answers all three ways, and is told the same: who is asked, what counts, who may be missed."""
+    world = World(tmp_path, 2)
+
+    class Noting(Clients):
+        def __init__(self) -> None:
+            super().__init__(world.context, world.dataset.sizes()[:, 0])
+            self.calls: list[Call] = []
+
+        def call(self, call: Call) -> Replies:
+            self.calls.append(call)
+            return world.federation.call(call)
+
+    clients, update, sent = Noting(), world.algorithm.local_update, {"model": world.model}
+    assert_equal(clients.mean(update, [2, 0], sent), world.federation.mean(update, [2, 0], sent))
+    groups = clients.means(world.algorithm.update_of_a_group, [1, 2], sent, required=True)
+    assert_equal(groups["odd"], world.federation.mean(update, [1], sent))
+    assert list(clients.map(world.algorithm.visits, [3, 1], {}, counted=False)) == [1, 3]
+    assert [(call.kind, call.clients, call.counted, call.required) for call in clients.calls] == [
+        ("mean", (2, 0), True, None),
+        ("mean", (1, 2), True, True),
+        ("map", (3, 1), False, None),
+    ]
+    assert clients.pooled == 6
+    assert clients.num_samples([2, 6]).tolist() == [30, 80]

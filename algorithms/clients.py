@@ -1,0 +1,242 @@
+"""The clients as a method's server sees them: three ways to ask, which all are one call."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from rayfl.diagnosis.tracebacks import own_definition
+from rayfl.engine.client import RoundContext
+from rayfl.errors import ClientError, MethodError
+from rayfl.params import Tree
+
+Procedure = Callable[..., Coroutine[Any, Any, Any]]
+
+NOT_ASYNCHRONOUS = "{0} is called as a coroutine: define it with `async def {0}`"
+"""What is said of a procedure that is a plain function."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a method asks of some clients.
+
+    Attributes:
+        procedure: name of the method's procedure.
+        kind: ``mean`` or ``map``.
+        clients: who is asked.
+        broadcast: keyword arguments for all.
+        payloads: keyword arguments by client.
+        counted: whether the messages count as traffic.
+        required: whether none of the clients may be left out; see :meth:`Clients.mean`.
+    """
+
+    procedure: str
+    kind: Literal["mean", "map"]
+    clients: tuple[int, ...]
+    broadcast: Tree
+    payloads: Mapping[int, Tree]
+    counted: bool = True
+    required: bool | None = None
+
+    def of(self, clients: Sequence[int]) -> Call:
+        """Returns the call for these clients only."""
+        kept = {client: self.payloads[client] for client in clients if client in self.payloads}
+        return replace(self, clients=tuple(clients), payloads=kept)
+
+    def same(self, other: Call) -> bool:
+        """Whether the clients would do the same, to the bit."""
+        mine, others = (self.procedure, self.kind, self.clients), (other.procedure, other.kind, other.clients)
+        return mine == others and _alike([self.broadcast, self.payloads], [other.broadcast, other.payloads])
+
+
+@dataclass
+class Replies:
+    """What the clients of a call have returned.
+
+    Attributes:
+        totals: of a ``mean``, the sum of the contributions by group.
+        values: of a ``map``, what each client returned, by client.
+    """
+
+    totals: dict[str, ExactSum] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
+
+
+class Clients(ABC):
+    """The clients as the server's procedure sees them. Each call says what it costs.
+
+    A client that fails in a call ends the run, or is left out (``clients.on_error`` of the configuration). One of the
+    round's cohort that is left out takes no part in the round at all: ``round`` is begun again with a cohort without
+    it, and so never sees results that lack a member of its cohort. Of other clients' results it may, see ``required``.
+
+    Args:
+        context: round, rounds, number of clients, random streams.
+        samples: training samples n_k of all clients, in their order, int64.
+    """
+
+    def __init__(self, context: RoundContext, samples: np.ndarray) -> None:
+        self._context = context
+        self._samples = np.append(samples, samples.sum())
+
+    @abstractmethod
+    def call(self, call: Call) -> Replies:
+        """Runs a procedure on clients, and returns what they send back. Methods use the three below."""
+
+    @property
+    def context(self) -> RoundContext:
+        """Round, rounds, number of clients, random streams."""
+        return self._context
+
+    @property
+    def pooled(self) -> int:
+        """The id, K, of one more client that owns the samples of all the others (never evaluated)."""
+        return self._context.num_clients
+
+    def num_samples(self, clients: Sequence[int]) -> np.ndarray:
+        """Training samples n_k of the given clients, int64."""
+        found: np.ndarray = self._samples[np.asarray(clients, dtype=np.int64)]
+        return found
+
+    def received(self, client: int, server: Tree) -> Tree:
+        """What the server's tree was when a client of the cohort began.
+
+        Args:
+            client: its id.
+            server: the server's tree as it is, which is the answer for a client that began in this round (in
+                synchronous rounds, for every one); for others it is what ``Algorithm.sent`` kept.
+        """
+        return server
+
+    def mean(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+        also: Weighted | None = None,
+        required: bool | None = None,
+    ) -> Tree:
+        """The weighted mean of what ``procedure`` returns (:class:`Weighted`) over the cohort.
+
+        Reduced on the actors: one partial sum an actor travels.
+
+        Args:
+            procedure: a method ``async (client, **broadcast, **payload) -> Weighted`` of the algorithm.
+            cohort: client ids.
+            broadcast: keyword arguments equal for all, sent once.
+            payloads: further keyword arguments by client.
+            also: one more contribution, of the server's own.
+            required: True: a client that fails here ends the run, whatever the configuration says; None: one that is
+                not of the round's cohort does; False: every one may be left out, and is missing in what comes back.
+
+        Raises:
+            ClientError: when the contributions have no mean together, as trees of different structures.
+            MethodError: when ``procedure`` is not asynchronous.
+        """
+        total = ExactSum()
+        if also is not None:
+            total.add(also)
+        call = _call("mean", procedure, cohort, broadcast, payloads, required=required)
+        for part in self.call(call).totals.values():
+            merge(total, part, self._context.round, call.procedure)
+        return total.mean()
+
+    def means(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+        required: bool | None = None,
+    ) -> dict[str, Tree]:
+        """One weighted mean for each ``Weighted.group`` among the results, by group, ascending; else :meth:`mean`.
+
+        Reduced on the actors: one partial sum an actor and group travels. That a client names its group costs, like
+        its weight, nothing.
+        """
+        totals = self.call(_call("mean", procedure, cohort, broadcast, payloads, required=required)).totals
+        return {group: totals[group].mean() for group in sorted(totals)}
+
+    def map(
+        self,
+        procedure: Procedure,
+        cohort: Sequence[int],
+        broadcast: Tree,
+        payloads: Mapping[int, Tree] | None = None,
+        counted: bool = True,
+        required: bool | None = None,
+    ) -> dict[int, Any]:
+        """What ``procedure`` returns (a tree), by client, ascending; every client's result travels.
+
+        Args:
+            procedure: a method ``async (client, **broadcast, **payload) -> Tree`` of the algorithm.
+            cohort: client ids.
+            broadcast: keyword arguments equal for all, sent once.
+            payloads: further keyword arguments by client.
+            counted: whether the messages count as traffic. Not for work that a deployment's server does by itself
+                and that is done on the actors here because they have the devices.
+            required: see :meth:`mean`.
+
+        Raises:
+            MethodError: when ``procedure`` is not asynchronous.
+        """
+        call = _call("map", procedure, cohort, broadcast, payloads, counted, required)
+        return dict(sorted(self.call(call).values.items()))
+
+
+def _call(
+    kind: Literal["mean", "map"],
+    procedure: Procedure,
+    cohort: Sequence[int],
+    broadcast: Tree,
+    payloads: Mapping[int, Tree] | None,
+    counted: bool = True,
+    required: bool | None = None,
+) -> Call:
+    name: str = procedure.__name__
+    if is_plain(procedure, name):
+        raise MethodError(NOT_ASYNCHRONOUS.format(name) + own_definition(procedure))
+    return Call(name, kind, tuple(cohort), broadcast, payloads or {}, counted, required)
+
+
+def is_plain(procedure: Callable[..., Any], name: str) -> bool:
+    """Whether a function is neither a coroutine nor, as by a decorator, around something that may be one."""
+    decorated = hasattr(procedure, "__wrapped__") or procedure.__name__ != name
+    return not decorated and not inspect.iscoroutinefunction(procedure)
+
+
+def merge(total: ExactSum, part: ExactSum, round: int, procedure: str) -> None:
+    """Adds a part to a sum over all clients.
+
+    Args:
+        total: changed.
+        part: not used afterwards.
+        round: for errors, 0-indexed.
+        procedure: for errors.
+
+    Raises:
+        ClientError: when the clients' contributions make no sum together, which no single one is to blame for.
+    """
+    try:
+        total.merge(part)
+    except (OverflowError, ValueError) as error:
+        raise ClientError(f"the clients, round {round}, {procedure}: {error}") from error
+
+
+def _alike(left: Any, right: Any) -> bool:
+    """Whether two trees are equal to the bit."""
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return list(left) == list(right) and all(_alike(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_alike, left, right))
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    return type(left) is type(right) and bool(left == right)
