@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rayfl.data.images.augment import Augmentation, Variations
 from rayfl.engine.batches import BatchPlan, num_steps, plan_batches
-from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
+from rayfl.engine.local_settings import LocalOptions, LocalSettings
+from rayfl.engine.optimizers import Kept, Rule
 from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor, Task
@@ -158,9 +159,8 @@ class Client:
         For values that a method has for each sample: ``draw`` brings those of a step's samples to the objective, so
         that they stay right where samples are augmented.
         """
-        wanted = self.num_steps(epochs) if steps is None else steps
-        generator = self.context.streams.generator(f"batches{stream}", self.round, self.id)
-        return plan_batches(self.num_samples, self.context.train.batch_size, wanted, generator, repeats)
+        asked = LocalOptions(epochs=epochs, steps=steps, repeats=repeats, stream=stream)
+        return self._plan(LocalSettings.of(self.context.train, self.round, self.num_samples, **asked))
 
     async def train(
         self,
@@ -169,17 +169,9 @@ class Client:
         *,
         frozen: Mapping[str, Any] | None = None,
         draw: Draw | None = None,
-        epochs: int | None = None,
-        lr: float | None = None,
-        momentum: float | None = None,
-        weight_decay: float | None = None,
-        steps: int | None = None,
-        repeats: int = 1,
-        groups: Mapping[str, ParameterGroup] | None = None,
-        keep_optimizer: bool | Collection[str] | None = None,
         each_epoch: Callable[[Tree], Awaitable[None]] | None = None,
         task: Task | None = None,
-        stream: str = "",
+        **options: Unpack[LocalOptions],
     ) -> Tree:
         """Local steps of the configured optimizer from ``trainable`` on ``objective``; returns the trained tree.
 
@@ -192,57 +184,50 @@ class Client:
             objective: ``(trainable, batch, task, frozen, draw) -> scalar``.
             frozen: tensors the objective reads.
             draw: makes the random numbers of all steps, from the stream ``mix``.
-            epochs: default the configured local epochs.
-            lr: default the round's learning rate.
-            momentum: of SGD; default the configured momentum.
-            weight_decay: default the configured weight decay.
-            steps: number of mini-batches in place of whole epochs.
-            repeats: how many consecutive steps use each mini-batch.
-            groups: how what lies under a first key of ``trainable`` is treated, where it differs from the above.
-            keep_optimizer: whether the optimizer goes on where the last pass of the same ``stream`` left it (its
-                buffers and number of steps then are part of the client's state, ``optimizer``), or the first keys of
-                ``trainable`` for which it does; default as configured.
             each_epoch: awaited after every epoch with the tree as trained so far.
             task: what the objective is given; default the client's task.
-            stream: suffix of the streams, for a pass other than a round's first (``.1``, ``.finetune``).
+            **options: any of
+
+                * ``epochs``: default the configured local epochs.
+                * ``lr``: default the round's learning rate.
+                * ``momentum``: of SGD; default the configured momentum.
+                * ``weight_decay``: default the configured weight decay.
+                * ``steps``: number of mini-batches in place of whole epochs.
+                * ``repeats``: how many consecutive steps use each mini-batch.
+                * ``groups``: how what lies under a first key of ``trainable`` is treated, where it differs from the
+                  above.
+                * ``keep_optimizer``: whether the optimizer goes on where the last pass of the same ``stream`` left it
+                  (its buffers and number of steps then are part of the client's state, ``optimizer``), or the first
+                  keys of ``trainable`` for which it does; default as configured.
+                * ``stream``: suffix of the streams, for a pass other than a round's first (``.1``, ``.finetune``).
 
         Raises:
             MethodError: when ``momentum``, here or in a group, is given for what is trained by Adam.
         """
-        train = self.context.train
-        streams, t = self.context.streams, self.round
-        plan = self.batches(epochs=epochs, steps=steps, repeats=repeats, stream=stream)
-        rule = ParameterGroup(self.lr if lr is None else lr, momentum, weight_decay).applied(train.rule)
-        kept = train.persist_optimizer if keep_optimizer is None else keep_optimizer
-        draws = None if draw is None else draw(streams.generator(f"mix{stream}", t, self.id), plan.steps)
-        variations = None
-        if (augmentation := self.context.augmentation) is not None:
-            generator = streams.generator(f"augment{stream}", t, self.id)
-            variations = Variations.of_steps(augmentation, plan.bounds, repeats, generator)
+        settings = LocalSettings.of(self.context.train, self.round, self.num_samples, **options)
+        plan = self._plan(settings)
         request = TrainRequest(
             client=self.id,
             examples=self._examples["train"],
             trainable=trainable,
             frozen=None if frozen is None else map_leaves(self._to_device, frozen),
             objective=objective,
-            draws=draws,
+            draws=None if draw is None else draw(self._generator("mix", settings), plan.steps),
             plan=plan,
-            rule=rule,
-            seed=streams.integer(f"dropout{stream}", t, self.id),
-            groups=tuple((groups or {}).items()),
-            max_grad_norm=train.max_grad_norm,
+            rule=settings.rule,
+            seed=self.context.streams.integer(f"dropout{settings.stream}", self.round, self.id),
+            groups=settings.groups,
+            max_grad_norm=self.context.train.max_grad_norm,
             task=task,
-            variations=variations,
+            variations=self._variations(settings, plan),
         )
-        memory = self._kept(stream, request.rules) if kept else None
-        request = replace(request, kept=memory)
+        if settings.keep_optimizer:
+            request = replace(request, kept=self._kept(settings.stream, request.rules))
         if each_epoch is None or not plan.steps:
             trained: Tree = await Ask(request)
         else:
-            trained = await self._by_epoch(request, repeats, each_epoch)
-        if memory is not None and memory.slots and plan.steps:
-            stored = memory.stored(None if isinstance(kept, bool) else kept)
-            self.state["optimizer"] = {**self.state.get("optimizer", {}), _pass_name(stream): stored}
+            trained = await self._by_epoch(request, settings.repeats, each_epoch)
+        self._keep(request, settings)
         return trained
 
     async def gradient(
@@ -295,6 +280,21 @@ class Client:
         """Offers models right after local training as rows (phase ``trained``) of the cohort's results."""
         self.published.update(predictors)
 
+    def _plan(self, settings: LocalSettings) -> BatchPlan:
+        """The mini-batches of a local update."""
+        batch_size, generator = self.context.train.batch_size, self._generator("batches", settings)
+        return plan_batches(self.num_samples, batch_size, settings.steps, generator, settings.repeats)
+
+    def _variations(self, settings: LocalSettings, plan: BatchPlan) -> Variations | None:
+        """How the images of a plan's batches are changed at random; None: not at all."""
+        augmentation = self.context.augmentation
+        if augmentation is None:
+            return None
+        return Variations.of_steps(augmentation, plan.bounds, settings.repeats, self._generator("augment", settings))
+
+    def _generator(self, purpose: str, settings: LocalSettings) -> np.random.Generator:
+        return self.context.streams.generator(f"{purpose}{settings.stream}", self.round, self.id)
+
     async def _by_epoch(
         self, request: TrainRequest, repeats: int, each_epoch: Callable[[Tree], Awaitable[None]]
     ) -> Tree:
@@ -302,7 +302,7 @@ class Client:
         epoch = num_steps(self.num_samples, self.context.train.batch_size, 1) * repeats
         tree, kept = request.trainable, Kept() if request.kept is None else request.kept
         for number, piece in enumerate(request.pieces(epoch)):
-            # each piece seeds dropout anew
+            # each piece seeds dropout with another number
             tree = await Ask(replace(piece, trainable=tree, kept=kept, seed=request.seed ^ number))
             await each_epoch(tree)
         return tree
@@ -315,6 +315,13 @@ class Client:
         """What the optimizer of the last pass of a stream has left; nothing before the first."""
         stored = self.state.get("optimizer", {}).get(_pass_name(stream), {})
         return Kept.of(stored, {name for rule in rules for name in rule.slots})
+
+    def _keep(self, request: TrainRequest, settings: LocalSettings) -> None:
+        """Puts what the optimizer of an update has left into the client's state."""
+        memory, keys = request.kept, settings.keep_optimizer
+        if memory is not None and memory.slots and request.plan.steps:
+            stored = memory.stored(None if isinstance(keys, bool) else keys)
+            self.state["optimizer"] = {**self.state.get("optimizer", {}), _pass_name(settings.stream): stored}
 
     def _to_device(self, leaf: Any) -> Any:
         return leaf.to(self._device) if isinstance(leaf, Tensor) else leaf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.local_settings import LocalSettings
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.engine.trampoline import run_procedures
@@ -42,6 +44,24 @@ def trained(who: dict[int, Client], mode: str = "looped", start: Tree | None = N
         if isinstance(reply, Exception):
             raise reply
     return found
+
+
+def test_an_option_that_is_none_is_refused() -> None:
+    with pytest.raises(TypeError, match="learning_rate"):
+        trained(clients(), learning_rate=0.1)
+
+
+def test_settings_are_the_configured_ones_unless_given() -> None:
+    """11 samples in batches of 4, two epochs: six steps, in round 1 with the rate of round 1."""
+    train = TRAIN.model_copy(update={"lr_decay": 0.5})
+    configured = LocalSettings.of(train, 1, 11)
+    assert (configured.steps, configured.repeats, configured.groups, configured.stream) == (6, 1, (), "")
+    assert configured.rule == replace(train.rule, lr=0.05)
+    assert configured.keep_optimizer is False
+    given = LocalSettings.of(train, 1, 11, epochs=1, lr=0.3, momentum=0.0, weight_decay=0.2, keep_optimizer=["a"])
+    assert (given.steps, given.keep_optimizer) == (3, ["a"])
+    assert given.rule == replace(train.rule, lr=0.3, momentum=0.0, weight_decay=0.2)
+    assert LocalSettings.of(train, 1, 11, epochs=1, steps=50).steps == 50
 
 
 def on_quadratic(start: float, **train: Any) -> float:
