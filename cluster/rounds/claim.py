@@ -15,6 +15,7 @@ import yaml
 from algorithms.registry import Experiment
 from rayfl.config.beginning import FILE as INITIAL
 from rayfl.config.beginning import initial_file
+from rayfl.config.identity import FREE
 from rayfl.config.loading import as_recorded, load_config, to_yaml
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.removed import removed_from
@@ -139,8 +140,7 @@ def _written_devices(storage: Storage) -> pa.Table:
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
-        free = {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
-        skipped = free if not path else set()
+        skipped = FREE if not path else frozenset[str]()
         return [
             line
             for key in {**old, **new}

@@ -12,6 +12,10 @@ Content = Mapping[str, Any]
 """What results depend on, as plain data: a configuration without names, places and processes."""
 
 
+FREE = frozenset({"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"})
+"""Keys of a configuration that have no influence on results: names, places, processes."""
+
+
 @dataclass(frozen=True)
 class OlderRule:
     """How fingerprints were made before something was added that counts in all of them.

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field
 
 from rayfl.config.added import without_added
 from rayfl.config.beginning import InitConfig
-from rayfl.config.identity import STEPS, fingerprint_of
+from rayfl.config.identity import FREE, STEPS, fingerprint_of
 from rayfl.data.images.augment import AugmentConfig
 from rayfl.data.images.transform import TransformConfig
 from rayfl.data.partitions.base import NaturalPartition
@@ -338,9 +338,7 @@ class ExperimentConfig(_Section):
 
     def identity(self) -> dict[str, Any]:
         """Everything that a result depends on, as plain data: not names, places and processes."""
-        content = self.model_dump(
-            mode="json", exclude={"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures"}
-        )
+        content = self.model_dump(mode="json", exclude=set(FREE))
         if isinstance(self.system, NoSystem):
             del content["system"]  # runs from before there was the section continue
         del content["init"]

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from rayfl.config.differences import flattened
+from rayfl.config.identity import FREE
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
 from rayfl.runs.folder import RunFolder
 
-_NO_RESULT = ("name", "storage_path", "max_failures", "seed")
-_NO_RESULT_SECTIONS = ("cluster.", "clients.", "storage.", "tracking.", "evaluation.", "engine.")
+_OF_ONE_EXPERIMENT = FREE | {"seed", "evaluation", "engine"}
+"""Keys in which the runs of one series may differ."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,7 @@ class Series:
 def experiment(run: RunFolder) -> dict[str, Any]:
     """What makes an experiment another one: all values but the seed, places, processes and evaluation."""
     return {
-        path: value
-        for path, value in flattened(run.config).items()
-        if path not in _NO_RESULT and not path.startswith(_NO_RESULT_SECTIONS)
+        path: value for path, value in flattened(run.config).items() if path.partition(".")[0] not in _OF_ONE_EXPERIMENT
     }
 
 

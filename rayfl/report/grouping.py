@@ -9,12 +9,11 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from rayfl.config.added import comparable
+from rayfl.config.identity import FREE
 from rayfl.config.redaction import redacted
 from rayfl.errors import RunError
 from rayfl.runs.loading import Run
 
-_FREE = {"name", "storage_path", "seed", "cluster", "clients", "storage", "tracking", "max_failures"}
-"""Sections that change no result, and the seed."""
 _DATA = ("dataset", "partition", "holdout")
 _PLACES = {"root", "path", "manifest"}
 """Fields of a data set that say where it lies."""
@@ -150,7 +149,7 @@ def _apart(run: Run, others: Sequence[Run]) -> str:
 
 
 def _identity(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in comparable(run.config).items() if key not in _FREE}
+    return {key: value for key, value in comparable(run.config).items() if key not in FREE | {"seed"}}
 
 
 def _data(run: Run) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rayfl.config.identity import FREE
 from rayfl.config.loading import load_config
 from rayfl.config.paper_presets import method_settings, paper_preset, paper_presets
 from rayfl.config.schema import ExperimentConfig
@@ -17,7 +18,7 @@ from rayfl.reproduction.scaling import Scale, scaled
 SEEDS = {"floco": 5, "fedme": 5}
 """Runs of which a paper prints the mean, by its key; the others print one run."""
 
-_FREE = ("dataset.root", "engine", "cluster", "clients", "storage", "tracking", "max_failures")
+_FREE = ("dataset.root", "engine", *sorted(FREE - {"name", "storage_path"}))
 """What may be said besides: where data are, and how a run is executed."""
 
 
