@@ -82,7 +82,7 @@ class CFL(Algorithm):
     mean_norm: float = setting(0.4, "eps_1", "a cluster may be split if its mean change is shorter; 0: never", ge=0)
     max_norm: float = setting(1.6, "eps_2", "and if a member's change is longer", ge=0)
     split_from: int = setting(20, "", "rounds before the first split", ge=0)
-    min_size: int = setting(2, "", "clusters of so many members, or fewer, are not split", ge=1)
+    min_size: int = setting(2, "", "clusters of this size or smaller are not split", ge=1)
     linkage: Literal["single", "complete"] = setting(
         "single",
         "",

@@ -52,8 +52,8 @@ class PairLoss:
 class FedMe(OwnModels):
     """FedMe: in every round each client trains its own model and another client's, and keeps the better architecture.
 
-    The server clusters the models w_p by their outputs on the public samples U (MC) and sends client i, besides its
-    own, the model w_ex of slot Idx(i), drawn from its cluster. The client trains both on its samples (DML):
+    The server clusters the models w_p by their outputs on the public samples U (MC) and sends client i two models: its
+    own, and w_ex of slot Idx(i), drawn from its cluster. The client trains both on its samples (DML):
 
         L_p = CE(w_p) + KL(p_ex || p_p),    L_ex = CE(w_ex) + KL(p_p || p_ex),
 

@@ -21,7 +21,7 @@ class HypCluster(FineTuning):
     of the models of the cohort's clients with c_k = j, weighted by samples; a model that nobody takes stays.
 
     Server: models w^1..w^q, drawn independently: equal ones would never part. Client: nothing. Down: all q models.
-    Up: c_k, w_k and n_k. Evaluated: w^{c_k} (``personalized``), c_k chosen anew; with ``finetune_epochs`` also this
+    Up: c_k, w_k and n_k. Evaluated: w^{c_k} (``personalized``), c_k chosen again; with ``finetune_epochs`` also this
     model after fine-tuning (``finetuned``). There is no single global model.
 
     References:

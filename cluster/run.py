@@ -71,7 +71,7 @@ def run(
     Args:
         config: a preset's name, a YAML file, or a mapping; None for the preset ``quickstart``. The folder of a run goes
             on with that run, with a larger ``train.rounds`` beyond its end.
-        callbacks: listeners, besides those the configuration asks for.
+        callbacks: listeners, in addition to those that the configuration asks for.
         **overrides: values by dotted path; write ``train__rounds=10`` or pass ``**{"train.rounds": 10}``.
 
     Returns:
@@ -210,7 +210,7 @@ def _end(listeners: Sequence[Callback], rounds_completed: int) -> None:
     if errors and ended_by is None:
         raise errors[0]
     for problem in errors:
-        _log.warning("besides: %s", problem)
+        _log.warning("in addition: %s", problem)
 
 
 def _tracking(parts: Parts, recorder: Recorder, federation: Federation) -> list[Callback]:

@@ -44,7 +44,7 @@ class Evaluation:
             job: which procedure, on which splits.
             clients: whose.
             server: what all clients see of the server.
-            payloads: what single clients see besides.
+            payloads: what single clients see in addition.
             report: called with the number of clients scored so far and of all, as results arrive.
             alone: clients that are done one at a time.
 

@@ -72,7 +72,7 @@ class Hosts:
             costs: expected work by client, positive.
             broadcast: keyword arguments equal for all.
             payloads: further keyword arguments by client.
-            at_a_time: a host does its share in pieces of so many clients (for procedures that change no state: every
+            at_a_time: a host does its share in pieces of that many clients (for procedures that change no state: every
                 piece brings all states that move to its host, since a host need not begin them in order).
             alone: clients that are done before the others, each while all hosts do nothing else.
 

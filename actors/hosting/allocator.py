@@ -14,8 +14,8 @@ _KEPT_AT_MOST = 256 << 20
 def reuse_freed_memory() -> bool:
     """Has glibc keep freed blocks of up to 32 MiB, up to 256 MiB in all, for the next local step.
 
-    By default every large tensor of a step is mapped anew, and the kernel clears its pages: up to a tenth of a step of
-    a large model. Does nothing without glibc.
+    By default the kernel maps every large tensor of a step again and clears its pages, which takes up to a tenth of
+    a large model's step. Does nothing without glibc.
 
     Returns:
         Whether glibc took the settings.

@@ -98,7 +98,7 @@ class LeastRecentlyUsed(Generic[Key]):
 
 
 class Kept:
-    """A tree that a :class:`Spill` holds for whoever holds this handle."""
+    """A tree that a :class:`Spill` holds as long as this handle is referred to."""
 
     def __init__(self, serial: int, tree: Tree) -> None:
         self.serial = serial

@@ -41,7 +41,7 @@ class Samples:
         self.lookups = Lookups()
 
     def of(self, client: int) -> Mapping[str, Examples]:
-        """A client's splits, which whoever has them keeps; the one after the last client owns everybody's samples."""
+        """A client's splits, whose tensors nobody changes; the one after the last client owns everybody's samples."""
         return OnDemand(lambda split: self._get(client, split))
 
     def _get(self, client: int, split: str) -> Examples:

@@ -15,7 +15,7 @@ from actors.hosting.allocator import return_freed_memory
 from actors.hosting.memory import machine_memory
 
 _LARGEST_CONTEXT = 1 << 30
-"""Bytes. What a GPU's memory is used for besides tensors is taken for this process's context up to here, for other
+"""Bytes. What a GPU's memory is used for other than tensors is taken for this process's context up to here, for other
 processes' beyond: nothing says whose it is."""
 _STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

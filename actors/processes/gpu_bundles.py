@@ -22,8 +22,8 @@ class _Bundle:
 class GpuBundles:
     """The GPUs of a run.
 
-    Ray alone would fill a GPU's shares as they come free, whoever asks: here, shares of a GPU are given only to actors
-    of this run. Each GPU has a group of its own, so that one may come or go without the others.
+    Ray alone gives a GPU's shares, as they come free, to any run that asks. Here the shares of a GPU are given only to
+    actors of this run. Each GPU has a group of its own, so that one may come or go without the others.
 
     Args:
         options: what an actor needs.

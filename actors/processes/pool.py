@@ -80,7 +80,7 @@ class HostPool(Protocol):
     def revive(self) -> list[int]:
         """Replaces dead hosts by new, empty ones, as many as there is room for; returns which.
 
-        Hosts are numbered anew: living ones come first.
+        Hosts get new numbers: living ones come first.
         """
         ...
 

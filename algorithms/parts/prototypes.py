@@ -35,7 +35,7 @@ def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor,
 
 
 def renewed(prototypes: Tree, sums: Tensor, counts: Tensor) -> Tree:
-    """Prototypes after a round in which each class had so many samples (up to a common factor) with these sums."""
+    """Prototypes after a round from the number of samples (up to a common factor) and the sum of each class."""
     present = counts > 0
     means = torch.where(present[:, None], sums / torch.where(present, counts, 1)[:, None], prototypes["means"])
     return {"means": means, "exist": torch.where(present, 1, prototypes["exist"])}

@@ -30,7 +30,7 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ResourceError
 
 _TENTHS_USED = 9
-"""So many tenths of the memory that is free are planned with: steps of larger clients, fragments."""
+"""Tenths of the free memory that are planned with: steps of larger clients, fragments."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class StopRequest:
             raise self.error()
         if number == signal.SIGTERM:
             _say(f"SIGTERM: stops after {self._end}, or in {self._grace_s:g} s")
-            # The second signal, to ourselves: an alarm of the system would be taken from whoever else uses it.
+            # The second signal, to ourselves: an alarm of the system would be taken from others that use it.
             self._timer = threading.Timer(self._grace_s, os.kill, (os.getpid(), signal.SIGTERM))
             self._timer.daemon = True
             self._timer.start()

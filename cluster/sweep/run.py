@@ -52,8 +52,8 @@ class SweepOptions:
     Attributes:
         measure: by what experiments are compared.
         scheduler: ``asha`` ends experiments that lag behind; None lets all run to their end.
-        grace_rounds: no experiment is stopped before so many rounds (asha).
-        reduction: of those that reach a rung, one in so many goes on (asha).
+        grace_rounds: no experiment is stopped before this number of rounds (asha).
+        reduction: of n that reach a rung, n / reduction go on (asha).
         at_once: experiments at a time; None: as many as fit.
     """
 

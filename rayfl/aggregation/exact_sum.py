@@ -131,7 +131,7 @@ class ExactSum:
         self._count(other.count, other.weight, other.bound, other.since_carry)
 
     def fits(self, parts: int) -> bool:
-        """Whether the sum of so many parts, each with the magnitudes of this one, stays in the fixed-point range."""
+        """Whether the sum of n parts, each with the magnitudes of this one, stays in the fixed-point range."""
         return self.bound * parts < HIGH_LIMIT
 
     def mean(self) -> Tree:

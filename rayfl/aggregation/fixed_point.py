@@ -87,7 +87,7 @@ def in_stretches(work: Callable[[slice], None], vector: Vector) -> None:
 def over_stretches(work: Callable[[slice], None], vector: Vector) -> None:
     """Does ``work`` on all stretches of a vector, which are independent of each other; of a large one in threads.
 
-    For whoever has been waiting for others, so that there are idle cores. NumPy lets go of Python's lock while it
+    For a caller that has been waiting for others, so that there are idle cores. NumPy lets go of Python's lock while it
     computes, but to take it again costs time: the pieces are larger then.
     """
     threads = min(_CORES, len(vector) // _A_THREAD) if isinstance(vector, np.ndarray) else 1
@@ -166,7 +166,7 @@ def _narrow_adder(size: int) -> Callable[[Sequence[tuple[np.ndarray, float]], np
 
 
 def _bits_of(number: float, times: int) -> np.int64:
-    """The bits of a float64 as an integer, so many times, as integers of 64 bits wrap around."""
+    """Returns ``times`` times the bits of a float64 as an integer; integers of 64 bits wrap around."""
     bits = times * int(np.float64(number).view(np.int64))
     return np.int64((bits + 2**63) % 2**64 - 2**63)
 

@@ -96,7 +96,7 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         terminal.out().print(f"{kind.value} -> {out}", soft_wrap=True)
 
     group = typer.Typer(help="Files that start a cluster.", no_args_is_help=True)
-    # A group, so that there is room for what clusters need besides.
+    # A group, so that there is room for what else clusters need.
     group.callback()(lambda: None)
     group.command("template")(template)
     app.add_typer(group, name="cluster")

@@ -90,7 +90,7 @@ def clients(
     sort: Annotated[str | None, typer.Option(help="A column; default: by number.")] = None,
     descending: Annotated[bool, typer.Option("--descending", help="The largest first.")] = False,
     filter: Annotated[list[str] | None, typer.Option(help="A condition such as 'top1<0.5'; may be repeated.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many clients.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many clients.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values in place of a table.")] = False,
     as_json: AsJson = False,
     trust: Trust = False,

@@ -39,7 +39,7 @@ def plot(
     ] = None,
     clients: Annotated[str | None, typer.Option(help="landscape, simplex: numbers of clients, such as 3,17.")] = None,
     points: Annotated[int | None, typer.Option(help="landscape, simplex: points of the grid along an edge.")] = None,
-    samples: Annotated[int | None, typer.Option(help="landscape, simplex: at most so many samples.")] = None,
+    samples: Annotated[int | None, typer.Option(help="landscape, simplex: at most this many samples.")] = None,
     trust: Trust = False,
 ) -> None:
     from algorithms.registry import Experiment

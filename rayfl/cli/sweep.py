@@ -59,8 +59,8 @@ def sweep(
     samples: Annotated[int | None, typer.Option(help="How often random values are drawn.")] = None,
     draw_seed: Annotated[int, typer.Option(min=0, help="Seed of the random values.")] = 0,
     scheduler: Annotated[Scheduler, typer.Option(help="asha stops experiments that lag behind.")] = Scheduler.NONE,
-    grace_rounds: Annotated[int, typer.Option(min=1, help="asha: stops nothing before so many rounds.")] = 1,
-    reduction: Annotated[int, typer.Option(min=2, help="asha: one in so many goes on.")] = 3,
+    grace_rounds: Annotated[int, typer.Option(min=1, help="asha: stops nothing before this round.")] = 1,
+    reduction: Annotated[int, typer.Option(min=2, help="asha: of n experiments at a rung, n / reduction go on.")] = 3,
     metric: Annotated[Metric, typer.Option(help="What experiments are compared by.")] = Metric.TOP1,
     model: Annotated[Model, typer.Option(help="Whose metric.")] = Model.PERSONALIZED,
     select_on_test: Annotated[

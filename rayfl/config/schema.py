@@ -41,7 +41,11 @@ class _Section(BaseModel):
 class EvaluationConfig(_Section):
     """What is measured, and how often."""
 
-    every: int = Field(10, ge=1, description="evaluate all clients after every so many rounds, and after the last")
+    every: int = Field(
+        10,
+        ge=1,
+        description="rounds between evaluations of all clients; there is one after the last round, too",
+    )
     cohort_every: int = Field(
         1,
         ge=0,
@@ -172,7 +176,7 @@ class ClientsConfig(_Section):
 class StorageConfig(_Section):
     """How often the run is committed, and how much of its past is kept."""
 
-    commit_every: int = Field(1, ge=1, description="rounds between commits; a crash loses at most so many rounds")
+    commit_every: int = Field(1, ge=1, description="rounds between commits; a crash loses no more than these")
     keep_commits: int = Field(2, ge=1, description="commits kept; older ones are deleted")
     copies: Literal[1, 2] = Field(
         1, description="2: every file of a commit, and what says what the run is, is written into a second folder, too"
@@ -228,7 +232,7 @@ class MlflowConfig(_Section):
 
 
 class TrackingConfig(_Section):
-    """Where progress goes besides the tables."""
+    """Where progress goes in addition to the tables."""
 
     tensorboard: bool = Field(True, description="write TensorBoard's files (local storage only)")
     wandb: WandbConfig = Field(default=WandbConfig(), description="Weights & Biases")

@@ -53,7 +53,7 @@ class Engine:
 
     Attributes:
         vectorized: whether clients are stacked.
-        width: clients whose procedures run together; halved whenever a GPU's memory does not suffice for so many.
+        width: clients whose procedures run together; halved whenever a GPU's memory does not suffice for that number.
         note: why a wish of the configuration could not be met; empty otherwise.
     """
 

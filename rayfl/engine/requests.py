@@ -58,7 +58,7 @@ class TrainRequest:
     variations: Variations | None = None
 
     def pieces(self, steps: int) -> list[TrainRequest]:
-        """The request cut into consecutive ones of so many steps each (fewer in the last)."""
+        """The request cut into consecutive ones of ``steps`` steps each (fewer in the last)."""
         return [
             replace(
                 self,

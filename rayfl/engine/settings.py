@@ -90,7 +90,7 @@ class TrainConfig(BaseModel):
         return self.schedule.relative(round, self.rounds, self.lr)
 
     def steps_of(self, samples: int, epochs: int | None = None) -> int:
-        """Local SGD steps of a client with so many training samples.
+        """Returns the number of local SGD steps of a client.
 
         Args:
             samples: n_k.

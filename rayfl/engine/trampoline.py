@@ -11,7 +11,7 @@ from rayfl.errors import as_error
 
 
 class Executor(Protocol):
-    """Whoever does the work: the engine, or a test's stand-in."""
+    """What does the work: the engine, or a test's stand-in."""
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
         """One reply a request; an exception as a reply is raised inside the procedure that asked."""

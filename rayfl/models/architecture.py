@@ -56,7 +56,7 @@ class Architecture(BaseModel):
 
 
 def initialized(model: ClassificationModel, init: Initialization) -> ClassificationModel:
-    """The model itself, with its convolutions and linear layers drawn anew if ``init`` says so."""
+    """The model itself, with its convolutions and linear layers drawn again if ``init`` says so."""
     if init == "xavier_normal":
         for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):

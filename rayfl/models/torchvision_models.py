@@ -73,7 +73,7 @@ class _TorchvisionModel(Architecture):
         return network
 
     def _module(self, classes: int) -> tuple[nn.Module, str | None]:
-        """torchvision's module for so many classes, and the name of its last linear layer."""
+        """torchvision's module for ``classes`` classes, and the name of its last linear layer."""
         models, name = torchvision_models(), self.torchvision_name
         known = models.list_models(module=models)
         if name not in known:
@@ -100,7 +100,7 @@ class _TorchvisionModel(Architecture):
 
 
 def _renewed(layer: nn.Module, classes: int) -> nn.Module:
-    """A new last layer for so many classes."""
+    """A new last layer for ``classes`` classes."""
     if isinstance(layer, nn.Linear):
         return nn.Linear(layer.in_features, classes, layer.bias is not None)
     assert isinstance(layer, nn.Conv2d)

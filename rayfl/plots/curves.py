@@ -24,7 +24,7 @@ _AXES = {"rounds": "round", "bytes": "sent, both ways (MB)", "seconds": "trainin
 _COLUMNS = {"rounds": "round", "bytes": "megabytes", "seconds": "seconds"}
 _METRICS = ("top1", "loss")
 _FEW = 12
-"""Up to so many evaluations are marked."""
+"""Curves with more evaluations have no markers."""
 
 
 def draw(

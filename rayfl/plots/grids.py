@@ -45,6 +45,6 @@ def check_counts(points: int, fewest: int, samples: int) -> None:
 
 
 def check_number(clients: Iterable[int], wanted: int, why: str) -> None:
-    """Raises ConfigError unless so many different clients are named."""
+    """Raises ConfigError unless the right number of different clients is named."""
     if len(set(clients)) != wanted:
         raise ConfigError(f"--clients: name {wanted} different clients, {why}")

@@ -66,7 +66,7 @@ def draw(
         plane: ``models`` or ``random``.
         clients: the two clients, for one run; None: the first two that have trained.
         points: of the grid, in each direction.
-        samples: at most so many.
+        samples: at most this number.
         split: ``train``, ``validation`` or ``test``.
 
     Raises:

@@ -42,7 +42,7 @@ def draw(
         runs: one of FLOCO or FLOCO+ with ``algorithm.simplex_dimension=2``.
         clients: whose panels; None: the two whose points are farthest apart.
         points: along an edge; the grid has (points + 1) (points + 2) / 2.
-        samples: at most so many in each panel.
+        samples: at most this number in each panel.
         split: ``train``, ``validation`` or ``test``.
 
     Raises:

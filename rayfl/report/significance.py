@@ -16,7 +16,7 @@ from rayfl.runs.loading import Run
 LEVEL = 0.05
 """Adjusted p-values below it are called significant."""
 _DIGITS = 12
-"""Equal differences of accuracies are equal to so many digits, though not to the last bit."""
+"""Equal differences of accuracies are equal to this number of digits, though not to the last bit."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ SEEDS = {"floco": 5, "fedme": 5}
 """Runs of which a paper prints the mean, by its key; the others print one run."""
 
 _FREE = ("dataset.root", "engine", *sorted(FREE - {"name", "storage_path"}))
-"""What may be said besides: where data are, and how a run is executed."""
+"""What may be given in addition: where data are, and how a run is executed."""
 
 
 @dataclass(frozen=True, eq=False)

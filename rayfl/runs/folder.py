@@ -94,7 +94,7 @@ class RunFolder:
 
     @cached_property
     def parts(self) -> Parts:
-        """Data set, task and context, made anew from the configuration.
+        """Data set, task and context, made from the configuration.
 
         Raises:
             RunError: when the data have changed since the run.

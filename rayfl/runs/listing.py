@@ -94,7 +94,7 @@ def chosen_rows(
         conditions: ``column<value``, with one of < <= > >= = !=; names are compared as text.
         sort: a column; None keeps the order.
         descending: the largest first.
-        limit: at most so many rows.
+        limit: at most this number of rows.
 
     Raises:
         ConfigError: for a condition that cannot be read, or an unknown column.

@@ -193,7 +193,7 @@ def load_run(uri: str, methods: Mapping[str, Any], models: Sequence[str] = ()) -
     )
 
 
-_LOOK = "`rayfl verify` says what else is wrong; the command that started the run writes its tables anew"
+_LOOK = "`rayfl verify` says what else is wrong; the command that started the run writes its tables again"
 
 
 def _config(storage: Storage, shown: str) -> Mapping[str, Any]:

@@ -220,7 +220,7 @@ def _published(storage: Storage, manifests: list[Manifest], partition: str | Non
             if not _committed(CommitStore(storage), manifests[-1], name, data):
                 found = [
                     f"{place} is not what was committed: it was changed, or the run crashed just then; the same "
-                    "command that started the run writes it anew"
+                    "command that started the run writes it again"
                 ]
         report.problems += found
 

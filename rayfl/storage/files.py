@@ -86,9 +86,9 @@ class Storage:
         """Writes a file that must not be there yet; whether it did. Of several who try at once, one does.
 
         On disks, network file systems included, a hard link makes sure of that. Where there are none, as in an object
-        store, the file is written and read back after two seconds: whoever finds the own content has won, so ``data``
-        must be unlike everybody else's. A writer that was held up for longer than that in between looking and writing
-        may still replace the file: read it again before something depends on it.
+        store, the file is written and read back after two seconds. The writer that finds its own content has won, so
+        ``data`` must be unlike everybody else's. A writer that was held up for longer
+        than that between looking and writing may still replace the file: read it again before something depends on it.
 
         Raises:
             RunError: when the file cannot be written, naming it.
@@ -142,7 +142,7 @@ class Storage:
         return digest.hexdigest()
 
     def modified(self, path: str) -> float:
-        """When a file was written, in seconds by the clock of whoever keeps the files.
+        """When a file was written, in seconds by the clock of the storage.
 
         Raises:
             FileNotFoundError: when there is none.

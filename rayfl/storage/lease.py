@@ -1,4 +1,4 @@
-"""One driver at a time: whoever works on a run's folder holds its lease.
+"""One driver at a time: the one that works on a run's folder holds its lease.
 
 ``lease.json`` says who holds it and is rewritten all the time. Nothing here needs locks of the file system, which
 network disks and object stores lack. docs/commits.md has the rules.

@@ -77,7 +77,7 @@ class Waiting(_Options):
         1.0,
         ge=1,
         le=100,
-        description="so many times clients_per_round are asked, and the first clients_per_round to be done count "
+        description="this multiple of clients_per_round is asked, and the first clients_per_round to be done count "
         "(FedScale uses 1.3)",
     )
     deadline_s: float | None = Field(

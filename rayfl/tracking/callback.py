@@ -51,7 +51,7 @@ class Callback:
         """
 
     def on_evaluation_progress(self, clients_done: int, clients: int) -> None:
-        """So many clients of an evaluation of all are scored."""
+        """``clients_done`` of the ``clients`` of an evaluation are scored."""
 
     def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """New summary rows, as in ``rounds.parquet``."""

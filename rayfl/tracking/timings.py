@@ -35,7 +35,7 @@ class Timings(Callback):
         try:
             self._lines = {int(line["round"]): json.dumps(line) for line in read_timings(self._storage)}
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            _log.warning("%s in %s is damaged and begun anew: %s", FILE, self._storage.uri, error)
+            _log.warning("%s in %s is damaged and begun again: %s", FILE, self._storage.uri, error)
         self._started = True
 
     def on_phases(self, rounds_completed: int, seconds: Mapping[str, float]) -> None:

@@ -29,7 +29,7 @@ class TuneFiles(Callback):
     ``training_iteration`` is the number of completed rounds, ``time_total_s`` the seconds since the run was (last)
     started, ``timestamp`` seconds since 1970; the others are numbers of summary rows by name
     (``rayfl.tracking.scalars``). With every commit both files come to have what it has: rounds that are done again
-    replace theirs. On disks new rounds are appended; an object store gets the files anew.
+    replace theirs. On disks new rounds are appended; an object store gets the whole files.
 
     Args:
         storage: the run's folder.
@@ -49,7 +49,7 @@ class TuneFiles(Callback):
         try:
             self._lines = {int(line["training_iteration"]): line for line in read_results(self._storage)}
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            _log.warning("%s in %s is damaged and begun anew: %s", JSON_FILE, self._storage.uri, error)
+            _log.warning("%s in %s is damaged and begun again: %s", JSON_FILE, self._storage.uri, error)
         self._rewind(run.rounds_completed)
 
     def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -5,7 +5,7 @@
 A version is a number, or ``newest`` for the newest that the package index has. `make ray-versions` runs it with the
 oldest Ray that rayfl takes, the first with which jobs and sweeps work, and the newest.
 
-Makes a virtual environment per version, with that Ray (from the package index, 0.2 GB on disk) and, besides, this
+Makes a virtual environment per version, with that Ray (from the package index, 0.2 GB on disk) and, in addition, this
 environment's packages: only Ray differs. What a version of Ray requires and this environment does not have goes into
 the version's own environment too. Output of the checks is in ``FOLDER/VERSION/CHECK.txt``.
 """
@@ -68,7 +68,7 @@ def main() -> None:
     for version in [newest() if version == NEWEST else version for version in chosen.versions]:
         python, added = environment(folder / version, version)
         if added:
-            print(f"Ray {version} got besides: {', '.join(added)}", file=sys.stderr)
+            print(f"Ray {version} also got: {', '.join(added)}", file=sys.stderr)
         for name in names:
             begun = time.perf_counter()
             fine, result = check(python, CHECKS[name], folder / version / f"{name}.txt")
@@ -95,7 +95,7 @@ def environment(folder: Path, version: str) -> tuple[Path, list[str]]:
         version: of Ray.
 
     Returns:
-        Its Python, and what Ray requires that had to be installed besides.
+        Its Python, and what Ray requires that had to be installed in addition.
     """
     python = folder / "bin" / "python"
     added: list[str] = []

@@ -145,7 +145,7 @@ def test_inv_sf_8_number_of_draws(mode: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def text(stacked: int) -> Any:
-    """A character model with so many LSTM layers, and clients with random text."""
+    """A character model with a number of LSTM layers, and clients with random text."""
     task = Classification(CharLSTM(embedding=3, hidden=4, layers=stacked).network(TEXT))
     generator = torch.Generator().manual_seed(0)
     pairs = [

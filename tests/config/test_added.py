@@ -57,7 +57,7 @@ def test_optimizers_and_schedules_count_where_they_are_chosen(changes: list[str]
 
 
 def test_optimizers_and_schedules_do_not_count_at_what_was_done_before() -> None:
-    """Momentum and decay were there; a run's identity has nothing of the others, whoever writes them out."""
+    """Momentum and decay were there; a run's identity has nothing of the others, also where they are written out."""
     config = load_config(Experiment, "quickstart", ["train.momentum=0.9", "train.lr_decay=0.9"])
     new = {"optimizer", "betas", "eps", "nesterov", "dampening", "schedule"}
     assert not new & config.identity()["train"].keys()

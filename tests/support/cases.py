@@ -206,14 +206,14 @@ class Case:
         private: top-level keys of a client's state.
         averages: whether the server has a ``model``, which is an average of the clients' models and a row of the
             results named ``global``.
-        everyone: whether all clients take part in every round, whoever is sampled.
+        everyone: whether all clients take part in every round, not only those that are sampled.
         pooled: whether the client that owns everybody's samples takes part in place of those sampled.
         quiet: rounds (0-indexed) in which nothing travels, and clients reply with nothing.
         relabels: whether results follow the clients when these are given other ids (not if the server draws or keeps
             anything by id or the samples are pooled in the order of the ids).
         train: changes of the training section the method needs.
         public: whether the method needs public samples.
-        numbers: plain numbers (of 8 bytes) that travel down and up besides the scalars of tensors.
+        numbers: plain numbers (of 8 bytes) that travel down and up in addition to the scalars of tensors.
         opening: scalars that in round 0 travel down to and up from every client, sampled or not, before all else.
         steady: whether equally much travels in every round (if not, the method's own tests count it).
         alike: whether clients of equal samples and random numbers reply the same to the bit (not if each has a place of

@@ -72,7 +72,7 @@ class Running:
         return json.loads((self._messages / name).read_text())
 
     def go(self, round: int, actors: int = 0) -> None:
-        """Lets the run go on after a round, as soon as it has so many actors."""
+        """Lets the run go on after a round, as soon as it has a number of actors."""
         new = self._messages / "new"
         new.write_text(str(actors))
         new.rename(self._messages / f"go-{round}")

@@ -39,7 +39,7 @@ class AugmentConfig(BaseModel):
         default=0.0,
         ge=0,
         le=180,
-        description="Rotate by a random angle of at most so many degrees, to the nearest pixels; corners become black.",
+        description="Largest angle of a random rotation, in degrees; nearest pixels, black corners.",
     )
 
     @model_validator(mode="after")

@@ -161,7 +161,7 @@ class NaturalPartition(BaseModel):
     num_clients: int | None = Field(
         default=None,
         ge=1,
-        description="Exactly so many clients, drawn by the seed, all sets of so many being equally likely; null: all.",
+        description="Number of clients, drawn by the seed; all sets of that size are equally likely; null: all.",
     )
     min_samples: int = Field(
         default=0, ge=0, description="Leave out clients with fewer samples (train and test together)."

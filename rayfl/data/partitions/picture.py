@@ -23,7 +23,7 @@ _FORMATS = (".png", ".pdf", ".svg")
 _MOST_BUBBLES = 60
 """With more clients a heat map takes the place of bubbles."""
 _MOST_UNEQUAL = 50
-"""Also where the largest number of samples is so many times the median: the other bubbles would be dots."""
+"""Also where the largest number of samples is this multiple of the median: the other bubbles would be dots."""
 _MOST_IN_ORDER = 200
 """More clients are sorted by their commonest class, so that groups can be seen where single columns cannot."""
 _MOST_TICKS = 26

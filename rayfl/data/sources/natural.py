@@ -120,7 +120,7 @@ class NaturalDataset(FederatedDataset):
         if not rows:
             raise DataError(f"{path}: no client has a train sample; {remedy(path)}")
         self._rows = tuple(rows.values())
-        # moments are those of the file, whoever is drawn
+        # moments are those of the file, whichever clients are drawn
         self.preprocess: Preprocessing = transform.build(self._header.spec, self._moments)
         self.spec = self.preprocess.spec
         kept = partition.chosen(np.array([sum(map(len, ranges.values())) for ranges in self._rows]), streams)

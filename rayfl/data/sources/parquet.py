@@ -40,7 +40,7 @@ class ParquetSource(PreparableSource):
     column ``split``; without clients the samples are pooled. Inputs are lists of numbers, several numeric columns whose
     names begin with x, raw bytes of a known ``shape``, or encoded images (PNG, JPEG, WebP). Values of the type uint8
     stand for x / 255; all others are taken as they are. At the first use a copy is made in the data root that is read
-    in place; it is made anew when a file or an option changes.
+    in place; it is made again when a file or an option changes.
     """
 
     name: Literal["parquet"] = Field(default="parquet", description="Your own Parquet files.")

@@ -140,7 +140,7 @@ class PooledFile:
         return Samples(self.x[rows], self.y[rows], self.header.spec, moments=parts[part].moments)
 
     def content_hash(self) -> str:
-        """The content's checksum, computed anew."""
+        """The content's checksum, computed from its bytes as they are now."""
         digest = ContentHash()
         for start in range(0, len(self.y), _HASHED_ROWS):
             rows = slice(start, start + _HASHED_ROWS)

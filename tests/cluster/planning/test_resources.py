@@ -69,7 +69,7 @@ def test_how_far_a_run_may_shrink_and_grow() -> None:
 
 
 def grow(*sizes: float) -> tuple[list[float], Callable[[], dict[str, float]]]:
-    """A cluster with so many CPUs at each question, the last number from then on."""
+    """A cluster with another number of CPUs at each question, the last number from then on."""
     asked: list[float] = []
 
     def resources() -> dict[str, float]:

@@ -74,7 +74,7 @@ def test_the_second_signal_stops_at_once(tmp_path: Path) -> None:
 
 
 def train(seconds: float, number: int, patient: bool) -> StopRequest:
-    """A round of so many seconds, in which a signal arrives."""
+    """A round of some seconds, in which a signal arrives."""
     with stop_requests(grace_s=0.05) as stop:
         stop.patient = patient
         os.kill(os.getpid(), number)

@@ -67,7 +67,7 @@ def test_a_damaged_partition_file_is_named(tmp_path: Path) -> None:
     config = interrupted(tmp_path)
     path = tmp_path / "run" / "partition.parquet"
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(DamageError, match=r"partition.parquet is damaged .*writes it anew"):
+    with pytest.raises(DamageError, match=r"partition.parquet is damaged .*writes it again"):
         rayfl.run(config)
 
 
@@ -99,7 +99,7 @@ def test_the_error_that_ended_a_run_is_the_one_that_is_raised(tmp_path: Path, ca
     with pytest.raises(KeyboardInterrupt):
         rayfl.run(config, callbacks=[Interrupt(2), *listeners])
     assert [listener.ended for listener in listeners] == [1, 1]
-    assert "besides: made up at the end" in caplog.text
+    assert "in addition: made up at the end" in caplog.text
     with pytest.raises(OSError, match="made up at the end"):
         rayfl.run(config, callbacks=listeners)
     assert [listener.ended for listener in listeners] == [2, 2]

@@ -1,4 +1,4 @@
-"""Drawing exactly so many of the clients that a data set comes with."""
+"""Drawing an exact number of the clients that a data set comes with."""
 
 from __future__ import annotations
 

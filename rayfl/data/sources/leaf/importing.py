@@ -27,7 +27,7 @@ _OPTIONS_OF: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class LeafOptions:
-    """What some of LEAF's data sets need besides their JSON; None: the default, or not needed.
+    """What some of LEAF's data sets need in addition to their JSON; None: the default, or not needed.
 
     Attributes:
         images: for CelebA, the folder or zip archive with the image files.
@@ -60,7 +60,7 @@ def import_leaf(kind: Kind, source: Path, destination: Path, options: LeafOption
         kind: the LEAF data set.
         source: the folder with ``train/`` and ``test/``, LEAF's ``data/<kind>/data``.
         destination: the Parquet file to write; its folder is made where it is missing.
-        options: what this data set needs besides.
+        options: what else this data set needs.
 
     Raises:
         DataError: malformed input (names the file and the user), an option that this data set has not, or a
@@ -103,7 +103,7 @@ def import_leaf(kind: Kind, source: Path, destination: Path, options: LeafOption
 
 
 def _on_record(parts: Iterable[Sequence[Path]], options: LeafOptions) -> tuple[Path, ...]:
-    """The JSON files, and what the options name besides, but for the single images of a folder."""
+    """The JSON files, and what else the options name, but for the single images of a folder."""
     further = [path for path in (options.images, options.vocabulary_file) if path is not None and path.is_file()]
     return (*(path for part in parts for path in part), *further)
 

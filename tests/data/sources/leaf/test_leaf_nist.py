@@ -46,7 +46,7 @@ def nist(root: Path, writers: Writers = TWO) -> Path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(picture(number))
             number += 1
-    # What NIST's folders have besides, and LEAF passes over.
+    # What else NIST's folders have, and LEAF passes over.
     (root / "by_class" / "33" / "train_33").mkdir(parents=True)
     (root / "by_class" / "33" / "hsf_0.mit").write_text("list")
     (root / "by_class" / "33" / "train_33" / "train_33_00000.png").write_bytes(b"never read")
