@@ -86,7 +86,7 @@ class APFL(Averaging):
         return loss(at="federated") + loss(at=line(constant("federated"), "local", self.alpha, buffers_of="local"))
 
     def _adaptive_objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        """The same where alpha is trained too, or logits are mixed."""
+        """Computes the objective where alpha is trained too, or logits are mixed."""
         federated, local = model["federated"], model["local"]
         alpha = model["alpha"] if self.adaptive else self.alpha
         if self.mix == "logits":

@@ -131,7 +131,7 @@ class _Stage:
         self.federation.begin_round(round - 1, splits, cohort)
 
     def done(self, server: Tree | None) -> _Done:
-        """What the round has left."""
+        """Returns the states, scores and server that the round has left."""
         held = self.federation.held_states()
         return _Done(held, self.federation.trained_scores, self.host.engine.vectorized, server)
 
@@ -153,7 +153,7 @@ def _together(stage: _Stage) -> _Done:
 
 
 def _alone(stage: _Stage, client: int) -> _Done | None:
-    """One client's part of the round; None where that needs the others."""
+    """Plays one client's part of the round; None where that needs the others."""
     clients = _Alone(stage.federation, client)
     try:
         stage.algorithm.round(stage.server, stage.cohort, clients)
@@ -209,7 +209,7 @@ def _note(vectorized: bool) -> str:
 
 
 def _distance(found: Any, recorded: Any) -> float | None:
-    """None for equal bits; else the largest difference (inf where there is nothing to compare)."""
+    """Returns the largest difference, None for equal bits (inf where there is nothing to compare)."""
     if isinstance(found, Tensor) and isinstance(recorded, Tensor):
         if found.shape != recorded.shape or found.dtype != recorded.dtype:
             return float("inf")

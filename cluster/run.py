@@ -214,7 +214,7 @@ def _end(listeners: Sequence[Callback], rounds_completed: int) -> None:
 
 
 def _tracking(parts: Parts, recorder: Recorder, federation: Federation) -> list[Callback]:
-    """What the configuration asks for. All of it is less important than the run, and none of it ends one."""
+    """Returns the listeners that the configuration asks for. A listener that fails ends no run."""
     storage, config = parts.storage, parts.config
     folder, uri = storage.local_path, storage.uri
     listeners: list[tuple[Callback, str]] = [
@@ -272,7 +272,7 @@ def inline_device(wanted: str) -> str:
 
 @contextmanager
 def limited_threads(threads: int) -> Iterator[None]:
-    """The same number of threads as an actor has, for the same bits."""
+    """Limits this process to the number of threads that an actor has, for the same bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

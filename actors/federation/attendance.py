@@ -36,7 +36,7 @@ class Attendance:
         self._kept: tuple[Call, list[JobResult]] | None = None
 
     def present(self, clients: Sequence[int]) -> list[int]:
-        """Those of the clients that take part."""
+        """Returns the clients that take part."""
         return [client for client in clients if client not in self.absent]
 
     def begin_again(self) -> None:
@@ -53,7 +53,7 @@ class Attendance:
             raise RoundUndoneError(self._round, self.absent)
 
     def kept(self, call: Call) -> list[JobResult] | None:
-        """What the clients have done of this call already; None for nothing.
+        """Returns the results of clients that have done this call already; None if none has.
 
         Raises:
             RoundUndoneError: when they have done something else.

@@ -62,7 +62,7 @@ class Deaths:
         return self._suspects.get(call, frozenset())
 
     def judge(self, death: HostDiedError, job: Job) -> Verdict | None:
-        """Who is to blame for the death of a host in a call; None as long as that is open, or no client can be."""
+        """Returns the client to blame for the death of a host; None as long as that is open, or no client can be."""
         if not death.suspicious or not death.clients:
             return None
         call, client = (job.round, job.procedure), death.clients[0]

@@ -118,11 +118,11 @@ class Federation(Clients):
         return self._attendance.absent
 
     def present(self, clients: Sequence[int]) -> list[int]:
-        """Those of the clients that take part in this round."""
+        """Returns the clients that take part in this round."""
         return self._attendance.present(clients)
 
     def play(self, algorithm: Algorithm, server: Tree, cohort: Sequence[int]) -> Tree:
-        """One round of a method, as if the clients that fail in it had not been sampled.
+        """Plays one round of a method, as if the clients that fail in it had not been sampled.
 
         Args:
             algorithm: the method.

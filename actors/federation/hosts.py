@@ -216,7 +216,7 @@ class Hosts:
 
 
 def _naming(death: HostDiedError, job: Job, owed: Sequence[int]) -> HostDiedError:
-    """The same death, with the clients that may be to blame: those at work if the host said so, else all it owed."""
+    """Returns a death with the clients that may be to blame: those at work if the host said so, else all it owed."""
     clients = death.clients or tuple(owed)
     if job.kind == "official":
         clients, lost = (), f"{job.procedure} of the official test part"

@@ -30,7 +30,7 @@ class Pace:
         self._begun: set[tuple[str, int]] = set()
 
     def work(self, procedure: str, costs: Mapping[int, float]) -> dict[int, float]:
-        """What clients are expected to take on a host of slowness 1.
+        """Returns the time that each client is expected to take on a host of slowness 1.
 
         Args:
             procedure: the algorithm's method that they will run.
@@ -87,5 +87,5 @@ class Pace:
 
 
 def _unless_alike(found: float, usual: float, factor: float) -> float:
-    """What was found, or what is usual where both are within a factor: noise would only make shares uneven."""
+    """Returns the found value, or the usual one where both are within a factor: noise would only make shares uneven."""
     return usual if usual / factor < found < usual * factor else found

@@ -64,7 +64,7 @@ class AtWork:
         self.printed: list[str] = []
 
     def on(self, job: Job) -> AtWork:
-        """The same for a new call: enter it as a context."""
+        """Begins a new call: enter it as a context."""
         self._place, self.printed = f"round {job.round}, {job.procedure}", []
         self._used, self._cut = Counter(), Counter()
         return self
@@ -85,19 +85,19 @@ class AtWork:
             self._say(clients, f"... and {count:,} more characters, which are not shown")
 
     def begin(self, clients: Sequence[int]) -> None:
-        """Clients begin with their procedures."""
+        """Takes note that clients begin with their procedures."""
         self._since = time.monotonic()
         self.turn_to(clients)
 
     def turn_to(self, clients: Sequence[int]) -> None:
-        """Of those who have begun, these are at work now."""
+        """Takes note of which of the clients that have begun are at work now."""
         if tuple(clients) != self.clients:
             for stream in self._streams:
                 stream.end_line()
             self.clients = tuple(clients)
 
     def report(self) -> Report:
-        """For another thread."""
+        """Returns what clients do now; for another thread."""
         return Report(self.clients, time.monotonic() - self._since, tuple(self.printed))
 
     def wrote(self, line: str) -> None:
@@ -122,7 +122,7 @@ class AtWork:
             self._thread = writer
 
     def is_heard(self) -> bool:
-        """Whether what this thread writes is clients'."""
+        """Returns whether what this thread writes is clients'."""
         return bool(self.clients) and threading.get_ident() == self._thread
 
 
@@ -192,7 +192,7 @@ class _Console(logging.Handler):
 
 @contextmanager
 def printed_on_console() -> Iterator[None]:
-    """What clients print, and this process is told, is on its standard output as well as in its log."""
+    """Has what clients print appear on standard output, in addition to the log."""
     handler, level = _Console(), _log.level
     _log.addHandler(handler)
     _log.setLevel(logging.INFO)

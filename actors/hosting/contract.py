@@ -38,7 +38,7 @@ def begun(procedure: Callable[..., Any], client: Any, given: Tree, bundled: bool
 
 
 def played(algorithm: Algorithm, server: Tree, cohort: Sequence[int], clients: Clients) -> Any:
-    """What a method's round on the server returns; what it raises to end the process is an error instead."""
+    """Runs a method's round on the server and returns its result; an attempt to end the process is an error instead."""
     try:
         return algorithm.round(server, cohort, clients)
     except Exception:

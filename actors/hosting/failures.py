@@ -71,7 +71,7 @@ def reason_of(error: Exception) -> str:
 
 
 def too_little_memory(error: Exception) -> str:
-    """What to do where one thing at a time is too much for a device's memory."""
+    """Returns advice for a device whose memory is too small for one thing at a time."""
     line = (str(error).strip().splitlines() or [""])[0]
     return (
         f"the memory of the device is too small ({line}); lower train.batch_size, cluster.data_memory or "

@@ -260,7 +260,7 @@ class ClientHost:
         raise self._blame(error, id, job)
 
     def _kept_back(self, job: Job, client: Client, outcome: Any) -> Any:
-        """What a procedure returned, without what must stay with the client, which goes into its state."""
+        """Moves what must stay with the client from a procedure's result into its state; returns the rest."""
         if not self._norm.names or job.kind == "evaluate" or not isinstance(outcome, Weighted | Mapping):
             return outcome
         try:
@@ -271,7 +271,7 @@ class ClientHost:
             return MethodError(f"{job.procedure} {error}")
 
     def _checked(self, job: Job, client: Client, outcome: Any, common: Tree) -> JobResult:
-        """One client's outcome as the result of a job, if it is fit to be one."""
+        """Returns one client's outcome as the result of a job, if it is fit to be one."""
         result = JobResult()
         if isinstance(outcome, Exception):
             raise outcome

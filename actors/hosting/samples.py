@@ -107,7 +107,7 @@ class Samples:
         return self._public
 
     def written(self, client: int) -> str | None:
-        """Which samples a client has written to in place, its own or the public ones; None for none."""
+        """Returns which samples a client has written to in place, its own or the public ones; None for none."""
         if self._lent_public.written() is not None:
             return "the public samples"
         found = ((split, self._lent[client, split].written()) for split in SPLITS if (client, split) in self._lent)

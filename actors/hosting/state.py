@@ -59,7 +59,7 @@ class ClientStates:
         return own_dicts(self._spill.get(kept))
 
     def holds(self, client: int) -> bool:
-        """Whether the client's state is here, in memory or spilled."""
+        """Returns whether the client's state is here, in memory or spilled."""
         return client in self._states
 
     def replace(self, client: int, state: Tree, round: int) -> None:

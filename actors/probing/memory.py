@@ -47,7 +47,7 @@ class DeviceMemory(Protocol):
         ...
 
     def room(self) -> Room:
-        """What the device has, as of the last mark."""
+        """Returns the device's memory as of the last mark."""
         ...
 
 

@@ -35,7 +35,7 @@ class Rehearsal:
 
 
 def rehearsals(parts: Parts, sizes: np.ndarray) -> list[Rehearsal]:
-    """What may be measured, best first: the method's last round, where it uses all that it has; its first; a plain one.
+    """Returns the calls to measure, best first: the method's last round, which uses all it has; its first; a plain one.
 
     Args:
         parts: the experiment.
@@ -51,7 +51,7 @@ def rehearsals(parts: Parts, sizes: np.ndarray) -> list[Rehearsal]:
 
 
 def _first_call(parts: Parts, sizes: np.ndarray, round: int) -> Rehearsal | None:
-    """None where the method cannot begin this round with what the server has at first."""
+    """Returns a round's first call; None where the method cannot begin this round with what the server has at first."""
     clients = _Listening(replace(parts.context, round=round), sizes, parts.config.evaluation.splits)
     try:
         parts.config.algorithm.round(parts.initial_server(), parts.cohort(round), clients)

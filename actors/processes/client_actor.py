@@ -26,7 +26,7 @@ from rayfl.tracking.environment import device_name
 
 
 def host_name(host: int) -> str:
-    """What a host is called in Ray's logs and dashboard."""
+    """Returns a host's name in Ray's logs and dashboard."""
     return f"rayfl-host-{host:02d}"
 
 
@@ -85,7 +85,7 @@ class ClientActor:
 
     @ray.method(concurrency_group="io")
     def meet(self, greeting: Parcel) -> Parcel | None:
-        """The same message back, if the driver's parcels can be opened here."""
+        """Returns the same message, if the driver's parcels can be opened here."""
         return self._end.meet(greeting)
 
     def _pin(self) -> None:
@@ -109,7 +109,7 @@ class ClientActor:
 
     @ray.method(concurrency_group="report")
     def doing(self) -> Report:
-        """Which clients' code runs just now, and for how long."""
+        """Returns which clients' code runs just now, and for how long."""
         return self._host.at_work.report()
 
     @ray.method(concurrency_group="io")
@@ -119,7 +119,7 @@ class ClientActor:
 
     @ray.method(concurrency_group="io")
     def describe(self) -> dict[str, Any]:
-        """Where the actor runs, and whether it trains looped or vectorised, how many clients at a time."""
+        """Returns where the actor runs, and whether it trains looped or vectorised, how many clients at a time."""
         engine = self._host.engine
         return {
             "host": self._number,

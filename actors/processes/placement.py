@@ -55,13 +55,13 @@ class Node:
     gpus: float
 
     def seats(self, num_cpus: float, per_gpu: int) -> float:
-        """How many actors with ``num_cpus`` each fit here, ``per_gpu`` on each whole GPU (0: without GPUs)."""
+        """Returns how many actors with ``num_cpus`` each fit here, ``per_gpu`` on each whole GPU (0: without GPUs)."""
         beside = math.floor(self.cpus / num_cpus + 1e-9) if num_cpus else math.inf
         return min(beside, math.floor(self.gpus) * per_gpu) if per_gpu else beside
 
 
 def room(nodes: Sequence[Node], num_cpus: float, per_gpu: int, at_most: float) -> int:
-    """How many actors fit on these nodes, ``at_most`` at most; none is spread over two nodes."""
+    """Returns how many actors fit on these nodes, ``at_most`` at most; none is spread over two nodes."""
     return int(min(sum(node.seats(num_cpus, per_gpu) for node in nodes), at_most))
 
 

@@ -58,7 +58,7 @@ class RayHost:
         return handle
 
     def result(self, handle: Any, position: int) -> Any:
-        """What a method returned.
+        """Returns the result of a method.
 
         Args:
             handle: of the call.
@@ -80,7 +80,7 @@ class RayHost:
             raise HostDiedError(position, f"its answer cannot be read any more: {error}") from None
 
     def doing(self) -> Report | None:
-        """What its actor does just now; None if it does not say, as one that has stopped or is gone."""
+        """Returns what the actor does just now; None if it does not say, as one that has stopped or is gone."""
         try:
             report: Report = ray.get(self.actor.doing.remote(), timeout=_REPORT_TIMEOUT_S)
         except (RayError, GetTimeoutError):

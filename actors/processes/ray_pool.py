@@ -176,7 +176,7 @@ class RayPool:
         return []
 
     def _take_in(self, now: float) -> list[int]:
-        """Those of the hosts being started that have, once all of them have."""
+        """Takes in the hosts that have started, once all that were being started have."""
         late = ray.wait([host.started for host in self._joining], num_returns=len(self._joining), timeout=0)[1]
         if late and now - self._joining_since < self._options.timeout_s:
             return []

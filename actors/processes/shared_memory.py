@@ -106,7 +106,7 @@ class Outbox:
         return Parcel(os.getpid(), segment.descriptor, segment.serial, segment.size, message, tuple(places))
 
     def _segment(self, size: int) -> _Segment | None:
-        """One that is not used."""
+        """Returns a segment that is not used; None where there is no room for one."""
         idle = [segment for segment in self._segments.values() if not segment.used]
         for segment in idle:
             if segment.size >= size:

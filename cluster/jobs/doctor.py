@@ -95,7 +95,7 @@ def check_python() -> Finding:
 
 
 def check_torch() -> Finding:
-    """Whether torch and torchvision were built for each other: that shows when torchvision's operators are used."""
+    """Finds out whether torch and torchvision were built for each other, by using torchvision's operators."""
     what = "torch and torchvision"
     try:
         found = f"{version('torch')}, {version('torchvision')}"
@@ -144,7 +144,7 @@ def check_limit(what: str, kind: int, wanted: int, fix: str) -> Finding:
 
 
 def check_temporary_folder() -> Finding:
-    """Where Ray puts sockets, logs and spilled objects."""
+    """Checks the folder where Ray puts sockets, logs and spilled objects."""
     folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     what = "temporary files"
     try:
@@ -161,7 +161,7 @@ def check_temporary_folder() -> Finding:
 
 
 def check_token() -> Finding:
-    """Whether other users can read Ray's token: who has it can run code as this user."""
+    """Checks whether other users can read Ray's token: who has it can run code as this user."""
     try:
         file = token_file()
         about = file.stat()
@@ -173,7 +173,7 @@ def check_token() -> Finding:
 
 
 def check_storage(uri: str) -> Finding:
-    """Whether runs can be written here: writes, reads and deletes a file."""
+    """Checks whether runs can be written here: writes, reads and deletes a file."""
     storage, name = Storage(uri if "://" in uri else os.path.expanduser(uri)), f".probe-{uuid.uuid4().hex}"
     try:
         storage.write(name, name.encode())
@@ -195,7 +195,7 @@ def check_data() -> Finding:
 
 
 def check_ports() -> Finding:
-    """Whether this machine's name and loopback interface work, and who has the dashboard's port."""
+    """Checks whether this machine's name and loopback interface work, and who has the dashboard's port."""
     what = "ports"
     try:
         with socket.socket() as server:

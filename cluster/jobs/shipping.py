@@ -47,7 +47,7 @@ def check_modules(config: ExperimentConfig, working_dir: Path | None) -> None:
 
 
 def _objects(content: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Where a configuration names an object of a module, and which."""
+    """Yields where a configuration names an object of a module, and which."""
     if isinstance(content, Mapping):
         for key, value in content.items():
             if key in _NAMING and names_an_object(value):

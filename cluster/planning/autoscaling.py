@@ -15,7 +15,7 @@ Bundle = dict[str, float]
 
 
 def demand(config: ClusterConfig, resources: Mapping[str, float], num_clients: int) -> list[Bundle]:
-    """What has to be there together, one bundle a GPU or, without GPUs, one an actor.
+    """Returns the bundles that must be there together: one a GPU or, without GPUs, one an actor.
 
     Args:
         config: the cluster section; where the number of actors is free, room for one is asked for.

@@ -24,7 +24,7 @@ _LABEL_BYTES = 8
 
 
 def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
-    """Which actors to start; logs the plan.
+    """Returns which actors to start; logs the plan.
 
     In a placement group that is given (an experiment of a sweep) nothing is measured: what its actors get is reserved.
 

@@ -51,7 +51,7 @@ class Plan:
 
 
 def depends_on_measuring(config: ExperimentConfig, options: ActorOptions) -> bool:
-    """Whether a measurement would be used: on GPUs, and on CPUs where ``engine.width`` is to be found."""
+    """Returns whether a measurement would be used: on GPUs, and on CPUs where ``engine.width`` is to be found."""
     if not config.cluster.probe:
         return False
     return options.device == "cuda" or (config.engine.mode == "vectorized" and config.engine.width == "auto")
@@ -128,7 +128,7 @@ def actors_on_a_gpu(measured: Sequence[Measured], num_cpus: float, nodes: Sequen
 
 
 def _fitting(measured: Measured) -> int:
-    """How many actors that train one client at a time fit on a device."""
+    """Returns how many actors that train one client at a time fit on a device."""
     alone = actor_bytes(measured, 1, sharing=1)
     fitting = _usable(measured) // alone
     if measured.divides:
@@ -140,13 +140,13 @@ def _fitting(measured: Measured) -> int:
 
 
 def clients_at_a_time(measured: Measured, sharing: int) -> int:
-    """How many stacked clients fit into an actor's part of a device that ``sharing`` actors share; at least 1."""
+    """Returns the number of stacked clients, at least 1, that fit into an actor's part of a shared device."""
     left = _usable(measured) // sharing - measured.base_bytes - measured.held_by(sharing)
     return max(left // measured.client_bytes, 1)
 
 
 def actor_bytes(measured: Measured, width: int, sharing: int) -> int:
-    """What an actor that trains ``width`` clients at a time takes of a device that ``sharing`` actors share."""
+    """Returns the bytes of a shared device that an actor takes which trains ``width`` clients at a time."""
     return measured.base_bytes + measured.held_by(sharing) + width * measured.client_bytes
 
 

@@ -50,7 +50,7 @@ def check_shared_storage(storage: Storage, timeout_s: float, option: str = "stor
 
 
 def _ask(storage: Storage, probe: str, nodes: list[dict[str, Any]], timeout_s: float) -> dict[str, str]:
-    """What is wrong, by node id."""
+    """Asks the nodes, and returns what is wrong by node id."""
     visit: Any = ray.remote(_visit)
     # No CPU: nodes that are full, or have none to give, are asked too.
     asked = {

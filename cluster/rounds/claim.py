@@ -71,7 +71,7 @@ def claim_folder(parts: Parts) -> list[str]:
 
 
 def _is_right(parts: Parts, name: str, data: bytes) -> bool:
-    """Whether a file that says what a run is can be this run's."""
+    """Returns whether a file that says what a run is can be this run's."""
     try:
         if name == CONFIG:
             return isinstance(read_yaml(data), dict)

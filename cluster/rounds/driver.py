@@ -151,7 +151,7 @@ class Driver:
             callback.on_evaluation_progress(done, total)
 
     def _turnout(self, round: int) -> Turnout:
-        """Who of the clients takes part in a round."""
+        """Returns the clients that take part in a round."""
         schedule = self._parts.schedule
         if schedule is None:
             return Turnout(tuple(self._parts.cohort(round)))

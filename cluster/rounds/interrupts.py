@@ -50,7 +50,7 @@ class StopRequest:
         return self._signal is not None
 
     def error(self) -> BaseException:
-        """What a run raises that has stopped: Interrupted, which is a KeyboardInterrupt, or Terminated."""
+        """Returns what a run raises that has stopped: Interrupted, which is a KeyboardInterrupt, or Terminated."""
         return Terminated() if self._signal == signal.SIGTERM else Interrupted()
 
     def handle(self, number: int, frame: FrameType | None) -> None:

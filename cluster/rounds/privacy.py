@@ -63,7 +63,7 @@ def _enable_tokens() -> bool:
 
 
 def token_file() -> Path:
-    """Where Ray looks for this user's token.
+    """Returns where Ray looks for this user's token.
 
     Raises:
         RuntimeError: when the user has no home.
@@ -72,7 +72,7 @@ def token_file() -> Path:
 
 
 def open_to_others(about: os.stat_result) -> bool:
-    """Whether other users can read or change a file."""
+    """Returns whether other users can read or change a file."""
     return bool(stat.S_IMODE(about.st_mode) & 0o077)
 
 

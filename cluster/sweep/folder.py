@@ -27,7 +27,7 @@ _LEFT_S = 3600.0
 
 
 def of_a_beginning(name: str) -> bool:
-    """Whether a file may be in the folder of a sweep whose first start was cut short."""
+    """Returns whether a file may be in the folder of a sweep whose first start was cut short."""
     return is_temporary(name, lambda own: own == RECORD)
 
 
@@ -73,7 +73,7 @@ class Committed:
 
 
 def committed(trial: Trial) -> Committed:
-    """What there is of one experiment, without an error."""
+    """Returns what there is of one experiment, without an error."""
     store = Parts(trial.config).commits
     try:
         manifest = store.latest()

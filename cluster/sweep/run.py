@@ -157,7 +157,7 @@ def _run(
 
 
 def _trainable(running: Sequence[Trial], left: Sequence[Trial], measure: Measure, plan: TrialPlan) -> Any:
-    """What Ray Tune runs: an experiment by its number."""
+    """Returns the function that Ray Tune runs: an experiment by its number."""
     contents = [_content(trial, plan) if trial in left else None for trial in running]
     before = [history(committed(trial).table.to_pylist(), measure, trial.config.algorithm) for trial in running]
     neighbours = plan.neighbours
@@ -228,7 +228,7 @@ def _tune() -> Any:
 
 
 def _tune_folder(sweep: Sweep) -> str:
-    """Where Ray Tune keeps its notes: on every node the same, as the experiments are."""
+    """Returns where Ray Tune keeps its notes: on every node the same, as the experiments are."""
     folder = sweep.folder.inside(_TUNE_FOLDER)
     return str(folder.local_path) if folder.local_path is not None else folder.uri
 

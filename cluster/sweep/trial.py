@@ -54,7 +54,7 @@ class Progress(Callback):
 
 
 def history(rows: Sequence[Mapping[str, Any]], measure: Measure, algorithm: Any) -> list[dict[str, Any]]:
-    """What a run's evaluations of all clients say, one report each, by round."""
+    """Returns one report for each evaluation of all clients, by round."""
     values = {round: measure.value(found, algorithm) for round, found in sorted(evaluations(rows).items())}
     return [{ROUND: round, OBJECTIVE: value} for round, value in values.items() if value is not None]
 

@@ -131,7 +131,7 @@ class ExactSum:
         self._count(other.count, other.weight, other.bound, other.since_carry)
 
     def fits(self, parts: int) -> bool:
-        """Whether the sum of n parts, each with the magnitudes of this one, stays in the fixed-point range."""
+        """Returns whether the sum of n parts, each with the magnitudes of this one, stays in the fixed-point range."""
         return self.bound * parts < HIGH_LIMIT
 
     def mean(self) -> Tree:
@@ -215,13 +215,13 @@ def _exactly(weight: Any) -> Fraction:
 
 
 def _bound(largest: float, weight: Any) -> int:
-    """What the high limb of a contribution, with a later carry, does not exceed; capped at the limit."""
+    """Returns what the high limb of a contribution, with a later carry, does not exceed; capped at the limit."""
     scaled = largest * float(weight) * 2.0**HIGH_BITS
     return int(scaled) + 2 if scaled < HIGH_LIMIT else HIGH_LIMIT
 
 
 def too_large(contribution: Weighted) -> str:
-    """What is too large in a contribution that does not fit into a sum, and what to do."""
+    """Returns what is too large in a contribution that does not fit into a sum, and what to do."""
     found = [(_largest({"": leaf}), path) for path, leaf in leaves(contribution.tree)]
     largest, path = max(found)
     return f"{path!r} holds up to {largest:.3g} and has the weight {contribution.weight:.6g}: {REMEDY}"
@@ -263,7 +263,7 @@ def _inspect(tree: Mapping[str, Any]) -> tuple[dict[str, Form], float]:
 
 
 def _kept(tree: Mapping[str, Any]) -> Tree:
-    """The same tree with plain numbers as floats, as they are after averaging."""
+    """Returns the tree with plain numbers as floats, as they are after averaging."""
     return map_leaves(lambda leaf: leaf if isinstance(leaf, Tensor) else float(leaf), tree)
 
 

@@ -42,12 +42,12 @@ _CORES = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
 
 
 def device_of(vector: Vector) -> torch.device:
-    """Where it lies."""
+    """Returns where it lies."""
     return vector.device if isinstance(vector, Tensor) else CPU
 
 
 def vector_of(tensor: Tensor) -> Vector:
-    """The same memory as a vector."""
+    """Returns the memory of a tensor as a vector."""
     return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
@@ -143,8 +143,11 @@ def _add_wide(products: Sequence[tuple[np.ndarray, float]], high: np.ndarray, lo
 
 
 def _narrow_adder(size: int) -> Callable[[Sequence[tuple[np.ndarray, float]], np.ndarray, np.ndarray], None]:
-    """The same without conversions: a float64 to which numbers are added, each rounded to units, counts these units in
-    its last bits; what rounding leaves is exact."""
+    """Returns a function that adds to both limbs without conversions between floats and integers.
+
+    A float64 to which numbers are added, each rounded to units, counts these units in its last bits. What rounding
+    leaves is exact.
+    """
     scratch = np.empty((3, min(size, _CHUNK)))
 
     def add(products: Sequence[tuple[np.ndarray, float]], high: np.ndarray, low: np.ndarray) -> None:
@@ -197,7 +200,7 @@ def mean_into(mean: Vector, high: Vector, low: Vector, weight: float) -> None:
 
 
 def same(one: Vector, other: Vector) -> Vector:
-    """Where two vectors agree to the bit, in the type of the first."""
+    """Returns where two vectors agree to the bit, in the type of the first."""
     if isinstance(one, Tensor):
         return one.view(BITS[one.dtype]) == other.to(one.dtype).view(BITS[one.dtype])
     bits = f"i{one.dtype.itemsize}"

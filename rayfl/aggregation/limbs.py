@@ -87,7 +87,7 @@ class Limbs:
         return limbs
 
     def on(self, device: torch.device, copy: bool = False) -> Limbs:
-        """The same on a device; in memory of its own where that is another one or ``copy`` is true."""
+        """Returns the limbs on a device; in memory of their own if that is another device, or ``copy`` is true."""
 
         def moved(vector: Vector) -> Vector:
             return copied(vector, device) if copy or device_of(vector) != device else vector
@@ -175,7 +175,7 @@ def _total(vectors: Sequence[Vector]) -> Vector:
 
 
 def _common(parts: Sequence[Limbs]) -> Common | None:
-    """What all summands of some sums have in common."""
+    """Returns what all summands of some sums have in common."""
     known = [part.common for part in parts if part.common is not None]
     if len(known) < len(parts):
         return None

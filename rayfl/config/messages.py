@@ -31,7 +31,7 @@ def explain(error: ValidationError, schema: type[BaseModel], place: str) -> str:
 
 
 def problems(place: str, found: Mapping[str, Sequence[str]]) -> str:
-    """What is wrong by dotted path, a line each after one that names the place."""
+    """Returns what is wrong by dotted path, a line each after one that names the place."""
     count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
     return "\n".join([f"{place}: {count}", *(f"  {path}: {', or '.join(texts)}" for path, texts in found.items())])
 

@@ -200,7 +200,7 @@ def paper_preset(name: str) -> PaperPreset:
 
 
 def method_settings(preset: str, method: str) -> dict[str, Any]:
-    """What runs a method in a preset's setting, as overrides for :func:`rayfl.config.loading.load_config`.
+    """Returns what runs a method in a preset's setting, as overrides for :func:`rayfl.config.loading.load_config`.
 
     Args:
         preset: name of a paper's preset.

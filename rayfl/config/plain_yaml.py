@@ -38,7 +38,7 @@ def read_yaml(text: str | bytes) -> Any:
 
 
 def _size(node: yaml.Node, sizes: dict[int, int], written: list[int], above: set[int]) -> int:
-    """How many values a node stands for, its aliases resolved.
+    """Returns how many values a node stands for, its aliases resolved.
 
     Args:
         node: a part of a text.

@@ -47,6 +47,6 @@ def without_removed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def explain_removed(path: str, value: Any) -> str:
-    """What a configuration's error says of a removed option."""
+    """Returns what a configuration's error says of a removed option."""
     gone = REMOVED[path]
     return f"is gone since rayfl {gone.since} (got {value!r}): {gone.instead}"

@@ -80,12 +80,12 @@ class FederatedDataset(ABC):
         return {split: examples.y.numpy() for split, examples in self.load(client).items()}
 
     def places(self, client: int) -> Places:
-        """Which samples of the source (or of the client's own rows in it) each split of a client holds."""
+        """Returns which samples of the source (or of the client's own rows in it) each split of a client holds."""
         bounds = np.concatenate([[0], np.cumsum(self.sizes()[client])])
         return {split: np.arange(bounds[i], bounds[i + 1]) for i, split in enumerate(SPLITS)}
 
     def public_places(self) -> np.ndarray:
-        """Which samples of the source are public, int64."""
+        """Returns which samples of the source are public, int64."""
         return np.empty(0, dtype=np.int64)
 
     def load_public(self) -> torch.Tensor:

@@ -31,7 +31,7 @@ _LITTLE = 20
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device's memory did not suffice, or was raised because of one that does."""
+    """Returns whether an error says that a device's memory did not suffice, or was raised because of one that does."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     if isinstance(error, RuntimeError):

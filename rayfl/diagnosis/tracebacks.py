@@ -39,7 +39,7 @@ def own_frames(error: BaseException, authors: Iterable[type] = ()) -> str:
 
 
 def own_definition(function: Callable[..., Any]) -> str:
-    """Where in a user's files a function is defined, in the same form; empty if it is not."""
+    """Returns where in a user's files a function is defined, in the same form; empty if it is not."""
     code = getattr(function, "__code__", None)
     if code is None or not is_own(code.co_filename):
         return ""

@@ -286,7 +286,7 @@ class Client:
         return plan_batches(self.num_samples, batch_size, settings.steps, generator, settings.repeats)
 
     def _variations(self, settings: LocalSettings, plan: BatchPlan) -> Variations | None:
-        """How the images of a plan's batches are changed at random; None: not at all."""
+        """Returns how the images of a plan's batches are changed at random; None: not at all."""
         augmentation = self.context.augmentation
         if augmentation is None:
             return None
@@ -312,7 +312,7 @@ class Client:
         return map_leaves(self._to_device, (task or self.task).network.initialize(seed))
 
     def _kept(self, stream: str, rules: Sequence[Rule]) -> Kept:
-        """What the optimizer of the last pass of a stream has left; nothing before the first."""
+        """Returns what the optimizer of a stream's last pass has left; nothing before the first."""
         stored = self.state.get("optimizer", {}).get(_pass_name(stream), {})
         return Kept.of(stored, {name for rule in rules for name in rule.slots})
 
@@ -328,5 +328,5 @@ class Client:
 
 
 def _pass_name(stream: str) -> str:
-    """Where the state keeps what the optimizer of a pass has left."""
+    """Returns where the state keeps what the optimizer of a pass has left."""
     return stream.removeprefix(".") or "main"

@@ -99,7 +99,7 @@ class Engine:
             candidate.network.release()
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
-        """One reply a request, in order; what a request raised is its reply.
+        """Returns one reply a request, in order; what a request raised is its reply.
 
         Raises:
             DeviceLostError: when this process can no longer compute on the device.

@@ -68,7 +68,7 @@ class Layout:
 
     @cached_property
     def places(self) -> dict[str, slice]:
-        """By path, where a leaf lies, with the padding behind it."""
+        """Returns the place of each leaf, with the padding behind it, by path."""
         step = ALIGNMENT_BYTES // self.dtype.itemsize
         rows = zip(self.paths, self.shapes, self.offsets, strict=True)
         return {path: slice(start, start + -(-shape.numel() // step) * step) for path, shape, start in rows}
@@ -79,7 +79,7 @@ class Layout:
         return [path for path, offset in zip(self.paths, self.offsets, strict=True) if offset < self.moving]
 
     def leaves(self, flat: Tensor) -> dict[str, Tensor]:
-        """By path, views of a buffer (of ``size`` or ``moving`` elements) with the leaves' shapes."""
+        """Returns views of a buffer (of ``size`` or ``moving`` elements) with the leaves' shapes, by path."""
         return {
             path: flat[offset : offset + shape.numel()].view(shape)
             for path, shape, offset in zip(self.paths, self.shapes, self.offsets, strict=True)

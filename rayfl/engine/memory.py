@@ -49,13 +49,13 @@ class Memory:
         self._counts = any(rule.counts for rule in self.rules.values())
 
     def begin(self) -> None:
-        """One more step begins."""
+        """Begins one more step."""
         if self._counts:
             for count in self.steps.values():
                 count += 1
 
     def mover(self, paths: Sequence[str]) -> Callable[[Sequence[Tensor]], None]:
-        """What moves the tensors at some paths along gradients in that order."""
+        """Returns the function that moves the tensors at some paths along gradients in that order."""
         views = {name: self.layout.leaves(flat) for name, flat in self.flats.items()}
         groups: dict[tuple[Rule, str], list[int]] = {}
         for place, path in enumerate(paths):

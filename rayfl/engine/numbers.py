@@ -59,7 +59,7 @@ def measured(name: str) -> Number:
 
 
 def is_measured(factor: Factor, of: str = "") -> bool:
-    """Whether a number depends on measured ones (whose names begin with ``of`` and a point)."""
+    """Returns whether a number depends on measured ones (whose names begin with ``of`` and a point)."""
     if isinstance(factor, Arithmetic):
         return is_measured(factor.left, of) or is_measured(factor.right, of)
     return isinstance(factor, Read) and factor.source == "measured" and of in ("", factor.name.partition(".")[0])

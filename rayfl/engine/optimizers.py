@@ -66,7 +66,7 @@ class Rule:
         steps: Tensor,
         own: float = 0.0,
     ) -> None:
-        """One step of contiguous tensors of equal sizes, which PyTorch's kernels do not check.
+        """Takes one step of contiguous tensors of equal sizes, which PyTorch's kernels do not check.
 
         Args:
             parameters: changed in place.
@@ -195,7 +195,7 @@ class Kept:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any], slots: Collection[str]) -> Kept:
-        """What a client's state holds.
+        """Returns what a client's state holds of an optimizer.
 
         Args:
             stored: what :meth:`stored` has made.

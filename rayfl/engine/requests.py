@@ -70,7 +70,7 @@ class TrainRequest:
         ]
 
     def _variations(self, first: int, last: int) -> Variations | None:
-        """Those of the samples of steps ``first`` to ``last`` (excluded)."""
+        """Returns the variations of the samples of steps ``first`` to ``last`` (excluded)."""
         bounds = self.plan.bounds
         return None if self.variations is None else self.variations.part(bounds[first], bounds[last])
 
@@ -80,7 +80,7 @@ class TrainRequest:
         return [self.rule, *(group.applied(self.rule) for _, group in self.groups)]
 
     def _steps_before(self) -> tuple[tuple[str, int], ...] | None:
-        """How many steps the optimizer has made before, where that matters; None where nothing is kept."""
+        """Returns how many steps the optimizer has made before, where that matters; None where nothing is kept."""
         if self.kept is None:
             return None
         return tuple(sorted(self.kept.steps.items())) if any(rule.counts for rule in self.rules) else ()

@@ -59,7 +59,7 @@ def _before(one: Vector, other: Vector) -> bool:
 
 
 def pieces(row: Row, flats: Mapping[str, Tensor], whole: bool = False) -> Iterator[tuple[int, Operation]]:
-    """Where a piece begins in its last buffer, and the operation on it."""
+    """Yields where each piece begins in its last buffer, and the operation on it."""
     size = row.vectors[0].size
     like = flats[row.vectors[0].home]
     most = PIECE if like.device.type == "cpu" and not whole else max(size, 1)

@@ -29,7 +29,7 @@ class _Schedule(BaseModel):
         return self._after_warmup(round - self.warmup, max(rounds - self.warmup, 1), lr)
 
     def stretched(self, before: int, rounds: int) -> Self:
-        """The same course over another number of rounds.
+        """Returns the schedule stretched to another number of rounds.
 
         Args:
             before: T for which the schedule was made.

@@ -40,7 +40,7 @@ Step = Callable[[Batch, int], None]
 
 
 def step_of(request: TrainRequest, task: Task, memory: Memory) -> Step:
-    """How the steps of a local update are taken.
+    """Returns how the steps of a local update are taken.
 
     Terms with known gradients are taken on flat buffers. All else is autograd's: functions, and sums whose gradients
     are clipped or whose values are bounded.
@@ -249,7 +249,7 @@ class _OnTerms:
             self._parts[vector].append((source, self._factor(found, group)))
 
     def _updates(self) -> Iterator[Row]:
-        """What is trained, and of what its gradients are made: vectors that read each other in one row."""
+        """Yields the trained vectors with what their gradients are made of; those that read each other in one row."""
         for path in self._memory.layout.moved:
             whole = self._vector(Share("", path))
             if path not in self._rows_of:
@@ -288,13 +288,13 @@ class _OnTerms:
         return Row(Update(tuple(found), self._memory.steps), tuple(vectors))
 
     def _is_bare(self, row: Row) -> bool:
-        """Whether its only vector is moved along the gradient of a loss as it is."""
+        """Returns whether its only vector is moved along the gradient of a loss as it is."""
         (_, _, _, gradient, own), *others = row.operation.targets
         alone = not others and not own and len(gradient.sources) == 1 and gradient.to == gradient.sources[0].vector
         return alone and self._known[gradient.sources[0].factor] == 1.0
 
     def _factor(self, factor: Factor, group: int | None = None) -> int:
-        """Where among the values a factor's will be."""
+        """Returns where among the values a factor's will be."""
         if (factor, group) not in self._factors:
             self._factors[factor, group] = len(self._known)
             known = 0.0 if is_measured(factor) else evaluated(factor, partial(self._read, group=group))
@@ -318,7 +318,7 @@ class _OnTerms:
         return self._whole(part) if part.row is None else self._whole(part)[part.row]
 
     def _vector(self, part: Share) -> Vector:
-        """Where a share's tensor lies; what is frozen is packed first."""
+        """Returns where a share's tensor lies; what is frozen is packed first."""
         home, path, name = MOVED, _path(part), bare(part.of)
         if path not in self._memory.rules:
             home, path = f"frozen.{name}", part.path
@@ -356,6 +356,6 @@ def _path(part: Share) -> str:
 
 
 def _is_tensor(parts: Sequence[Share]) -> bool:
-    """Whether a parameter is a tensor of a tree itself."""
+    """Returns whether a parameter is a tensor of a tree itself."""
     first, *others = parts
     return not others and first.row is None and first.group is None and first.coefficient == 1

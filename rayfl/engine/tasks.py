@@ -120,7 +120,7 @@ class Task(Protocol):
 
     @property
     def candidates(self) -> Sequence[Task]:
-        """One task per architecture that a client may have; this task itself where there is but one."""
+        """One task per architecture that a client may have; this task itself where there is only one."""
         ...
 
     def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor: ...
@@ -166,7 +166,7 @@ class Classification:
         return self.network.features_and_logits(model, batch.x, training=training)
 
     def head_inputs_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
-        """What the last linear layer reads, shape (b, f), and logits of shape (b, C) from one forward pass."""
+        """Returns the last linear layer's inputs, shape (b, f), and logits of shape (b, C) from one forward pass."""
         return self.network.head_inputs_and_logits(model, batch.x, training=training)
 
     def features(self, model: Model, batch: Batch, training: bool = True) -> Tensor:

@@ -78,7 +78,7 @@ class Scope:
         return {"draw": self.draw, "frozen": self.frozen, "measured": self.measured}[number.source][number.name]
 
     def parameters(self, name: Name) -> Tree:
-        """What lies under a name, by path, without buffers."""
+        """Returns the tensors under a name by path, without buffers."""
         buffers = self.task.network.buffer_names
         return {path: leaf for path, leaf in leaves(self.tree(name)) if path.rpartition("/")[2] not in buffers}
 
@@ -106,7 +106,7 @@ class Point(ABC):
 
     @abstractmethod
     def shares(self, scope: Scope) -> Mapping[str, Sequence[Share]]:
-        """By parameter, its shares; a single one, with coefficient 1, is the tensor itself."""
+        """Returns the shares of each parameter; a single one, with coefficient 1, is the tensor itself."""
 
     @abstractmethod
     def base(self, scope: Scope) -> Tree:
@@ -318,7 +318,7 @@ def function(of: Callable[..., Tensor]) -> Sum:
 
 
 def constant(name: str) -> Constant:
-    """What lies under a name as a constant: the term has no gradient there."""
+    """Returns the tensors under a name as constants: the term has no gradient there."""
     return Constant(name)
 
 

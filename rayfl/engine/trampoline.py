@@ -14,7 +14,7 @@ class Executor(Protocol):
     """What does the work: the engine, or a test's stand-in."""
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
-        """One reply a request; an exception as a reply is raised inside the procedure that asked."""
+        """Returns one reply a request; an exception as a reply is raised inside the procedure that asked."""
         ...
 
 

@@ -91,7 +91,7 @@ class _Mover:
         return buffer
 
     def step(self, gradients: list[Tensor], active: int) -> None:
-        """One step of the first ``active`` clients."""
+        """Takes one step of the first ``active`` clients."""
         if self._max_norm is not None:
             gradients = clipped(gradients, self._max_norm, stacked=True)
         for key, count in self._counts.items():
@@ -170,7 +170,7 @@ class _Feed:
         return kind
 
     def active(self, step: int) -> int:
-        """How many of the ranked clients still have a step to do."""
+        """Returns how many of the ranked clients still have a step to do."""
         return sum(1 for steps in self._steps if steps > step)
 
     def batch(self, step: int, active: int) -> tuple[Tensor, Tensor, Tensor | None]:

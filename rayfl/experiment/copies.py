@@ -23,7 +23,7 @@ Decoded = TypeVar("Decoded")
 
 
 def copy_of(storage: Storage, settings: StorageConfig, name: str) -> Storage | None:
-    """Where a run's copies are; None where it has none.
+    """Returns where a run's copies are; None where it has none.
 
     Args:
         storage: the run's folder.
@@ -55,7 +55,7 @@ def settings_of(storage: Storage) -> StorageConfig:
 
 
 def copy_by_config(storage: Storage) -> Storage | None:
-    """Where the copies of the run in a folder are, by its ``config.yaml``; raises like :func:`settings_of`."""
+    """Returns where the copies of the run in a folder are, by its ``config.yaml``; raises like :func:`settings_of`."""
     address = storage.uri.partition("?")[0].rstrip("/")
     name = address.rpartition("/")[2] if storage.local_path is None else storage.local_path.name
     return copy_of(storage, settings_of(storage), name)

@@ -50,7 +50,7 @@ def under(names: Iterable[str], modules: Iterable[str]) -> tuple[str, ...]:
 
 
 def draws(module: nn.Module) -> bool:
-    """Whether the module draws random numbers in training mode."""
+    """Returns whether the module draws random numbers in training mode."""
     if isinstance(module, nn.RNNBase):
         return module.dropout > 0 and module.num_layers > 1
     return isinstance(module, _DropoutNd) and module.p > 0

@@ -63,7 +63,7 @@ class PrivateNorm:
         return _chosen(tree, lambda name, leaf: leaf.new_zeros(0) if name in self.names else leaf)
 
     def joined(self, tree: Mapping[str, Any], state: Mapping[str, Any], device: torch.device) -> Tree:
-        """What a client receives, with its own tensors in the private places.
+        """Returns what a client receives, with its own tensors in the private places.
 
         Args:
             tree: as received.
@@ -75,7 +75,7 @@ class PrivateNorm:
         return _chosen(tree, lambda name, leaf: own[name].clone() if name in self.names else leaf)
 
     def kept_back(self, tree: Mapping[str, Any], state: Tree) -> Tree:
-        """What a client may send of ``tree``; the rest is kept in ``state``.
+        """Returns what a client may send of ``tree``; the rest is kept in ``state``.
 
         Raises:
             ValueError: a private tensor is there twice, so that it is not clear which one to keep.

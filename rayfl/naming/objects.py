@@ -13,7 +13,7 @@ from rayfl.naming.spelling import nearest
 
 
 def names_an_object(text: Any) -> bool:
-    """Whether a value of a configuration has the form ``module:name``."""
+    """Returns whether a value of a configuration has the form ``module:name``."""
     return isinstance(text, str) and ":" in text
 
 

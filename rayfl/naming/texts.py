@@ -12,7 +12,7 @@ _SECRET_OPTION = re.compile(r"key|secret|token|passw|credential|^sig(nature)?$",
 
 
 def has_keys(address: str) -> bool:
-    """Whether an address has a password before its host, or keys among the options after its ``?``."""
+    """Returns whether an address has a password before its host, or keys among the options after its ``?``."""
     if "://" not in address:
         return False
     parts = urlsplit(address)

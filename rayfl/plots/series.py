@@ -38,7 +38,7 @@ class Series:
 
 
 def experiment(run: RunFolder) -> dict[str, Any]:
-    """What makes an experiment another one: all values but the seed, places, processes and evaluation."""
+    """Returns what makes an experiment another one: all values but the seed, places, processes and evaluation."""
     return {
         path: value for path, value in flattened(run.config).items() if path.partition(".")[0] not in _OF_ONE_EXPERIMENT
     }

@@ -69,7 +69,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
 
 
 def _clients(run: RunFolder) -> dict[int, float]:
-    """How many clients the cohorts had, by round."""
+    """Returns how many clients the cohorts had, by round."""
     table = where(run.rounds, cohort="selected", phase="trained")
     return {
         int(round): count for round, count in zip(table["round"].to_pylist(), table["clients"].to_pylist(), strict=True)

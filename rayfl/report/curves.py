@@ -77,7 +77,7 @@ def _mean_curve(group: Group, metric: str) -> Curve | None:
 
 
 def _clients(lines: Lines) -> str:
-    """How many clients the means are over, in words."""
+    """Returns how many clients the means are over, in words."""
     counts = np.concatenate([one.clients for _, one in lines])
     low, high = int(counts.min()), int(counts.max())
     return f"{high} clients" if low == high else f"{low} to {high} clients"

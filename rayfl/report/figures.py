@@ -23,7 +23,7 @@ def client_distribution(run: Run, keys: Sequence[RowKey]) -> Drawing | None:
 
 
 def client_distribution_of_groups(groups: Sequence[Group]) -> Drawing | None:
-    """The same for the methods' personalized models; the clients of all seeds together."""
+    """Accuracies of all clients with the methods' personalized models; the clients of all seeds together."""
     found = []
     for group in groups:
         keys = [(run, shown_key(run)) for run in group.runs]

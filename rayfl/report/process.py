@@ -103,7 +103,7 @@ def phases(run: Run) -> Drawing | None:
 
 
 def cohorts(run: Run) -> Drawing | None:
-    """Which client took part in which round; None where cohorts were not scored."""
+    """Returns which client took part in which round; None where cohorts were not scored."""
     from matplotlib.figure import Figure
 
     present = attendance(run)

@@ -175,7 +175,7 @@ def bins(run: Run, key: RowKey) -> pa.Table:
 
 
 def attendance(run: Run) -> pa.Table:
-    """Which client was in the cohort of which round: round, client, bytes_down, bytes_up.
+    """Returns which client was in the cohort of which round: round, client, bytes_down, bytes_up.
 
     Known of the rounds whose cohort was scored (``evaluation.cohort_every``).
     """

@@ -51,7 +51,7 @@ def page_of_runs(runs: Sequence[Run], comparison: Comparison) -> Page:
 
 
 def caption(comparison: Comparison) -> str:
-    """What was compared, honestly."""
+    """Returns what was compared, honestly."""
     lines = comparison.lines
     rounds = sorted({line.rounds for line in lines})
     after = f"after round {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]} rounds"

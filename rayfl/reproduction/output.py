@@ -70,7 +70,7 @@ def as_markdown(planned: Reproduction, rows: Sequence[Comparison]) -> str:
 
 
 def as_text(planned: Reproduction, rows: Sequence[Comparison]) -> list[Table | str]:
-    """The same for a terminal, to be printed one after the other."""
+    """Returns the tables and their notes for a terminal, to be printed one after the other."""
     shown: list[Table | str] = []
     for table, setting, mine in _groups(planned, rows):
         title = f"{_title(table)}: {setting}"

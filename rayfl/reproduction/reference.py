@@ -85,7 +85,7 @@ class Remark(_Record):
     reason: str
 
     def covers(self, setting: str, method: str) -> bool:
-        """Whether a cell is meant."""
+        """Returns whether a cell is meant."""
         return (self.methods is None or method in self.methods) and (self.settings is None or setting in self.settings)
 
 
@@ -148,11 +148,11 @@ class ReferenceTable(_Record):
         return [(setting, row, cell) for setting, rows in self.settings.items() for row, cell in rows.items()]
 
     def remarks_on(self, setting: str, method: str) -> tuple[Remark, ...]:
-        """What is to be known of a cell."""
+        """Returns what is to be known of a cell."""
         return tuple(remark for remark in self.remarks if remark.covers(setting, method))
 
     def status(self, setting: str, method: str) -> Status:
-        """Whether a cell is something to reach: a target, one with caution, or none."""
+        """Returns whether a cell is something to reach: a target, one with caution, or none."""
         found = {remark.status for remark in self.remarks_on(setting, method)}
         return "no_target" if "no_target" in found else "caution" if found else "target"
 

@@ -37,7 +37,7 @@ _EPOCHS = "_epochs"
 
 
 def scaled(config: ExperimentConfig, scale: Scale, rounds: int | None = None) -> dict[str, Any]:
-    """What changes a run of the paper's size into one of another, as overrides by dotted path.
+    """Returns what changes a run of the paper's size into one of another, as overrides by dotted path.
 
     Args:
         config: the run as in the paper.
@@ -60,7 +60,7 @@ def scaled_rounds(rounds: int, scale: Scale) -> int:
 
 
 def scaled_window(window: tuple[int, int], paper_rounds: int, rounds: int) -> tuple[int, int]:
-    """Those rounds of a shorter run that stand where a paper's rounds stand in its own.
+    """Returns the first and last round of a run that stand where a paper's rounds stand in its own run.
 
     Args:
         window: the first and last of the paper's completed rounds, of which it prints the mean.

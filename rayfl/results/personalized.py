@@ -28,12 +28,12 @@ class PersonalizedRows:
 
     @classmethod
     def of(cls, method: Any) -> PersonalizedRows:
-        """Those of a method, given its class or an object of it."""
+        """Returns the rows of a method, given its class or an object of it."""
         return cls(str(method.personalized), method.sweep)
 
     @classmethod
     def recorded(cls, table: pa.Table) -> PersonalizedRows | None:
-        """Those that a table says itself; None for tables from before they did."""
+        """Returns the rows that a table itself names; None for tables from before they did."""
         metadata = table.schema.metadata or {}
         if PERSONALIZED_KEY not in metadata:
             return None
@@ -57,11 +57,11 @@ class PersonalizedRows:
         return self.model if self.sweep is None else f"best {self.sweep}"
 
     def is_summary(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row of ``rounds.parquet`` is about it."""
+        """Returns whether a row of ``rounds.parquet`` is about it."""
         return (row["model"], row["selected_on"]) == self.summary
 
     def is_member(self, model: str) -> bool:
-        """Whether a row is one of those among which one is chosen."""
+        """Returns whether a row is one of those among which one is chosen."""
         return self.sweep is not None and model.startswith(f"{self.sweep}=")
 
 
@@ -113,7 +113,7 @@ def recorded_clients(table: pa.Table) -> int | None:
 
 
 def of_clients(evaluated: int, everybody: int | None) -> str:
-    """How many clients a number is about, in words: ``20``, or ``12 of 14``."""
+    """Returns how many clients a number is about, in words: ``20``, or ``12 of 14``."""
     return str(evaluated) if everybody in (None, evaluated) else f"{evaluated} of {everybody}"
 
 

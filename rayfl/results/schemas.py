@@ -76,7 +76,7 @@ such updates, and in rows of all clients.
 """
 
 SIMULATED_ROUNDS_SCHEMA = ROUNDS_SCHEMA.append(pa.field("simulated_s", pa.float64()))
-"""The same with a simulated system: ``simulated_s`` is the virtual time at the end of the round, in seconds."""
+"""``ROUNDS_SCHEMA`` with a simulated system: ``simulated_s`` is the virtual time at the round's end, in seconds."""
 
 BUFFERED_ROUNDS_SCHEMA = SIMULATED_ROUNDS_SCHEMA.append(pa.field("staleness", pa.float64())).append(
     pa.field("staleness_max", pa.int32())
@@ -134,7 +134,7 @@ ALL_TABLES = {**TABLES, "damage": DAMAGE_SCHEMA}
 
 
 def known_schema(name: str, schema: pa.Schema) -> bool:
-    """Whether a table of this name may have these columns."""
+    """Returns whether a table of this name may have these columns."""
     allowed = [
         ALL_TABLES[name],
         *(tables[name].schema for tables in map(simulated_tables, (False, True)) if name in tables),

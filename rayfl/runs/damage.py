@@ -105,7 +105,7 @@ def _kept_parts(
 
 
 def described(damage: pa.Table) -> list[str]:
-    """What a run has lost by its table ``damage``, a sentence for each table and one for the clients."""
+    """Returns what a run has lost by its table ``damage``, a sentence for each table and one for the clients."""
     rows = damage.to_pylist()
     said = []
     for name in dict.fromkeys(row["lost"] for row in rows if row["lost"] != STATE):

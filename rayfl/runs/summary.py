@@ -70,7 +70,7 @@ def summary_table(result: Result) -> Table:
 
 
 def skipped_table(result: Result) -> Table:
-    """Which clients were left out, how often and why: those left out most often."""
+    """Returns which clients were left out, how often and why: those left out most often."""
     found = (
         result.skipped.group_by(["client", "name", "procedure", "reason"]).aggregate([("round", "list")]).to_pylist()
     )
@@ -96,7 +96,7 @@ def skipped_table(result: Result) -> Table:
 
 
 def row_label(row: Mapping[str, Any]) -> str:
-    """What a row is called in tables for people: a choice among a sweep says on what it was made."""
+    """Returns what a row is called in tables for people: a choice among a sweep says on what it was made."""
     if not row["selected_on"]:
         names = {"lambda=0.0": "lambda=0.0 (global)", "lambda=1.0": "lambda=1.0 (local)"}
         return names.get(row["model"], str(row["model"]))

@@ -153,7 +153,7 @@ def _commits(storage: Storage, partition: str | None, report: Report) -> list[Ma
 
 
 def _inputs(storage: Storage, manifests: list[Manifest], report: Report) -> None:
-    """What says what the run is, and must be as it was when the newest commit was made."""
+    """Checks the files that say what the run is, which must be as they were when the newest commit was made."""
     if not manifests:
         return
     newest, found = manifests[-1], input_digests(storage)
@@ -175,7 +175,7 @@ def _inputs(storage: Storage, manifests: list[Manifest], report: Report) -> None
 def _content(
     store: CommitStore, manifest: Manifest, file: StoredFile, partition: str | None, report: Report
 ) -> list[str]:
-    """What is wrong with the content of a file of a commit."""
+    """Returns what is wrong with the content of a file of a commit."""
     try:
         data = store.read(file)
         report.files, report.bytes = report.files + 1, report.bytes + len(data)
@@ -191,7 +191,7 @@ def _content(
 
 
 def _table(place: str, name: str, data: bytes, partition: str | None) -> list[str]:
-    """What is wrong with a table of results."""
+    """Returns what is wrong with a table of results."""
     try:
         table = from_parquet(data)
         foreign = name in ALL_TABLES and not known_schema(name, table.schema)
@@ -226,7 +226,7 @@ def _published(storage: Storage, manifests: list[Manifest], partition: str | Non
 
 
 def _committed(store: CommitStore, manifest: Manifest, name: str, data: bytes) -> bool:
-    """Whether a file has the rows of the commit and no others; while a run goes on it may have fewer."""
+    """Returns whether a file has the rows of the commit and no others; while a run goes on it may have fewer."""
     if name not in manifest.tables:
         return False
     if [hashlib.sha256(data).hexdigest()] == [part.sha256 for part in manifest.tables.get(name, ())]:

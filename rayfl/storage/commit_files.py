@@ -38,7 +38,7 @@ class CommitFiles:
         return StoredFile(name=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
     def exists(self, name: str) -> bool:
-        """Whether the run's folder has this file."""
+        """Returns whether the run's folder has this file."""
         return self._places[0].exists(f"{FOLDER}/{name}")
 
     def names(self) -> list[str]:
@@ -93,7 +93,7 @@ class CommitFiles:
         return self.read(file.name, verified)
 
     def damage(self, files: Sequence[StoredFile], thoroughly: bool) -> dict[str, str]:
-        """What is wrong with files, a sentence each, by name; nothing where the copy is whole.
+        """Returns what is wrong with files, a sentence each, by name; nothing where the copy is whole.
 
         Args:
             files: the files.
@@ -108,7 +108,7 @@ class CommitFiles:
 
 
 def damage_in(place: Storage, files: Sequence[StoredFile], thoroughly: bool, copied: bool = False) -> dict[str, str]:
-    """What is wrong with files of commits in one folder, a sentence each, by name.
+    """Returns what is wrong with files of commits in one folder, a sentence each, by name.
 
     Args:
         place: the folder of the run, or of its copies.

@@ -170,7 +170,7 @@ class CommitStore:
         return found
 
     def _ways_out(self, damaged: Sequence[Found]) -> str:
-        """What somebody can do about commits of which none can be continued from."""
+        """Returns what somebody can do about commits of which none can be continued from."""
         for candidate in damaged:
             clients = candidate.manifest.clients_in(candidate.lost)
             if candidate.has_server:
@@ -195,7 +195,7 @@ class CommitStore:
             self._note_newest(rounds_completed)
 
     def damage(self, manifest: Manifest, thoroughly: bool) -> dict[str, str]:
-        """What is wrong with the files of a commit, a sentence each, by name; see :meth:`usable`."""
+        """Returns what is wrong with the files of a commit, a sentence each, by name; see :meth:`usable`."""
         return self._files.damage(manifest.stored(), thoroughly)
 
     def read_server(self, manifest: Manifest) -> Tree:

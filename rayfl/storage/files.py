@@ -121,7 +121,7 @@ class Storage:
         return data
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file (or folder) of this name."""
+        """Returns whether there is a file (or folder) of this name."""
         filesystem, target = self._target(path)
         with _reported("read", target):
             found: bool = filesystem.get_file_info(target).type != fs.FileType.NotFound
@@ -173,7 +173,7 @@ class Storage:
         return found
 
     def link_target(self, path: str) -> str | None:
-        """Where a link of this name leads; None for anything else. Only disks have links."""
+        """Returns where a link of this name leads; None for anything else. Only disks have links."""
         local = self.local_path
         if local is None or not (place := local / _checked(path)).is_symlink():
             return None

@@ -74,7 +74,7 @@ class Holder(BaseModel):
         return f"process {self.pid} on {self.host}"
 
     def lives(self) -> bool | None:
-        """Whether the process is there; None if that cannot be known from here."""
+        """Returns whether the process is there; None if that cannot be known from here."""
         if self.host != socket.gethostname():
             return None
         if self.boot and self.boot != _boot():
@@ -269,7 +269,7 @@ def _state(pid: int) -> tuple[str, str]:
 
 
 def _exists(pid: int) -> bool:
-    """Whether there is such a process, perhaps somebody else's: what systems without /proc can say."""
+    """Returns whether there is such a process, perhaps somebody else's: what systems without /proc can say."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -73,7 +73,7 @@ class Manifest(BaseModel):
         return {part.name: part for parts in self.tables.values() for part in parts}
 
     def without(self, names: Container[str]) -> Manifest:
-        """The same commit without these parts of tables, and without tables of which no part is left."""
+        """Returns the commit without these parts of tables, and without tables of which no part is left."""
         tables = {
             table: tuple(part for part in parts if part.name not in names) for table, parts in self.tables.items()
         }
@@ -102,7 +102,7 @@ def manifest_name(rounds_completed: int) -> str:
 
 
 def with_checksum(manifest: Manifest) -> dict[str, Any]:
-    """What is stored of a manifest."""
+    """Returns what is stored of a manifest."""
     content = manifest.model_dump(mode="json")
     return content | {"checksum": _checksum(content)}
 
@@ -144,7 +144,7 @@ def parse(name: str, data: bytes, place: str) -> Manifest:
 
 
 def newest_rounds(data: bytes, called: str) -> int:
-    """What ``newest.json`` says; raises DamageError when it says nothing."""
+    """Returns what ``newest.json`` says; raises DamageError when it says nothing."""
     try:
         return int(json.loads(data)["rounds_completed"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:

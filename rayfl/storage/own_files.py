@@ -50,22 +50,22 @@ def rounds_in(name: str) -> int | None:
 
 
 def is_temporary(name: str, owns: Callable[[str], bool]) -> bool:
-    """Whether this is the temporary name under which a file was being written whose own name ``owns`` knows."""
+    """Returns whether this is the temporary name under which a file was being written whose own name ``owns`` knows."""
     found = _TEMPORARY.fullmatch(name)
     # A file that must not be there yet has two such names on its way.
     return found is not None and (owns(found[1]) or is_temporary(found[1], owns))
 
 
 def is_of_run(name: str) -> bool:
-    """Whether a file beside ``commits/`` is one that only the holder of the run's lease writes."""
+    """Returns whether a file beside ``commits/`` is one that only the holder of the run's lease writes."""
     return name in BEGINNING | _LATER
 
 
 def is_probe(name: str) -> bool:
-    """Whether this file only tries whether a folder can be written, or is one place for all nodes."""
+    """Returns whether this file only tries whether a folder can be written, or is one place for all nodes."""
     return _PROBE.fullmatch(name) is not None
 
 
 def is_lease(name: str) -> bool:
-    """Whether this file belongs to the run's lease, which any driver may be writing."""
+    """Returns whether this file belongs to the run's lease, which any driver may be writing."""
     return _LEASE.fullmatch(name) is not None

@@ -56,7 +56,7 @@ def joined(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
 
 
 def same_rows(one: pa.Table, other: pa.Table) -> bool:
-    """Whether two tables have the same columns and, to the bit, the same values; NaN is NaN."""
+    """Returns whether two tables have the same columns and, to the bit, the same values; NaN is NaN."""
     return one.schema.equals(other.schema) and all(
         _bits(mine).equals(_bits(theirs)) for mine, theirs in zip(one.columns, other.columns, strict=True)
     )

@@ -13,7 +13,7 @@ class _Options(BaseModel):
 
 
 class Constant(_Options):
-    """The same for all."""
+    """One value for all clients."""
 
     name: Literal["constant"] = "constant"
     value: float = Field(ge=0, description="the value")

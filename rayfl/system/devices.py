@@ -125,7 +125,7 @@ def _counts(found: Sequence[object], hours: Sequence[object] | None) -> list[tup
 
 
 def _rows(config: TraceSystem, what: str, count: int, num_clients: int, streams: RandomStreams) -> list[int]:
-    """Which row of a file each client has."""
+    """Returns which row of a file each client has."""
     if config.order == "file":
         return [client % count for client in range(num_clients)]
     return [int(streams.generator(f"system.{what}", client=k).integers(count)) for k in range(num_clients)]

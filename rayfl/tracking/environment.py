@@ -80,12 +80,12 @@ def machine() -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """What a device is called: ``cpu``, or the GPU's name."""
+    """Returns what a device is called: ``cpu``, or the GPU's name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def devices(hosts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How many actors compute on which device; empty where the clients run in the driver's process."""
+    """Returns how many actors compute on which device; empty where the clients run in the driver's process."""
     return dict(sorted(Counter(str(host.get("device_name", host["device"])) for host in hosts).items()))
 
 

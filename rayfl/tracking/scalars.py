@@ -13,7 +13,7 @@ METRICS = ("top1", "top1_std", "top1_worst5", "top1_jain", "loss", "ece", "mce",
 
 
 def place(row: Mapping[str, Any]) -> str:
-    """Where a summary row belongs: split, clients, phase and model."""
+    """Returns where a summary row belongs: split, clients, phase and model."""
     selected = f" ({row['selected_on']})" if row["selected_on"] else ""
     whose = f"{row['cohort']} clients" if row["clients"] else row["cohort"]
     return f"{row['split']}, {whose}, {row['phase']}/{row['model']}{selected}"
@@ -27,7 +27,7 @@ def scalars(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def hyper_parameters(config: ExperimentConfig) -> dict[str, Any]:
-    """What identifies a run, flat, by dotted path; lists as text."""
+    """Returns what identifies a run, flat, by dotted path; lists as text."""
     content = config.model_dump(
         mode="json", include={"seed", "dataset", "partition", "holdout", "model", "algorithm", "train"}
     )

@@ -45,7 +45,7 @@ class PlainConsole(Console):
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What is shown of anything."""
+        """Returns what is shown of anything."""
         for segment in super().render(renderable, options):
             if segment.control or not _UNSEEN.search(segment.text):
                 yield segment

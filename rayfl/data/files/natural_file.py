@@ -62,7 +62,7 @@ class NaturalHeader(BaseModel):
 
     @property
     def spec(self) -> InputSpec:
-        """The same, as a model needs it."""
+        """What a model needs to know of the inputs."""
         return InputSpec(self.input, self.shape, self.num_classes, self.vocabulary)
 
     def arrow_schema(self) -> pa.Schema:

@@ -57,7 +57,7 @@ class Record(BaseModel):
 
 
 def record_path(prepared: Path) -> Path:
-    """Where the record of a prepared file is."""
+    """Returns where the record of a prepared file is."""
     return prepared.with_name(f"{prepared.name}.json")
 
 

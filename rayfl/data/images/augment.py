@@ -179,11 +179,11 @@ class Variations:
         return cls(augmentation, drawn)
 
     def part(self, start: int, stop: int) -> Variations:
-        """Those of the images ``start`` to ``stop`` (excluded)."""
+        """Returns the variations of the images ``start`` to ``stop`` (excluded)."""
         return Variations(self.augmentation, {name: values[start:stop] for name, values in self.drawn.items()})
 
     def to(self, device: torch.device) -> Variations:
-        """The same on a device."""
+        """Returns the variations on a device."""
         return Variations(self.augmentation, {name: values.to(device) for name, values in self.drawn.items()})
 
     def applied(self, x: Tensor) -> Tensor:

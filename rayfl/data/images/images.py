@@ -65,7 +65,7 @@ def decode_images(
 
 
 def is_encoded(start: bytes) -> bool:
-    """Whether bytes begin as an image file does, rather than with pixels."""
+    """Returns whether bytes begin as an image file does, rather than with pixels."""
     return start.startswith(_SIGNATURES) or (start[:4] == b"RIFF" and start[8:12] == b"WEBP")
 
 

@@ -217,7 +217,7 @@ def _table(path: Path, file: pq.ParquetFile, layout: Layout) -> pa.Table:
 
 
 def _of_integers(kind: pa.DataType) -> bool:
-    """Whether lists are of integers other than uint8, which are pixels."""
+    """Returns whether lists are of integers other than uint8, which are pixels."""
     return bool(pa.types.is_integer(kind.value_type) and kind.value_type != pa.uint8())
 
 

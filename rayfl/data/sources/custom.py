@@ -37,7 +37,7 @@ class CustomSource(Source):
     labels: Labels = Field(default="as_found", description=LABELS)
 
     def open(self, streams: RandomStreams) -> Samples | FederatedDataset:
-        """What the function returns, checked.
+        """Returns what the function returns, checked.
 
         Raises:
             ConfigError: the function cannot be imported.

@@ -31,7 +31,7 @@ def silent(what: str, done: int, total: int | None) -> None:
 
 
 def is_url(place: str) -> bool:
-    """Whether a place is an address rather than a path."""
+    """Returns whether a place is an address rather than a path."""
     return "://" in place
 
 
@@ -165,7 +165,7 @@ class _Download:
         self._notes.write_text(json.dumps({"url": self._url, "validator": validator}))
 
     def _validator(self) -> str | None:
-        """What tells the file that was begun from another; a beginning of unknown origin is dropped."""
+        """Returns what tells the file that was begun from another; a beginning of unknown origin is dropped."""
         if not self._have():
             return None
         try:

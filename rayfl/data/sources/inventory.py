@@ -47,7 +47,7 @@ def prepared_files(root: Path) -> list[Path]:
 
 
 def inventory(root: Path) -> list[Entry]:
-    """What is prepared in a data root."""
+    """Returns what is prepared in a data root."""
     return [_entry(path) for path in prepared_files(root)]
 
 

@@ -57,7 +57,7 @@ class LeafSource(Source):
         return data_root() / self.path.expanduser()
 
     def open(self, streams: RandomStreams) -> NaturalPath:
-        """Where the file is."""
+        """Returns where the file is."""
         return NaturalPath(self.resolved_path)
 
     def official_test(self, streams: RandomStreams) -> NaturalPath:

@@ -74,7 +74,7 @@ class PooledHeader(BaseModel):
 
     @property
     def spec(self) -> InputSpec:
-        """The same, as a model needs it."""
+        """What a model needs to know of the inputs."""
         return InputSpec("image", self.shape, self.num_classes)
 
     def arrow_schema(self) -> pa.Schema:

@@ -187,7 +187,7 @@ def check_part(part: Part) -> None:
 
 
 def is_prepared(path: Path, order: Order) -> bool:
-    """Whether a prepared file is there, with its record, and is not to be made again."""
+    """Returns whether a prepared file is there, with its record, and is not to be made again."""
     return path.exists() and record_path(path).exists() and not order.force
 
 

@@ -106,7 +106,7 @@ def _on_inputs(x: np.ndarray, integers: bool) -> list[Remark]:
 
 
 def _whole(x: np.ndarray) -> bool:
-    """Whether all values are whole; sample by sample, as the first mostly tells."""
+    """Returns whether all values are whole; sample by sample, as the first mostly tells."""
     return all(bool((row == np.floor(row)).all()) for row in x)
 
 

@@ -54,7 +54,7 @@ class TorchvisionSource(ImageSource):
 
     @abstractmethod
     def _raw_folder(self, root: Path) -> Path:
-        """Where the source's files lie, as torchvision lays them out."""
+        """Returns where the source's files lie, as torchvision lays them out."""
 
     def _unreadable(self, root: Path, problem: str) -> DataError:
         return DataError(

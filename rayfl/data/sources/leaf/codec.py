@@ -46,7 +46,7 @@ class Codec(ABC):
 
     @abstractmethod
     def header(self, parts: Iterable[Part]) -> NaturalHeader:
-        """What the file's metadata say, given all parts."""
+        """Returns what the file's metadata say, given all parts."""
 
     def stored(self, part: Part, header: NaturalHeader) -> Part:
         """A part as the file holds it; here: as it is."""

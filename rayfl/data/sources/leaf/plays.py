@@ -48,7 +48,7 @@ def read_text(path: Path) -> str:
 
 
 def speaking_roles(text: str) -> dict[str, str]:
-    """What each role says, all its speeches one after the other.
+    """Returns what each role says, all its speeches one after the other.
 
     Names are in capitals, ``<PLAY>_<ROLE>``, with an underscore for every blank, and one for every run of marks.
     Line breaks become blanks, and runs of blanks one blank; every text ends with a blank. Roles with fewer than three

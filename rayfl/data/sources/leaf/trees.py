@@ -143,7 +143,7 @@ def open_tree(path: Path, limit: int) -> FileTree:
 
 
 def _unsafe(member: zipfile.ZipInfo) -> str:
-    """What is wrong with a member, or nothing."""
+    """Returns what is wrong with a member, or nothing."""
     name = member.filename
     if _ABSOLUTE.match(name) or "\\" in name or ".." in PurePosixPath(name).parts:
         return "leads out of the archive"

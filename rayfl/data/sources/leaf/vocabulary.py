@@ -101,7 +101,7 @@ class WordCounter:
         return result
 
     def counts(self) -> dict[str, int]:
-        """How often each word occurs in the train part."""
+        """Returns how often each word occurs in the train part."""
         return dict(zip(self._numbers, self._counts, strict=True))
 
     def places(self, vocabulary: Vocabulary) -> np.ndarray:
