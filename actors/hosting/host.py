@@ -116,7 +116,7 @@ class ClientHost:
         if job.kind == "official":
             self._score_official(job, common, result)
             return result
-        waiting = job.clients
+        waiting = self._ranked(job)
         while waiting:
             width = self.engine.width
             together, waiting = waiting[:width], waiting[width:]
@@ -124,10 +124,22 @@ class ClientHost:
             self._run_together(job, together, common, result)
             each = (time.perf_counter() - started) / len(together)
             result.seconds.update(dict.fromkeys(together, each))
+        for found in (result.values, result.scores, result.upload_bytes, result.seconds):
+            _reorder(found, job.clients)
         result.stateful = [client for client in job.clients if self.states.holds(client)]
         result.lookups = self._samples.lookups + self.states.lookups
         self._samples.lookups, self.states.lookups = Lookups(), Lookups()
         return result
+
+    def _ranked(self, job: Job) -> tuple[int, ...]:
+        """The clients of a job in the order in which they are run: where they are stacked, those alike side by side.
+
+        A stack makes as many steps as its longest client needs, and evaluates as many samples as its largest has.
+        """
+        if not self.engine.vectorized:
+            return job.clients
+        sizes = self._samples.sizes(job.splits if job.kind == "evaluate" else ("train",))
+        return tuple(sorted(job.clients, key=lambda client: -sizes[client]))
 
     def _run_together(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> None:
         for failed_before in range(job.attempts):
@@ -365,3 +377,10 @@ class ClientHost:
         if not where and isinstance(error, MethodError):
             where = own_definition(getattr(self.algorithm, job.procedure))
         return ClientError(f"{place}: {type(error).__name__}: {text_of(error)}{where}")
+
+
+def _reorder(found: dict[int, Any], clients: Sequence[int]) -> None:
+    """Puts entries into the order of their clients."""
+    for client in clients:
+        if client in found:
+            found[client] = found.pop(client)

@@ -1,7 +1,8 @@
 """Many clients at once: stacked models, ``vmap(grad(objective))``, padded and masked batches.
 
-Clients are sorted by their number of steps; one that has finished leaves the stack, so the work is that of
-the steps actually taken, up to the padding of partial batches.
+Clients are sorted by their number of steps. The steps are taken for the first clients of the stack alone, in few
+different numbers, so that shapes repeat (:func:`bucket`). A client's model is taken out when it has finished; its place
+may be stepped on until the next smaller number suffices.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ from rayfl.engine.untouched import Untouched
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
 
 
+def bucket(count: int) -> int:
+    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, ... that is no less: less than half as many more."""
+    power = 1 << max(count - 1, 0).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
 def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) -> list[Tree]:
     """Runs the local updates of one group (equal ``TrainRequest.group()``); results in the order given."""
     order = sorted(range(len(requests)), key=lambda i: -requests[i].plan.steps)
@@ -43,8 +50,18 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
         grad(_on_tensors(first, task)),
         in_dims=(0, 0, 0, 0 if feed.masks is not None else None, frozen_dims, 0 if draws is not None else None),
     )
+    results: list[Tree] = [{} for _ in requests]
+
+    def take_out(ranks: range) -> None:
+        for rank in ranks:
+            results[order[rank]] = map_leaves(lambda leaf, r=rank: leaf[r].clone(), model)
+            mover.take_out(rank)
+
+    unfinished = len(ranked)
     for step in range(first.plan.steps):
-        active = feed.active(step)
+        left = feed.active(step)
+        take_out(range(left, unfinished))
+        unfinished, active = left, min(bucket(left), len(ranked))
         x, y, mask = feed.batch(step, active)
         now = from_leaves({path: leaf[:active] for path, leaf in zip(paths, parameters, strict=True)})
         fixed = None if frozen is None else _first(frozen, frozen_dims, active)
@@ -52,9 +69,7 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
         step_gradients = [leaf for _, leaf in leaves(gradients(now, x, y, mask, fixed, draw))]
         mover.step([step_gradients[i] for i in moved], active)
     check_frozen(lent)
-    results: list[Tree] = [{} for _ in requests]
-    for rank, position in enumerate(order):
-        results[position] = map_leaves(lambda leaf, r=rank: leaf[r].clone(), model)
+    take_out(range(unfinished))
     mover.keep()
     return results
 
@@ -72,7 +87,8 @@ class _Mover:
         kept = first.kept or Kept()
         keys = dict.fromkeys(map(key_of, paths))
         self._counts = {key: torch.tensor(float(kept.steps.get(key, 0)), device=device) for key in keys}
-        self._made = {key: [kept.steps.get(key, 0)] * len(ranked) for key in keys}
+        self._before = {key: kept.steps.get(key, 0) for key in keys}
+        self._kept: dict[int, dict[str, dict[str, Tensor]]] = {}
         self._slots = [
             {name: self._begun(name, path, stack) for name in rule.slots}
             for path, rule, stack in zip(paths, self._rules, stacks, strict=True)
@@ -94,9 +110,8 @@ class _Mover:
         """One step of the first ``active`` clients."""
         if self._max_norm is not None:
             gradients = clipped(gradients, self._max_norm, stacked=True)
-        for key, count in self._counts.items():
+        for count in self._counts.values():
             count += 1
-            self._made[key][:active] = [made + 1 for made in self._made[key][:active]]
         for (rule, key), places in self._members.items():
             rule.step(
                 [self._stacks[i][:active] for i in places],
@@ -105,22 +120,26 @@ class _Mover:
                 self._counts[key],
             )
 
+    def take_out(self, rank: int) -> None:
+        """Notes what the optimizer keeps of a client that has finished."""
+        if self._ranked[rank].kept is None:
+            return
+        names = {name for rule in self._rules for name in rule.slots}
+        rows = list(zip(self._paths, self._slots, strict=True))
+        self._kept[rank] = {
+            name: {path: slots[name][rank].clone() for path, slots in rows if name in slots} for name in names
+        }
+
     def keep(self) -> None:
-        """Hands on what the optimizer keeps of each client.
+        """Hands on what was noted.
 
         Call it last of all: where memory ends before, the requests are as they were, and can be run again.
         """
-        names = {name for rule in self._rules for name in rule.slots}
-        rows = list(zip(self._paths, self._slots, strict=True))
-        kept = {
-            rank: {name: {path: slots[name][rank].clone() for path, slots in rows if name in slots} for name in names}
-            for rank, request in enumerate(self._ranked)
-            if request.kept is not None
-        }
-        for rank, slots in kept.items():
-            own = self._ranked[rank].kept
-            assert own is not None
-            own.slots, own.steps = slots, {key: made[rank] for key, made in self._made.items()}
+        for rank, slots in self._kept.items():
+            request = self._ranked[rank]
+            assert request.kept is not None
+            steps = {key: before + request.plan.steps for key, before in self._before.items()}
+            request.kept.slots, request.kept.steps = slots, steps
 
 
 def _on_tensors(request: TrainRequest, task: Task) -> Callable[..., Tensor]:
@@ -155,6 +174,7 @@ class _Feed:
             step, place = _slots(request.plan.bounds)
             index[step, rank, place] = request.plan.order + offset
             mask[step, rank, place] = 1
+            mask[request.plan.steps :, rank] = 1  # who has finished still has a mean, which nobody reads
             for name, values in drawn.items():
                 assert request.variations is not None
                 values[step, rank, place] = request.variations.drawn[name]
