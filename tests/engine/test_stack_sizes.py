@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from algorithms.fedavg import FedAvg
-from rayfl.engine import vectorized
+from rayfl.engine import stacked_autograd, vectorized
 from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.optimizers import Kept
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Classification
@@ -82,14 +83,14 @@ def test_buckets() -> None:
 def test_stacks_of_ragged_clients_have_few_shapes(optimizer: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has finished is stepped on without trace, until the next smaller bucket suffices."""
     stepped: list[int] = []
-    move = vectorized._Mover.step
+    move = stacked_autograd._Mover.step
 
     def step(self: Any, gradients: list[torch.Tensor], active: int) -> None:
         stepped.append(active)
         assert all(gradient.isfinite().all() for gradient in gradients)
         move(self, gradients, active)
 
-    monkeypatch.setattr(vectorized._Mover, "step", step)
+    monkeypatch.setattr(stacked_autograd._Mover, "step", step)
     given, expected = updates(11, **optimizer), updates(11, **optimizer)
     stacked = Engine(Classification(NETWORK), torch.device("cpu"), EngineConfig(mode="vectorized"))
     alone = engine_of("looped").execute(expected)
@@ -98,3 +99,5 @@ def test_stacks_of_ragged_clients_have_few_shapes(optimizer: dict[str, Any], mon
     assert set(stepped) == {11, 8, 6, 3, 1}
     for one, other in zip(given, expected, strict=True):
         assert_close(slots_of(one), slots_of(other), 1e-5)
+        assert isinstance(one.kept, Kept) and isinstance(other.kept, Kept)
+        assert not one.kept.slots or one.kept.steps == other.kept.steps
