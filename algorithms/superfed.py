@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
 from algorithms.base import Averaging, setting
-from algorithms.parts.mixture import mixed_weights
 from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.mixtures import Mixture
 from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.engine.terms import Line, Sum, drawn, line, loss, squared_cosine
 from rayfl.params import Tree
@@ -148,7 +147,4 @@ class SuPerFed(Averaging):
 
 
 def _line(federated: Model, local: Model, task: Task) -> dict[str, Predictor]:
-    return {
-        f"lambda={value}": Predictor.of(partial(mixed_weights, federated, local, value, task, federated))
-        for value in GRID
-    }
+    return {f"lambda={value}": Predictor.of(Mixture(federated, local, value, task)) for value in GRID}

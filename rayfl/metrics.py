@@ -39,20 +39,50 @@ def batch_statistics(log_probabilities: Tensor, labels: Tensor) -> Tensor:
         nats, top-1 hits, top-5 hits, then for each bin of the confidence (the largest probability) the number of
         samples, the sum of their confidences and the number of top-1 hits.
     """
-    chosen = log_probabilities.gather(1, labels[:, None]).double()
-    top, classes = log_probabilities.topk(min(5, log_probabilities.shape[1]), dim=1)
-    hits = classes == labels[:, None]
-    correct = hits[:, 0].double()
-    confidence = top[:, 0].double().exp()
-    ones = torch.ones_like(confidence)
-    totals = torch.stack([ones.sum(), -chosen.sum(), correct.sum(), hits.sum().double()])
+    return summed(*outcomes(log_probabilities, labels))
 
-    bins = torch.arange(NUM_BINS, device=labels.device)
+
+def outcomes(log_probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What of the predictions for samples enters their statistics.
+
+    Args:
+        log_probabilities: natural logarithms of the class probabilities, shape (n, C).
+        labels: int64 of shape (n,).
+
+    Returns:
+        The labels' log-probabilities, shape (n,), those of the most probable classes, shape (n,), and which of the five
+        most probable classes are right, booleans of shape (n, min(5, C)).
+    """
+    chosen = log_probabilities.gather(1, labels[:, None])[:, 0]
+    top, classes = log_probabilities.topk(min(5, log_probabilities.shape[1]), dim=1)
+    return chosen, top[:, 0], classes == labels[:, None]
+
+
+def summed(chosen: Tensor, top: Tensor, hits: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The statistics of sets of samples, of what :func:`outcomes` found.
+
+    Args:
+        chosen: shape (..., n), as are the others.
+        top: the same.
+        hits: shape (..., n, min(5, C)).
+        mask: which samples count; None for all.
+
+    Returns:
+        Vectors as of :func:`batch_statistics`, shape (..., ``STATISTICS_SIZE``).
+    """
+    chosen, confidence, correct = chosen.double(), top.double().exp(), hits[..., 0].double()
+    ones, among = torch.ones_like(confidence), hits.sum(-1)
+    if mask is not None:
+        chosen, confidence, correct, ones, among = (
+            torch.where(mask, values, 0) for values in (chosen, confidence, correct, ones, among)
+        )
+    totals = torch.stack([ones.sum(-1), -chosen.sum(-1), correct.sum(-1), among.sum(-1).double()], -1)
+    bins = torch.arange(NUM_BINS, device=chosen.device)
     inner = bins[1:].double() / NUM_BINS
     # A product with indicators is deterministic on every device; scattered additions are not on CUDA.
-    members = (torch.bucketize(confidence, inner)[:, None] == bins).double()
-    per_bin = torch.stack([ones, confidence, correct]) @ members
-    return torch.cat([totals, per_bin.flatten()])
+    members = (torch.bucketize(confidence, inner)[..., None] == bins).double()
+    per_bin = torch.stack([ones, confidence, correct], -2) @ members
+    return torch.cat([totals, per_bin.flatten(-2)], -1)
 
 
 @dataclass(frozen=True, eq=False)

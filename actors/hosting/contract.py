@@ -100,3 +100,10 @@ def check_predictors(found: Any, procedure: str) -> None:
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, Predictor):
             raise MethodError(f"{procedure} must return a Predictor for each name, {name!r} has {type(value).__name__}")
+
+
+def are_predictors(found: Any) -> bool:
+    """Whether :func:`check_predictors` has nothing against it."""
+    return isinstance(found, Mapping) and all(
+        isinstance(name, str) and isinstance(value, Predictor) for name, value in found.items()
+    )

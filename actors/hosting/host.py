@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from actors.hosting.at_work import AtWork
-from actors.hosting.contract import begun, check_keepable, check_predictors, check_sendable
+from actors.hosting.contract import are_predictors, begun, check_keepable, check_predictors, check_sendable
 from actors.hosting.failures import Failure, reason_of, too_little_memory
 from actors.hosting.job import Job, JobResult
 from actors.hosting.memory import Lookups
 from actors.hosting.samples import Samples
-from actors.hosting.scoring import Scorer
+from actors.hosting.scoring import Scorer, SplitScores
 from actors.hosting.state import Change, ClientStates, changed_in_place, signature
 from algorithms.base import Algorithm
 from rayfl.aggregation.exact_sum import ExactSum, NonFiniteError, Weighted, check_finite, too_large
@@ -26,7 +26,7 @@ from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete, own_definition, own_frames
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine
-from rayfl.engine.tasks import Predictor, recorded_names
+from rayfl.engine.tasks import recorded_names
 from rayfl.engine.trampoline import run_procedures
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import ClientError, MethodError, RayflError, ResourceError, as_error, text_of
@@ -117,7 +117,7 @@ class ClientHost:
         if job.kind == "official":
             self._score_official(job, common, result)
             return result
-        waiting = job.clients
+        waiting = self._ranked(job)
         while waiting:
             width = self.engine.width
             together, waiting = waiting[:width], waiting[width:]
@@ -125,10 +125,22 @@ class ClientHost:
             self._run_together(job, together, common, result)
             each = (time.perf_counter() - started) / len(together)
             result.seconds.update(dict.fromkeys(together, each))
+        for found in (result.values, result.scores, result.upload_bytes, result.seconds):
+            _reorder(found, job.clients)
         result.stateful = [client for client in job.clients if self.states.holds(client)]
         result.lookups = self._samples.lookups + self.states.lookups
         self._samples.lookups, self.states.lookups = Lookups(), Lookups()
         return result
+
+    def _ranked(self, job: Job) -> tuple[int, ...]:
+        """The clients of a job in the order in which they are run: where they are stacked, those alike side by side.
+
+        A stack makes as many steps as its longest client needs, and evaluates as many samples as its largest has.
+        """
+        if not self.engine.vectorized:
+            return job.clients
+        sizes = self._samples.sizes(job.splits if job.kind == "evaluate" else ("train",))
+        return tuple(sorted(job.clients, key=lambda client: -sizes[client]))
 
     def _run_together(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> None:
         for failed_before in range(job.attempts):
@@ -216,6 +228,7 @@ class ClientHost:
         self.at_work.begin(list(clients))
         outcomes = run_procedures(coroutines, self.engine, self.at_work.turn_to, unharmed)
         outcomes = {id: self._kept_back(job, clients[id], outcome) for id, outcome in outcomes.items()}
+        scored = self._scored_together(job, clients, outcomes)
         for id, client in clients.items():
             self.at_work.turn_to((id,))
             changed = job.kind != "evaluate" and signature(client.state) != before[id]
@@ -226,7 +239,7 @@ class ClientHost:
                 raise self._blame(wrong, id, job)
             try:
                 # Everything that can go wrong with this client alone does so before anything of it is kept.
-                own = self._checked(job, client, outcomes[id], common)
+                own = self._checked(job, client, outcomes[id], common, scored.get(id, {}))
                 if changed:
                     check_keepable(client.state)
                     check_finite(client.state)
@@ -270,14 +283,14 @@ class ClientHost:
         except ValueError as error:
             return MethodError(f"{job.procedure} {error}")
 
-    def _checked(self, job: Job, client: Client, outcome: Any, common: Tree) -> JobResult:
+    def _checked(self, job: Job, client: Client, outcome: Any, common: Tree, scored: SplitScores) -> JobResult:
         """Returns one client's outcome as the result of a job, if it is fit to be one."""
         result = JobResult()
         if isinstance(outcome, Exception):
             raise outcome
         if job.kind == "evaluate":
             check_predictors(outcome, job.procedure)
-            self._score(client, outcome, job.splits, result)
+            result.scores[client.id] = self._scorer.score_rest(outcome, job.splits, self._samples.of(client.id), scored)
             return result
         if job.kind == "mean":
             if not isinstance(outcome, Weighted):
@@ -299,7 +312,8 @@ class ClientHost:
                 result.upload_bytes[client.id] = num_bytes(outcome)
         if client.published:
             check_predictors(client.published, f"{job.procedure} (client.publish)")
-            self._score(client, client.published, job.splits, result)
+            offered, samples = client.published, self._samples.of(client.id)
+            result.scores[client.id] = self._scorer.score_rest(offered, job.splits, samples, scored)
         return result
 
     def _note_update(self, trained: Tree, received: Tree, result: JobResult) -> None:
@@ -308,11 +322,16 @@ class ClientHost:
             change = change.detach().flatten().to(torch.float64)
             result.updates.add(Weighted({"change": change, "squared_norm": change @ change}, 1))
 
-    def _score(
-        self, client: Client, predictors: Mapping[str, Predictor], splits: Sequence[str], result: JobResult
-    ) -> None:
-        examples = self._samples.of(client.id)
-        result.scores[client.id] = {split: self._scorer.score(predictors, examples[split]) for split in splits}
+    def _scored_together(
+        self, job: Job, clients: Mapping[int, Client], outcomes: Mapping[int, Any]
+    ) -> dict[int, SplitScores]:
+        """What of the clients' predictors can be scored in stacks of clients."""
+        if not self.engine.vectorized or len(clients) < 2 or not job.splits:
+            return {}
+        made = {id: outcomes[id] if job.kind == "evaluate" else client.published for id, client in clients.items()}
+        sound = {id: found for id, found in made.items() if are_predictors(found) and found}
+        self.at_work.turn_to(tuple(sound))
+        return self._scorer.score_together(sound, job.splits, self._samples.of)
 
     def _score_official(self, job: Job, server: Tree, result: JobResult) -> None:
         """Scores the server's own models on pieces of the official test part, which stand in the place of clients."""
@@ -371,3 +390,10 @@ class ClientHost:
         if not where and isinstance(error, MethodError):
             where = own_definition(getattr(self.algorithm, job.procedure))
         return ClientError(f"{place}: {type(error).__name__}: {text_of(error)}{where}")
+
+
+def _reorder(found: dict[int, Any], clients: Sequence[int]) -> None:
+    """Puts entries into the order of their clients."""
+    for client in clients:
+        if client in found:
+            found[client] = found.pop(client)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from actors.hosting.memory import LeastRecentlyUsed, Lookups
@@ -38,11 +39,23 @@ class Samples:
         self._recent = LeastRecentlyUsed[_Key](limit, self._unload)
         self._public: torch.Tensor | None = None
         self._lent_public = Untouched({})
+        self._sizes: np.ndarray | None = None
         self.lookups = Lookups()
 
     def of(self, client: int) -> Mapping[str, Examples]:
         """A client's splits, whose tensors nobody changes; the one after the last client owns everybody's samples."""
         return OnDemand(lambda split: self._get(client, split))
+
+    def sizes(self, splits: Sequence[str]) -> np.ndarray:
+        """How many samples each client has in some splits together; the one after the last has everybody's.
+
+        Returns:
+            int64 of shape (K + 1,).
+        """
+        if self._sizes is None:
+            self._sizes = self._dataset.sizes()
+        found = self._sizes[:, [SPLITS.index(split) for split in splits]].sum(1)
+        return np.append(found, found.sum())
 
     def _get(self, client: int, split: str) -> Examples:
         self.lookups.note((client, split) in self._loaded)

@@ -9,8 +9,8 @@ free.
   auto`` is the largest k whose actors fit, but no more than there are CPUs per GPU, nor clients in a round per GPU.
 * Stacked, one actor with a large width does the same with one context and without taking turns: ``auto`` is 1, or as
   few as ``num_actors`` (or one actor per client) asks for.
-* ``engine.width: auto`` is the number of clients that fit into an actor's part of the device, but no more than its part
-  of a round's clients.
+* ``engine.width: auto`` (the default on GPUs) is the number of clients that fit into an actor's part of the device, but
+  no more than its part of a round's clients.
 
 Devices that differ are planned by the one that has the least room. Only functions of their arguments: equal
 measurements give equal plans.
@@ -27,6 +27,7 @@ from actors.probing.measure import Measured
 from actors.processes.placement import ActorOptions, Node
 from cluster.planning.resources import asks_for, plan_actors
 from rayfl.config.schema import ExperimentConfig
+from rayfl.engine.engine import UNMEASURED_WIDTH
 from rayfl.errors import ResourceError
 
 _TENTHS_USED = 9
@@ -94,10 +95,11 @@ def settle(
         fitting = min(automatic_data_memory(one.device_free_bytes, sharing) for one in measured)
         cluster = cluster.model_copy(update={"data_memory": fitting})
     stacked = any(one.vectorized for one in measured)
-    if stacked and engine.width == "auto":
+    if stacked and (engine.width == "auto" or (engine.width is None and options.device == "cuda")):
         fitting = min(clients_at_a_time(one, sharing) for one in measured)
         engine = engine.model_copy(update={"width": max(min(fitting, own_part), 1)})
-    width = min(engine.width, own_part) if stacked and engine.width != "auto" else 1
+    wanted = engine.width if isinstance(engine.width, int) else UNMEASURED_WIDTH
+    width = min(wanted, own_part) if stacked else 1
     warnings = []
     for one in measured:
         refuse_what_cannot_fit(one, sharing, on_gpu=bool(options.per_gpu))

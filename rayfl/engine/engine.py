@@ -18,7 +18,8 @@ from rayfl.engine.tasks import Task
 from rayfl.errors import as_error, text_of
 
 _log = logging.getLogger(__name__)
-_UNMEASURED_WIDTH = 32
+UNMEASURED_WIDTH = 32
+"""Clients stacked at a time where nothing says how many the memory has room for."""
 
 
 class EngineConfig(BaseModel):
@@ -29,11 +30,11 @@ class EngineConfig(BaseModel):
     mode: Literal["auto", "looped", "vectorized"] = Field(
         "auto", description="client by client, or many clients stacked; auto: vectorized on CUDA, looped on CPU"
     )
-    width: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        32,
+    width: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+        None,
         description="clients stacked at a time when vectorized; halved if a GPU's memory is too small; auto: as many "
         "of an actor's clients in a round as its memory was measured to have room for (32 where nothing is measured: "
-        "cluster.probe)",
+        "cluster.probe); null: auto on GPUs, 32 on CPUs, whose results then do not depend on what is measured",
     )
     precision: Precision = Field(
         "float32",
@@ -68,7 +69,7 @@ class Engine:
         self.note = "; ".join(notes)
         if self.note:
             _log.warning("%s", self.note)
-        width = _UNMEASURED_WIDTH if config.width == "auto" else config.width
+        width = config.width if isinstance(config.width, int) else UNMEASURED_WIDTH
         self.width = width if self.vectorized else 1
         if config.precision == "bfloat16":
             for candidate in task.candidates:
@@ -122,10 +123,10 @@ class Engine:
                 groups.setdefault(key, []).append(position)
             except Exception as error:
                 replies[position] = error
+        # Clients with as many steps in one stack: it makes as many as the longest needs.
+        ranked = [sorted(members, key=lambda i: -_steps(requests[i])) for members in groups.values()]
         return [
-            members[start : start + self.width]
-            for members in groups.values()
-            for start in range(0, len(members), self.width)
+            members[start : start + self.width] for members in ranked for start in range(0, len(members), self.width)
         ]
 
     def _train_stacked(self, requests: Sequence[TrainRequest], task: Task) -> list[Any]:
@@ -191,6 +192,10 @@ class Engine:
             found = self._answer(self._train_stacked, trains, task)
             return [found] * len(trains) if isinstance(found, Exception) else found
         return [self._answer(self._train_looped, request, task) for request in trains]
+
+
+def _steps(request: Request) -> int:
+    return request.plan.steps if isinstance(request, TrainRequest) else 0
 
 
 def _first_line(error: BaseException) -> str:

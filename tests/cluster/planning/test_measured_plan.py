@@ -100,6 +100,14 @@ def test_as_many_clients_are_stacked_as_fit_but_no_more_than_there_are() -> None
     assert on_cpus.config.engine.width == 6
 
 
+def test_unless_a_number_is_given_the_width_is_measured_on_gpus_and_only_there() -> None:
+    assert plan(experiment(None), STACKED, m=100).config.engine.width == 35
+    on_cpus = experiment(None, "vectorized", num_actors=2)
+    options = plan_actors(on_cpus.cluster, {"CPU": 16.0, "GPU": 0.0}, 100, [Node("x", 16, 0)])
+    assert not depends_on_measuring(on_cpus, options)
+    assert plan(on_cpus, ON_CPU, gpus=0, m=100).config.engine.width is None
+
+
 @given(measured=MEASURED, cpus=st.integers(1, 64), gpus=st.integers(1, 4), m=st.integers(1, 64))
 def test_what_is_planned_fits(measured: Measured, cpus: int, gpus: int, m: int) -> None:
     nodes = [Node("x", float(cpus), float(gpus))]

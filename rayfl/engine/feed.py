@@ -1,0 +1,74 @@
+"""The mini-batches of a stack of clients, padded to one width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.engine.requests import TrainRequest
+from rayfl.params import leaves
+
+
+class Feed:
+    """Batches of all clients, gathered from one concatenated tensor per step."""
+
+    def __init__(self, ranked: Sequence[TrainRequest], device: torch.device) -> None:
+        self._x = torch.cat([request.examples.x for request in ranked])
+        self._y = torch.cat([request.examples.y for request in ranked])
+        steps = [request.plan.steps for request in ranked]
+        sizes = {stop - start for bounds in {one.plan.bounds for one in ranked} for start, stop in pairwise(bounds)}
+        width = max(sizes, default=0)
+        index = torch.zeros(max(steps), len(ranked), width, dtype=torch.int64)
+        mask = torch.zeros(max(steps), len(ranked), width, dtype=self._float_type(ranked[0]))
+        first = ranked[0].variations
+        self._augmentation = None if first is None else first.augmentation
+        drawn = (
+            {} if first is None else {name: v.new_zeros(*index.shape, *v.shape[1:]) for name, v in first.drawn.items()}
+        )
+        offset = 0
+        for rank, request in enumerate(ranked):
+            # padding repeats the client's first sample: finite values that the mask removes
+            index[:, rank] = offset
+            step, place = _slots(request.plan.bounds)
+            index[step, rank, place] = request.plan.order + offset
+            mask[step, rank, place] = 1
+            mask[request.plan.steps :, rank] = 1  # who has finished still has a mean, which nobody reads
+            for name, values in drawn.items():
+                assert request.variations is not None
+                values[step, rank, place] = request.variations.drawn[name]
+            offset += len(request.examples)
+        self._steps = steps
+        self._index = index.to(device)
+        self.masks = None if len(sizes) <= 1 else mask.to(device)
+        self._drawn = {name: values.to(device) for name, values in drawn.items()}
+
+    @staticmethod
+    def _float_type(request: TrainRequest) -> torch.dtype:
+        kind: torch.dtype = next(leaf.dtype for _, leaf in leaves(request.trainable))
+        return kind
+
+    def active(self, step: int) -> int:
+        """How many of the ranked clients still have a step to do."""
+        return sum(1 for steps in self._steps if steps > step)
+
+    def batch(self, step: int, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x (active, b, *shape), y (active, b), mask (active, b) or None."""
+        index = self._index[step, :active]
+        x = self._x[index]
+        if self._augmentation is not None:
+            drawn = {name: values[step, :active].flatten(0, 1) for name, values in self._drawn.items()}
+            x = self._augmentation(x.flatten(0, 1), drawn).view(x.shape)
+        return x, self._y[index], None if self.masks is None else self.masks[step, :active]
+
+
+@lru_cache
+def _slots(bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The step of each sample of a plan, and its place in the mini-batch; clients of one size have the same."""
+    sizes = np.diff(bounds)
+    steps = np.repeat(np.arange(len(sizes)), sizes)
+    return torch.from_numpy(steps), torch.from_numpy(np.arange(len(steps)) - np.asarray(bounds)[steps])

@@ -1,0 +1,160 @@
+"""A stack of clients whose objective is differentiated whole: ``vmap(grad(objective))``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from rayfl.engine.looped import moved_paths
+from rayfl.engine.optimizers import Kept, clipped, key_of, rule_of
+from rayfl.engine.requests import TrainRequest
+from rayfl.engine.tasks import Batch, Task
+from rayfl.engine.untouched import Untouched
+from rayfl.params import Tree, from_leaves, leaves, map_leaves
+
+
+class StackedAutograd:
+    """Steps of a stack along the gradient of any objective.
+
+    Args:
+        ranked: the clients, those with most steps first.
+        task: what is learned.
+        device: where to compute.
+        masked: whether mini-batches have masks.
+    """
+
+    def __init__(self, ranked: Sequence[TrainRequest], task: Task, device: torch.device, masked: bool) -> None:
+        first = ranked[0]
+        self._paths = [path for path, _ in leaves(first.trainable)]
+        self._model = _stack([request.trainable for request in ranked], device)
+        self._parameters = [leaf for _, leaf in leaves(self._model)]
+        names = moved_paths(self._model, task)
+        self._moved = [i for i, path in enumerate(self._paths) if path in names]
+        self._mover = _Mover(ranked, names, [self._parameters[i] for i in self._moved], device)
+        self._frozen, self._frozen_dims = _stack_frozen(ranked, device)
+        self.lent = Untouched(self._frozen or {})
+        self._draws = None if first.draws is None else _pad_draws(ranked, device)
+        self._gradients = vmap(
+            grad(_on_tensors(first, task)),
+            in_dims=(0, 0, 0, 0 if masked else None, self._frozen_dims, None if self._draws is None else 0),
+        )
+
+    def step(self, number: int, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
+        """Moves the first ``active`` clients along the gradients of a mini-batch of each."""
+        rows = zip(self._paths, self._parameters, strict=True)
+        now = from_leaves({path: leaf[:active] for path, leaf in rows})
+        fixed = None if self._frozen is None else _first(self._frozen, self._frozen_dims, active)
+        draw = None if self._draws is None else map_leaves(lambda leaf: leaf[number, :active], self._draws)
+        gradients = [leaf for _, leaf in leaves(self._gradients(now, x, y, mask, fixed, draw))]
+        self._mover.step([gradients[i] for i in self._moved], active)
+
+    def model_of(self, rank: int) -> Tree:
+        """What is trained of one client, in fresh memory."""
+        return map_leaves(lambda leaf: leaf[rank].clone(), self._model)
+
+    def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
+        """What the optimizer keeps of one client, by slot and path, in fresh memory."""
+        return self._mover.slots_of(rank)
+
+
+class _Mover:
+    """The optimizer of a stack: its first clients make a step together."""
+
+    def __init__(
+        self, ranked: Sequence[TrainRequest], paths: Sequence[str], stacks: Sequence[Tensor], device: torch.device
+    ) -> None:
+        first = ranked[0]
+        self._ranked, self._paths, self._stacks = ranked, paths, stacks
+        self._max_norm = first.max_grad_norm
+        self._rules = [rule_of(path, first.rule, first.groups) for path in paths]
+        kept = first.kept or Kept()
+        keys = dict.fromkeys(map(key_of, paths))
+        self._counts = {key: torch.tensor(float(kept.steps.get(key, 0)), device=device) for key in keys}
+        self._slots = [
+            {name: self._begun(name, path, stack) for name in rule.slots}
+            for path, rule, stack in zip(paths, self._rules, stacks, strict=True)
+        ]
+        members: dict[Any, list[int]] = {}
+        for place, (path, rule) in enumerate(zip(paths, self._rules, strict=True)):
+            members.setdefault((rule, key_of(path)), []).append(place)
+        self._members = members
+
+    def _begun(self, name: str, path: str, stack: Tensor) -> Tensor:
+        buffer = torch.zeros_like(stack)
+        for rank, request in enumerate(self._ranked):
+            stored = {} if request.kept is None else request.kept.slots.get(name, {})
+            if path in stored:
+                buffer[rank].copy_(stored[path])
+        return buffer
+
+    def step(self, gradients: list[Tensor], active: int) -> None:
+        """One step of the first ``active`` clients."""
+        if self._max_norm is not None:
+            gradients = clipped(gradients, self._max_norm, stacked=True)
+        for count in self._counts.values():
+            count += 1
+        for (rule, key), places in self._members.items():
+            rule.step(
+                [self._stacks[i][:active] for i in places],
+                [gradients[i].contiguous() for i in places],
+                [[self._slots[i][name][:active] for i in places] for name in rule.slots],
+                self._counts[key],
+            )
+
+    def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
+        """What is kept of one client, by slot and path."""
+        names = {name for rule in self._rules for name in rule.slots}
+        rows = list(zip(self._paths, self._slots, strict=True))
+        return {name: {path: slots[name][rank].clone() for path, slots in rows if name in slots} for name in names}
+
+
+def _on_tensors(request: TrainRequest, task: Task) -> Callable[..., Tensor]:
+    """The objective as a function of tensors and trees alone, as ``vmap`` needs it."""
+
+    def loss(model: Tree, x: Tensor, y: Tensor, mask: Tensor | None, frozen: Any, draw: Any) -> Tensor:
+        return request.objective(model, Batch(x, y, mask), task, frozen, draw)
+
+    return loss
+
+
+def _stack(trees: Sequence[Mapping[str, Any]], device: torch.device) -> Tree:
+    return map_leaves(lambda *tensors: torch.stack([t.to(device) for t in tensors]), *trees)
+
+
+def _stack_frozen(ranked: Sequence[TrainRequest], device: torch.device) -> tuple[Any, Any]:
+    """Stacks what differs between clients; what they share (the broadcast model) stays one tensor."""
+    if ranked[0].frozen is None:
+        return None, None
+    values: dict[str, Any] = {}
+    dims: dict[str, Any] = {}
+    rows = [dict(leaves(request.frozen or {})) for request in ranked]
+    for path, leaf in rows[0].items():
+        column = [row[path] for row in rows]
+        if not isinstance(leaf, Tensor):
+            values[path], dims[path] = leaf, None
+        elif all(other is leaf for other in column):
+            values[path], dims[path] = leaf.to(device), None
+        else:
+            values[path], dims[path] = torch.stack([t.to(device) for t in column]), 0
+    return from_leaves(values), from_leaves(dims)
+
+
+def _first(tree: Tree, dims: Tree, active: int) -> Tree:
+    return map_leaves(lambda leaf, dim: leaf if dim is None else leaf[:active], tree, dims)
+
+
+def _pad_draws(ranked: Sequence[TrainRequest], device: torch.device) -> Tree:
+    """Draws as (steps, clients, ...); entries of finished clients are never read."""
+    steps = ranked[0].plan.steps
+    kind = next(leaf.dtype for _, leaf in leaves(ranked[0].trainable))
+
+    def column(*parts: Any) -> Tensor:
+        padded = [np.concatenate([p, np.zeros((steps - len(p), *p.shape[1:]), p.dtype)]) for p in parts]
+        return torch.as_tensor(np.stack(padded, axis=1), dtype=kind).to(device)
+
+    return map_leaves(column, *[request.draws or {} for request in ranked])

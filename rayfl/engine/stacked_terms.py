@@ -1,0 +1,174 @@
+"""A stack of clients whose steps are matrices: one block of memory, and two or three batched products a step.
+
+The block has the shape (N, rows, P): for each client the vectors of :class:`rayfl.engine.linear_program.LinearProgram`,
+as long as a model. There are two such blocks; a step reads one and writes the other, so that nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from rayfl.engine.flat import Layout
+from rayfl.engine.linear_program import LinearProgram
+from rayfl.engine.requests import TrainRequest
+from rayfl.engine.stacked_chain import write_gradients
+from rayfl.engine.tasks import Batch, Classification, Task
+from rayfl.engine.terms import TRAINED
+from rayfl.engine.untouched import Untouched
+from rayfl.params import Tree
+
+
+class StackedTerms:
+    """Steps of a stack on a sum of terms.
+
+    Args:
+        program: what a step is.
+        ranked: the clients, those with most steps first.
+        task: what is learned.
+        device: where to compute.
+    """
+
+    def __init__(
+        self, program: LinearProgram, ranked: Sequence[TrainRequest], task: Task, device: torch.device
+    ) -> None:
+        self._program, self._ranked, self._task = program, ranked, task
+        self.lent = Untouched({})  # no code of a method's is run
+        first = _model(ranked[0].trainable, program.trained[0])
+        self._layout = Layout.of(first)
+        shape = (len(ranked), program.rows, self._layout.size)
+        self._blocks = [torch.zeros(shape, dtype=self._layout.dtype, device=device) for _ in range(2)]
+        self._fill()
+        convert = partial(torch.as_tensor, dtype=self._layout.dtype, device=device)
+        matrices, entering = program.matrices(ranked)
+        self._matrices = convert(matrices)
+        self._entering = convert(entering) if program.measures else None
+        along = program.along()
+        self._weights = [convert((along @ m.weights).reshape(3, -1)) for m in program.measures]
+        self._columns = self._segments()
+        self._views: dict[tuple[int, int, int], dict[str, Tensor]] = {}
+        self._now = 0
+        mixed = slice(0, program.mixed)
+        for read in [self._blocks[0]] if program.mixed else []:
+            self._product(self._matrices[0, :, :, mixed], read, read, mixed)
+
+    @torch.no_grad()
+    def step(self, number: int, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
+        """Moves the first ``active`` clients along the gradients of a mini-batch of each."""
+        program = self._program
+        read, other = self._blocks[self._now][:active], self._blocks[1 - self._now][:active]
+        for point, row in zip(program.points, program.gradients, strict=True):
+            self._write_gradients(self._leaves(point, active), self._leaves(row, active), x, y, mask)
+        matrices = self._matrices[number + 1, :active]
+        if self._entering is not None:
+            matrices = self._with_measured(matrices, self._entering[number + 1, :active], read)
+        self._product(matrices, read, other, slice(0, program.written))
+        self._now = 1 - self._now
+
+    def model_of(self, rank: int) -> Tree:
+        """What is trained of one client, in fresh memory."""
+        program = self._program
+        models = {
+            key: {name: leaf.clone() for name, leaf in self._client(rank, program.mixed + n).items()}
+            for n, key in enumerate(program.trained)
+        }
+        return models.get(TRAINED, models)
+
+    def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
+        """What the optimizer keeps of one client, by slot and path, in fresh memory."""
+        kept = {
+            f"{key}/{name}" if key else name: leaf.clone()
+            for key, row in zip(self._program.trained, self._program.momenta, strict=True)
+            if row is not None
+            for name, leaf in self._client(rank, row).items()
+        }
+        return {"momentum": kept} if kept else {}
+
+    def _fill(self) -> None:
+        """Packs what is trained, momenta and frozen models; the latter into both blocks, since no step writes them."""
+        program = self._program
+        for n, key in enumerate(program.trained):
+            self._pack(self._blocks[0], program.mixed + n, [_model(one.trainable, key) for one in self._ranked])
+            if (row := program.momenta[n]) is not None:
+                for name, place in self._layout.places.items():
+                    path = f"{key}/{name}" if key else name
+                    for rank, one in enumerate(self._ranked):
+                        stored = {} if one.kept is None else one.kept.slots.get("momentum", {})
+                        if path in stored:
+                            self._blocks[0][rank, row, place][: stored[path].numel()].copy_(stored[path].flatten())
+        for name in program.frozen:
+            for block in self._blocks:
+                self._pack(block, program.row(name), [(one.frozen or {})[name] for one in self._ranked])
+
+    def _pack(self, block: Tensor, row: int, models: Sequence[Mapping[str, Tensor]]) -> None:
+        for name, place in self._layout.places.items():
+            leaf = models[0][name]
+            room = block[:, row, place.start : place.start + leaf.numel()]
+            if all(model[name] is leaf for model in models):
+                room.copy_(leaf.flatten())
+            else:
+                room.copy_(torch.stack([model[name].to(block.device).flatten() for model in models]))
+
+    def _segments(self) -> list[slice]:
+        """The columns of each segment."""
+        places = self._layout.places
+        return [slice(places[names[0]].start, places[names[-1]].stop) for names in self._program.segments]
+
+    def _product(self, matrices: Tensor, read: Tensor, write: Tensor, rows: slice) -> None:
+        """Writes rows of one block that are sums of rows of another (or further rows of the same)."""
+        for number, columns in enumerate(self._columns):
+            torch.bmm(matrices[:, number], read[:, self._program.mixed :, columns], out=write[:, rows, columns])
+
+    def _with_measured(self, matrices: Tensor, entering: Tensor, read: Tensor) -> Tensor:
+        """Adds what penalties do whose slopes are measured."""
+        total: Any = 0
+        for measure, weights in zip(self._program.measures, self._weights, strict=True):
+            first, second = measure.rows
+            pair = read[:, min(measure.rows) : max(measure.rows) + 1 : max(abs(second - first), 1)]
+            products = torch.bmm(pair, pair.mT)
+            one, two = (0, -1) if first < second else (-1, 0)
+            slopes = measure.slopes(products[:, 0, -1], products[:, one, one], products[:, two, two])
+            total = total + torch.stack(list(slopes), 1) @ weights
+        change = total.view(len(read), 1, -1, read.shape[1] - self._program.mixed)
+        return matrices + entering @ change
+
+    def _write_gradients(
+        self, model: dict[str, Tensor], room: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor | None
+    ) -> None:
+        task = self._task
+        layers = task.chain(model) if isinstance(task, Classification) else None
+        if layers is not None and isinstance(task, Classification):
+            write_gradients(layers, task.chain(room) or [], x, y, mask)
+            return
+
+        def loss(one: Tree, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+            return task.loss(one, Batch(x, y, mask))
+
+        made = vmap(grad(loss), in_dims=(0, 0, 0, None if mask is None else 0))(model, x, y, mask)
+        torch._foreach_copy_(list(room.values()), [made[name] for name in room])
+
+    def _leaves(self, row: int, active: int) -> dict[str, Tensor]:
+        """A row of the first clients as models, by name."""
+        key = (self._now, row, active)
+        if key not in self._views:
+            flat = self._blocks[self._now][:active, row]
+            self._views[key] = {
+                name: flat[:, start : start + shape.numel()].view(active, *shape)
+                for name, shape, start in zip(
+                    self._layout.paths, self._layout.shapes, self._layout.offsets, strict=True
+                )
+            }
+        return self._views[key]
+
+    def _client(self, rank: int, row: int) -> dict[str, Tensor]:
+        return self._layout.leaves(self._blocks[self._now][rank, row])
+
+
+def _model(tree: Mapping[str, Any], key: str) -> Mapping[str, Tensor]:
+    found: Mapping[str, Tensor] = tree[key] if key != TRAINED else tree
+    return found

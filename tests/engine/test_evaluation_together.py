@@ -1,0 +1,179 @@
+"""Stacks of clients have the statistics of clients that are scored one by one, in far fewer launches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors.hosting import scoring
+from algorithms.superfed import GRID, SuPerFed
+from rayfl.engine.evaluation import evaluate
+from rayfl.engine.evaluation_together import Asked, evaluate_together
+from rayfl.engine.mixtures import Mixture
+from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Classification, Predictor
+from rayfl.examples import Examples, InputSpec
+from rayfl.metrics import Statistics
+from rayfl.models.base import Network
+from rayfl.models.zoo import CharLSTM, TwoNN
+from tests.support.elsewhere import PRETENDED, elsewhere
+from tests.support.launches import Launches
+from tests.support.problems import Dropping, Normalized, Scaled, SmallCNN, examples
+from tests.support.toys import Toy, random_clients, two_layers
+
+torch.set_num_threads(1)
+
+IMAGE, VECTOR = InputSpec("image", (1, 6, 6), 4), InputSpec("image", (6,), 4)
+SIZES = (17, 3, 0, 64, 25, 10, 41)
+NETWORKS: dict[str, tuple[Any, InputSpec]] = {
+    "perceptron": (lambda: TwoNN(hidden=(20, 20)).build(IMAGE), IMAGE),
+    "convolutions": (SmallCNN, IMAGE),
+}
+
+
+def sweep(task: Classification, k: int, server: Any) -> dict[str, Predictor]:
+    """A global model, an own one, and the points on the line between them."""
+    own = task.network.initialize(k)
+    points = {f"lambda={c}": Predictor.of(Mixture(server, own, c, task)) for c in GRID}
+    return {
+        "global": Predictor.of(server),
+        **points,
+        "own": Predictor.of(own),
+        "other": Predictor.of(task.network.initialize(99 + k)),
+    }
+
+
+def close(found: Mapping[str, Statistics], expected: Mapping[str, Statistics]) -> None:
+    """Equal counts, and sums that differ by rounding."""
+    assert list(found) == list(expected)
+    for name, one in found.items():
+        vector, other = one.vector, expected[name].vector
+        counts = np.r_[0, 2, 3, 4:19, 34:49]
+        np.testing.assert_array_equal(vector[counts], other[counts])
+        np.testing.assert_allclose(vector, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [16, 1000])
+@pytest.mark.parametrize(("factory", "spec"), NETWORKS.values(), ids=NETWORKS.keys())
+def test_ragged_clients_and_all_points_of_a_sweep_agree(factory: Any, spec: InputSpec, batch_size: int) -> None:
+    task = Classification(Network(factory))
+    server = task.network.initialize(50)
+    asked = [Asked(sweep(task, k, server), examples(n, spec, k)) for k, n in enumerate(SIZES)]
+    for one, found in zip(asked, evaluate_together(asked, task, batch_size), strict=True):
+        if len(one.examples):
+            close(
+                {name: found[name] for name in one.predictors}, evaluate(one.predictors, one.examples, task, batch_size)
+            )
+        else:
+            assert found == {}
+
+
+def test_few_clients_at_a_time_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rayfl.engine import evaluation_together as module
+
+    task = Classification(Network(lambda: TwoNN(hidden=(20, 20)).build(IMAGE)))
+    asked = [Asked(sweep(task, k, task.network.initialize(k % 2)), examples(n, IMAGE, k)) for k, n in enumerate(SIZES)]
+    whole = evaluate_together(asked, task, 16)
+    monkeypatch.setattr(module, "_CPU_BYTES", 1)
+    for one, other in zip(evaluate_together(asked, task, 16), whole, strict=True):
+        close(one, other)
+
+
+def test_one_model_for_all_needs_no_stack() -> None:
+    """Any network predicts for the samples of all clients at once, also one that cannot be stacked."""
+    spec = InputSpec("tokens", (9,), 12, 12)
+    task = Classification(CharLSTM(hidden=8).network(spec))
+    predictors = {"global": Predictor.of(task.network.initialize(0))}
+    asked = [Asked(predictors, examples(n, spec, k)) for k, n in enumerate((5, 9, 2))]
+    for one, found in zip(asked, evaluate_together(asked, task, 4), strict=True):
+        close(found, evaluate(predictors, one.examples, task, 4))
+
+
+@pytest.mark.parametrize(
+    ("factory", "left"), [(Normalized, set()), (Dropping, {"global"}), (Scaled, {"global", "own", "other"})]
+)
+def test_what_cannot_be_stacked_is_left_out(factory: Any, left: set[str]) -> None:
+    task = Classification(Network(factory))
+    server = task.network.initialize(50)
+    asked = []
+    for k in range(2):
+        predictors = sweep(task, k, server)
+        if factory is Dropping:  # else the global model is a point of a line that cannot be stacked
+            predictors = {name: predictors[name] for name in ("global", "own")}
+        predictors["ensemble"] = Predictor.of(server, server)
+        predictors["code"] = Predictor.of(server, combine=lambda models, x, task: task.log_probabilities(models, x))
+        asked.append(Asked(predictors, examples(5, VECTOR, k)))
+    assert [set(one) for one in evaluate_together(asked, task, 16)] == [left] * 2
+
+
+def toy(mode: str, **options: Any) -> Toy:
+    """Two rounds of SuPerFed on ragged clients, the second with sweeps."""
+    train = TrainConfig(rounds=2, clients_per_round="all", local_epochs=1, batch_size=5, lr=0.1)
+    made = Toy(SuPerFed(start=0.5), random_clients([17, 3, 12, 9], seed=1), two_layers(), train, mode=mode, **options)
+    made.run()
+    return made
+
+
+def test_hosts_score_in_stacks() -> None:
+    found, expected = (
+        [{client: rows["test"] for client, rows in made.federation.trained_scores.items()}, made.scores()]
+        for made in (toy("vectorized"), toy("looped"))
+    )
+    for these, those in zip(found, expected, strict=True):
+        assert list(these) == list(those) == [0, 1, 2, 3]
+        for client in these:
+            close(these[client], those[client])
+
+
+def test_a_failure_in_a_stack_is_said_and_scored_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise ArithmeticError("no stack")
+
+    expected = toy("vectorized").scores()
+    monkeypatch.setattr(scoring, "evaluate_together", fails)
+    with caplog.at_level(logging.WARNING):
+        found = toy("vectorized").scores()
+    for client in expected:
+        close(found[client], expected[client])
+    assert [record.getMessage() for record in caplog.records] == ["4 clients are scored one by one: no stack"]
+
+
+def launches(clients: int, device: torch.device) -> Launches:
+    """Scores SuPerFed's sweep for clients with TwoNN and parts of several sizes."""
+    spec = InputSpec("image", (1, 28, 28), 10)
+    task = Classification(TwoNN().network(spec))
+    server = {name: leaf.to(device) for name, leaf in task.network.initialize(50).items()}
+    asked = []
+    for k in range(clients):
+        part, own = examples(8 + k % 5, spec, k), task.network.initialize(k)
+        own = {name: leaf.to(device) for name, leaf in own.items()}
+        points = {f"lambda={c}": Predictor.of(Mixture(server, own, c, task)) for c in GRID}
+        moved = Examples(part.x.to(device), part.y.to(device))
+        asked.append(Asked({"global": Predictor.of(server), **points}, moved))
+    with Launches() as counted:
+        found = evaluate_together(asked, task, 256)
+    assert all(len(one) == 1 + len(GRID) for one in found)
+    return counted
+
+
+@PRETENDED
+def test_a_sweep_takes_15_launches_a_stack_and_no_wait_more_for_more_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rayfl.engine import evaluation_together as module
+
+    with elsewhere() as device:
+        one, same = launches(4, device), launches(8, device)
+        monkeypatch.setattr(module, "_DEVICE_BYTES", 4 * 11 * (199_210 + 12 * 784) * 4)
+        two, three = launches(8, device), launches(12, device)
+    assert one.launches == same.launches
+    a_stack = two.launches.total() - one.launches.total()
+    assert a_stack == three.launches.total() - two.launches.total()
+    assert a_stack <= 15
+    assert one.waits == three.waits
+    assert one.launches.total() <= 60
