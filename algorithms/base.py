@@ -7,14 +7,16 @@ the methods is pure PyTorch: no Ray, no files, no logging.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from algorithms.clients import Clients as Clients
+from algorithms.clients import Procedure as Procedure
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.settings import TrainConfig
@@ -24,96 +26,10 @@ from rayfl.errors import ConfigError, MethodError
 from rayfl.models.base import Network
 from rayfl.params import Tree
 
-Procedure = Callable[..., Coroutine[Any, Any, Any]]
-
 
 def setting(default: Any, symbol: str, description: str, **bounds: Any) -> Any:
     """A hyper-parameter: its default, the paper's symbol (empty for our own options), meaning and range."""
     return Field(default, description=description, json_schema_extra={"symbol": symbol}, **bounds)
-
-
-class Clients(Protocol):
-    """The clients as the server's procedure sees them. Each call says what it costs.
-
-    A client that fails in a call ends the run, or is left out (``clients.on_error`` of the configuration). One of the
-    round's cohort that is left out takes no part in the round at all: ``round`` is begun again with a cohort without
-    it, and so never sees results that lack a member of its cohort. Of other clients' results it may, see ``required``.
-    """
-
-    @property
-    def context(self) -> RoundContext:
-        """Round, rounds, number of clients, random streams."""
-        ...
-
-    @property
-    def pooled(self) -> int:
-        """The id, K, of one more client that owns the samples of all the others (never evaluated)."""
-        ...
-
-    def num_samples(self, clients: Sequence[int]) -> np.ndarray:
-        """Training samples n_k of the given clients, int64."""
-        ...
-
-    def mean(
-        self,
-        procedure: Procedure,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree] | None = None,
-        also: Weighted | None = None,
-        required: bool | None = None,
-    ) -> Tree:
-        """The weighted mean of what ``procedure`` returns (:class:`Weighted`) over the cohort.
-
-        Reduced on the actors: one partial sum an actor travels.
-
-        Args:
-            procedure: a method ``async (client, **broadcast, **payload) -> Weighted`` of the algorithm.
-            cohort: client ids.
-            broadcast: keyword arguments equal for all, sent once.
-            payloads: further keyword arguments by client.
-            also: one more contribution, of the server's own.
-            required: True: a client that fails here ends the run, whatever the configuration says; None: one that is
-                not of the round's cohort does; False: every one may be left out, and is missing in what comes back.
-        """
-        ...
-
-    def means(
-        self,
-        procedure: Procedure,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree] | None = None,
-        required: bool | None = None,
-    ) -> dict[str, Tree]:
-        """Like :meth:`mean`, but one mean for each ``Weighted.group`` among the results, by group.
-
-        Reduced on the actors: one partial sum an actor and group travels. That a client names its group costs, like
-        its weight, nothing.
-        """
-        ...
-
-    def map(
-        self,
-        procedure: Procedure,
-        cohort: Sequence[int],
-        broadcast: Tree,
-        payloads: Mapping[int, Tree] | None = None,
-        counted: bool = True,
-        required: bool | None = None,
-    ) -> dict[int, Any]:
-        """What ``procedure`` returns (a tree), by client, ascending; every client's result travels.
-
-        Args:
-            procedure: a method ``async (client, **broadcast, **payload) -> Tree`` of the algorithm.
-            cohort: client ids.
-            broadcast: keyword arguments equal for all, sent once.
-            payloads: further keyword arguments by client.
-            counted: whether the messages count as traffic. Not for work that a deployment's server does by itself
-                and that is done on the actors here because they have the devices.
-            required: see :meth:`mean`.
-        """
-        ...
 
 
 class Algorithm(BaseModel):
@@ -231,12 +147,13 @@ class Algorithm(BaseModel):
         return self.global_predictors(server, client.task)
 
 
-def check_head(method: str, network: Network) -> None:
+def check_head(method: str, network: Network, bias: bool = False) -> None:
     """Refuses a model whose last layer a method works on, but which does not train that layer.
 
     Args:
         method: what to call the method.
         network: the model.
+        bias: whether the layer's bias, if it has one, must be trained as well.
 
     Raises:
         ConfigError: the weight of the last layer requires no gradient, and so is in no model of a client or the server.
@@ -245,6 +162,12 @@ def check_head(method: str, network: Network) -> None:
         raise ConfigError(
             f"{method} needs the last layer's weight to be trained, but in this model {network.head_weight!r} has "
             "requires_grad=False: leave it on there, or choose another method"
+        )
+    name = network.head_weight.removesuffix("weight") + "bias"
+    if bias and name in network.fixed_parameters:
+        raise ConfigError(
+            f"{method} trains the last layer, but in this model {name!r} has requires_grad=False: leave it on there, "
+            "or choose another method"
         )
 
 

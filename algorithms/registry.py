@@ -17,11 +17,14 @@ from algorithms.fedbn import FedBN
 from algorithms.fedcac import FedCAC
 from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
+from algorithms.feddf import FedDF
 from algorithms.feddistill import FedDistill
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
+from algorithms.fedgen import FedGen
 from algorithms.fedgh import FedGH
 from algorithms.fedkd import FedKD
+from algorithms.fedmd import FedMD
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
 from algorithms.fednova import FedNova
@@ -47,6 +50,7 @@ from algorithms.local import Local
 from algorithms.mapper import Mapper
 from algorithms.moon import MOON
 from algorithms.per_fedavg import PerFedAvg
+from algorithms.pfedhn import PFedHN
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
 from algorithms.scaffold import Scaffold
@@ -66,7 +70,10 @@ METHODS: dict[str, type[Algorithm]] = {
         FedNova,
         FedNTD,
         FedGH,
+        FedGen,
         FedDistill,
+        FedDF,
+        FedMD,
         FedKD,
         KnnPer,
         FedCAC,
@@ -100,6 +107,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedFusion,
         FLDA,
         APFL,
+        PFedHN,
         PFedMe,
         PerFedAvg,
         Mapper,

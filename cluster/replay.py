@@ -20,6 +20,7 @@ from cluster.run import inline_device, limited_threads
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import RoundContext
 from rayfl.engine.precision import arithmetic
+from rayfl.engine.tasks import Task
 from rayfl.errors import ConfigError, RayflError, RunError
 from rayfl.params import Tree, leaves
 from rayfl.results.schemas import METRICS
@@ -125,7 +126,7 @@ class _Stage:
         self.algorithm = config.algorithm
         self.cohort = cohort
         self.host = build_host(config, 0, inline_device(config.cluster.device), tell=print)
-        self.federation = Federation(Hosts(InlinePool([self.host])), parts.context, parts.check())
+        self.federation = Federation(Hosts(InlinePool([self.host])), parts.task, parts.context, parts.check())
         self.federation.adopt(before.states if before is not None else {})
         self.server = (
             self.algorithm.init(parts.task, parts.context) if before is None else run.store.read_server(before)
@@ -177,7 +178,7 @@ class _NotEnoughError(Exception):
 
 
 class _Alone:
-    """The clients of a round of which one does its part (see ``algorithms.base.Clients``)."""
+    """The clients of a round of which one does its part (see ``algorithms.clients.Clients``)."""
 
     def __init__(self, federation: Federation, client: int) -> None:
         self._federation = federation
@@ -187,6 +188,10 @@ class _Alone:
     @property
     def context(self) -> RoundContext:
         return self._federation.context
+
+    @property
+    def task(self) -> Task:
+        return self._federation.task
 
     @property
     def pooled(self) -> int:
@@ -202,9 +207,10 @@ class _Alone:
         broadcast: Tree,
         payloads: Mapping[int, Tree] | None = None,
         also: Weighted | None = None,
+        counted: bool = True,
         required: bool | None = None,
     ) -> Tree:
-        return self._federation.mean(procedure, self._only(cohort), broadcast, payloads, also, required)
+        return self._federation.mean(procedure, self._only(cohort), broadcast, payloads, also, counted, required)
 
     def means(
         self,
@@ -226,6 +232,11 @@ class _Alone:
         required: bool | None = None,
     ) -> dict[int, Any]:
         return self._federation.map(procedure, self._only(cohort), broadcast, payloads, counted, required)
+
+    def on_server(self, procedure: Procedure, given: Tree) -> Tree:
+        if self.asked:
+            raise _NotEnoughError  # most likely it works on what all clients have sent
+        return self._federation.on_server(procedure, given)
 
     def _only(self, cohort: Sequence[int]) -> list[int]:
         if self.asked or self._client not in cohort:

@@ -22,6 +22,8 @@ from algorithms.base import Algorithm, Procedure
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.config.schema import ClientsConfig
 from rayfl.engine.client import RoundContext
+from rayfl.engine.requests import SERVER
+from rayfl.engine.tasks import Task
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import MethodError
 from rayfl.metrics import Statistics
@@ -34,6 +36,7 @@ class Federation:
 
     Args:
         hosts: where they are.
+        task: what is learned.
         context: round context of the experiment.
         sizes: samples by client and split (K, 3): train, validation, test.
         policy: what becomes of clients that fail; default: the run fails.
@@ -47,11 +50,13 @@ class Federation:
     def __init__(
         self,
         hosts: Hosts,
+        task: Task,
         context: RoundContext,
         sizes: np.ndarray,
         policy: ClientsConfig | None = None,
     ) -> None:
         self._hosts = hosts
+        self._task = task
         self._context = context
         self._sizes = sizes
         self._policy = policy or ClientsConfig()
@@ -81,8 +86,13 @@ class Federation:
         return self._context
 
     @property
+    def task(self) -> Task:
+        """What is learned."""
+        return self._task
+
+    @property
     def pooled(self) -> int:
-        """The id of the client that owns everybody's samples; see ``algorithms.base.Clients``."""
+        """The id of the client that owns everybody's samples; see ``algorithms.clients.Clients``."""
         return self._context.num_clients
 
     def begin_round(
@@ -179,13 +189,14 @@ class Federation:
         broadcast: Tree,
         payloads: Mapping[int, Tree] | None = None,
         also: Weighted | None = None,
+        counted: bool = True,
         required: bool | None = None,
     ) -> Tree:
-        """The exact weighted mean of what the cohort's procedures return; see ``algorithms.base.Clients``."""
+        """The exact weighted mean of what the cohort's procedures return; see ``algorithms.clients.Clients``."""
         total = ExactSum()
         if also is not None:
             total.add(also)
-        for result in self._call(name_of(procedure), "mean", cohort, broadcast, payloads or {}, required=required):
+        for result in self._call(name_of(procedure), "mean", cohort, broadcast, payloads or {}, counted, required):
             for part in result.totals.values():
                 merge(total, part, self._context.round, procedure.__name__)
         return total.mean()
@@ -198,7 +209,7 @@ class Federation:
         payloads: Mapping[int, Tree] | None = None,
         required: bool | None = None,
     ) -> dict[str, Tree]:
-        """One exact weighted mean a group, by group, ascending; see ``algorithms.base.Clients``."""
+        """One exact weighted mean a group, by group, ascending; see ``algorithms.clients.Clients``."""
         totals: dict[str, ExactSum] = {}
         for result in self._call(name_of(procedure), "mean", cohort, broadcast, payloads or {}, required=required):
             for group, part in result.totals.items():
@@ -215,11 +226,17 @@ class Federation:
         counted: bool = True,
         required: bool | None = None,
     ) -> dict[int, Any]:
-        """What the cohort's procedures return, by client, ascending; see ``algorithms.base.Clients``."""
+        """What the cohort's procedures return, by client, ascending; see ``algorithms.clients.Clients``."""
         values: dict[int, Any] = {}
         for result in self._call(name_of(procedure), "map", cohort, broadcast, payloads or {}, counted, required):
             values.update({client: from_numpy(value) for client, value in result.values.items()})
         return dict(sorted(values.items()))
+
+    def on_server(self, procedure: Procedure, given: Tree) -> Tree:
+        """What a procedure of the server's own returns, from one host; see ``algorithms.clients.Clients``."""
+        job = replace(self._job(name_of(procedure), "server", counted=False), attempts=1, skips=False)
+        (result,) = self._hosts.dispatch(job, {SERVER: 1.0}, given, {})
+        return from_numpy(result.values[SERVER])
 
     def evaluate(
         self,

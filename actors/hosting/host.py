@@ -17,6 +17,7 @@ from actors.hosting.memory import Lookups
 from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer
 from actors.hosting.state import Change, ClientStates, changed_in_place, signature
+from actors.server_work import served
 from algorithms.base import Algorithm
 from rayfl.aggregation.exact_sum import ExactSum, NonFiniteError, Weighted, check_finite, too_large
 from rayfl.data.federated import FederatedDataset
@@ -25,6 +26,7 @@ from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete, own_definition, own_frames
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine
+from rayfl.engine.requests import SERVER
 from rayfl.engine.tasks import Predictor, recorded_names
 from rayfl.engine.trampoline import run_procedures
 from rayfl.engine.untouched import Untouched
@@ -116,6 +118,9 @@ class ClientHost:
         if job.kind == "official":
             self._score_official(job, common, result)
             return result
+        if job.kind == "server":
+            result.values[SERVER] = self._with_room(lambda: to_numpy(self._served(job, common)))
+            return result
         waiting = job.clients
         while waiting:
             width = self.engine.width
@@ -128,6 +133,9 @@ class ClientHost:
         result.lookups = self._samples.lookups + self.states.lookups
         self._samples.lookups, self.states.lookups = Lookups(), Lookups()
         return result
+
+    def _served(self, job: Job, given: Tree) -> Tree:
+        return served(self.algorithm, self.engine, self._samples, self._context, self.at_work, job, given)
 
     def _run_together(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> None:
         for failed_before in range(job.attempts):
@@ -282,8 +290,9 @@ class ClientHost:
             if job.summands > 1 and not total.fits(job.summands if job.skips else 1):
                 raise OverflowError(too_large(outcome))
             result.totals[outcome.group] = total
-            result.upload_bytes[client.id] = num_bytes(outcome.tree)
-            if job.splits:
+            if job.counted:
+                result.upload_bytes[client.id] = num_bytes(outcome.tree)
+            if job.splits and job.counted:
                 self._note_update(outcome.tree, common, result)
         else:
             check_sendable(outcome, job.procedure)

@@ -13,6 +13,7 @@ from algorithms.base import Procedure
 from algorithms.fedavg import FedAvg
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import RoundContext
+from rayfl.engine.tasks import Task
 from rayfl.experiment.parts import Parts
 from rayfl.params import Tree, to_numpy
 
@@ -53,13 +54,14 @@ def rehearsals(parts: Parts, sizes: np.ndarray) -> list[Rehearsal]:
 
 def _first_call(parts: Parts, sizes: np.ndarray, round: int) -> Rehearsal | None:
     """None where the method cannot begin this round with what the server has at first."""
-    clients = _Listening(replace(parts.context, round=round), sizes, parts.config.evaluation.splits)
+    clients = _Listening(parts.task, replace(parts.context, round=round), sizes, parts.config.evaluation.splits)
     try:
         parts.config.algorithm.round(parts.initial_server(), parts.cohort(round), clients)
     except _AskedError as asked:
         return asked.call
     except Exception:
-        # A method may refuse what never comes about in a run; if it does, the run itself says so.
+        # A method may refuse what never comes about in a run; if it does, the run itself says so. Or its server works
+        # first.
         return None
     return None
 
@@ -70,10 +72,15 @@ class _AskedError(Exception):
         self.call = call
 
 
-class _Listening:
-    """The clients of a round (see ``algorithms.base.Clients``) that answer nothing: the first call ends it."""
+class _ServerAskedError(Exception):
+    """The server works before any client: what clients are sent then is not known without doing that."""
 
-    def __init__(self, context: RoundContext, sizes: np.ndarray, splits: Sequence[str]) -> None:
+
+class _Listening:
+    """The clients of a round (see ``algorithms.clients.Clients``) that answer nothing: the first call ends it."""
+
+    def __init__(self, task: Task, context: RoundContext, sizes: np.ndarray, splits: Sequence[str]) -> None:
+        self.task = task
         self.context = context
         self._samples = np.append(sizes[:, 0], sizes[:, 0].sum())
         self._splits = tuple(splits)
@@ -93,6 +100,7 @@ class _Listening:
         broadcast: Tree,
         payloads: Mapping[int, Tree] | None = None,
         also: Weighted | None = None,
+        counted: bool = True,
         required: bool | None = None,
     ) -> Tree:
         self._asked(procedure, "mean", cohort, broadcast, payloads)
@@ -117,6 +125,9 @@ class _Listening:
         required: bool | None = None,
     ) -> dict[int, Any]:
         self._asked(procedure, "map", cohort, broadcast, payloads)
+
+    def on_server(self, procedure: Procedure, given: Tree) -> Tree:
+        raise _ServerAskedError
 
     def _asked(
         self,

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from rayfl.data.images.augment import Augmentation, Variations
-from rayfl.engine.batches import num_steps, plan_batches
+from rayfl.engine.batches import BatchPlan, num_steps, plan_batches
 from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
+from rayfl.engine.pieces import in_pieces
 from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
+from rayfl.engine.schedules import Schedule
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.trampoline import Ask
@@ -156,10 +158,14 @@ class Client:
         each_epoch: Callable[[Tree], Awaitable[None]] | None = None,
         task: Task | None = None,
         stream: str = "",
+        examples: Examples | None = None,
+        settings: TrainConfig | None = None,
+        schedule: Schedule | None = None,
     ) -> Tree:
         """Local steps of the configured optimizer from ``trainable`` on ``objective``; returns the trained tree.
 
-        Images are augmented as configured, here and nowhere else, with numbers from the stream ``augment``.
+        The client's own images are augmented as configured, here and nowhere else, with numbers from the stream
+        ``augment``.
 
         Args:
             trainable: the tree to train, left as it is. A tensor that the objective does not read has a zero
@@ -181,29 +187,32 @@ class Client:
             each_epoch: awaited after every epoch with the tree as trained so far.
             task: what the objective is given; default the client's task.
             stream: suffix of the streams, for a pass other than a round's first (``.1``, ``.finetune``).
+            examples: what to train on in place of the client's training samples, on the device. Their ``y`` may be any
+                targets, one a row, which the objective reads as ``batch.y``.
+            settings: what to train with in place of the section ``train``: optimizer, rate, batch size, clipping.
+            schedule: the course of the learning rate over the steps of this pass, as ``train.schedule`` is one over
+                rounds. Groups with a rate of their own keep it.
 
         Raises:
             MethodError: when ``momentum``, here or in a group, is given for what is trained by Adam.
         """
-        train = self.context.train
+        train = self.context.train if settings is None else settings
         streams, t = self.context.streams, self.round
-        plan = plan_batches(
-            self.num_samples,
-            train.batch_size,
-            self.num_steps(epochs) if steps is None else steps,
-            streams.generator(f"batches{stream}", t, self.id),
-            repeats,
+        samples = self._training(examples)
+        plan = self._planned(
+            len(samples), train, epochs, steps, repeats, streams.generator(f"batches{stream}", t, self.id)
         )
-        rule = ParameterGroup(self.lr if lr is None else lr, momentum, weight_decay).applied(train.rule)
+        rate = train.lr_in(t) if lr is None else lr
+        rule = ParameterGroup(rate, momentum, weight_decay).applied(train.rule)
         kept = train.persist_optimizer if keep_optimizer is None else keep_optimizer
         draws = None if draw is None else draw(streams.generator(f"mix{stream}", t, self.id), plan.steps)
         variations = None
-        if (augmentation := self.context.augmentation) is not None:
+        if (augmentation := self.context.augmentation) is not None and examples is None:
             generator = streams.generator(f"augment{stream}", t, self.id)
             variations = Variations.of_steps(augmentation, plan.bounds, repeats, generator)
         request = TrainRequest(
             client=self.id,
-            examples=self._examples["train"],
+            examples=samples,
             trainable=trainable,
             frozen=None if frozen is None else map_leaves(self._to_device, frozen),
             objective=objective,
@@ -218,10 +227,14 @@ class Client:
         )
         memory = self._kept(stream, request.rules) if kept else None
         request = replace(request, kept=memory)
-        if each_epoch is None or not plan.steps:
+        if not plan.steps or (each_epoch is None and schedule is None):
             trained: Tree = await Ask(request)
         else:
-            trained = await self._by_epoch(request, repeats, each_epoch)
+            epoch = plan.steps if each_epoch is None else num_steps(len(samples), train.batch_size, 1) * repeats
+            factors = [1.0] * plan.steps
+            if schedule is not None:
+                factors = [schedule.relative(step, plan.steps, rate) for step in range(plan.steps)]
+            trained = await in_pieces(request, epoch, factors, each_epoch)
         if memory is not None and memory.slots and plan.steps:
             stored = memory.stored(None if isinstance(kept, bool) else kept)
             self.state["optimizer"] = {**self.state.get("optimizer", {}), _pass_name(stream): stored}
@@ -277,17 +290,22 @@ class Client:
         """Offers models right after local training as rows (phase ``trained``) of the cohort's results."""
         self.published.update(predictors)
 
-    async def _by_epoch(
-        self, request: TrainRequest, repeats: int, each_epoch: Callable[[Tree], Awaitable[None]]
-    ) -> Tree:
-        """A training pass in pieces of an epoch; without dropout the same as in one piece."""
-        epoch = num_steps(self.num_samples, self.context.train.batch_size, 1) * repeats
-        tree, kept = request.trainable, Kept() if request.kept is None else request.kept
-        for number, piece in enumerate(request.pieces(epoch)):
-            # each piece seeds dropout anew
-            tree = await Ask(replace(piece, trainable=tree, kept=kept, seed=request.seed ^ number))
-            await each_epoch(tree)
-        return tree
+    def _training(self, examples: Examples | None) -> Examples:
+        """What a pass trains on."""
+        return self._examples["train"] if examples is None else examples
+
+    def _planned(
+        self,
+        samples: int,
+        train: TrainConfig,
+        epochs: int | None,
+        steps: int | None,
+        repeats: int,
+        generator: np.random.Generator,
+    ) -> BatchPlan:
+        """The mini-batches of a pass."""
+        steps = train.steps_of(samples, epochs) if steps is None else steps
+        return plan_batches(samples, train.batch_size, steps, generator, repeats)
 
     def _initialized(self, stream: str, client: int, task: Task | None = None) -> Tree:
         seed = self.context.streams.integer(stream, client=client)

@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,7 @@ def _kind(name: str) -> str:
     return name.removeprefix("test_inv_").partition("_")[0]
 
 
+@cache
 def _invariants(file: Path) -> list[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     functions = (node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
