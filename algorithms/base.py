@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from algorithms.clients import Clients as Clients
+from algorithms.clients import Procedure as Procedure
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.settings import TrainConfig
@@ -169,12 +170,13 @@ class Algorithm(BaseModel):
         return self.global_predictors(server, client.task)
 
 
-def check_head(method: str, network: Network) -> None:
+def check_head(method: str, network: Network, bias: bool = False) -> None:
     """Refuses a model whose last layer a method works on, but which does not train that layer.
 
     Args:
         method: what to call the method.
         network: the model.
+        bias: whether the layer's bias, if it has one, must be trained as well.
 
     Raises:
         ConfigError: the weight of the last layer requires no gradient, and so is in no model of a client or the server.
@@ -183,6 +185,12 @@ def check_head(method: str, network: Network) -> None:
         raise ConfigError(
             f"{method} needs the last layer's weight to be trained, but in this model {network.head_weight!r} has "
             "requires_grad=False: leave it on there, or choose another method"
+        )
+    name = network.head_weight.removesuffix("weight") + "bias"
+    if bias and name in network.fixed_parameters:
+        raise ConfigError(
+            f"{method} trains the last layer, but in this model {name!r} has requires_grad=False: leave it on there, "
+            "or choose another method"
         )
 
 

@@ -1,4 +1,4 @@
-"""The clients as a method's server sees them: three ways to ask, which all are one call."""
+"""The clients as a method's server sees them: three ways to ask, which all are one call; and its own device."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.client import RoundContext
+from rayfl.engine.tasks import Task
 from rayfl.errors import ClientError, MethodError
 from rayfl.params import Tree
 
@@ -78,11 +79,13 @@ class Clients(ABC):
     it, and so never sees results that lack a member of its cohort. Of other clients' results it may, see ``required``.
 
     Args:
+        task: what is learned: ``task.network`` knows the names of a model's tensors.
         context: round, rounds, number of clients, random streams.
         samples: training samples n_k of all clients, in their order, int64.
     """
 
-    def __init__(self, context: RoundContext, samples: np.ndarray) -> None:
+    def __init__(self, task: Task, context: RoundContext, samples: np.ndarray) -> None:
+        self._task = task
         self._context = context
         self._samples = np.append(samples, samples.sum())
 
@@ -94,6 +97,11 @@ class Clients(ABC):
     def context(self) -> RoundContext:
         """Round, rounds, number of clients, random streams."""
         return self._context
+
+    @property
+    def task(self) -> Task:
+        """What is learned."""
+        return self._task
 
     @property
     def pooled(self) -> int:
@@ -122,6 +130,7 @@ class Clients(ABC):
         broadcast: Tree,
         payloads: Mapping[int, Tree] | None = None,
         also: Weighted | None = None,
+        counted: bool = True,
         required: bool | None = None,
     ) -> Tree:
         """The weighted mean of what ``procedure`` returns (:class:`Weighted`) over the cohort.
@@ -134,6 +143,7 @@ class Clients(ABC):
             broadcast: keyword arguments equal for all, sent once.
             payloads: further keyword arguments by client.
             also: one more contribution, of the server's own.
+            counted: see :meth:`map`.
             required: True: a client that fails here ends the run, whatever the configuration says; None: one that is
                 not of the round's cohort does; False: every one may be left out, and is missing in what comes back.
 
@@ -144,7 +154,7 @@ class Clients(ABC):
         total = ExactSum()
         if also is not None:
             total.add(also)
-        call = _call("mean", procedure, cohort, broadcast, payloads, required=required)
+        call = _call("mean", procedure, cohort, broadcast, payloads, counted, required)
         for part in self.call(call).totals.values():
             merge(total, part, self._context.round, call.procedure)
         return total.mean()
@@ -191,6 +201,22 @@ class Clients(ABC):
         call = _call("map", procedure, cohort, broadcast, payloads, counted, required)
         return dict(sorted(self.call(call).values.items()))
 
+    @abstractmethod
+    def on_server(self, procedure: Procedure, given: Tree) -> Tree:
+        """What a procedure of the server's own returns: it runs on one actor, which has a device.
+
+        The server has no state there: what a later round needs is returned, and given again. No message counts as
+        traffic. If the actor is lost, the round is done again, with the same random numbers.
+
+        Args:
+            procedure: a method ``async (server, **given) -> Tree`` of the algorithm, where ``server`` is a
+                :class:`rayfl.engine.server.Server`.
+            given: its keyword arguments.
+
+        Raises:
+            ClientError: when it raises, or returns values that are not finite; no ``clients.on_error`` passes over it.
+        """
+
 
 def _call(
     kind: Literal["mean", "map"],
@@ -201,10 +227,19 @@ def _call(
     counted: bool = True,
     required: bool | None = None,
 ) -> Call:
+    return Call(name_of(procedure), kind, tuple(cohort), broadcast, payloads or {}, counted, required)
+
+
+def name_of(procedure: Procedure) -> str:
+    """Returns a procedure's name.
+
+    Raises:
+        MethodError: when it is not asynchronous.
+    """
     name: str = procedure.__name__
     if is_plain(procedure, name):
         raise MethodError(NOT_ASYNCHRONOUS.format(name) + own_definition(procedure))
-    return Call(name, kind, tuple(cohort), broadcast, payloads or {}, counted, required)
+    return name
 
 
 def is_plain(procedure: Callable[..., Any], name: str) -> bool:

@@ -15,7 +15,6 @@ from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_means
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.tasks import Predictor, Task
-from rayfl.errors import ConfigError
 from rayfl.params import Tree
 
 
@@ -65,13 +64,7 @@ class FedGH(Algorithm):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
-        check_head("FedGH", task.network)
-        fixed = set(task.network.fixed_parameters) & {_bias(task)}
-        if fixed:
-            raise ConfigError(
-                f"FedGH trains the last layer, but in this model {fixed.pop()!r} has requires_grad=False: leave it on "
-                "there, or choose another method"
-            )
+        check_head("FedGH", task.network, bias=True)
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         model = super().init(task, context)["model"]
@@ -137,7 +130,3 @@ class FedGH(Algorithm):
     def update(self, trained: Any, received: Tree, task: Task) -> None:
         """None: clients send no layer."""
         return None
-
-
-def _bias(task: Task) -> str:
-    return task.network.head_weight.removesuffix("weight") + "bias"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.accumulators import ACCUMULATOR, adding, check_unclipped
+from algorithms.parts.architectures import task_of
 from algorithms.parts.prototypes import class_counts, class_means, memberships, renewed
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
@@ -101,7 +102,7 @@ class FedProto(Algorithm):
 
     async def local_update(self, client: Client, prototypes: Tree) -> Weighted:
         """Trains the client's own model, and sends its mean features by class."""
-        task, means = _task(client), prototypes["means"]
+        task, means = task_of(client), prototypes["means"]
         start: Tree = {"model": self._own(client)}
         if self.prototypes_at == "during":
             start |= {"sums": torch.zeros_like(means), "counts": torch.zeros_like(means[:, 0])}
@@ -149,7 +150,7 @@ class FedProto(Algorithm):
 
     def _rows(self, client: Client, model: Tree, prototypes: Tree) -> dict[str, Predictor]:
         """Both predictions of a model."""
-        task, exist = _task(client), prototypes["exist"]
+        task, exist = task_of(client), prototypes["exist"]
         if self.candidates == "own":
             exist = exist * (class_counts(client.examples().y, len(exist)) > 0)
         head = nearest = Predictor.of(model, task=task)
@@ -166,14 +167,7 @@ class FedProto(Algorithm):
         stored: Tree | None = client.state.get("local")
         if stored is not None:
             return stored
-        return client.initial_model(_task(client)) if self.initial == "common" else client.fresh_model()
-
-
-def _task(client: Client) -> Task:
-    """The client's architecture, a draw of its own."""
-    candidates = client.task.candidates
-    drawn = client.context.streams.integer("init.architecture", client=client.id) if len(candidates) > 1 else 0
-    return candidates[drawn % len(candidates)]
+        return client.initial_model(task_of(client)) if self.initial == "common" else client.fresh_model()
 
 
 def nearest_prototype(models: Sequence[Model], x: Tensor, task: Any) -> Tensor:

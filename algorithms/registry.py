@@ -19,13 +19,16 @@ from algorithms.fedbuff import FedBuff
 from algorithms.fedcac import FedCAC
 from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
+from algorithms.feddf import FedDF
 from algorithms.feddistill import FedDistill
 from algorithms.feddyn import FedDyn
 from algorithms.fedem import FedEM
 from algorithms.fedfomo import FedFomo
 from algorithms.fedfusion import FedFusion
+from algorithms.fedgen import FedGen
 from algorithms.fedgh import FedGH
 from algorithms.fedkd import FedKD
+from algorithms.fedmd import FedMD
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
 from algorithms.fednova import FedNova
@@ -52,6 +55,7 @@ from algorithms.mapper import Mapper
 from algorithms.moon import MOON
 from algorithms.per_fedavg import PerFedAvg
 from algorithms.pfedgraph import PFedGraph
+from algorithms.pfedhn import PFedHN
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
 from algorithms.scaffold import Scaffold
@@ -72,7 +76,10 @@ METHODS: dict[str, type[Algorithm]] = {
         FedBuff,
         FedNTD,
         FedGH,
+        FedGen,
         FedDistill,
+        FedDF,
+        FedMD,
         FedKD,
         KnnPer,
         FedCAC,
@@ -110,6 +117,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedFusion,
         FLDA,
         APFL,
+        PFedHN,
         PFedMe,
         PerFedAvg,
         Mapper,

@@ -14,7 +14,7 @@ from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
 from actors.hosting.building import build_host
 from actors.processes.pool import InlinePool
-from algorithms.clients import Call, Clients, Replies
+from algorithms.clients import Call, Clients, Procedure, Replies
 from cluster.rounds.interrupts import stop_requests
 from cluster.run import inline_device, limited_threads
 from rayfl.engine.precision import arithmetic
@@ -123,7 +123,7 @@ class _Stage:
         self.algorithm = config.algorithm
         self.cohort = cohort
         self.host = build_host(config, 0, inline_device(config.cluster.device), tell=print)
-        self.federation = Federation(Hosts(InlinePool([self.host])), parts.context, parts.check())
+        self.federation = Federation(Hosts(InlinePool([self.host])), parts.task, parts.context, parts.check())
         self.federation.adopt(before.states if before is not None else {})
         self.server = (
             self.algorithm.init(parts.task, parts.context) if before is None else run.store.read_server(before)
@@ -178,13 +178,19 @@ class _Alone(Clients):
     """The clients of a round of which one does its part; the first call is its only one."""
 
     def __init__(self, federation: Federation, client: int) -> None:
-        super().__init__(federation.context, federation.num_samples(range(federation.context.num_clients)))
+        samples = federation.num_samples(range(federation.context.num_clients))
+        super().__init__(federation.task, federation.context, samples)
         self._federation = federation
         self._client = client
         self.asked = False
 
     def received(self, client: int, server: Tree) -> Tree:
         return self._federation.received(client, server)
+
+    def on_server(self, procedure: Procedure, given: Tree) -> Tree:
+        if self.asked:
+            raise _NotEnoughError  # most likely it works on what all clients have sent
+        return self._federation.on_server(procedure, given)
 
     def call(self, call: Call) -> Replies:
         if self.asked or self._client not in call.clients:

@@ -22,7 +22,8 @@ _PUBLIC = {
     "Algorithm": "algorithms.base",
     "Averaging": "algorithms.base",
     "Client": "rayfl.engine.client",
-    "Clients": "algorithms.base",
+    "Clients": "algorithms.clients",
+    "Server": "rayfl.engine.server",
     "Predictor": "rayfl.engine.tasks",
     "Weighted": "rayfl.aggregation.exact_sum",
     "RayflError": "rayfl.errors",
@@ -34,11 +35,12 @@ __all__ = ["__version__", *_PUBLIC]
 if TYPE_CHECKING:
     from algorithms.base import Algorithm as Algorithm
     from algorithms.base import Averaging as Averaging
-    from algorithms.base import Clients as Clients
+    from algorithms.clients import Clients as Clients
     from cluster.run import run as run
     from rayfl.aggregation.exact_sum import Weighted as Weighted
     from rayfl.data.sources.leaf import import_leaf as import_leaf
     from rayfl.engine.client import Client as Client
+    from rayfl.engine.server import Server as Server
     from rayfl.engine.tasks import Predictor as Predictor
     from rayfl.errors import RayflError as RayflError
     from rayfl.experiment.result import Result as Result

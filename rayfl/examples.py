@@ -35,7 +35,10 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Examples:
-    """Samples of one client and split: ``x`` of shape (n, *input shape), ``y`` int64 of shape (n,)."""
+    """Samples of one client and split: ``x`` of shape (n, *input shape), ``y`` int64 of shape (n,).
+
+    Those that a method makes to train on may have other targets: ``y`` of shape (n, ...), a row a sample.
+    """
 
     x: torch.Tensor
     y: torch.Tensor

@@ -19,10 +19,12 @@ from actors.hosting.failures import ClientsFailedError, Failure
 from actors.hosting.job import Job, JobResult, Scores
 from actors.hosting.memory import Lookups
 from algorithms.base import Algorithm
-from algorithms.clients import Call, Clients, Replies, merge
+from algorithms.clients import Call, Clients, Procedure, Replies, merge, name_of
 from rayfl.aggregation.exact_sum import ExactSum
 from rayfl.config.schema import ClientsConfig
 from rayfl.engine.client import RoundContext
+from rayfl.engine.requests import SERVER
+from rayfl.engine.tasks import Task
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import MethodError
 from rayfl.metrics import Statistics
@@ -35,6 +37,7 @@ class Federation(Clients):
 
     Args:
         hosts: where they are.
+        task: what is learned.
         context: round context of the experiment.
         sizes: samples by client and split (K, 3): train, validation, test.
         policy: what becomes of clients that fail; default: the run fails.
@@ -48,11 +51,12 @@ class Federation(Clients):
     def __init__(
         self,
         hosts: Hosts,
+        task: Task,
         context: RoundContext,
         sizes: np.ndarray,
         policy: ClientsConfig | None = None,
     ) -> None:
-        super().__init__(context, sizes[:, 0])
+        super().__init__(task, context, sizes[:, 0])
         self._hosts = hosts
         self._policy = policy or ClientsConfig()
         self._evaluation = Evaluation(self._hosts, sizes)
@@ -167,6 +171,12 @@ class Federation(Clients):
         """The server's tree as it was when a client of the cohort began; see ``algorithms.clients.Clients``."""
         began = self._context.started.get(client)
         return server if began is None else self._past[began]
+
+    def on_server(self, procedure: Procedure, given: Tree) -> Tree:
+        """What a procedure of the server's own returns, from one host; see ``algorithms.clients.Clients``."""
+        job = replace(self._job(name_of(procedure), "server", counted=False), attempts=1, skips=False)
+        (result,) = self._hosts.dispatch(job, {SERVER: 1.0}, given, {})
+        return from_numpy(result.values[SERVER])
 
     def evaluate(
         self,

@@ -218,8 +218,8 @@ class Hosts:
 def _naming(death: HostDiedError, job: Job, owed: Sequence[int]) -> HostDiedError:
     """Returns a death with the clients that may be to blame: those at work if the host said so, else all it owed."""
     clients = death.clients or tuple(owed)
-    if job.kind == "official":
-        clients, lost = (), f"{job.procedure} of the official test part"
+    if job.kind in ("official", "server"):
+        clients, lost = (), f"{job.procedure} of {'the official test part' if job.kind == 'official' else 'the server'}"
     else:
         lost = f"{job.procedure} of {clients_named(clients)}"
     reason = f"{death.reason} (it had {lost} in round {job.round})"

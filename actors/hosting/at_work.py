@@ -15,6 +15,7 @@ from typing import Any, TextIO, cast
 
 from actors.hosting.failures import named
 from actors.hosting.job import Job
+from rayfl.engine.requests import SERVER
 from rayfl.tracking.terminal import visible
 
 _log = logging.getLogger("rayfl.clients")
@@ -172,7 +173,9 @@ class _Stream:
 
 
 def clients_named(clients: Sequence[int]) -> str:
-    """``client 3``, or ``clients 3, 4``."""
+    """``client 3``, or ``clients 3, 4``; or ``the server``."""
+    if tuple(clients) == (SERVER,):
+        return "the server"
     return f"client{'s' if len(clients) > 1 else ''} {named(list(clients))}"
 
 

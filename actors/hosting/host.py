@@ -17,6 +17,7 @@ from actors.hosting.job import Job, JobResult
 from actors.hosting.memory import Lookups
 from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer, SplitScores
+from actors.hosting.server_work import served
 from actors.hosting.state import Change, ClientStates, changed_in_place, signature
 from algorithms.base import Algorithm
 from rayfl.aggregation.exact_sum import ExactSum, NonFiniteError, Weighted, check_finite, too_large
@@ -26,6 +27,7 @@ from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete, own_definition, own_frames
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine
+from rayfl.engine.requests import SERVER
 from rayfl.engine.tasks import recorded_names
 from rayfl.engine.trampoline import run_procedures
 from rayfl.engine.untouched import Untouched
@@ -117,6 +119,9 @@ class ClientHost:
         if job.kind == "official":
             self._score_official(job, common, result)
             return result
+        if job.kind == "server":
+            result.values[SERVER] = self._with_room(lambda: to_numpy(self._served(job, common)))
+            return result
         waiting = self._ranked(job)
         while waiting:
             width = self.engine.width
@@ -141,6 +146,9 @@ class ClientHost:
             return job.clients
         sizes = self._samples.sizes(job.splits if job.kind == "evaluate" else ("train",))
         return tuple(sorted(job.clients, key=lambda client: -sizes[client]))
+
+    def _served(self, job: Job, given: Tree) -> Tree:
+        return served(self.algorithm, self.engine, self._samples, self._context, self.at_work, job, given)
 
     def _run_together(self, job: Job, ids: Sequence[int], common: Tree, result: JobResult) -> None:
         for failed_before in range(job.attempts):
@@ -301,8 +309,9 @@ class ClientHost:
             if job.summands > 1 and not total.fits(job.summands if job.skips else 1):
                 raise OverflowError(too_large(outcome))
             result.totals[outcome.group] = total
-            result.upload_bytes[client.id] = num_bytes(outcome.tree)
-            if job.splits:
+            if job.counted:
+                result.upload_bytes[client.id] = num_bytes(outcome.tree)
+            if job.splits and job.counted:
                 self._note_update(outcome.tree, common, result)
         else:
             check_sendable(outcome, job.procedure)

@@ -26,7 +26,7 @@ class Job:
     Attributes:
         procedure: name of the algorithm's method to run.
         kind: ``mean`` reduces on the host, ``map`` returns every result, ``evaluate`` scores predictors, ``official``
-            scores the server's models on the official test part.
+            scores the server's models on the official test part, ``server`` runs a procedure of the server's own.
         round: t, 0-indexed.
         final: whether this is the evaluation after the last round.
         clients: whose procedures to run; for ``official`` the pieces, counted from K + 1.
@@ -77,7 +77,7 @@ class JobResult:
 
     Attributes:
         totals: the partial sums of a ``mean``, by group.
-        values: the results of a ``map``, by client, as NumPy trees.
+        values: the results of a ``map``, by client, as NumPy trees; that of the server's own procedure.
         scores: statistics of predictors.
         stateful: clients of the job that have a state on this host now.
         upload_bytes: bytes of each procedure's result, by client, before any reduction.

@@ -9,9 +9,10 @@ from typing import NoReturn
 import numpy as np
 
 from actors.hosting.job import Job
-from algorithms.clients import Call, Clients
+from algorithms.clients import Call, Clients, Procedure
 from algorithms.fedavg import FedAvg
 from rayfl.engine.client import RoundContext
+from rayfl.engine.tasks import Task
 from rayfl.experiment.parts import Parts
 from rayfl.params import Tree, to_numpy
 
@@ -52,13 +53,14 @@ def rehearsals(parts: Parts, sizes: np.ndarray) -> list[Rehearsal]:
 
 def _first_call(parts: Parts, sizes: np.ndarray, round: int) -> Rehearsal | None:
     """Returns a round's first call; None where the method cannot begin this round with what the server has at first."""
-    clients = _Listening(replace(parts.context, round=round), sizes, parts.config.evaluation.splits)
+    clients = _Listening(parts.task, replace(parts.context, round=round), sizes, parts.config.evaluation.splits)
     try:
         parts.config.algorithm.round(parts.initial_server(), parts.cohort(round), clients)
     except _AskedError as asked:
         return asked.call
     except Exception:
-        # A method may refuse what never comes about in a run; if it does, the run itself says so.
+        # A method may refuse what never comes about in a run; if it does, the run itself says so. Or its server works
+        # first.
         return None
     return None
 
@@ -69,11 +71,15 @@ class _AskedError(Exception):
         self.call = call
 
 
+class _ServerAskedError(Exception):
+    """The server works before any client: what clients are sent then is not known without doing that."""
+
+
 class _Listening(Clients):
     """The clients of a round that answer nothing: the first call ends it."""
 
-    def __init__(self, context: RoundContext, sizes: np.ndarray, splits: Sequence[str]) -> None:
-        super().__init__(context, sizes[:, 0])
+    def __init__(self, task: Task, context: RoundContext, sizes: np.ndarray, splits: Sequence[str]) -> None:
+        super().__init__(task, context, sizes[:, 0])
         self._splits = tuple(splits)
 
     def call(self, call: Call) -> NoReturn:
@@ -82,6 +88,9 @@ class _Listening(Clients):
         own = {client: to_numpy(payload, made) for client, payload in chosen.payloads.items()}
         job = Job(call.procedure, call.kind, self.context.round, chosen.clients, own, self._splits)
         raise _AskedError(Rehearsal(job, to_numpy(call.broadcast)))
+
+    def on_server(self, procedure: Procedure, given: Tree) -> NoReturn:
+        raise _ServerAskedError
 
 
 def middling(clients: Sequence[int], samples: np.ndarray) -> list[int]:

@@ -22,6 +22,7 @@ from actors.processes.placement import ActorOptions, Node, free_nodes, room, who
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost
 from actors.processes.transport import Sender
+from rayfl.engine.requests import SERVER
 from rayfl.errors import RayflError, ResourceError
 from rayfl.params import Tree
 
@@ -123,6 +124,8 @@ class RayPool:
         """
         host = self._hosts[position]
         doing = host.doing() if of_clients else None
+        if doing is not None and doing.clients == (SERVER,):
+            return 0.0  # the limit is one of clients
         if doing is not None and doing.clients and doing.seconds < deadline_s:
             return doing.seconds
         # Its pings are answered by another thread: only its end makes sure that it does not go on.

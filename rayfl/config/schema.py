@@ -148,7 +148,7 @@ class ClientsConfig(_Section):
         gt=0,
         description="how long a client may be at its procedure, in seconds (clients that are stacked: together); then "
         "its actor is ended, and the client has failed (on_error). An actor that does not say who is at work counts as "
-        "dead (max_failures). null: any time",
+        "dead (max_failures). null: any time. The server's own work may take any time",
     )
 
     @model_validator(mode="after")

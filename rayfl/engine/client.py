@@ -14,7 +14,9 @@ from rayfl.data.images.augment import Augmentation, Variations
 from rayfl.engine.batches import BatchPlan, num_steps, plan_batches
 from rayfl.engine.local_settings import LocalOptions, LocalSettings
 from rayfl.engine.optimizers import Kept, Rule
+from rayfl.engine.pieces import in_pieces
 from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
+from rayfl.engine.schedules import Schedule
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.trampoline import Ask
@@ -160,7 +162,8 @@ class Client:
         that they stay right where samples are augmented.
         """
         asked = LocalOptions(epochs=epochs, steps=steps, repeats=repeats, stream=stream)
-        return self._plan(LocalSettings.of(self.context.train, self.round, self.num_samples, **asked))
+        train, samples = self.context.train, self.num_samples
+        return self._plan(LocalSettings.of(train, self.round, samples, **asked), train, samples)
 
     async def train(
         self,
@@ -171,11 +174,15 @@ class Client:
         draw: Draw | None = None,
         each_epoch: Callable[[Tree], Awaitable[None]] | None = None,
         task: Task | None = None,
+        examples: Examples | None = None,
+        settings: TrainConfig | None = None,
+        schedule: Schedule | None = None,
         **options: Unpack[LocalOptions],
     ) -> Tree:
         """Local steps of the configured optimizer from ``trainable`` on ``objective``; returns the trained tree.
 
-        Images are augmented as configured, here and nowhere else, with numbers from the stream ``augment``.
+        The client's own images are augmented as configured, here and nowhere else, with numbers from the stream
+        ``augment``.
 
         Args:
             trainable: the tree to train, left as it is. A tensor that the objective does not read has a zero
@@ -186,6 +193,11 @@ class Client:
             draw: makes the random numbers of all steps, from the stream ``mix``.
             each_epoch: awaited after every epoch with the tree as trained so far.
             task: what the objective is given; default the client's task.
+            examples: what to train on in place of the client's training samples, on the device. Their ``y`` may be any
+                targets, one a row, which the objective reads as ``batch.y``.
+            settings: what to train with in place of the section ``train``: optimizer, rate, batch size, clipping.
+            schedule: the course of the learning rate over the steps of this pass, as ``train.schedule`` is one over
+                rounds. Groups with a rate of their own keep it.
             **options: any of
 
                 * ``epochs``: default the configured local epochs.
@@ -204,30 +216,36 @@ class Client:
         Raises:
             MethodError: when ``momentum``, here or in a group, is given for what is trained by Adam.
         """
-        settings = LocalSettings.of(self.context.train, self.round, self.num_samples, **options)
-        plan = self._plan(settings)
+        train = self.context.train if settings is None else settings
+        samples = self._training(examples)
+        local = LocalSettings.of(train, self.round, len(samples), **options)
+        plan = self._plan(local, train, len(samples))
         request = TrainRequest(
             client=self.id,
-            examples=self._examples["train"],
+            examples=samples,
             trainable=trainable,
             frozen=None if frozen is None else map_leaves(self._to_device, frozen),
             objective=objective,
-            draws=None if draw is None else draw(self._generator("mix", settings), plan.steps),
+            draws=None if draw is None else draw(self._generator("mix", local), plan.steps),
             plan=plan,
-            rule=settings.rule,
-            seed=self.context.streams.integer(f"dropout{settings.stream}", self.round, self.id),
-            groups=settings.groups,
-            max_grad_norm=self.context.train.max_grad_norm,
+            rule=local.rule,
+            seed=self.context.streams.integer(f"dropout{local.stream}", self.round, self.id),
+            groups=local.groups,
+            max_grad_norm=train.max_grad_norm,
             task=task,
-            variations=self._variations(settings, plan),
+            variations=self._variations(local, plan) if examples is None else None,
         )
-        if settings.keep_optimizer:
-            request = replace(request, kept=self._kept(settings.stream, request.rules))
-        if each_epoch is None or not plan.steps:
+        if local.keep_optimizer:
+            request = replace(request, kept=self._kept(local.stream, request.rules))
+        if not plan.steps or (each_epoch is None and schedule is None):
             trained: Tree = await Ask(request)
         else:
-            trained = await self._by_epoch(request, settings.repeats, each_epoch)
-        self._keep(request, settings)
+            epoch = plan.steps if each_epoch is None else num_steps(len(samples), train.batch_size, 1) * local.repeats
+            factors = [1.0] * plan.steps
+            if schedule is not None:
+                factors = [schedule.relative(step, plan.steps, local.rule.lr) for step in range(plan.steps)]
+            trained = await in_pieces(request, epoch, factors, each_epoch)
+        self._keep(request, local)
         return trained
 
     async def gradient(
@@ -280,10 +298,15 @@ class Client:
         """Offers models right after local training as rows (phase ``trained``) of the cohort's results."""
         self.published.update(predictors)
 
-    def _plan(self, settings: LocalSettings) -> BatchPlan:
-        """The mini-batches of a local update."""
-        batch_size, generator = self.context.train.batch_size, self._generator("batches", settings)
-        return plan_batches(self.num_samples, batch_size, settings.steps, generator, settings.repeats)
+    def _training(self, examples: Examples | None) -> Examples:
+        """Returns what a pass trains on."""
+        return self._examples["train"] if examples is None else examples
+
+    def _plan(self, settings: LocalSettings, train: TrainConfig, samples: int) -> BatchPlan:
+        """Returns the mini-batches of a pass over that many samples."""
+        return plan_batches(
+            samples, train.batch_size, settings.steps, self._generator("batches", settings), settings.repeats
+        )
 
     def _variations(self, settings: LocalSettings, plan: BatchPlan) -> Variations | None:
         """Returns how the images of a plan's batches are changed at random; None: not at all."""
@@ -294,18 +317,6 @@ class Client:
 
     def _generator(self, purpose: str, settings: LocalSettings) -> np.random.Generator:
         return self.context.streams.generator(f"{purpose}{settings.stream}", self.round, self.id)
-
-    async def _by_epoch(
-        self, request: TrainRequest, repeats: int, each_epoch: Callable[[Tree], Awaitable[None]]
-    ) -> Tree:
-        """A training pass in pieces of an epoch; without dropout the same as in one piece."""
-        epoch = num_steps(self.num_samples, self.context.train.batch_size, 1) * repeats
-        tree, kept = request.trainable, Kept() if request.kept is None else request.kept
-        for number, piece in enumerate(request.pieces(epoch)):
-            # each piece seeds dropout with another number
-            tree = await Ask(replace(piece, trainable=tree, kept=kept, seed=request.seed ^ number))
-            await each_epoch(tree)
-        return tree
 
     def _initialized(self, stream: str, client: int, task: Task | None = None) -> Tree:
         seed = self.context.streams.integer(stream, client=client)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rayfl.diagnosis.device_errors import Pieces, check_context, free_device_memory, ran_out_of_memory
 from rayfl.engine import looped, vectorized
 from rayfl.engine.precision import Precision, why_not
-from rayfl.engine.requests import GradientRequest, OutputRequest, Request, TrainRequest
+from rayfl.engine.requests import SERVER, GradientRequest, OutputRequest, Request, TrainRequest
 from rayfl.engine.tasks import Task
 from rayfl.errors import as_error, text_of
 
@@ -188,7 +188,8 @@ class Engine:
         trains = [request for request in group if isinstance(request, TrainRequest)]
         if len(trains) < len(group):
             return [TypeError(f"a procedure may await what a client offers, not a {type(first).__name__}")] * len(group)
-        if self.vectorized and any(request.plan.steps for request in trains):
+        stacked = self.vectorized and first.client != SERVER  # which has nobody to be stacked with
+        if stacked and any(request.plan.steps for request in trains):
             found = self._answer(self._train_stacked, trains, task)
             return [found] * len(trains) if isinstance(found, Exception) else found
         return [self._answer(self._train_looped, request, task) for request in trains]

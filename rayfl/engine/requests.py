@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +20,9 @@ from rayfl.params import Tree, leaves, map_leaves
 Objective = Callable[[Any, Any, Any, Any, Any], Tensor]
 """``objective(trainable, batch, task, frozen, draw) -> scalar``: pure, the same looped and under vmap."""
 
+SERVER = -1
+"""Stands for the server where clients are numbered."""
+
 
 @dataclass(frozen=True, eq=False)
 class TrainRequest:
@@ -26,7 +30,7 @@ class TrainRequest:
 
     Attributes:
         client: the client's id, for error messages.
-        examples: the client's training samples, on the device.
+        examples: the samples to train on, on the device.
         trainable: the tree to train; not modified.
         frozen: a tree the objective reads; None when it reads none.
         objective: see :data:`Objective`.
@@ -57,22 +61,32 @@ class TrainRequest:
     task: Task | None = None
     variations: Variations | None = None
 
+    def part(self, first: int, last: int) -> TrainRequest:
+        """The request of steps ``first`` to ``last`` (excluded) alone."""
+        bounds = self.plan.bounds
+        return replace(
+            self,
+            plan=self.plan.part(first, last),
+            draws=None if self.draws is None else map_leaves(lambda d: d[first:last], self.draws),
+            variations=None if self.variations is None else self.variations.part(bounds[first], bounds[last]),
+        )
+
     def pieces(self, steps: int) -> list[TrainRequest]:
         """The request cut into consecutive ones of ``steps`` steps each (fewer in the last)."""
-        return [
-            replace(
-                self,
-                plan=self.plan.part(first, first + steps),
-                draws=None if self.draws is None else map_leaves(lambda d, f=first: d[f : f + steps], self.draws),
-                variations=self._variations(first, min(first + steps, self.plan.steps)),
-            )
-            for first in range(0, self.plan.steps, steps)
-        ]
+        end = self.plan.steps
+        return [self.part(first, min(first + steps, end)) for first in range(0, end, steps)]
 
-    def _variations(self, first: int, last: int) -> Variations | None:
-        """Returns the variations of the samples of steps ``first`` to ``last`` (excluded)."""
-        bounds = self.plan.bounds
-        return None if self.variations is None else self.variations.part(bounds[first], bounds[last])
+    def paced(self, factors: Sequence[float]) -> Iterator[TrainRequest]:
+        """The request cut into consecutive ones, in each of which one factor multiplies the learning rate.
+
+        Args:
+            factors: one for each step. A group with a rate of its own keeps it.
+        """
+        first = 0
+        for factor, equal in groupby(factors):
+            last = first + len(list(equal))
+            yield replace(self.part(first, last), rule=replace(self.rule, lr=self.rule.lr * factor))
+            first = last
 
     @property
     def rules(self) -> list[Rule]:
@@ -95,6 +109,8 @@ class TrainRequest:
             _structure(self.draws, skip=1),
             self.examples.x.shape[1:],
             self.examples.x.dtype,
+            self.examples.y.shape[1:],
+            self.examples.y.dtype,
             self.rule,
             self.groups,
             self._steps_before(),

@@ -24,7 +24,7 @@ class Batch:
 
     Attributes:
         x: inputs, shape (b, *input shape).
-        y: labels, int64, shape (b,).
+        y: labels, int64, shape (b,); or the targets that a method has given its samples, shape (b, ...).
         mask: None, or 1 for a sample and 0 for padding, shape (b,). The vectorised engine pads the batches
             of ragged clients; whatever averages over a batch goes through :meth:`mean`.
     """

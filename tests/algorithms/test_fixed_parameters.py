@@ -155,6 +155,7 @@ def test_traffic_counts_what_is_trained(tmp_path: Path) -> None:
 
 
 HEAD_NEEDED = {
+    "fedgen",
     "fedgh",
     "floco",
     "floco_plus",
@@ -194,7 +195,7 @@ def test_what_is_left_to_train_is_enough_or_refused(
     spec = random_clients(SIZES).spec
     task = Classification(Network(lambda: Frozen(spec, frozen)))
     dataset = random_clients(SIZES, dtype=torch.float32, public=6 if case.public else 0)
-    if case.algorithm.name in refused:
+    if case.algorithm.name in refused or getattr(case.algorithm, "private_head", False):
         with pytest.raises(ConfigError, match=named):
             case.algorithm.check(task, toy_of(case, double=False, dataset=dataset).context)
         return

@@ -110,6 +110,8 @@ def test_inv_f1_weights_sum_to_one(algorithm: Averaging, policy: str, replies: l
 
 @CASES
 def test_inv_f2_identical_replies_are_returned_as_they_are(case: Case, replies: list[tuple[int, Any]]) -> None:
+    if case.distinct:
+        pytest.skip("the server makes another model for each client")
     one = random_clients((9,), dtype=torch.float32).load(0)["train"]
     streams = RelabelledStreams(0, (0,) * 5)
     toy = toy_of(case, double=False, dataset=ListDataset([(one.x, one.y)] * 5, public=one.x[:4]), streams=streams)
@@ -151,7 +153,8 @@ def test_inv_f4_states_of_clients_not_sampled_stay(case: Case, hosts: int) -> No
         after = {client: digest(state) for client, state in toy.states().items()}
         for client in set(range(len(SIZES) + 1)) - set(case.contacted(cohort)):
             assert after.get(client) == before.get(client)
-    assert set(toy.states()) == (set(case.contacted(range(len(SIZES)))) if case.private else set())
+    holding = {client for client, state in toy.states().items() if state}
+    assert holding == (set(case.contacted(range(len(SIZES)))) if case.private else set())
 
 
 def noisy(case: Case, **options: Any) -> Toy:
@@ -376,6 +379,8 @@ class Scaled(ClassificationModel):
 @CASES
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
 def test_buffers_are_neither_stepped_nor_decayed(case: Case, mode: str) -> None:
+    if not case.one_layer:
+        pytest.skip("the method refuses a model of one layer")
     task = Classification(Network(Scaled))
     toy = toy_of(case, double=False, task=task, mode=mode)
     for cohort in case.cohorts():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import subprocess
@@ -36,11 +37,13 @@ def test_they_are_short() -> None:
     scripts = sorted(EXAMPLES.glob("*.py"))
     assert [script.stem for script in scripts] == [
         "compare_three_methods",
+        "ensemble_distillation",
+        "hypernetwork",
         "own_asynchronous_method",
         "own_data_and_model",
         "own_method",
     ]
-    assert all(len(script.read_text().splitlines()) < 60 for script in scripts)
+    assert all(len(script.read_text().splitlines()) < 70 for script in scripts)
 
 
 @pytest.mark.slow
@@ -83,3 +86,21 @@ def test_the_asynchronous_example_is_the_packages_method(monkeypatch: pytest.Mon
     for _ in range(7):
         assert_close(mine.step()["model"], package.step()["model"], 1e-12)
     assert any(turnout.started for turnout in mine.turnouts)
+
+
+def test_ensemble_distillation(tmp_path: Path) -> None:
+    scores = [float(line.split()[-1]) for line in ran("ensemble_distillation.py", tmp_path).splitlines()]
+    assert len(scores) == 2 and scores[1] > scores[0]
+
+
+def test_hypernetwork(tmp_path: Path) -> None:
+    scores = dict(line.split(": ") for line in ran("hypernetwork.py", tmp_path).splitlines())
+    assert float(scores["hypernetwork"]) > float(scores["fedavg"])
+
+
+@pytest.mark.parametrize("name", ["ensemble_distillation", "hypernetwork", "own_asynchronous_method", "own_method"])
+def test_methods_use_nothing_private(name: str) -> None:
+    tree = ast.parse((EXAMPLES / f"{name}.py").read_text())
+    names = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert not [found for found in names if found.startswith("_")]

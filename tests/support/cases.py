@@ -25,13 +25,16 @@ from algorithms.fedbuff import FedBuff
 from algorithms.fedcac import FedCAC
 from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
+from algorithms.feddf import FedDF
 from algorithms.feddistill import FedDistill
 from algorithms.feddyn import FedDyn
 from algorithms.fedem import FedEM
 from algorithms.fedfomo import FedFomo
 from algorithms.fedfusion import FedFusion
+from algorithms.fedgen import FedGen
 from algorithms.fedgh import FedGH
 from algorithms.fedkd import FedKD
+from algorithms.fedmd import FedMD
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
 from algorithms.fednova import FedNova
@@ -58,6 +61,7 @@ from algorithms.mapper import Mapper
 from algorithms.moon import MOON
 from algorithms.per_fedavg import PerFedAvg
 from algorithms.pfedgraph import PFedGraph
+from algorithms.pfedhn import PFedHN
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
 from algorithms.scaffold import Scaffold
@@ -213,6 +217,8 @@ class Case:
             anything by id or the samples are pooled in the order of the ids).
         train: changes of the training section the method needs.
         public: whether the method needs public samples.
+        distinct: whether the server sends clients that are alike in all but their number models that differ.
+        one_layer: whether the method takes a model of one layer.
         numbers: plain numbers (of 8 bytes) that travel down and up in addition to the scalars of tensors.
         opening: scalars that in round 0 travel down to and up from every client, sampled or not, before all else.
         steady: whether equally much travels in every round (if not, the method's own tests count it).
@@ -232,6 +238,8 @@ class Case:
     relabels: bool = True
     train: dict[str, Any] = field(default_factory=dict)
     public: bool = False
+    distinct: bool = False
+    one_layer: bool = True
     numbers: tuple[int, int] = (0, 0)
     opening: tuple[Callable[[Network], int], Callable[[Network], int]] = (nothing, nothing)
     steady: bool = True
@@ -276,6 +284,22 @@ ALGORITHMS = {
         private=frozenset({"local"}),
         averages=False,
         relabels=False,
+    ),
+    "feddf": Case(FedDF(distill_steps=5, server_lr=0.05, finetune_epochs=1), averages=False, public=True),
+    "fedmd": Case(
+        FedMD(digest_loss="mse", digest_batch_size=4),
+        down=lambda network: 6 * classes(network),
+        up=lambda network: 6 * classes(network),
+        uploads=lambda network: ("logits",),
+        private=frozenset({"local"}),
+        averages=False,
+        public=True,
+    ),
+    "fedgen": Case(
+        FedGen(label_weight=1, feature_weight=1, noise_dim=4, generator_hidden=8, generator_steps=5, finetune_epochs=1),
+        down=lambda network: network.num_parameters + 8 * (4 + classes(network)) + 5 * 8 + 9 * features(network),
+        up=lambda network: network.num_parameters + classes(network),
+        uploads=lambda network: {*network.parameter_names, "counts"},
     ),
     # with all of the energy nothing is shorter as factors
     "fedkd": Case(FedKD(energy_start=1, energy_end=1), private=frozenset({"mentor", "projection"}), averages=False),
@@ -364,6 +388,18 @@ ALGORITHMS = {
         PFedMe(proximal_weight=2.0, inner_steps=3, personal_lr=0.05),
         private=frozenset({"personal"}),
         train={"momentum": 0.0, "weight_decay": 0.0},
+    ),
+    "pfedhn": Case(PFedHN(inner_steps=None, hidden=8, trunk_layers=2), averages=False, relabels=False, distinct=True),
+    "pfedhn-pc": Case(
+        PFedHN(private_head=True, inner_steps=3, hidden=8, embedding_update="selected"),
+        down=body,
+        up=body,
+        uploads=body_names,
+        private=frozenset({"personal", "optimizer"}),
+        averages=False,
+        relabels=False,
+        distinct=True,
+        one_layer=False,
     ),
     "per-fedavg-fo": Case(PerFedAvg(alpha=0.1)),
     "per-fedavg-hf": Case(PerFedAvg(version="hf", alpha=0.1, adapt_batch="batch")),

@@ -26,6 +26,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedntd": {"name": "fedntd"},
     "fedgh": {"name": "fedgh"},
     "feddistill": {"name": "feddistill"},
+    "feddf": {"name": "feddf", "distill_steps": 20},
+    "fedmd": {"name": "fedmd"},
+    "fedgen": {"name": "fedgen", "generator_steps": 10, "generator_hidden": 16},
     "fedkd": {"name": "fedkd"},
     "knn-per": {"name": "knn_per", "neighbours": 3},
     "fedcac": {"name": "fedcac", "collaboration_rounds": 3},
@@ -57,6 +60,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedfusion": {"name": "fedfusion", "operator": "conv"},
     "flda": {"name": "flda"},
     "apfl": {"name": "apfl", "alpha": 0.5, "adaptive": True},
+    "pfedhn": {"name": "pfedhn", "hidden": 12, "inner_steps": 10},
     "pfedme": {"name": "pfedme", "proximal_weight": 1.0, "inner_steps": 3},
     "mapper": {"name": "mapper"},
     "l2gd": {"name": "l2gd", "penalty_weight": 5.0},
@@ -74,6 +78,14 @@ TRAIN: dict[str, dict[str, Any]] = {
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "fedme": {
+        "model": {"candidates": [{"name": "two_nn", "hidden": [12]}, {"name": "two_nn", "hidden": [8, 8]}]},
+        "holdout": {"public": 50},
+    },
+    "feddf": {
+        "model": {"candidates": [{"name": "two_nn", "hidden": [12]}, {"name": "two_nn", "hidden": [8, 8]}]},
+        "holdout": {"public": 50},
+    },
+    "fedmd": {
         "model": {"candidates": [{"name": "two_nn", "hidden": [12]}, {"name": "two_nn", "hidden": [8, 8]}]},
         "holdout": {"public": 50},
     },

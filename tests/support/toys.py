@@ -267,7 +267,9 @@ class Toy:
             )
             for i in range(self.hosts)
         ]
-        self.federation = Federation(Hosts(InlinePool(self.client_hosts)), self.context, self.dataset.sizes())
+        self.federation = Federation(
+            Hosts(InlinePool(self.client_hosts)), self.task, self.context, self.dataset.sizes()
+        )
         norm = PrivateNorm(self.task.network, self.train.private_norm, streams)
         self.server = norm.withheld(self.algorithm.init(self.task, self.context))
 

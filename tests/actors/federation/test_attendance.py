@@ -84,12 +84,12 @@ class World:
         dataset = random_clients([5, 9, 30, 4, 12, 20])
         train = TrainConfig(rounds=5, clients_per_round=3, local_epochs=1, batch_size=4, lr=0.1)
         context = RoundContext(0, 5, 6, train, RandomStreams(0))
-        self.algorithm = Unreliable()
+        self.algorithm, task = Unreliable(), softmax_regression()
         engine = EngineConfig(mode=mode)  # type: ignore[arg-type]
         self.hosts = [
             ClientHost(
                 self.algorithm,
-                Engine(softmax_regression(), CPU, engine),
+                Engine(task, CPU, engine),
                 dataset,
                 context,
                 ClientStates(CommitStore(Storage(str(folder))), number),
@@ -97,7 +97,7 @@ class World:
             )
             for number in range(hosts)
         ]
-        self.federation = Federation(Hosts(InlinePool(self.hosts)), context, dataset.sizes(), policy)
+        self.federation = Federation(Hosts(InlinePool(self.hosts)), task, context, dataset.sizes(), policy)
 
     def play(self, round: int, cohort: list[int], how: dict[int, str], calls: Any = None, **options: Any) -> Tree:
         """A round in which each client visits, and does ``how`` asks for."""

@@ -154,7 +154,7 @@ def test_a_round_finds_the_client_with_whom_hosts_die() -> None:
     toy = Toy(FedAvg(), random_clients([5, 9, 30, 4, 12, 20]), softmax_regression(), train)
     pool = DeadlyPool(toy.client_hosts)
     pool.deadly = frozenset({2})
-    federation = Federation(Hosts(pool), toy.context, toy.dataset.sizes(), SKIP)
+    federation = Federation(Hosts(pool), toy.task, toy.context, toy.dataset.sizes(), SKIP)
     absent: dict[int, Failure] = {}
     happened: list[str] = []
     for _ in itertools.repeat(None, 4):

@@ -84,7 +84,7 @@ class World:
             )
             for number in range(hosts)
         ]
-        self.federation = Federation(Hosts(InlinePool(self.hosts)), self.context, self.dataset.sizes())
+        self.federation = Federation(Hosts(InlinePool(self.hosts)), self.task, self.context, self.dataset.sizes())
         self.model = self.task.network.initialize(0)
 
     def train(self, round: int, cohort: list[int], how: dict[int, str] | None = None) -> Tree:
@@ -199,7 +199,9 @@ def test_scoring_changes_no_state_and_published_models_are_scored_on_request(tmp
 
 def test_one_host_per_client_never_mixes(tmp_path: Path) -> None:
     world = World(tmp_path, 6)
-    federation = Federation(Hosts(InlinePool(world.hosts), pinned=True), world.context, world.dataset.sizes())
+    federation = Federation(
+        Hosts(InlinePool(world.hosts), pinned=True), world.task, world.context, world.dataset.sizes()
+    )
     federation.begin_round(0)
     federation.mean(world.algorithm.local_update, [1, 4, 5], {"model": world.model})
     assert [list(host.states.all()) for host in world.hosts] == [[], [1], [], [], [4], [5]]
@@ -313,7 +315,9 @@ def test_the_pooled_client_is_never_evaluated(tmp_path: Path) -> None:
 
 def test_with_one_host_per_client_the_pooled_client_is_the_guest_of_the_first(tmp_path: Path) -> None:
     world, shared = World(tmp_path / "pinned", 6), World(tmp_path / "shared", 2)
-    federation = Federation(Hosts(InlinePool(world.hosts), pinned=True), world.context, world.dataset.sizes())
+    federation = Federation(
+        Hosts(InlinePool(world.hosts), pinned=True), world.task, world.context, world.dataset.sizes()
+    )
     federation.begin_round(0)
     mean = federation.mean(world.algorithm.local_update, [0, 3, 6], {"model": world.model})
     assert [list(host.states.all()) for host in world.hosts] == [[0, 6], [], [], [3], [], []]

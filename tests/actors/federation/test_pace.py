@@ -133,7 +133,7 @@ def test_hosts_share_clients_by_what_they_took_if_it_was_measured(tmp_path: Path
         world = World(tmp_path / str(measured), 2)
         world.hosts[0].__class__ = Late
         hosts = Hosts(InlinePool(world.hosts), measured=measured)
-        world.federation = Federation(hosts, world.context, world.dataset.sizes())
+        world.federation = Federation(hosts, world.task, world.context, world.dataset.sizes())
         for round in range(12):
             models[measured] = world.train(round, [0, 1, 2, 3, 4, 5])
         shares[measured] = [set(host.states.all()) for host in world.hosts]

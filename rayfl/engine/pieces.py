@@ -1,0 +1,36 @@
+"""A training pass in several requests, between which its caller looks at the model or the learning rate changes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from rayfl.engine.optimizers import Kept
+from rayfl.engine.requests import TrainRequest
+from rayfl.engine.trampoline import Ask
+from rayfl.params import Tree
+
+
+async def in_pieces(
+    request: TrainRequest,
+    epoch: int,
+    factors: Sequence[float],
+    each_epoch: Callable[[Tree], Awaitable[None]] | None,
+) -> Tree:
+    """A training pass in pieces of an epoch, and of one learning rate; without dropout the same as in one piece.
+
+    Args:
+        request: the whole pass.
+        epoch: steps after which ``each_epoch`` is awaited.
+        factors: by step, what multiplies the learning rate.
+        each_epoch: called with the tree as trained so far.
+    """
+    tree, kept, number = request.trainable, Kept() if request.kept is None else request.kept, 0
+    for place, whole in enumerate(request.pieces(epoch)):
+        for piece in whole.paced(factors[place * epoch :][: whole.plan.steps]):
+            # each piece seeds dropout anew
+            tree = await Ask(replace(piece, trainable=tree, kept=kept, seed=request.seed ^ number))
+            number += 1
+        if each_epoch is not None:
+            await each_epoch(tree)
+    return tree

@@ -1,0 +1,67 @@
+"""The server as its method sees it while it works on a device: public samples, random streams, and the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from rayfl.data.federated import OnDemand
+from rayfl.engine.batches import BatchPlan
+from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.local_settings import LocalSettings
+from rayfl.engine.requests import SERVER
+from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Predictor, Task
+from rayfl.errors import MethodError
+from rayfl.examples import Examples
+
+
+class Server(Client):
+    """The server during a procedure of its own, which ``clients.on_server`` starts.
+
+    What a client offers, it offers too: ``train``, ``outputs``, ``initial_model``, ``public``. It has no samples but
+    the public ones, which have no labels: ``train`` is given ``examples``, or ``steps`` alone. Then every mini-batch is
+    empty, and the objective makes what it needs of ``draw`` and ``frozen``. Random numbers come from the streams of
+    clients, for the client -1. The server is never stacked with others: its steps are the same in all engine modes.
+
+    Attributes:
+        state: empty at first, and not kept. To go on with the optimizer of an earlier pass, put into
+            ``state["optimizer"]`` what a pass with ``keep_optimizer`` left there, and return it afterwards.
+    """
+
+    def __init__(
+        self, task: Task, context: RoundContext, device: torch.device, public: Callable[[], Tensor] | None
+    ) -> None:
+        super().__init__(SERVER, {}, OnDemand(_none), task, context, device, public)
+
+    def publish(self, **predictors: Predictor) -> NoReturn:
+        """Refused: rows of results belong to clients.
+
+        Raises:
+            MethodError: always.
+        """
+        raise MethodError("the server publishes no predictors: return the model, and let `predictors` make rows of it")
+
+    def _training(self, examples: Examples | None) -> Examples:
+        if examples is not None:
+            return examples
+        return Examples(torch.zeros(0, 1, device=self._device), torch.zeros(0, dtype=torch.int64, device=self._device))
+
+    def _plan(self, settings: LocalSettings, train: TrainConfig, samples: int) -> BatchPlan:
+        if samples:
+            return super()._plan(settings, train, samples)
+        if not settings.steps:
+            raise MethodError(
+                "the server's training needs examples=Examples(inputs, targets), or steps=... for an objective that "
+                "reads no samples"
+            )
+        return BatchPlan(torch.zeros(0, dtype=torch.int64), (0,) * (settings.steps * settings.repeats + 1))
+
+
+def _none(split: str) -> NoReturn:
+    raise MethodError(
+        f"the server has no {split} samples: there are the public ones, server.public(), and what it is given"
+    )
