@@ -13,6 +13,7 @@ from algorithms.parts.partial import part
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.tasks import Task
+from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, interpolate, subtract, weighted_sum, zeros_like
 
 
@@ -48,6 +49,19 @@ class Buffered(Averaging):
     unit_staleness: float = setting(
         0.0, "", "the age whose factor is 1, as all factors are divided by its own; the authors' code has 1", ge=0
     )
+
+    def check(self, task: Task, context: RoundContext) -> None:
+        super().check(task, context)
+        of = {"polynomial": ("staleness_exponent",), "threshold": ("staleness_threshold", "stale_factor")}
+        idle = {name for kind, names in of.items() if kind != self.staleness for name in names}
+        idle |= {"unit_staleness"} if self.staleness == "constant" else set()
+        fields = type(self).model_fields
+        given = [name for name in fields if name in idle and getattr(self, name) != fields[name].default]
+        if given:
+            raise ConfigError(
+                f"algorithm.staleness is {self.staleness}, which has no {', '.join(given)}: drop "
+                f"{'it' if len(given) == 1 else 'them'}, or choose another staleness"
+            )
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         model, staleness = server["model"], clients.context.staleness
@@ -93,9 +107,8 @@ class FedBuff(FineTuning, Buffered):
 
         w <- w + eta_g 1/K sum_k c(s_k) (x_k - w_k),    c(s) = 1 / sqrt(1 + s)
 
-    With ``server_momentum`` the server steps along u <- beta u + 1/K sum_k c(s_k) (x_k - w_k) instead. Buffers (running
-    statistics) step as parameters do, without momentum. With ``finetune_epochs`` each client fine-tunes the final
-    model.
+    With ``server_momentum`` the server steps along u <- beta u + 1/K sum_k c(s_k) (x_k - w_k) instead. Running
+    statistics step as parameters do, without momentum. With ``finetune_epochs`` each client fine-tunes the final model.
 
     Server: model w, with ``server_momentum`` also u; and the models that clients under way began from. Client: nothing.
     Down: w. Up: x_k (which says as much as x_k - w_k).

@@ -17,8 +17,8 @@ class Result:
     Attributes:
         path: the run's folder.
         config: the resolved configuration.
-        rounds: summaries over clients, schema ``rayfl.results.tables.ROUNDS_SCHEMA``.
-        clients: one row per client, schema ``rayfl.results.tables.CLIENTS_SCHEMA``.
+        rounds: summaries over clients, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
+        clients: one row per client, schema ``rayfl.results.schemas.CLIENTS_SCHEMA``.
         rounds_completed: rounds done.
         partition: SHA-256 of who owns which sample (``partition.parquet`` in the folder).
         skipped: clients that failed and were left out, schema ``rayfl.results.tables.SKIPPED_SCHEMA``.

@@ -103,7 +103,7 @@ def compare(planned: Reproduction, results: Mapping[PlannedRun, pa.Table]) -> li
 
     Args:
         planned: what was to be run.
-        results: the summaries (``rayfl.results.tables.ROUNDS_SCHEMA``) of the runs that are finished.
+        results: the summaries (``rayfl.results.schemas.ROUNDS_SCHEMA``) of the runs that are finished.
     """
     found = []
     for table in planned.tables:

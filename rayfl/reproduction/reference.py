@@ -56,7 +56,7 @@ class Protocol(_Record):
     differs: str = Field(description="where the paper's own evaluation differs from that row")
 
     def column(self, metric: Metric) -> str:
-        """The column of ``rounds.parquet`` (``rayfl.results.tables.ROUNDS_SCHEMA``) that has a metric."""
+        """The column of ``rounds.parquet`` (``rayfl.results.schemas.ROUNDS_SCHEMA``) that has a metric."""
         if metric == "choice":
             return "choice"
         return {"mean": metric, "pooled": f"pooled_{metric}", "worst5": f"{metric}_worst5"}[self.over]

@@ -12,7 +12,7 @@ def accuracy_curve(rounds: pa.Table, model: str, cohort: str = "all", phase: str
     """Mean test accuracy over clients by completed round.
 
     Args:
-        rounds: summaries, schema ``rayfl.results.tables.ROUNDS_SCHEMA``.
+        rounds: summaries, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
         model: name of the row (``global``, ``hpm``, ``lambda=0.5``).
         cohort: ``all`` or ``selected``.
         phase: ``received`` or ``trained``.
@@ -29,7 +29,7 @@ def download_effect(clients: pa.Table, received: str = "global", trained: str = 
     with ``evaluation.cohort_received=true``.
 
     Args:
-        clients: rows, schema ``rayfl.results.tables.CLIENTS_SCHEMA``.
+        clients: rows, schema ``rayfl.results.schemas.CLIENTS_SCHEMA``.
         received: the downloaded model's row; for FedPHP ``hpm``, which is what its clients go on with.
         trained: the personalized model's row after training.
     """

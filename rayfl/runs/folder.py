@@ -49,13 +49,13 @@ class RunFolder:
 
     @cached_property
     def rounds(self) -> pa.Table:
-        """Summaries over clients, schema ``rayfl.results.tables.ROUNDS_SCHEMA``; raises RunError when there are
+        """Summaries over clients, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``; raises RunError when there are
         none."""
         return self._table("rounds")
 
     @cached_property
     def clients(self) -> pa.Table:
-        """One row per client, schema ``rayfl.results.tables.CLIENTS_SCHEMA``; raises RunError when there are none."""
+        """One row per client, schema ``rayfl.results.schemas.CLIENTS_SCHEMA``; raises RunError when there are none."""
         return self._table("clients")
 
     @cached_property

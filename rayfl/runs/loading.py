@@ -45,8 +45,8 @@ class Run:
         config: the resolved configuration.
         own: which rows are the method's personalized model.
         num_clients: K; None where neither the tables nor a partition say it.
-        rounds: summaries, schema ``rayfl.results.tables.ROUNDS_SCHEMA``.
-        clients: rows of clients, schema ``rayfl.results.tables.CLIENTS_SCHEMA``.
+        rounds: summaries, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
+        clients: rows of clients, schema ``rayfl.results.schemas.CLIENTS_SCHEMA``.
         skipped: clients that were left out, schema ``rayfl.results.tables.SKIPPED_SCHEMA``.
         damage: what damage to files has cost the run, schema ``rayfl.results.tables.DAMAGE_SCHEMA``.
         calibration: bins, schema ``rayfl.results.calibration.CALIBRATION_SCHEMA``; empty in runs from before there were

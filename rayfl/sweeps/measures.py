@@ -42,7 +42,7 @@ class Measure:
         """The row of the model that is meant, None where there is none.
 
         Args:
-            rows: the summaries of one round (``rayfl.results.tables.ROUNDS_SCHEMA``).
+            rows: the summaries of one round (``rayfl.results.schemas.ROUNDS_SCHEMA``).
             algorithm: the method; tells how its personalized model is called.
             split: of the row. For a method that sweeps (lambda), the member is the one that the judge prefers.
         """

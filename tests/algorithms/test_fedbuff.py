@@ -20,6 +20,7 @@ from algorithms.fedopt import FedAvgM
 from algorithms.fedprox import FedProx
 from algorithms.scaffold import Scaffold
 from rayfl.engine.settings import TrainConfig
+from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, subtract, zeros_like
 from rayfl.system.schedule import Clock, Turnout
 from rayfl.system.unfinished import Unfinished
@@ -354,3 +355,18 @@ def test_options_out_of_range_are_refused() -> None:
         with pytest.raises(ValidationError):
             FedBuff(**wrong)  # type: ignore[arg-type]
     assert issubclass(FedBuff, Averaging) and FedBuff.asynchronous
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"staleness": "constant", "staleness_exponent": 1}, "staleness is constant, which has no staleness_exponent"),
+        ({"staleness": "constant", "unit_staleness": 1}, "has no unit_staleness: drop it"),
+        ({"stale_factor": 0.1, "staleness_threshold": 3}, "polynomial, which has no staleness_threshold, stale_factor"),
+    ],
+)
+def test_options_of_another_staleness_are_refused(options: dict[str, Any], message: str) -> None:
+    toy = toy_of(FedBuff(**options))
+    with pytest.raises(ConfigError, match=message):
+        toy.algorithm.check(toy.task, toy.context)
+    toy_of(FedBuff()).algorithm.check(toy.task, toy.context)

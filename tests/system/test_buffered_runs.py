@@ -202,3 +202,16 @@ def test_timings_have_the_virtual_seconds_of_each_round(tmp_path: Path) -> None:
     last = max(result.rounds["simulated_s"].to_pylist())
     assert sum(line["simulated"] for line in lines) == pytest.approx(last, abs=1e-4)
     assert pq.read_table(tmp_path / "run" / "devices.parquet").num_rows == 5
+
+
+def test_a_simulated_run_from_before_there_were_modes_continues(tmp_path: Path) -> None:
+    plain = {name: value for name, value in SLOW_AND_FAST.items() if name not in ("mode", "concurrency")}
+    content = {**small_experiment(tmp_path, "run", "fedavg", backend="inline"), "system": plain}
+    with pytest.raises(KeyboardInterrupt):
+        rayfl.run(content, callbacks=[Interrupt(2)])
+    config = tmp_path / "run" / "config.yaml"
+    lines = config.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if line not in ("  mode: synchronous\n", "  concurrency: null\n")]
+    assert len(kept) == len(lines) - 2
+    config.write_text("".join(kept))
+    assert rayfl.run(content).rounds_completed == 4

@@ -349,8 +349,11 @@ def test_each_way_of_asking_is_one_call(tmp_path: Path) -> None:
 
     class Noting(Clients):
         def __init__(self) -> None:
-            super().__init__(world.context, world.dataset.sizes()[:, 0])
+            super().__init__(world.federation.task, world.context, world.dataset.sizes()[:, 0])
             self.calls: list[Call] = []
+
+        def on_server(self, procedure: Any, given: Tree) -> Tree:
+            return world.federation.on_server(procedure, given)
 
         def call(self, call: Call) -> Replies:
             self.calls.append(call)

@@ -48,7 +48,7 @@ class Failures(rayfl.Callback):
 
 
 def dying(folder: Path, name: str, marker: Path, **cluster: Any) -> dict[str, Any]:
-    method = {"name": "tests.cluster.test_server_work:DyingServer", "marker": str(marker), "distill_steps": 20}
+    method = {"name": "tests.cluster.rounds.test_server_work:DyingServer", "marker": str(marker), "distill_steps": 20}
     return {**small_experiment(folder, name, "feddf", **cluster), "algorithm": method}
 
 
