@@ -18,11 +18,17 @@ from torch import Tensor
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Predictor, Task
+from rayfl.engine.tasks import Predictor, Task, Trait
 from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError, MethodError
 from rayfl.models.base import Network
 from rayfl.params import Tree
+
+_TRAITS: Mapping[Trait, str] = {
+    "classes": "one class a sample",
+    "distribution": "a probability distribution over classes a sample",
+    "features": "one vector of features a sample",
+}
 
 Procedure = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -131,6 +137,7 @@ class Algorithm(BaseModel):
         no_private_norm: values of ``train.private_norm`` that the method cannot have, and why.
         train_settings: options of the section ``train`` that are part of the method, with their values. A configuration
             that leaves one out gets the method's; one that gives another value is refused.
+        needs: traits of a task (``rayfl.engine.tasks.Trait``) that the method cannot do without, and why.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -145,6 +152,7 @@ class Algorithm(BaseModel):
     mixes_architectures: ClassVar[bool] = False
     no_private_norm: ClassVar[Mapping[str, str]] = {}
     train_settings: ClassVar[Mapping[str, Any]] = {}
+    needs: ClassVar[Mapping[Trait, str]] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses what would be lost: no commit has a method's attributes, and no other process sees them.
@@ -159,6 +167,23 @@ class Algorithm(BaseModel):
             f"{type(self).__name__}.{name} cannot be set: a method holds hyper-parameters only. What a client keeps "
             "from round to round belongs into client.state, what the server keeps into what init and round return"
         )
+
+    def needed(self) -> Mapping[Trait, str]:
+        """What the method needs of a task as it is configured, and why; by default :attr:`needs`."""
+        return self.needs
+
+    def check_task(self, task: Task) -> None:
+        """Refuses a task that the method cannot learn.
+
+        Raises:
+            ConfigError: naming the task, what it lacks, and the fix.
+        """
+        for trait, why in self.needed().items():
+            if trait not in task.traits:
+                raise ConfigError(
+                    f"algorithm: {self.name} cannot learn task={task.name}, which has not {_TRAITS[trait]}: {why}. "
+                    "Choose another method: docs/tasks.md has a table of methods and tasks"
+                )
 
     def check(self, task: Task, context: RoundContext) -> None:
         """Refuses, before any actor starts, what the method cannot run with.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,7 +14,7 @@ from algorithms.parts.partial import PartialModel, part, shared_part
 from algorithms.parts.prototypes import class_means, renewed
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.engine.client import Client, RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, weighted_sum
 
@@ -70,6 +70,7 @@ class FedPAC(PartialModel):
 
     name: Literal["fedpac"] = "fedpac"
     citation: ClassVar[str] = "Xu et al., ICLR 2023"
+    needs: ClassVar[Mapping[Trait, str]] = {"classes": "features are pulled to mean features by class"}
     client_keeps: ClassVar[str] = "P_k"
     server_keeps: ClassVar[str] = "G, c_y, mean of P_k"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,7 +14,7 @@ from algorithms.parts.accumulators import ACCUMULATOR, adding, check_unclipped
 from algorithms.parts.prototypes import class_counts, class_means, memberships, renewed
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.engine.terms import Sum, function, loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
@@ -50,6 +50,7 @@ class FedProto(Algorithm):
     name: Literal["fedproto"] = "fedproto"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Tan et al., AAAI 2022"
+    needs: ClassVar[Mapping[Trait, str]] = {"classes": "prototypes are mean features by class"}
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "c_y"
     mixes_architectures: ClassVar[bool] = True

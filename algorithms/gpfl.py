@@ -17,7 +17,7 @@ from algorithms.parts.prototypes import class_counts
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.engine.terms import Sum, function
 from rayfl.params import Tree
 
@@ -54,6 +54,7 @@ class GPFL(PartialModel):
 
     name: Literal["gpfl"] = "gpfl"
     citation: ClassVar[str] = "Zhang et al., ICCV 2023"
+    needs: ClassVar[Mapping[Trait, str]] = {"classes": "every class has an embedding"}
     client_keeps: ClassVar[str] = "W_k"
     server_keeps: ClassVar[str] = "G, CoV, E"
 

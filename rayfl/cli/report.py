@@ -106,7 +106,7 @@ def dataset_of(config: Mapping[str, Any]) -> Parts:
 
     # The method has no part in the division of the data, and may be a class that is not there.
     settings = load_config(Experiment, {**config, "algorithm": {"name": "fedavg"}}, {})
-    named = named_code(settings, ["dataset"])
+    named = named_code(settings, ["dataset", "task"])
     if named:
         raise ConfigError(f"a report does not run code that a run's configuration names ({named[0]})")
     return Parts(settings)

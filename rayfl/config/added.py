@@ -10,6 +10,9 @@ from pydantic import BaseModel
 ADDED: Mapping[str, Any] = {
     "algorithm.one_sample": "paper",
     "dataset.labels": "as_found",
+    "dataset.target": "auto",
+    "dataset.vocabulary": None,
+    "task": {"name": "classification", "metrics": [], "thresholds": 101},
     "train.betas": [0.9, 0.999],
     "train.dampening": 0.0,
     "train.eps": 1e-8,

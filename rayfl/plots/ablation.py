@@ -39,6 +39,7 @@ def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Tab
     Raises:
         RayflError: for runs of other methods, or runs that differ in anything else.
     """
+    need_accuracy(runs, "the figure ablation")
     kind = "ablation"
     need_methods(runs, ["superfed"], kind)
     need_same_but(runs, [_NU, _MU, _START, _MODE], kind)

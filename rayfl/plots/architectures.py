@@ -33,6 +33,7 @@ def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Tab
     Raises:
         RayflError: for runs with one architecture, or with other candidates.
     """
+    need_accuracy(runs, "the figure architectures")
     from matplotlib.ticker import MaxNLocator
 
     _check(runs)

@@ -39,6 +39,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
     Raises:
         RunError: for a run without these rows.
     """
+    need_accuracy(runs, "the figure delta")
     rows = [row for series in series_of(runs) for row in _rows(series)]
     figure = new_figure(8.2, 3.5)
     stages, deltas = figure.subplots(1, 2)

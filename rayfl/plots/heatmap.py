@@ -32,6 +32,7 @@ def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Tab
     Raises:
         RayflError: for runs of other methods, runs that differ in anything else, and fewer than two cells.
     """
+    need_accuracy(runs, "the figure heatmap")
     need_methods(runs, ["floco", "floco_plus"], "heatmap")
     need_same_but(runs, ["algorithm.assignment_round", "algorithm.radius"], "heatmap")
     rows = []

@@ -8,12 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayfl.results.schemas import first_metric
+
 Curve = Mapping[int, float]
 """A value by completed round, ascending."""
 
 
 def accuracy_curve(rounds: pa.Table, model: str, cohort: str = "all", phase: str = "received") -> dict[int, float]:
-    """Mean test accuracy over clients by completed round.
+    """Mean test accuracy, or what the run's task is judged by, over clients by completed round.
 
     Args:
         rounds: summaries, schema ``rayfl.results.tables.ROUNDS_SCHEMA``.
@@ -22,7 +24,7 @@ def accuracy_curve(rounds: pa.Table, model: str, cohort: str = "all", phase: str
         phase: ``received`` or ``trained``.
     """
     chosen = _rows(rounds, {"model": model, "cohort": cohort, "phase": phase, "split": "test", "selected_on": ""})
-    return dict(sorted(zip(chosen["round"].to_pylist(), chosen["top1"].to_pylist(), strict=True)))
+    return dict(sorted(zip(chosen["round"].to_pylist(), chosen[first_metric(rounds).name].to_pylist(), strict=True)))
 
 
 def time_to_accuracy(curve: Curve, target: float) -> int | None:
@@ -81,4 +83,4 @@ def _rows(table: pa.Table, wanted: Mapping[str, str]) -> pa.Table:
 
 def _by_round_and_client(rows: pa.Table) -> dict[tuple[int, int], float]:
     keys = zip(rows["round"].to_pylist(), rows["client"].to_pylist(), strict=True)
-    return dict(zip(keys, rows["top1"].to_pylist(), strict=True))
+    return dict(zip(keys, rows[first_metric(rows).name].to_pylist(), strict=True))

@@ -1,4 +1,4 @@
-"""What a terminal shows while a run goes on: round, cohort, accuracy over time, speed, time left, actors."""
+"""What a terminal shows while a run goes on: round, cohort, the metric over time, speed, time left, actors."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ class LiveView:
         rounds: T.
         completed: rounds done when the run starts.
         hosts: a description of each actor.
+        label: of the metric that is shown.
     """
 
-    def __init__(self, rounds: int, completed: int, hosts: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, rounds: int, completed: int, hosts: Sequence[Mapping[str, Any]], label: str = "accuracy"
+    ) -> None:
         self.rounds = rounds
         self.completed = completed
-        self.accuracy = ""
+        self.score, self._label = "", label
         self.state = "starting"
         self._devices = Counter(str(host["device"]) for host in hosts)
         self._failures = 0
@@ -43,9 +46,9 @@ class LiveView:
         self.completed, self._cohort, self.state = completed, cohort, "training"
         self._newest.append((len(cohort), seconds))
 
-    def evaluated(self, round: int, accuracy: float) -> None:
-        """All clients were scored; accuracy is a share."""
-        self._curve = [point for point in self._curve if point[0] < round] + [(round, accuracy)]
+    def evaluated(self, round: int, value: float) -> None:
+        """All clients were scored; value is that of the metric."""
+        self._curve = [point for point in self._curve if point[0] < round] + [(round, value)]
 
     def rewound(self, completed: int) -> None:
         """An actor died; the run continues from an earlier round."""
@@ -76,7 +79,7 @@ class LiveView:
         bar = ProgressBar(total=self.rounds, completed=self.completed, width=40)
         table.add_row("round", Group(Text(f"{self.completed}/{self.rounds}"), bar))
         table.add_row("cohort", Text(f"{clients}{more}" or "-"))
-        table.add_row("accuracy", Text(f"{sparkline([value for _, value in self._curve])}  {self.accuracy}".strip()))
+        table.add_row(self._label, Text(f"{sparkline([value for _, value in self._curve])}  {self.score}".strip()))
         table.add_row("speed", Text(f"{self.clients_per_second:.1f} clients/s, {left} left"))
         table.add_row("actors", Text(f"{actors or 'none: in this process'}{replaced}; {self.state}"))
         return Group(table)
