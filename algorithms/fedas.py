@@ -172,7 +172,7 @@ class FedAS(PartialModel):
         moved, fixed = part(model, task.network.parameter_names), part(model, task.network.buffer_names)
 
         def mean_loss(parameters: Tree, of: Batch) -> Tensor:
-            return task.cross_entropy(task.logits({**parameters, **fixed}, of, training=False), of)
+            return task.loss_of(task.logits({**parameters, **fixed}, of, training=False), of)
 
         if self.fisher_form == "batches":
             return adding(trained["trace"], squared_norm(grad(mean_loss)(moved, batch)))

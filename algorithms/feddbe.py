@@ -143,9 +143,7 @@ class FedDBE(Averaging):
 
     def _tracked(self, trained: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         features, logits = task.head_inputs_and_logits(trained["model"], batch)
-        return task.loss_of(logits, batch) + averaging(
-            trained["running"], _mean(features, batch), self.mean_momentum
-        )
+        return task.loss_of(logits, batch) + averaging(trained["running"], _mean(features, batch), self.mean_momentum)
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         model = server["model"]

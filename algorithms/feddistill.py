@@ -116,7 +116,7 @@ class FedDistill(Algorithm):
         """CE + lambda D(T[y], p)."""
         logits = task.logits(model, batch)
         distances = self.distance(frozen["targets"][batch.y], logits)
-        return task.cross_entropy(logits, batch) + self.distillation_weight * batch.mean(
+        return task.loss_of(logits, batch) + self.distillation_weight * batch.mean(
             frozen["exist"][batch.y] * distances
         )
 

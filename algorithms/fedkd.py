@@ -129,7 +129,7 @@ class FedKD(Algorithm):
         high, mentor = task.candidates[-1].head_inputs_and_logits(model["mentor"], batch)
         low, mentee = task.head_inputs_and_logits(model["mentee"], batch)
         projected = F.linear(low, model["projection"]["weight"])
-        losses = task.cross_entropy(mentor, batch), task.cross_entropy(mentee, batch)
+        losses = task.loss_of(mentor, batch), task.loss_of(mentee, batch)
         if not self.distillation_weight and not self.hidden_weight:
             return losses[0] + losses[1]
         held = Tensor.detach if self.mutual == "separate" else _as_it_is

@@ -45,7 +45,7 @@ class PairLoss:
         return self._loss(own, other, batch, task), self._loss(other, own, batch, task)
 
     def _loss(self, student: Tensor, teacher: Tensor, batch: Batch, task: Task) -> Tensor:
-        loss = task.cross_entropy(student, batch)
+        loss = task.loss_of(student, batch)
         return loss + distillation(student, teacher.detach(), batch, temperature=1.0) if self.mutual else loss
 
 

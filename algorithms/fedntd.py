@@ -57,7 +57,7 @@ class FedNTD(FineTuned):
     def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """CE + beta tau^2 mean KL(q_g || q)."""
         logits = task.logits(model, batch)
-        entropy = task.cross_entropy(logits, batch)
+        entropy = task.loss_of(logits, batch)
         # of two classes there is but one other, and nothing to know about it
         if self.distillation_weight == 0 or logits.shape[1] <= 2:
             return entropy

@@ -151,7 +151,7 @@ class FedPAC(PartialModel):
         """Cross-entropy, and the mean squared distance of the features to the targets of their classes."""
         inputs, logits = task.head_inputs_and_logits({**frozen["model"], **moving}, batch)
         distances = (inputs - frozen["targets"][batch.y]).square().mean(-1)
-        return task.cross_entropy(logits, batch) + self.alignment_weight * batch.mean(distances)
+        return task.loss_of(logits, batch) + self.alignment_weight * batch.mean(distances)
 
     async def report(self, client: Client) -> Tree:
         """Head, h (``mean``) and V (``variance``)."""

@@ -139,7 +139,7 @@ class FedProto(Algorithm):
         prototypes = frozen["prototypes"]
         features, logits = task.head_inputs_and_logits(trained["model"], batch)
         distances = prototypes["exist"][batch.y] * (features - prototypes["means"][batch.y]).square().mean(-1)
-        value = task.cross_entropy(logits, batch) + self.alignment_weight * batch.mean(distances)
+        value = task.loss_of(logits, batch) + self.alignment_weight * batch.mean(distances)
         if self.prototypes_at == "during":
             members = memberships(batch, prototypes["exist"])
             value = value + adding(trained["sums"], members.T @ features) + adding(trained["counts"], members.sum(0))

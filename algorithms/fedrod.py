@@ -88,8 +88,8 @@ class FedRoD(Averaging):
         """Both losses, from one forward pass; each reaches its own tensors only."""
         features, generic = task.head_inputs_and_logits(model["model"], batch)
         own = head_logits(task.network, model["personal"], features.detach())
-        balanced = task.cross_entropy(generic + frozen["prior"], batch)
-        return balanced + task.cross_entropy(generic.detach() + own, batch)
+        balanced = task.loss_of(generic + frozen["prior"], batch)
+        return balanced + task.loss_of(generic.detach() + own, batch)
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         generic = Predictor.of(server["model"])

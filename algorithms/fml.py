@@ -100,4 +100,4 @@ class FML(Averaging):
 def mutual_loss(student: Tensor, teacher: Tensor, batch: Batch, task: Task, weight: float) -> Tensor:
     """weight CE(student) + (1 - weight) KL(teacher || student), from logits of shape (b, C); a scalar."""
     taught = distillation(student, teacher, batch, temperature=1.0)
-    return weight * task.cross_entropy(student, batch) + (1 - weight) * taught
+    return weight * task.loss_of(student, batch) + (1 - weight) * taught

@@ -105,7 +105,7 @@ class Mapper(Averaging):
         # The end that is not trained predicts as it does in the evaluation.
         first, second = (task.logits(ends[end], batch, training=end in model) for end in ("central", "local"))
         # Log-probabilities are logits that the softmax leaves as they are.
-        found: Tensor = task.cross_entropy(_log_mixture(first, second, frozen["coefficient"]), batch)
+        found: Tensor = task.loss_of(_log_mixture(first, second, frozen["coefficient"]), batch)
         return found
 
     def interpolation(self, central: Model, local: Model, coefficient: float, task: Task) -> Predictor:

@@ -78,9 +78,7 @@ def sweep(
     task = planned.trials[0].config.task
     if any(trial.config.task != task for trial in planned.trials):
         raise ConfigError("task: the experiments of a sweep are compared by one metric, so that all need the same task")
-    measure = Measure.of_task(
-        task.judged_by(), metric, model.value, "test" if select_on_test else "validation"
-    )
+    measure = Measure.of_task(task.judged_by(), metric, model.value, "test" if select_on_test else "validation")
     options = SweepOptions(measure, "asha" if scheduler is Scheduler.ASHA else None, grace_rounds, reduction, at_once)
     try:
         result = run_sweep(planned, options, _say)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from rayfl.errors import ConfigError
 from rayfl.models.zoo import Candidates
 from rayfl.plots.series import Series, series_of
-from rayfl.plots.style import colour, legend_below, new_figure
+from rayfl.plots.style import colour, legend_below, need_accuracy, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import last_round, personalized_model, where
 

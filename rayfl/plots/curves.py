@@ -29,7 +29,7 @@ _FEW = 12
 def draw(
     runs: Sequence[RunFolder], x: str | None = None, model: str | None = None, split: str = "test"
 ) -> tuple[Figure, pa.Table]:
-    """Mean accuracy (or what the task is judged by) and loss over all clients; a band is the standard deviation over seeds.
+    """Mean of the first metric (accuracy) and loss over all clients; a band is the standard deviation over seeds.
 
     Args:
         runs: any; those that differ in their seeds only are one curve.

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rayfl.errors import RunError
 from rayfl.plots.series import Series, over_seeds, series_of
-from rayfl.plots.style import DELTA, colour, legend_below, marker, new_figure, whole_numbers
+from rayfl.plots.style import DELTA, colour, legend_below, marker, need_accuracy, new_figure, whole_numbers
 from rayfl.runs.curves import accuracy_curve, download_effect
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import where

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rayfl.errors import ConfigError
 from rayfl.plots.series import need_methods, need_same_but, series_of
-from rayfl.plots.style import RHO, SEQUENTIAL, TAU, new_figure
+from rayfl.plots.style import RHO, SEQUENTIAL, TAU, need_accuracy, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import last_round, model_rows, where
 

@@ -134,7 +134,8 @@ class ScoreTable:
 
     def _defined(self, metric: str, entries: Sequence[int]) -> np.ndarray:
         values = self._values(metric, entries)
-        return values[~np.isnan(values)]
+        kept: np.ndarray = values[~np.isnan(values)]
+        return kept
 
     def _values(self, metric: str, entries: Sequence[int]) -> np.ndarray:
         values: np.ndarray = self.metrics[metric][np.array(entries)]

@@ -17,8 +17,8 @@ from rayfl.runs.rows import last_round, named_model, where
 
 _BEFORE, _AFTER = ("client", "name", "n"), ("selected", "last", "skipped", "down", "up")
 COLUMNS = (*_BEFORE, *METRICS, *_AFTER)
-"""Of classification: ``n`` samples of the split, the metrics, in how many rounds the client was selected and in which last (0: never),
-in how many it was left out, and the bytes that went down to it and up from it."""
+"""Of classification: ``n`` samples of the split, the metrics, in how many rounds the client was selected and in which
+last (0: never), in how many it was left out, and the bytes that went down to it and up from it."""
 
 _TEXT = {"name"}
 _CONDITION = re.compile(r"^\s*(\w+)\s*(<=|>=|==|!=|=|<|>)\s*(.+?)\s*$")

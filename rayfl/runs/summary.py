@@ -35,7 +35,7 @@ def last_evaluation(rounds: pa.Table, split: str = "test") -> list[dict[str, Any
 
 
 def summary_table(result: Result) -> Table:
-    """Accuracy and calibration, or the task's metrics, of every model: mean +- standard deviation over clients, and how many these are.
+    """Two metrics of the task (accuracy and ECE) of every model: mean +- standard deviation over clients, and how many.
 
     On test data; of runs that score none, on validation data.
     """

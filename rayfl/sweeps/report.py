@@ -99,7 +99,13 @@ def printed(groups: pa.Table, varied: Sequence[str], measure: Measure) -> Table:
         table.add_column(heading, overflow="fold", min_width=5)
     table.add_column("data", no_wrap=True)
     # With three keys of any length this has room in 80 columns.
-    for heading in (f"{measure.metric} {measure.shown.unit if measure.shown.unit == '%' else ''}".rstrip(), "+-\nseeds", "+-\nclients", "clients", "finished"):
+    for heading in (
+        f"{measure.metric} {measure.shown.unit if measure.shown.unit == '%' else ''}".rstrip(),
+        "+-\nseeds",
+        "+-\nclients",
+        "clients",
+        "finished",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     marks = {"": " ", "validation": ">", "test": "*"}
     for row in rows:

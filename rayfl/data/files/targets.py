@@ -37,4 +37,5 @@ def from_column(column: pa.Array) -> np.ndarray:
     if not pa.types.is_fixed_size_list(column.type):
         found: np.ndarray = column.to_numpy()
         return found
-    return column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+    rows: np.ndarray = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+    return rows

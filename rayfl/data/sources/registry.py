@@ -10,6 +10,7 @@ from rayfl.data.sources.cifar import Cifar10Source, Cifar100Source
 from rayfl.data.sources.custom import CustomSource, data_named_by_object
 from rayfl.data.sources.digits import DigitsSource
 from rayfl.data.sources.emnist import EmnistSource
+from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticTextSource
 from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
@@ -30,6 +31,8 @@ DatasetConfig = Annotated[
         TinyImageNetSource,
         LeafSource,
         SyntheticSource,
+        SyntheticLabelsSource,
+        SyntheticTextSource,
         ParquetSource,
         CustomSource,
     ],

@@ -62,4 +62,5 @@ def _loaded(name: str) -> Any:
 
 def _standardized(x: np.ndarray) -> np.ndarray:
     """Over all samples, of which the moments are published with the table."""
-    return ((x - x.mean(0)) / x.std(0)).astype(np.float32)
+    scaled: np.ndarray = ((x - x.mean(0)) / x.std(0)).astype(np.float32)
+    return scaled
