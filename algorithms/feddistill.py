@@ -116,9 +116,7 @@ class FedDistill(Algorithm):
         """CE + lambda D(T[y], p)."""
         logits = task.logits(model, batch)
         distances = self.distance(frozen["targets"][batch.y], logits)
-        return task.loss_of(logits, batch) + self.distillation_weight * batch.mean(
-            frozen["exist"][batch.y] * distances
-        )
+        return task.loss_of(logits, batch) + self.distillation_weight * batch.mean(frozen["exist"][batch.y] * distances)
 
     def distance(self, target: Tensor, logits: Tensor) -> Tensor:
         """D of each sample, shape (b,), from targets and logits of shape (b, C)."""

@@ -10,7 +10,12 @@ from pydantic import BaseModel
 ADDED: Mapping[str, Any] = {
     "algorithm.one_sample": "paper",
     "dataset.labels": "as_found",
+    "dataset.kind": "auto",
+    "dataset.length": None,
+    "dataset.missing": "error",
+    "dataset.standardize": "none",
     "dataset.target": "auto",
+    "dataset.tokenizer": None,
     "dataset.vocabulary": None,
     "task": {"name": "classification", "metrics": [], "thresholds": 101},
     "train.betas": [0.9, 0.999],

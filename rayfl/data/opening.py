@@ -18,6 +18,7 @@ from rayfl.data.partitions.registry import Partition
 from rayfl.data.sources.base import NaturalPath, Samples, Source
 from rayfl.data.sources.natural import NaturalDataset
 from rayfl.data.sources.pooled import PooledDataset
+from rayfl.data.tables import TabularDataset
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec, Target
 from rayfl.randomness import RandomStreams
@@ -61,7 +62,9 @@ def open_dataset(config: DataSections, streams: RandomStreams) -> FederatedDatas
         _natural(config)
         _check_untouched(config)
         return opened
-    dataset = _divided(config, opened, streams)
+    dataset: FederatedDataset = _divided(config, opened, streams)
+    if opened.table is not None:
+        dataset = TabularDataset(dataset, opened.table)
     dataset.sound = True  # sources look at their samples when they make or open them
     dataset.remarks = lambda: [
         found.text for found in opened.remarks() if config.transform.normalize == "none" or not found.scale

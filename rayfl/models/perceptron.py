@@ -47,7 +47,9 @@ class TabularMLP(Architecture):
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(64, 32), min_length=1, description="Units of each hidden layer."
     )
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="Share of hidden units that a training step leaves out.")
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="Share of hidden units that a training step leaves out."
+    )
     init: Initialization = Field(default="torch", description=INITIALIZATION)
 
     def build(self, spec: InputSpec) -> ClassificationModel:

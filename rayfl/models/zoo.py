@@ -22,7 +22,6 @@ from rayfl.models.vgg import VGG, VGG9
 
 __all__ = [
     "TFCNN",
-    "TabularMLP",
     "VGG",
     "VGG9",
     "Architecture",
@@ -41,6 +40,7 @@ __all__ = [
     "SqueezeNet",
     "SuPerFedCNN",
     "SuPerFedTwoCNN",
+    "TabularMLP",
     "TorchvisionModel",
     "TwoCNN",
     "TwoNN",

@@ -29,7 +29,9 @@ def ran(name: str, folder: Path) -> str:
 
 def test_they_are_short() -> None:
     scripts = sorted(EXAMPLES.glob("*.py"))
-    assert [script.stem for script in scripts] == ["compare_three_methods", "own_data_and_model", "own_method"]
+    assert [script.stem for script in scripts] == [
+        "compare_three_methods", "own_data_and_model", "own_labels", "own_method", "own_regression", "own_text",
+    ]  # fmt: skip
     assert all(len(script.read_text().splitlines()) < 60 for script in scripts)
 
 
@@ -53,3 +55,15 @@ def test_own_data_and_model(tmp_path: Path) -> None:
 def test_own_method(tmp_path: Path) -> None:
     scores = [float(line.split()[-1]) for line in ran("own_method.py", tmp_path).splitlines()]
     assert len(scores) == 3 and len(set(scores)) == 3
+
+
+def test_own_regression(tmp_path: Path) -> None:
+    rows = dict(line.split(": ", 1) for line in ran("own_regression.py", tmp_path).splitlines())
+    errors = {name.strip(): float(text.split()[1].rstrip(",")) for name, text in rows.items()}
+    assert errors["personalized"] < errors["global"]
+
+
+@pytest.mark.parametrize(("name", "least"), [("own_labels", 0.6), ("own_text", 0.8)])
+def test_own_labels_and_own_text(name: str, least: float, tmp_path: Path) -> None:
+    (line,) = ran(f"{name}.py", tmp_path).splitlines()
+    assert float(line.replace(",", "").split()[-1 if name == "own_text" else 3]) > least

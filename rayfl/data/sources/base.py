@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.moments import Moments
 from rayfl.data.sources.remarks import Remark
+from rayfl.data.tables import TableOptions
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec, Target
 from rayfl.randomness import RandomStreams
@@ -30,6 +31,7 @@ class Samples:
         clients: whose each sample is, N names, for samples that come with clients.
         moments: of ``x``, where they are known.
         remarks: looks for what a user should be warned of.
+        table: what is done to the columns of a table; None where ``x`` is none.
     """
 
     x: np.ndarray
@@ -38,6 +40,7 @@ class Samples:
     clients: np.ndarray | None = None
     moments: Moments | None = None
     remarks: Callable[[], Sequence[Remark]] = tuple
+    table: TableOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,12 @@ class NaturalPath:
     Attributes:
         path: the file.
         remarks: looks for what a user should be warned of.
+        table: what is done to the columns of a table; None where the inputs are none.
     """
 
     path: Path
     remarks: Callable[[], Sequence[Remark]] = tuple
+    table: TableOptions | None = None
 
 
 Labels = Literal["as_found", "renumbered"]

@@ -22,16 +22,22 @@ class Layout:
     Attributes:
         x: the inputs' columns: one, or many with a number each.
         kind: how the inputs are stored.
-        y: the labels' column.
+        y: the columns that are learned.
         client: the clients' column, if there is one.
         split: the splits' column, if there is one.
     """
 
     x: tuple[str, ...]
-    kind: Literal["numbers", "lists", "bytes", "files"]
-    y: str
+    kind: Literal["numbers", "lists", "bytes", "files", "table", "texts", "tokens"]
+    y: tuple[str, ...]
     client: str | None
     split: str | None
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are read, each once."""
+        owners = (name for name in (self.client, self.split) if name is not None)
+        return list(dict.fromkeys([*self.x, *self.y, *owners]))
 
 
 def read_inputs(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple[int, ...] | None) -> np.ndarray:
