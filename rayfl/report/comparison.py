@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rayfl.errors import RunError
+from rayfl.metrics import CLASSIFICATION
+from rayfl.metrics import Metric as TaskMetric
 from rayfl.report.grouping import Group, check_same_data, group_runs
 from rayfl.report.rows import RowKey, compared_keys, final_rows, lacking, own_key, wall_seconds
 from rayfl.report.significance import PairTest, over_clients, over_seeds
 from rayfl.results.personalized import of_clients
+from rayfl.results.schemas import metrics_of
 from rayfl.runs.loading import Run
 
 
@@ -46,7 +49,29 @@ METRICS = (
     Metric("ece", "ECE", 1, 3, -1),
     Metric("loss", "loss", 1, 3, -1),
 )
-"""The columns of a comparison."""
+"""The columns of a comparison of classifiers."""
+
+
+def metrics_for(runs: Sequence[Run]) -> tuple[Metric, ...]:
+    """The columns of a comparison: those of the runs' task.
+
+    Raises:
+        RunError: they have different tasks.
+    """
+    found = list(dict.fromkeys(metrics_of(run.rounds) for run in runs))
+    if len(found) > 1:
+        names = "; ".join(", ".join(metric.name for metric in metrics) for metrics in found)
+        raise RunError(f"the runs have different tasks, whose numbers cannot be compared: they are judged by {names}")
+    metrics = found[0]
+    if metrics[0] == CLASSIFICATION.first:
+        further = [metric for metric in metrics if metric not in CLASSIFICATION.metrics]
+        return (*METRICS, *map(_column_of, further))
+    worst = replace(_column_of(metrics[0]), column=f"{metrics[0].name}_worst5", heading="worst 5 %", by_client=False)
+    return (_column_of(metrics[0]), worst, *map(_column_of, metrics[1:]))
+
+
+def _column_of(metric: TaskMetric) -> Metric:
+    return Metric(metric.name, metric.heading, metric.scale, metric.digits, metric.sign)
 
 
 @dataclass(frozen=True)
@@ -114,6 +139,7 @@ class Comparison:
         clients: tests over clients, finished groups only.
         seeds: tests over seeds, finished groups only.
         notes: what a reader should know, a sentence each.
+        metrics: the columns.
     """
 
     groups: Sequence[Group]
@@ -121,6 +147,7 @@ class Comparison:
     clients: Sequence[PairTest]
     seeds: Sequence[PairTest]
     notes: Sequence[str]
+    metrics: Sequence[Metric] = METRICS
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
@@ -147,12 +174,12 @@ def compare(runs: Sequence[Run]) -> Comparison:
     ]
     notes += [f"{run.uri} is in no test and in no curve: {why}" for run in evaluated if (why := lacking(run))]
     notes += [f"{run.uri}: {note}" for run in runs for note in run.notes]
-    groups = group_runs(evaluated)
+    groups, metrics = group_runs(evaluated), metrics_for(evaluated)
     finished = [group for group in groups if group.finished]
     clients, seeds = over_clients(finished), over_seeds(finished)
-    lines = _with_best([line for group in groups for line in _lines(group)])
+    lines = _with_best([line for group in groups for line in _lines(group, metrics)], metrics)
     notes += _partners(finished, clients)
-    return Comparison(groups, lines, clients, seeds, notes)
+    return Comparison(groups, lines, clients, seeds, notes, metrics)
 
 
 def _partners(groups: Sequence[Group], tests: Sequence[PairTest]) -> list[str]:
@@ -164,12 +191,12 @@ def _partners(groups: Sequence[Group], tests: Sequence[PairTest]) -> list[str]:
     return [f"no test with {', '.join(lonely)}: no other method was run with the same seed on the same clients"]
 
 
-def _lines(group: Group) -> list[Line]:
+def _lines(group: Group, metrics: Sequence[Metric]) -> list[Line]:
     keys = dict.fromkeys(key for run in group.runs for key in compared_keys(run))
-    return [_line(group, key) for key in keys]
+    return [_line(group, key, metrics) for key in keys]
 
 
-def _line(group: Group, key: RowKey) -> Line:
+def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
     runs = [run for run in group.runs if key in final_rows(run)]
     rows = [final_rows(run)[key] for run in runs]
     seconds = [wall_seconds(run) for run in runs]
@@ -191,7 +218,7 @@ def _line(group: Group, key: RowKey) -> Line:
             dict.fromkeys(of_clients(row["clients"], run.num_clients) for row, run in zip(rows, runs, strict=True))
         ),
         rounds=int(rows[0]["round"]),
-        cells={metric.column: _cell(rows, metric) for metric in METRICS},
+        cells={metric.column: _cell(rows, metric) for metric in metrics},
         gigabytes=float(np.mean([row["bytes_down"] + row["bytes_up"] for row in rows])) / 1e9,
         seconds=None if None in seconds else float(np.mean([value for value in seconds if value is not None])),
     )
@@ -200,6 +227,7 @@ def _line(group: Group, key: RowKey) -> Line:
 def _cell(rows: Sequence[dict[str, float]], metric: Metric) -> Cell:
     values = metric.scale * np.array([row[metric.column] for row in rows], dtype=float)
     spreads = [row[f"{metric.column}_std"] for row in rows] if metric.by_client else []
+    spreads = [spread for spread in spreads if spread is not None]
     return Cell(
         float(values.mean()),
         metric.scale * float(np.mean(spreads)) if spreads else None,
@@ -207,13 +235,13 @@ def _cell(rows: Sequence[dict[str, float]], metric: Metric) -> Cell:
     )
 
 
-def _with_best(lines: Sequence[Line]) -> list[Line]:
+def _with_best(lines: Sequence[Line], metrics: Sequence[Metric]) -> list[Line]:
     """Marks the best of each column, if there is a choice between at least two methods."""
     eligible = [line for line in lines if line.eligible]
     if len({line.method for line in eligible}) < 2:
         return list(lines)
     best = {}
-    for metric in METRICS:
+    for metric in metrics:
         values = [metric.sign * line.cells[metric.column].mean for line in eligible]
         finite = [value for value in values if np.isfinite(value)]
         best[metric.column] = max(finite) if finite else None
@@ -221,7 +249,7 @@ def _with_best(lines: Sequence[Line]) -> list[Line]:
     def marked(line: Line) -> Line:
         cells = {
             metric.column: replace(cell, best=line.eligible and metric.sign * cell.mean == best[metric.column])
-            for metric in METRICS
+            for metric in metrics
             for cell in [line.cells[metric.column]]
         }
         return replace(line, cells=cells)

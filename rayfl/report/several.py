@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from rayfl.report.blocks import Block, Cell, Code, Column, Mark, Page, Paragraph, Section, Table, figures, number
-from rayfl.report.comparison import METRICS, Comparison, Line, Metric
+from rayfl.report.comparison import Comparison, Line, Metric
 from rayfl.report.curves import progress_of_groups
 from rayfl.report.figures import client_distribution_of_groups, reliability_of_groups
 from rayfl.report.grouping import config_table
@@ -22,8 +22,6 @@ from rayfl.runs.loading import Run
 _UNFINISHED = "† unfinished: after its last evaluation so far; never the best"
 _ON_TERMINALS = {"top1": "acc.\n%", "top1_worst5": "worst\n5 %", "ece": "ECE\n"}
 """The columns that have room in 80 characters."""
-_SPREAD = "top1"
-"""The one of them that has room for its spreads."""
 _CLIENTS, _SEEDS = "+- clients", "+- seeds"
 _BEST = (
     "Bold: the best of a column among finished runs and rows that were not chosen on test data. A best mean alone says "
@@ -62,19 +60,25 @@ def caption(comparison: Comparison) -> str:
         f"Test data of {some} {after}, the last evaluation: means over clients, with several seeds the mean of these. "
         f"{_CLIENTS}: population standard deviation over clients (with several seeds its mean); {_SEEDS}: sample "
         "standard deviation over seeds of the means over clients. (own): the method's personalized model. "
-        "Worst 5 %: mean of the 5 % of clients with the lowest accuracy."
+        f"Worst 5 %: mean of the 5 % of clients with the {_worst(comparison.metrics[0])}."
     )
+
+
+def _worst(first: Metric) -> str:
+    if first.column == "top1":
+        return "lowest accuracy"
+    return f"{'lowest' if first.sign > 0 else 'highest'} {first.heading}"
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """All lines as a table of a page."""
     texts = ("method", "model", "clients")
-    headings = [*texts, "seeds", *(heading for metric in METRICS for heading in _headings(metric))]
+    headings = [*texts, "seeds", *(heading for metric in comparison.metrics for heading in _headings(metric))]
     return Table(
         "comparison-table",
         f"{caption(comparison)} {_BEST}",
         [Column(text, numeric=text not in texts) for text in (*headings, "GB sent", "wall time (s)")],
-        [_cells(line) for line in comparison.lines],
+        [_cells(line, comparison.metrics) for line in comparison.lines],
         _footnotes(comparison),
         data="figures/comparison.csv",
     )
@@ -88,6 +92,7 @@ def _headings(metric: Metric) -> list[str]:
 
 def terminal_table(comparison: Comparison) -> RenderableType:
     """The table and the tests against the best method, for a terminal."""
+    first = comparison.metrics[0]
     table = RichTable(
         title="Methods side by side", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1)
     )
@@ -96,18 +101,20 @@ def terminal_table(comparison: Comparison) -> RenderableType:
         table.add_column(heading, overflow="fold", min_width=8)
     for heading in ("clients\n", "seeds\n"):
         table.add_column(heading, justify="right", no_wrap=True)
-    shown = {metric: _ON_TERMINALS[metric.column] for metric in METRICS if metric.column in _ON_TERMINALS}
+    shown = {metric: _ON_TERMINALS[metric.column] for metric in comparison.metrics if metric.column in _ON_TERMINALS}
+    if first.column not in _ON_TERMINALS:
+        shown = {metric: f"{metric.heading}\n" for metric in comparison.metrics[:3]}
     for metric, heading in shown.items():
         table.add_column(heading, justify="right", no_wrap=True)
-        for spread in (_CLIENTS, _SEEDS) if metric.column == _SPREAD else ():
+        for spread in (_CLIENTS, _SEEDS) if metric == first else ():
             table.add_column(spread.replace(" ", "\n"), justify="right", no_wrap=True)
     for line in comparison.lines:
-        texts: list[str | Text] = [cell.text for cell in _cells(line)[:4]]
+        texts: list[str | Text] = [cell.text for cell in _cells(line, comparison.metrics)[:4]]
         for metric in shown:
             cell = line.cells[metric.column]
             mean = metric.text(cell.mean)
             texts.append(Text.assemble((mean, "bold"), "^") if cell.best else mean)
-            if metric.column == _SPREAD:
+            if metric == first:
                 texts += [metric.text(cell.over_clients), metric.text(cell.over_seeds)]
         table.add_row(*texts)
     marked = ["^ best of the column among finished runs and rows not chosen on test data"]
@@ -115,28 +122,29 @@ def terminal_table(comparison: Comparison) -> RenderableType:
     parts: list[RenderableType] = [table, Text("\n".join([*notes, *_footnotes(comparison)]))]
     for tests, what in ((comparison.clients, "clients"), (comparison.seeds, "seeds")):
         if tests:
-            parts += [Text(), _terminal_tests(tests, what)]
+            parts += [Text(), _terminal_tests(tests, what, first)]
     return Stack(*parts)
 
 
-def _terminal_tests(tests: Sequence[PairTest], what: str) -> RichTable:
+def _terminal_tests(tests: Sequence[PairTest], what: str, first: Metric) -> RichTable:
     table = RichTable(title=f"Paired over {what}: {_TEST}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in _TEST_HEADINGS:
-        name = heading in _TEST_HEADINGS[:2]
+    headings = _test_headings(first)
+    for heading in headings:
+        name = heading in headings[:2]
         table.add_column(heading, justify="left" if name else "right", overflow="fold", min_width=8 if name else None)
     for test in tests:
-        table.add_row(*(cell.text for cell in _test_cells(test)), style="bold" if test.significant else None)
+        table.add_row(*(cell.text for cell in _test_cells(test, first)), style="bold" if test.significant else None)
     return table
 
 
-def _cells(line: Line) -> list[Cell]:
+def _cells(line: Line, metrics: Sequence[Metric]) -> list[Cell]:
     dagger = "" if line.finished else " †"
     return [
         Cell(f"{line.method}{dagger}"),
         Cell(f"{line.model} (own)" if line.own else line.model),
         Cell(line.clients, line.evaluated),
         number(line.seeds, 0),
-        *(cell for metric in METRICS for cell in _numbers(line, metric)),
+        *(cell for metric in metrics for cell in _numbers(line, metric)),
         number(line.gigabytes, 3),
         number(float("nan") if line.seconds is None else line.seconds, 1),
     ]
@@ -161,15 +169,20 @@ def _footnotes(comparison: Comparison) -> list[str]:
 
 
 _TEST = f"Wilcoxon's signed-rank test, two-sided; p adjusted by Holm; bold: adjusted p < {LEVEL}"
-_TEST_HEADINGS = ("method A", "method B", "A - B, points", "A better", "B better", "pairs", "p", "adjusted p")
 
 
-def _test_cells(test: PairTest) -> list[Cell]:
+def _test_headings(first: Metric) -> tuple[str, ...]:
+    """Differences of percentages are in points."""
+    difference = "A - B, points" if first.heading.endswith("%") else f"A - B, {first.heading}"
+    return "method A", "method B", difference, "A better", "B better", "pairs", "p", "adjusted p"
+
+
+def _test_cells(test: PairTest, first: Metric) -> list[Cell]:
     mark: Mark = "own" if test.significant else ""
     return [
         Cell(test.first),
         Cell(test.second),
-        Cell(f"{100 * test.difference:+.2f}", 100 * test.difference),
+        Cell(f"{first.scale * test.difference:+.{first.digits}f}", first.scale * test.difference),
         number(test.wins, 0),
         number(test.losses, 0),
         number(test.pairs, 0),
@@ -184,22 +197,25 @@ def _p(value: float) -> str:
 
 def _significance(comparison: Comparison) -> list[Block]:
     blocks: list[Block] = []
-    columns = [Column(text, numeric=text not in _TEST_HEADINGS[:2]) for text in _TEST_HEADINGS]
-    what = "Accuracies of the methods' personalized models, which are never chosen on test data. "
+    headings = _test_headings(comparison.metrics[0])
+    columns = [Column(text, numeric=text not in headings[:2]) for text in headings]
+    first = comparison.metrics[0]
+    noun = "Accuracies" if first.column == "top1" else first.heading
+    what = f"{noun} of the methods' personalized models, which are never chosen on test data. "
     if comparison.clients:
         text = (
             f"{what}A pair: two methods on the same client for the same seed. {_TEST}. Clients on which both are equal "
             "are left out of the test. The clients of a run share a model, so they are not independent: this says "
             "whether methods differ on these clients for these seeds, not whether they would for others."
         )
-        blocks.append(Table("clients-test", text, columns, [_test_cells(test) for test in comparison.clients]))
+        blocks.append(Table("clients-test", text, columns, [_test_cells(test, first) for test in comparison.clients]))
     if comparison.seeds:
         fewest = min(test.pairs for test in comparison.seeds)
         text = (
             f"{what}A pair: the means over clients of two methods for the same seed. {_TEST}. With n seeds no p "
             f"can be below 2 / 2^n, before correction: here {_p(2.0 ** (1 - fewest))} for {fewest}."
         )
-        blocks.append(Table("seeds-test", text, columns, [_test_cells(test) for test in comparison.seeds]))
+        blocks.append(Table("seeds-test", text, columns, [_test_cells(test, first) for test in comparison.seeds]))
     if not blocks:
         blocks.append(Paragraph("No tests: they need two finished methods with a seed and its clients in common."))
     return blocks

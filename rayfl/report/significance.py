@@ -11,6 +11,7 @@ from scipy.stats import wilcoxon
 
 from rayfl.report.grouping import Group
 from rayfl.report.rows import RowKey, client_rows, final_rows, own_key
+from rayfl.results.schemas import first_metric
 from rayfl.runs.loading import Run
 
 LEVEL = 0.05
@@ -29,7 +30,7 @@ class PairTest:
         pairs: number of pairs.
         wins: pairs in which the first is better.
         losses: pairs in which the second is better; the other pairs are ties.
-        difference: mean difference of the accuracies, first minus second.
+        difference: mean difference of the accuracies (of another task's first metric), first minus second.
         p: two-sided p-value of Wilcoxon's signed-rank test, ties left out.
         adjusted: the same after Holm's correction for all tests on this kind of pairs.
     """
@@ -96,7 +97,7 @@ def over_clients(groups: Sequence[Group]) -> list[PairTest]:
             for client in sorted(values[one.label][seed].keys() & values[other.label][seed].keys())
         ]
         tests.append((one.label, other.label, np.array(differences)))
-    return _tested(tests)
+    return _tested(tests, _sign(groups))
 
 
 def over_seeds(groups: Sequence[Group]) -> list[PairTest]:
@@ -108,10 +109,16 @@ def over_seeds(groups: Sequence[Group]) -> list[PairTest]:
         if len(seeds) >= 2:
             differences = [values[one.label][seed] - values[other.label][seed] for seed in seeds]
             tests.append((one.label, other.label, np.array(differences)))
-    return _tested(tests)
+    return _tested(tests, _sign(groups))
 
 
-def _tested(tests: Sequence[tuple[str, str, np.ndarray]]) -> list[PairTest]:
+def _sign(groups: Sequence[Group]) -> int:
+    """1 if more of the first metric is better, -1 if less is."""
+    runs = [run for group in groups for run in group.runs]
+    return first_metric(runs[0].rounds).sign if runs else 1
+
+
+def _tested(tests: Sequence[tuple[str, str, np.ndarray]], sign: int) -> list[PairTest]:
     known = [(one, other, d[np.isfinite(d)]) for one, other, d in tests]
     known = [(one, other, d) for one, other, d in known if len(d)]
     p_values = [signed_rank(d) for _, _, d in known]
@@ -120,8 +127,8 @@ def _tested(tests: Sequence[tuple[str, str, np.ndarray]]) -> list[PairTest]:
             one,
             other,
             len(d),
-            int((np.round(d, _DIGITS) > 0).sum()),
-            int((np.round(d, _DIGITS) < 0).sum()),
+            int((sign * np.round(d, _DIGITS) > 0).sum()),
+            int((sign * np.round(d, _DIGITS) < 0).sum()),
             float(d.mean()),
             p,
             adjusted,
@@ -144,9 +151,12 @@ def _by_client(run: Run) -> Mapping[int, float]:
     rows = None if key is None else client_rows(run, key)
     if rows is None:
         return {}
-    return dict(zip(rows["client"].to_pylist(), rows["top1"].to_pylist(), strict=True))
+    values = rows[first_metric(rows).name].to_pylist()
+    pairs = zip(rows["client"].to_pylist(), values, strict=True)
+    return {client: value for client, value in pairs if value is not None}
 
 
 def _mean(run: Run) -> float:
     key: RowKey | None = own_key(run)
-    return float("nan") if key is None else float(final_rows(run)[key]["top1"])
+    value = None if key is None else final_rows(run)[key][first_metric(run.rounds).name]
+    return float("nan") if value is None else float(value)

@@ -1,4 +1,4 @@
-"""A preset of each task runs as it is, with the methods that people begin with, looped and stacked, and through a stop."""
+"""A preset of each task runs as it is, with the methods that people begin with, looped, stacked and through a stop."""
 
 from __future__ import annotations
 

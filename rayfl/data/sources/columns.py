@@ -95,7 +95,7 @@ class Rows:
             num_classes: of classes.
             target: what is learned.
         """
-        outputs = {"class": num_classes, "tokens": self.vocabulary}.get(target, self.y.shape[-1])
+        outputs = {"class": num_classes, "tokens": self.vocabulary}.get(target) or int(self.y.shape[-1])
         return InputSpec("tokens" if self.vocabulary else "image", self.x.shape[1:], outputs, self.vocabulary, target)
 
 

@@ -39,7 +39,10 @@ class CustomSource(Source):
     labels: Labels = Field(default="as_found", description=LABELS)
     target: Wanted = Field(default="auto", description=WANTED)
     vocabulary: int | None = Field(
-        default=None, ge=1, description="Of tokens: how many distinct ones there are; null: the largest plus 1."
+        default=None,
+        ge=1,
+        description="How many distinct tokens there are, where x holds some (int64); null: it holds none, or, for a "
+        "language model, the largest plus 1.",
     )
 
     def aimed_at(self, target: Target) -> CustomSource:
@@ -80,20 +83,19 @@ class CustomSource(Source):
         whose = f"dataset {self.function}"
         target: Target = "class" if self.target == "auto" else self.target
         x, y = (value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value) for value in (x, y))
-        tokens = x.ndim == 2 and x.dtype in (np.int32, np.int64)
+        said = self.vocabulary is not None or target == "tokens"
+        tokens = said and x.ndim == 2 and x.dtype in (np.int32, np.int64)
         if x.ndim < 2 or (x.dtype not in (np.uint8, np.float32, np.float64) and not tokens):
             raise DataError(
                 f"{whose}: x has the type {x.dtype} and the shape {x.shape}; needed are uint8 or float32 and (N, ...), "
-                "or for tokens int64 and (N, T)"
+                "or for tokens int64 and (N, T), with dataset.vocabulary"
             )
-        if len(y) != len(x) if y.ndim else True:
-            raise DataError(f"{whose}: y has the shape {y.shape}; needed are targets of {len(x)} samples")
         names = None
         if clients is not None:
             names = np.asarray(clients)
             if names.shape != x.shape[:1]:
                 raise DataError(f"{whose}: clients have the shape {names.shape}; needed is a name or number each")
-        y = as_targets(y, target, f"{whose}: y", names)
+        y = as_targets(y, target, f"{whose}: y", len(x), names)
         count = count_of(num_classes, y, target, whose)
         if x.dtype == np.float64:
             with np.errstate(over="ignore"):  # what is too large is named below

@@ -18,13 +18,14 @@ WANTED = (
 )
 
 
-def as_targets(y: np.ndarray, target: Target, whose: str, clients: np.ndarray | None = None) -> np.ndarray:
+def as_targets(y: np.ndarray, target: Target, whose: str, count: int, clients: np.ndarray | None = None) -> np.ndarray:
     """Targets of the task's type: labels and values float32 of shape (N, D), others int64.
 
     Args:
-        y: as a user gives them, N of them.
+        y: as a user gives them.
         target: what they are.
         whose: what to call them in messages, such as ``dataset my_module:f: y``.
+        count: N, how many samples there are.
         clients: the samples' clients, for messages.
 
     Raises:
@@ -32,8 +33,8 @@ def as_targets(y: np.ndarray, target: Target, whose: str, clients: np.ndarray | 
     """
     kinds = {"class": "iu", "labels": "iufb", "values": "iuf", "tokens": "iu"}[target]
     dimensions = {"class": (1,), "labels": (2,), "values": (1, 2), "tokens": (2,)}[target]
-    if y.dtype.kind not in kinds or y.ndim not in dimensions:
-        raise DataError(f"{whose} has the type {y.dtype} and the shape {y.shape}; {_needed(y, target)}")
+    if y.dtype.kind not in kinds or y.ndim not in dimensions or len(y) != count:
+        raise DataError(f"{whose} has the type {y.dtype} and the shape {y.shape}; {_needed(y, target, count)}")
     if target in ("class", "tokens"):
         return y.astype(np.int64)
     with np.errstate(over="ignore"):  # what is too large is named below
@@ -47,8 +48,7 @@ def as_targets(y: np.ndarray, target: Target, whose: str, clients: np.ndarray | 
     return values
 
 
-def _needed(y: np.ndarray, target: Target) -> str:
-    n = len(y) if y.ndim else 0
+def _needed(y: np.ndarray, target: Target, n: int) -> str:
     if target == "class":
         several = "; for several labels set task=multilabel" if y.ndim == 2 else ""
         numbers = "; to predict numbers set task=regression" if y.dtype.kind == "f" else ""

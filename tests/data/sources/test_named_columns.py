@@ -76,8 +76,8 @@ def opened(
 def own(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """The section ``dataset`` of a file that is written with some columns changed."""
 
-    def make(kind: str = "parquet", changes: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-        path = written(tmp_path, kind, **(changes or {}))
+    def make(form: str = "parquet", changes: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+        path = written(tmp_path, form, **(changes or {}))
         return {"path": path, "root": tmp_path, "client": "hospital", **options}
 
     return make
@@ -124,8 +124,10 @@ def test_numbers_are_standardized_by_each_clients_own_training_samples(own: Call
 def test_missing_numbers_are_filled_by_the_training_mean_and_said(own: Callable[..., dict[str, Any]]) -> None:
     ages = [None if i in (0, 7) else age for i, age in enumerate(AGES)]
     section = own(changes={"age": ages}, x=["age", "bmi"], y="outcome")
-    with pytest.raises(DataError, match=r"rows.parquet: column 'age', row 0 \(client 'A'\) is missing.*missing=mean"):
+    with pytest.raises(DataError, match=r"rows.parquet: column 'age', row 0 is null; .*missing=mean"):
         opened(section)
+    with pytest.raises(DataError, match=r"rows.parquet: column 'age', row 0 \(client 'A'\) is missing.*missing=mean"):
+        opened({**section, "standardize": "global"})
     dataset = opened({**section, "missing": "indicator"}, validation=0)
     assert dataset.spec.shape == (3,)
     trained = [age for i, age in enumerate(ages) if age is not None and i % 4 != 3]
