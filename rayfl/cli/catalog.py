@@ -14,6 +14,7 @@ from rayfl.config.loading import preset_names, preset_text
 from rayfl.config.paper_presets import paper_presets
 from rayfl.data.partitions.registry import Partition
 from rayfl.data.sources.registry import DatasetConfig
+from rayfl.engine.task_sections import TaskConfig
 from rayfl.models.zoo import ModelConfig
 from rayfl.reproduction.reference import reference_tables
 from rayfl.reproduction.tables import obstacle
@@ -32,6 +33,7 @@ def catalog(methods: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
         ],
         "datasets": _union(DatasetConfig),
         "partitions": _union(Partition),
+        "tasks": _union(TaskConfig),
         "models": _union(ModelConfig),
         "presets": [_preset_entry(name) for name in preset_names()],
         "tables": [

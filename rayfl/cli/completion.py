@@ -18,6 +18,7 @@ _SECTIONS = {
     "algorithm": "algorithms.registry",
     "dataset": "rayfl.data.sources.registry",
     "partition": "rayfl.data.partitions.registry",
+    "task": "rayfl.engine.task_sections",
     "model": "rayfl.models.zoo",
 }
 """By section, the module that imports all its classes, or has them."""
@@ -58,7 +59,7 @@ def names(section: str) -> tuple[str, ...]:
     """The names that a section of a configuration may have, sorted; none for an unknown section.
 
     Args:
-        section: ``algorithm``, ``dataset``, ``partition`` or ``model``.
+        section: ``algorithm``, ``dataset``, ``partition``, ``task`` or ``model``.
     """
     if section not in _SECTIONS:
         return ()

@@ -111,7 +111,7 @@ def run(
 @app.command("list")
 def list_(
     what: Annotated[
-        Literal["algorithms", "datasets", "partitions", "models", "presets", "tables"] | None,
+        Literal["algorithms", "datasets", "partitions", "tasks", "models", "presets", "tables"] | None,
         typer.Argument(help="Which list; all if left out."),
     ] = None,
 ) -> None:

@@ -80,6 +80,7 @@ def test_the_names_are_those_that_a_configuration_may_have() -> None:
         ("algorithm", "algorithms"),
         ("dataset", "datasets"),
         ("partition", "partitions"),
+        ("task", "tasks"),
         ("model", "models"),
     ):
         assert set(names(section)) == {entry[0] for entry in known[title]} - {"custom"}
