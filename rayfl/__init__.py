@@ -24,6 +24,7 @@ _PUBLIC = {
     "Client": "rayfl.engine.client",
     "Clients": "algorithms.base",
     "Predictor": "rayfl.engine.tasks",
+    "NetworkTask": "rayfl.engine.tasks",
     "Weighted": "rayfl.aggregation.exact_sum",
     "RayflError": "rayfl.errors",
     "import_leaf": "rayfl.data.sources.leaf",
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from rayfl.aggregation.exact_sum import Weighted as Weighted
     from rayfl.data.sources.leaf import import_leaf as import_leaf
     from rayfl.engine.client import Client as Client
+    from rayfl.engine.tasks import NetworkTask as NetworkTask
     from rayfl.engine.tasks import Predictor as Predictor
     from rayfl.errors import RayflError as RayflError
     from rayfl.experiment.result import Result as Result

@@ -35,11 +35,9 @@ def ran(name: str, folder: Path) -> str:
 def test_they_are_short() -> None:
     scripts = sorted(EXAMPLES.glob("*.py"))
     assert [script.stem for script in scripts] == [
-        "compare_three_methods",
-        "own_asynchronous_method",
-        "own_data_and_model",
-        "own_method",
-    ]
+        "compare_three_methods", "own_asynchronous_method", "own_data_and_model", "own_labels", "own_method",
+        "own_regression", "own_text",
+    ]  # fmt: skip
     assert all(len(script.read_text().splitlines()) < 60 for script in scripts)
 
 
@@ -83,3 +81,15 @@ def test_the_asynchronous_example_is_the_packages_method(monkeypatch: pytest.Mon
     for _ in range(7):
         assert_close(mine.step()["model"], package.step()["model"], 1e-12)
     assert any(turnout.started for turnout in mine.turnouts)
+
+
+def test_own_regression(tmp_path: Path) -> None:
+    rows = dict(line.split(": ", 1) for line in ran("own_regression.py", tmp_path).splitlines())
+    errors = {name.strip(): float(text.split()[1].rstrip(",")) for name, text in rows.items()}
+    assert errors["personalized"] < errors["global"]
+
+
+@pytest.mark.parametrize(("name", "least"), [("own_labels", 0.6), ("own_text", 0.8)])
+def test_own_labels_and_own_text(name: str, least: float, tmp_path: Path) -> None:
+    (line,) = ran(f"{name}.py", tmp_path).splitlines()
+    assert float(line.replace(",", "").split()[-1 if name == "own_text" else 3]) > least
