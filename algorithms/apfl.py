@@ -92,7 +92,7 @@ class APFL(Averaging):
         if self.mix == "logits":
             logits = task.logits(federated, batch)
             mixed = _mixed_logits(logits.detach(), task.logits(local, batch), alpha)
-            return task.cross_entropy(logits, batch) + task.cross_entropy(mixed, batch)
+            return task.loss_of(logits, batch) + task.loss_of(mixed, batch)
         value: Tensor = task.loss(federated, batch)
         received = {name: leaf.detach() for name, leaf in federated.items()}
         return value + task.loss(mixed_weights(received, local, alpha, task, buffers=local), batch)
@@ -113,7 +113,7 @@ class APFL(Averaging):
 
     def _mixture(self, federated: Model, local: Model, alpha: float | Tensor, task: Task) -> Predictor:
         if self.mix == "logits":
-            return Predictor.of(federated, local, combine=partial(_log_probabilities, alpha))
+            return Predictor.of(federated, local, combine=partial(_predictions, alpha))
         return Predictor.of(mixed_weights(federated, local, alpha, task, buffers=local))
 
 
@@ -122,7 +122,8 @@ def _mixed_logits(federated: Tensor, local: Tensor, alpha: float | Tensor) -> Te
     return torch.lerp(federated, local, alpha)
 
 
-def _log_probabilities(alpha: float | Tensor, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-    """What the mixture of the logits of two models predicts; log-probabilities of shape (b, C)."""
+def _predictions(alpha: float | Tensor, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
+    """What the mixture of the outputs of two models predicts, as the task scores it."""
     federated, local = (task.network.logits(model, x, training=False) for model in models)
-    return _mixed_logits(federated, local, alpha).log_softmax(-1)
+    found: Tensor = task.predicted(_mixed_logits(federated, local, alpha))
+    return found

@@ -20,11 +20,17 @@ from algorithms.clients import Procedure as Procedure
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Predictor, Task
+from rayfl.engine.tasks import Predictor, Task, Trait
 from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError, MethodError
 from rayfl.models.base import Network
 from rayfl.params import Tree
+
+_TRAITS: Mapping[Trait, str] = {
+    "classes": "one class a sample",
+    "distribution": "a probability distribution over classes a sample",
+    "features": "one vector of features a sample",
+}
 
 
 def setting(default: Any, symbol: str, description: str, **bounds: Any) -> Any:
@@ -49,6 +55,7 @@ class Algorithm(BaseModel):
             that leaves one out gets the method's; one that gives another value is refused.
         asynchronous: whether the method is made for rounds without a barrier (``system.mode=buffered``), and for no
             others: a client of the cohort may have begun from the server's tree of an earlier round.
+        needs: traits of a task (``rayfl.engine.tasks.Trait``) that the method cannot do without, and why.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,6 +71,7 @@ class Algorithm(BaseModel):
     no_private_norm: ClassVar[Mapping[str, str]] = {}
     train_settings: ClassVar[Mapping[str, Any]] = {}
     asynchronous: ClassVar[bool] = False
+    needs: ClassVar[Mapping[Trait, str]] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses what would be lost: no commit has a method's attributes, and no other process sees them.
@@ -78,6 +86,23 @@ class Algorithm(BaseModel):
             f"{type(self).__name__}.{name} cannot be set: a method holds hyper-parameters only. What a client keeps "
             "from round to round belongs into client.state, what the server keeps into what init and round return"
         )
+
+    def needed(self) -> Mapping[Trait, str]:
+        """What the method needs of a task as it is configured, and why; by default :attr:`needs`."""
+        return self.needs
+
+    def check_task(self, task: Task) -> None:
+        """Refuses a task that the method cannot learn.
+
+        Raises:
+            ConfigError: naming the task, what it lacks, and the fix.
+        """
+        for trait, why in self.needed().items():
+            if trait not in task.traits:
+                raise ConfigError(
+                    f"algorithm: {self.name} cannot learn task={task.name}, which has not {_TRAITS[trait]}: {why}. "
+                    "Choose another method: docs/tasks.md has a table of methods and tasks"
+                )
 
     def check(self, task: Task, context: RoundContext) -> None:
         """Refuses, before any actor starts, what the method cannot run with.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,7 +16,7 @@ from algorithms.parts.prototypes import class_means, memberships
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.engine.terms import Sum, function, loss
 from rayfl.params import Tree, copy, squared_norm
 
@@ -51,6 +51,7 @@ class FedAS(PartialModel):
 
     name: Literal["fedas"] = "fedas"
     citation: ClassVar[str] = "Yang et al., CVPR 2024"
+    needs: ClassVar[Mapping[Trait, str]] = {"classes": "features are aligned with mean features by class"}
     client_keeps: ClassVar[str] = "B_k, P_k"
     server_keeps: ClassVar[str] = "G"
 
@@ -171,7 +172,7 @@ class FedAS(PartialModel):
         moved, fixed = part(model, task.network.parameter_names), part(model, task.network.buffer_names)
 
         def mean_loss(parameters: Tree, of: Batch) -> Tensor:
-            return task.cross_entropy(task.logits({**parameters, **fixed}, of, training=False), of)
+            return task.loss_of(task.logits({**parameters, **fixed}, of, training=False), of)
 
         if self.fisher_form == "batches":
             return adding(trained["trace"], squared_norm(grad(mean_loss)(moved, batch)))

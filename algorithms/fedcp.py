@@ -17,7 +17,7 @@ from algorithms.parts.transfer import fixed_kernel_discrepancy
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.engine.terms import Sum, function
 from rayfl.params import Tree, interpolate
 
@@ -54,6 +54,7 @@ class FedCP(PartialModel):
 
     name: Literal["fedcp"] = "fedcp"
     citation: ClassVar[str] = "Zhang et al., KDD 2023"
+    needs: ClassVar[Mapping[Trait, str]] = {"features": "a policy splits the features of a sample"}
     client_keeps: ClassVar[str] = "W_k"
     server_keeps: ClassVar[str] = "G, W_g, policy"
 
@@ -116,7 +117,7 @@ class FedCP(PartialModel):
         noise = None if draw is None else draw["noise"][: len(batch.y)]
         shares = policy_shares(trained["policy"], features * frozen["context"], self.policy_temperature, noise)
         logits = both_heads(task, trained["model"], frozen["received"], features, shares)
-        value = task.cross_entropy(logits, batch)
+        value = task.loss_of(logits, batch)
         if self.alignment_weight == 0:
             return value
         received, _ = task.head_inputs_and_logits(frozen["received"], batch, training=False)
@@ -136,7 +137,7 @@ class FedCP(PartialModel):
         """The prediction of both heads together."""
         streams, place = client.context.streams, (client.round, client.id)
 
-        def log_probabilities(models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
+        def predictions(models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
             own, other, tensors = models
             features, _ = task.network.head_inputs_and_logits(own, x, training=False)
             noise = None
@@ -145,10 +146,10 @@ class FedCP(PartialModel):
                 noise = torch.from_numpy(drawn).to(features)
             read = features * context_of(own[task.network.head_weight])
             shares = policy_shares(tensors, read, self.policy_temperature, noise)
-            found: Tensor = both_heads(task, own, other, features, shares).log_softmax(-1)
+            found: Tensor = task.predicted(both_heads(task, own, other, features, shares))
             return found
 
-        return Predictor.of(model, head, policy, combine=log_probabilities)
+        return Predictor.of(model, head, policy, combine=predictions)
 
 
 def context_of(weight: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,7 +13,7 @@ from algorithms.parts.accumulators import ACCUMULATOR, averaging, check_unclippe
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.engine.terms import Sum, function
 from rayfl.params import Tree
 
@@ -45,6 +45,7 @@ class FedDBE(Averaging):
     name: Literal["feddbe"] = "feddbe"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Zhang et al., NeurIPS 2023"
+    needs: ClassVar[Mapping[Trait, str]] = {"features": "a mean of the features of samples is kept apart"}
     client_keeps: ClassVar[str] = "m_k"
     server_keeps: ClassVar[str] = "w, zbar"
 
@@ -129,7 +130,7 @@ class FedDBE(Averaging):
         model = trained["model"]
         features, logits = task.head_inputs_and_logits(model, batch)
         # head(f + m) = head(f) + V m
-        value = task.cross_entropy(logits + model[task.network.head_weight] @ trained["vector"], batch)
+        value = task.loss_of(logits + model[task.network.head_weight] @ trained["vector"], batch)
         if frozen is None:
             return value
         mean = _mean(features, batch)
@@ -142,9 +143,7 @@ class FedDBE(Averaging):
 
     def _tracked(self, trained: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         features, logits = task.head_inputs_and_logits(trained["model"], batch)
-        return task.cross_entropy(logits, batch) + averaging(
-            trained["running"], _mean(features, batch), self.mean_momentum
-        )
+        return task.loss_of(logits, batch) + averaging(trained["running"], _mean(features, batch), self.mean_momentum)
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         model = server["model"]
@@ -171,12 +170,12 @@ def _mean(features: Tensor, batch: Batch) -> Tensor:
 
 def _shifted(model: Model, vector: Tensor) -> Predictor:
     """The prediction with a vector added to the features."""
-    return Predictor.of(model, {"vector": vector}, combine=_log_probabilities)
+    return Predictor.of(model, {"vector": vector}, combine=_predictions)
 
 
-def _log_probabilities(models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-    """Log-probabilities (b, C) of (model, bias vector)."""
+def _predictions(models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
+    """What (model, bias vector) predict."""
     model, own = models
     logits = task.network.logits(model, x, training=False) + model[task.network.head_weight] @ own["vector"]
-    found: Tensor = logits.log_softmax(-1)
+    found: Tensor = task.predicted(logits)
     return found

@@ -11,7 +11,7 @@ from torch import Tensor
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.prototypes import class_means
 from rayfl.engine.client import Client, RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
 
@@ -58,6 +58,7 @@ class FedDistill(Algorithm):
     name: Literal["feddistill"] = "feddistill"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Jeong et al., arXiv 2018"
+    needs: ClassVar[Mapping[Trait, str]] = {"classes": "clients exchange mean outputs by class"}
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "F_k"
 
@@ -115,9 +116,7 @@ class FedDistill(Algorithm):
         """CE + lambda D(T[y], p)."""
         logits = task.logits(model, batch)
         distances = self.distance(frozen["targets"][batch.y], logits)
-        return task.cross_entropy(logits, batch) + self.distillation_weight * batch.mean(
-            frozen["exist"][batch.y] * distances
-        )
+        return task.loss_of(logits, batch) + self.distillation_weight * batch.mean(frozen["exist"][batch.y] * distances)
 
     def distance(self, target: Tensor, logits: Tensor) -> Tensor:
         """D of each sample, shape (b,), from targets and logits of shape (b, C)."""

@@ -13,7 +13,7 @@ from algorithms.base import Averaging, Clients, setting
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, interpolate
 
@@ -44,6 +44,7 @@ class FedFusion(Averaging):
 
     name: Literal["fedfusion"] = "fedfusion"
     citation: ClassVar[str] = "Yao et al., ICIP 2019"
+    needs: ClassVar[Mapping[Trait, str]] = {"features": "it fuses the features of two models"}
     server_keeps: ClassVar[str] = "w, F"
 
     operator: Literal["conv", "multi", "single"] = setting(
@@ -103,7 +104,7 @@ class FedFusion(Averaging):
         own = task.features(model["model"], batch)
         received = task.features(frozen["received"], batch, training=False)
         logits = task.classify(model["model"], fused(own, received, model["fusion"], task))
-        return task.cross_entropy(logits, batch)
+        return task.loss_of(logits, batch)
 
     def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
         model = server["model"]
@@ -132,12 +133,12 @@ def fused(own: Tensor, received: Tensor, fusion: Mapping[str, Tensor], task: Tas
 
 
 def _fused_prediction(models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-    """Log-probabilities (b, C) of (local model, received model, fusion module)."""
+    """What (local model, received model, fusion module) predict."""
     local, received, fusion = models
     network = task.network
     own, other = (network.features(model, x, training=False) for model in (local, received))
-    logits: Tensor = network.classify(local, fused(own, other, fusion, task), training=False)
-    return logits.log_softmax(-1)
+    found: Tensor = task.predicted(network.classify(local, fused(own, other, fusion, task), training=False))
+    return found
 
 
 def _channels(task: Task) -> int:

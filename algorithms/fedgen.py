@@ -194,7 +194,7 @@ class FedGen(FineTuned):
         bias = layer["bias"].detach() if "bias" in layer else None
         taught = distillation(logits, F.linear(seen, layer["weight"].detach(), bias), batch, temperature=1.0)
         extra = weights["label"] * classified + weights["feature"] * taught
-        loss: Tensor = task.cross_entropy(logits, batch) + draw["active"] * extra
+        loss: Tensor = task.loss_of(logits, batch) + draw["active"] * extra
         return loss
 
     async def fit(self, server: Server, generator: Tree, known: Tree, memory: Tree | None = None) -> Tree:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from algorithms.base import Algorithm, Clients, check_head, setting
 from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_means
 from rayfl.engine.client import Client, RoundContext
-from rayfl.engine.tasks import Predictor, Task
+from rayfl.engine.tasks import Predictor, Task, Trait
 from rayfl.params import Tree
 
 
@@ -54,6 +54,7 @@ class FedGH(Algorithm):
     name: Literal["fedgh"] = "fedgh"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Yi et al., ACM MM 2023"
+    needs: ClassVar[Mapping[Trait, str]] = {"classes": "the server learns from mean features by class"}
     client_keeps: ClassVar[str] = "B_k"
     server_keeps: ClassVar[str] = "W"
 

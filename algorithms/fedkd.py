@@ -16,7 +16,7 @@ from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, map_leaves, subtract
 
@@ -54,6 +54,7 @@ class FedKD(Algorithm):
     name: Literal["fedkd"] = "fedkd"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Wu et al., Nat. Commun. 2022"
+    needs: ClassVar[Mapping[Trait, str]] = {"distribution": "the two models distill probabilities of classes"}
     client_keeps: ClassVar[str] = "t_k, M_k"
     server_keeps: ClassVar[str] = "w (mentee)"
     mixes_architectures: ClassVar[bool] = True
@@ -135,7 +136,7 @@ class FedKD(Algorithm):
         high, mentor = task.candidates[-1].head_inputs_and_logits(model["mentor"], batch)
         low, mentee = task.head_inputs_and_logits(model["mentee"], batch)
         projected = F.linear(low, model["projection"]["weight"])
-        losses = task.cross_entropy(mentor, batch), task.cross_entropy(mentee, batch)
+        losses = task.loss_of(mentor, batch), task.loss_of(mentee, batch)
         if not self.distillation_weight and not self.hidden_weight:
             return losses[0] + losses[1]
         held = Tensor.detach if self.mutual == "separate" else _as_it_is

@@ -16,7 +16,7 @@ from algorithms.parts.exchange import aggregated, clustered, draw_sources
 from algorithms.parts.own_models import OwnModels
 from algorithms.parts.transfer import distillation
 from rayfl.engine.client import Client, RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
 
@@ -45,7 +45,7 @@ class PairLoss:
         return self._loss(own, other, batch, task), self._loss(other, own, batch, task)
 
     def _loss(self, student: Tensor, teacher: Tensor, batch: Batch, task: Task) -> Tensor:
-        loss = task.cross_entropy(student, batch)
+        loss = task.loss_of(student, batch)
         return loss + distillation(student, teacher.detach(), batch, temperature=1.0) if self.mutual else loss
 
 
@@ -74,6 +74,7 @@ class FedMe(OwnModels):
 
     name: Literal["fedme"] = "fedme"
     citation: ClassVar[str] = "Matsuda et al., SDM 2022"
+    needs: ClassVar[Mapping[Trait, str]] = {"distribution": "clients distill probabilities of classes"}
     server_keeps: ClassVar[str] = "w_p of all clients, U"
 
     model_tuning: bool = setting(True, "MT", "clients go over to the exchanged model if it has the lower loss")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from algorithms.fedavg import FineTuned
 from algorithms.parts.transfer import ONE_SAMPLE, OneSample, maximum_mean_discrepancy
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.params import Tree
 
 
@@ -41,6 +42,7 @@ class FedMMD(FineTuned):
 
     name: Literal["fedmmd"] = "fedmmd"
     citation: ClassVar[str] = "Yao et al., VCIP 2018"
+    needs: ClassVar[Mapping[Trait, str]] = {"features": "it compares distributions of features"}
 
     transfer_weight: float = setting(
         0.1, "lambda", "weight of the squared maximum mean discrepancy; 0 is federated averaging", ge=0
@@ -60,4 +62,4 @@ class FedMMD(FineTuned):
         features, logits = task.features_and_logits(model, batch)
         received = task.features(frozen["received"], batch, training=False)
         discrepancy = maximum_mean_discrepancy(features, received, batch, self.one_sample)
-        return task.cross_entropy(logits, batch) + self.transfer_weight * discrepancy
+        return task.loss_of(logits, batch) + self.transfer_weight * discrepancy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,7 +13,7 @@ from algorithms.fedavg import FineTuned
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.params import Tree
 
 
@@ -43,6 +44,7 @@ class FedNTD(FineTuned):
 
     name: Literal["fedntd"] = "fedntd"
     citation: ClassVar[str] = "Lee et al., NeurIPS 2022"
+    needs: ClassVar[Mapping[Trait, str]] = {"classes": "it distills the classes that a sample is not of"}
 
     distillation_weight: float = setting(1.0, "beta", "weight of the distillation; 0 is federated averaging", ge=0)
     temperature: float = setting(1.0, "tau", "temperature of the distillation", gt=0)
@@ -55,7 +57,7 @@ class FedNTD(FineTuned):
     def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """CE + beta tau^2 mean KL(q_g || q)."""
         logits = task.logits(model, batch)
-        entropy = task.cross_entropy(logits, batch)
+        entropy = task.loss_of(logits, batch)
         # of two classes there is but one other, and nothing to know about it
         if self.distillation_weight == 0 or logits.shape[1] <= 2:
             return entropy

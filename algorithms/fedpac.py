@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,7 +14,7 @@ from algorithms.parts.partial import PartialModel, part, shared_part
 from algorithms.parts.prototypes import class_means, renewed
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.engine.client import Client, RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, weighted_sum
 
@@ -70,6 +70,7 @@ class FedPAC(PartialModel):
 
     name: Literal["fedpac"] = "fedpac"
     citation: ClassVar[str] = "Xu et al., ICLR 2023"
+    needs: ClassVar[Mapping[Trait, str]] = {"classes": "features are pulled to mean features by class"}
     client_keeps: ClassVar[str] = "P_k"
     server_keeps: ClassVar[str] = "G, c_y, mean of P_k"
 
@@ -150,7 +151,7 @@ class FedPAC(PartialModel):
         """Cross-entropy, and the mean squared distance of the features to the targets of their classes."""
         inputs, logits = task.head_inputs_and_logits({**frozen["model"], **moving}, batch)
         distances = (inputs - frozen["targets"][batch.y]).square().mean(-1)
-        return task.cross_entropy(logits, batch) + self.alignment_weight * batch.mean(distances)
+        return task.loss_of(logits, batch) + self.alignment_weight * batch.mean(distances)
 
     async def report(self, client: Client) -> Tree:
         """Head, h (``mean``) and V (``variance``)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from algorithms.parts.transfer import (
 )
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.params import Tree, interpolate, squared_distance
 
 
@@ -89,6 +90,12 @@ class FedPHP(Averaging):
         False, "", "train without transfer in a client's first selection, when its HPM is still the initial model"
     )
 
+    def needed(self) -> Mapping[Trait, str]:
+        """What the transfer needs."""
+        if self.transfer == "kd":
+            return {"distribution": "transfer=kd distills probabilities of classes"}
+        return {"features": f"transfer={self.transfer} compares features"} if self.transfer in ("mmd", "l2") else {}
+
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         inherited = self._inherited(client)
         selections: int = client.state.get("selections", 0)
@@ -142,7 +149,7 @@ class FedPHP(Averaging):
             return task.loss(model, batch), squared_distance(moved, anchor)
         features, logits = task.features_and_logits(model, batch)
         old_features, old_logits = task.features_and_logits(inherited, batch, training=False)
-        loss: Tensor = task.cross_entropy(logits, batch)
+        loss: Tensor = task.loss_of(logits, batch)
         if self.transfer == "kd":
             return loss, distillation(logits, old_logits, batch, self.temperature, self.kd_form)
         if self.transfer == "mmd":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,7 +15,7 @@ from algorithms.parts.architectures import task_of
 from algorithms.parts.prototypes import class_counts, class_means, memberships, renewed
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.engine.terms import Sum, function, loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
@@ -51,6 +51,7 @@ class FedProto(Algorithm):
     name: Literal["fedproto"] = "fedproto"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Tan et al., AAAI 2022"
+    needs: ClassVar[Mapping[Trait, str]] = {"classes": "prototypes are mean features by class"}
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "c_y"
     mixes_architectures: ClassVar[bool] = True
@@ -139,7 +140,7 @@ class FedProto(Algorithm):
         prototypes = frozen["prototypes"]
         features, logits = task.head_inputs_and_logits(trained["model"], batch)
         distances = prototypes["exist"][batch.y] * (features - prototypes["means"][batch.y]).square().mean(-1)
-        value = task.cross_entropy(logits, batch) + self.alignment_weight * batch.mean(distances)
+        value = task.loss_of(logits, batch) + self.alignment_weight * batch.mean(distances)
         if self.prototypes_at == "during":
             members = memberships(batch, prototypes["exist"])
             value = value + adding(trained["sums"], members.T @ features) + adding(trained["counts"], members.sum(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,7 +15,7 @@ from algorithms.parts.prototypes import class_counts
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.params import Tree, map_leaves
 
 ABSENT = -1e4
@@ -48,6 +48,7 @@ class FedRoD(Averaging):
     name: Literal["fedrod"] = "fedrod"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Chen and Chao, ICLR 2022"
+    needs: ClassVar[Mapping[Trait, str]] = {"classes": "the loss is balanced by the numbers of samples by class"}
     client_keeps: ClassVar[str] = "V_k, c_k"
 
     balance_exponent: float = setting(
@@ -87,8 +88,8 @@ class FedRoD(Averaging):
         """Both losses, from one forward pass; each reaches its own tensors only."""
         features, generic = task.head_inputs_and_logits(model["model"], batch)
         own = head_logits(task.network, model["personal"], features.detach())
-        balanced = task.cross_entropy(generic + frozen["prior"], batch)
-        return balanced + task.cross_entropy(generic.detach() + own, batch)
+        balanced = task.loss_of(generic + frozen["prior"], batch)
+        return balanced + task.loss_of(generic.detach() + own, batch)
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         generic = Predictor.of(server["model"])

@@ -13,7 +13,7 @@ from algorithms.base import Averaging, setting
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.params import Tree
 
 
@@ -42,6 +42,7 @@ class FLDA(Averaging):
     name: Literal["flda"] = "flda"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Peterson et al., arXiv 2019"
+    needs: ClassVar[Mapping[Trait, str]] = {"distribution": "it mixes probabilities of classes"}
     client_keeps: ClassVar[str] = "v_k, a_k, b_k"
 
     gate_input: Literal["features", "raw"] = setting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from algorithms.base import Averaging, setting
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.params import Tree
 
 
@@ -40,6 +41,7 @@ class FML(Averaging):
     name: Literal["fml"] = "fml"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Shen et al., arXiv 2020"
+    needs: ClassVar[Mapping[Trait, str]] = {"distribution": "the two models distill probabilities of classes"}
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "w (meme)"
 
@@ -98,4 +100,4 @@ class FML(Averaging):
 def mutual_loss(student: Tensor, teacher: Tensor, batch: Batch, task: Task, weight: float) -> Tensor:
     """weight CE(student) + (1 - weight) KL(teacher || student), from logits of shape (b, C); a scalar."""
     taught = distillation(student, teacher, batch, temperature=1.0)
-    return weight * task.cross_entropy(student, batch) + (1 - weight) * taught
+    return weight * task.loss_of(student, batch) + (1 - weight) * taught

@@ -17,7 +17,7 @@ from algorithms.parts.prototypes import class_counts
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.optimizers import ParameterGroup
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.engine.terms import Sum, function
 from rayfl.params import Tree
 
@@ -54,6 +54,7 @@ class GPFL(PartialModel):
 
     name: Literal["gpfl"] = "gpfl"
     citation: ClassVar[str] = "Zhang et al., ICCV 2023"
+    needs: ClassVar[Mapping[Trait, str]] = {"classes": "every class has an embedding"}
     client_keeps: ClassVar[str] = "W_k"
     server_keeps: ClassVar[str] = "G, CoV, E"
 
@@ -136,13 +137,13 @@ class GPFL(PartialModel):
     def _three_losses(self, trained: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         features, _ = task.head_inputs_and_logits(trained["model"], batch)
         personal = valve(trained["valve"], features, frozen["personal"])
-        value = task.cross_entropy(head_logits(task.network, trained["model"], personal), batch)
+        value = task.loss_of(head_logits(task.network, trained["model"], personal), batch)
         return value + self.guidance(trained, features, batch, task, frozen)
 
     def guidance(self, trained: Any, features: Tensor, batch: Batch, task: Task, frozen: Any) -> Tensor:
         """The two losses of the global features; a scalar."""
         both = valve(trained["valve"], features, frozen["global"])
-        value = task.cross_entropy(cosines(both, trained["embedding"]), batch)
+        value = task.loss_of(cosines(both, trained["embedding"]), batch)
         if self.guidance_weight == 0:
             return value
         squares = (both - frozen["embedding"][batch.y]).square().sum(-1)

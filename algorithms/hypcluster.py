@@ -67,7 +67,7 @@ class HypCluster(FineTuning):
         held = self.choice == "accuracy" and len(client.examples("validation")) > 0
         split = "validation" if held else "train"
         found = {j: await client.score(Predictor.of(model), split) for j, model in models.items()}
-        cost = {j: s.loss if self.choice == "loss" else -s.top1 for j, s in found.items()}
+        cost = {j: s.loss if self.choice == "loss" else -s.merit for j, s in found.items()}
         return min(cost, key=lambda j: (cost[j], int(j)))
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from algorithms.base import Averaging, setting
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Model, Predictor
+from rayfl.engine.tasks import Model, Predictor, Trait
 from rayfl.params import Tree
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
@@ -85,6 +85,7 @@ class KnnPer(Averaging):
     personalized: ClassVar[str] = "lambda"
     sweep: ClassVar[str | None] = "lambda"
     citation: ClassVar[str] = "Marfoq et al., ICML 2022"
+    needs: ClassVar[Mapping[Trait, str]] = {"classes": "neighbours vote for a class"}
 
     neighbours: int = setting(10, "k", "how many training samples vote", ge=1)
     kernel: Literal["gaussian", "laplace"] = setting(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from algorithms.base import Averaging, setting
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.engine.terms import frozen, line, loss
 from rayfl.params import Tree, interpolate
 
@@ -46,6 +46,7 @@ class Mapper(Averaging):
     name: Literal["mapper"] = "mapper"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Mansour et al., arXiv 2020"
+    needs: ClassVar[Mapping[Trait, str]] = {"distribution": "it mixes probabilities of classes"}
     client_keeps: ClassVar[str] = "h_l, lambda"
     server_keeps: ClassVar[str] = "h_c"
 
@@ -104,7 +105,7 @@ class Mapper(Averaging):
         # The end that is not trained predicts as it does in the evaluation.
         first, second = (task.logits(ends[end], batch, training=end in model) for end in ("central", "local"))
         # Log-probabilities are logits that the softmax leaves as they are.
-        found: Tensor = task.cross_entropy(_log_mixture(first, second, frozen["coefficient"]), batch)
+        found: Tensor = task.loss_of(_log_mixture(first, second, frozen["coefficient"]), batch)
         return found
 
     def interpolation(self, central: Model, local: Model, coefficient: float, task: Task) -> Predictor:

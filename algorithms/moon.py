@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from algorithms.base import setting
 from algorithms.fedavg import FineTuned
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.engine.terms import Sum, function, loss
 from rayfl.params import Tree, copy
 
@@ -35,6 +36,7 @@ class MOON(FineTuned):
 
     name: Literal["moon"] = "moon"
     citation: ClassVar[str] = "Li et al., CVPR 2021"
+    needs: ClassVar[Mapping[Trait, str]] = {"features": "it contrasts the features of samples"}
     client_keeps: ClassVar[str] = "u_k"
 
     contrast_weight: float = setting(1.0, "mu", "weight of the contrastive term; 0 is federated averaging", ge=0)
@@ -66,7 +68,7 @@ class MOON(FineTuned):
             task.head_inputs_and_logits(frozen[name], batch, training=False)[0] for name in ("received", "previous")
         )
         contrast = batch.mean(contrastive(features, received, previous, self.temperature))
-        return task.cross_entropy(logits, batch) + self.contrast_weight * contrast
+        return task.loss_of(logits, batch) + self.contrast_weight * contrast
 
 
 def contrastive(features: Tensor, positive: Tensor, negative: Tensor, temperature: float) -> Tensor:

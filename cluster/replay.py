@@ -20,7 +20,8 @@ from cluster.run import inline_device, limited_threads
 from rayfl.engine.precision import arithmetic
 from rayfl.errors import ConfigError, RayflError, RunError
 from rayfl.params import Tree, leaves
-from rayfl.results.schemas import METRICS
+from rayfl.results.schemas import metrics_of
+from rayfl.results.summaries import defined
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import where
 from rayfl.storage.manifest import Manifest
@@ -100,9 +101,10 @@ def replay(run: RunFolder, round: int, client: int, whole: bool = False) -> Repl
         committed = run.store.read_states(after.states[client])[client]
         result.compare("state", done.states.get(client, {}), committed)
     if rows:
-        recorded = {f"{row['split']}/{row['model']}": {m: row[m] for m in ("n", *METRICS)} for row in rows}
+        names = ["n", *(metric.name for metric in metrics_of(run.clients))]
+        recorded = {f"{row['split']}/{row['model']}": {m: row[m] for m in names} for row in rows}
         scores = {
-            f"{split}/{model}": {m: getattr(statistics, m) for m in ("n", *METRICS)}
+            f"{split}/{model}": {"n": statistics.n, **{m: defined(v) for m, v in statistics.metrics().items()}}
             for split, found in done.scores.get(client, {}).items()
             for model, statistics in found.items()
             if statistics.n
@@ -216,6 +218,8 @@ def _note(vectorized: bool) -> str:
 
 def _distance(found: Any, recorded: Any) -> float | None:
     """Returns the largest difference, None for equal bits (inf where there is nothing to compare)."""
+    if found is None and recorded is None:
+        return None
     if isinstance(found, Tensor) and isinstance(recorded, Tensor):
         if found.shape != recorded.shape or found.dtype != recorded.dtype:
             return float("inf")

@@ -124,7 +124,15 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
     try:
         method, names = config.algorithm, parts.dataset.names
         progress = recorder.restore(
-            ResultTables(names, method.sweep, parts.partition_hash, personalized=method.personalized)
+            ResultTables(
+                names,
+                method.sweep,
+                parts.partition_hash,
+                personalized=method.personalized,
+                measures=parts.task.measures,
+                simulated=parts.schedule is not None,
+                buffered=parts.buffered,
+            )
         )
         if progress is None and config.init.what == "commit":
             raise RunError(
@@ -171,6 +179,7 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
             hosts,
             plan,
             recorder.fingerprint,
+            parts.task.measures.metrics,
         )
         try:
             for listener in listeners:

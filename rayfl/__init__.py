@@ -25,6 +25,7 @@ _PUBLIC = {
     "Clients": "algorithms.clients",
     "Server": "rayfl.engine.server",
     "Predictor": "rayfl.engine.tasks",
+    "NetworkTask": "rayfl.engine.tasks",
     "Weighted": "rayfl.aggregation.exact_sum",
     "RayflError": "rayfl.errors",
     "import_leaf": "rayfl.data.sources.leaf",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from rayfl.data.sources.leaf import import_leaf as import_leaf
     from rayfl.engine.client import Client as Client
     from rayfl.engine.server import Server as Server
+    from rayfl.engine.tasks import NetworkTask as NetworkTask
     from rayfl.engine.tasks import Predictor as Predictor
     from rayfl.errors import RayflError as RayflError
     from rayfl.experiment.result import Result as Result

@@ -14,6 +14,11 @@ SPLITS = ("train", "validation", "test")
 Places = Mapping[str, np.ndarray]
 """By split, which samples: ascending int64 indices."""
 
+Target = Literal["class", "labels", "values", "tokens"]
+"""What is known of a sample: ``class``, one of C, int64; ``labels``, each of L that it has or not, float32 of shape
+(L,), 0 or 1; ``values``, D numbers to predict, float32 of shape (D,); ``tokens``, one for each position of the input,
+int64 of shape (T,), -100 where none is asked for."""
+
 
 @dataclass(frozen=True)
 class InputSpec:
@@ -23,19 +28,31 @@ class InputSpec:
         kind: ``image`` (float32 inputs, in [0, 1] unless normalized; also vectors of any numbers) or ``tokens`` (int64
             indices).
         shape: shape of one input, e.g. ``(1, 28, 28)``, ``(80,)`` for tokens or ``(60,)`` for vectors.
-        num_classes: number of labels.
+        num_classes: number of outputs: classes, labels, values to predict, or tokens to choose from.
         vocabulary: number of distinct tokens; 0 for images.
+        target: what is known of a sample.
     """
 
     kind: Literal["image", "tokens"]
     shape: tuple[int, ...]
     num_classes: int
     vocabulary: int = 0
+    target: Target = "class"
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of what is known of one sample: () for a class."""
+        return {"class": (), "labels": (self.num_classes,), "values": (self.num_classes,)}.get(self.target, self.shape)
+
+    @property
+    def target_type(self) -> type[np.generic]:
+        """In what numbers it is stored: int64 or float32."""
+        return np.float32 if self.target in ("labels", "values") else np.int64
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Samples of one client and split: ``x`` of shape (n, *input shape), ``y`` int64 of shape (n,).
+    """Samples of one client and split: ``x`` of shape (n, *input shape), ``y`` of shape (n,) or (n, *target shape).
 
     Those that a method makes to train on may have other targets: ``y`` of shape (n, ...), a row a sample.
     """

@@ -71,5 +71,5 @@ class Evaluation:
         total: dict[str, Statistics] = {}
         for piece in sorted(pieces):
             for model, statistics in pieces[piece]["official"].items():
-                total[model] = total.get(model, Statistics.empty()) + statistics
+                total[model] = total[model] + statistics if model in total else statistics
         return total

@@ -110,7 +110,7 @@ class Scorer:
             DataError: when a sample is not what the data set says.
         """
         check_examples(part, self._spec, "the official test part", first)
-        total = {name: Statistics.empty() for name in predictors}
+        total = {name: Statistics.empty(self._task.measures) for name in predictors}
 
         def add(here: slice) -> None:
             examples = Examples(part.x[here].to(self._device), part.y[here].to(self._device))

@@ -107,7 +107,7 @@ class OwnModels(FineTuning):
             initial = client.initial_model(task)
             trained = await client.train(initial, self.objective, epochs=epochs, task=task, stream=".architecture")
             found = await self.compare(client, trained, number)
-            ranked.append((-found.top1, found.loss, number, trained if self.warm else initial))
+            ranked.append((-found.merit, found.loss, number, trained if self.warm else initial))
         *_, number, model = min(ranked, key=lambda candidate: candidate[:3])
         return {"architecture": number, "model": model}
 
@@ -115,7 +115,7 @@ class OwnModels(FineTuning):
         """How a model does on the client's ``tuning_data``."""
         predictor = Predictor.of(model, task=client.task.candidates[architecture])
         parts = [await client.score(predictor, split) for split in _SPLITS[self.tuning_data]]
-        return sum(parts, Statistics.empty())
+        return sum(parts, Statistics.empty(predictor.task.measures))
 
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
         """Each client's own model and nothing else."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -16,11 +17,12 @@ from cluster.rounds.stopwatch import Stopwatch
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
 from rayfl.results.personalized import check_personalized
-from rayfl.results.schemas import simulated_tables
 from rayfl.results.summaries import Scores
 from rayfl.results.tables import ResultTables
 from rayfl.system.schedule import PROCEDURE, Turnout
 from rayfl.tracking.callback import Callback
+
+_log = logging.getLogger("rayfl")
 
 
 class Driver:
@@ -51,6 +53,7 @@ class Driver:
         self._stop = stop
         self._failures = 0
         self._skipped = SkippedClients()
+        self._said: set[str] = set()
         self._absent: dict[int, dict[int, Failure]] = {}
         self._unscorable: dict[int, dict[int, Failure]] = {}
         self._unscored: dict[int, Failure] = {}
@@ -193,6 +196,10 @@ class Driver:
             self._federation.traffic.by_client if selected else None,
             self._federation.update_variance() if selected else None,
         )
+        for sentence in progress.tables.undefined:
+            if sentence not in self._said:
+                self._said.add(sentence)
+                _log.warning("%s", sentence)
         for callback in self._callbacks:
             callback.on_scores(progress.rounds_completed, cohort, phase, scores)
             callback.on_evaluation(rows)
@@ -244,13 +251,14 @@ class Driver:
         self._federation.rewind()
 
     def _restored(self, thoroughly: bool = False) -> Progress:
-        empty = {} if self._parts.schedule is None else simulated_tables(self._parts.buffered)
         tables = ResultTables(
             self._parts.dataset.names,
             self._algorithm.sweep,
             self._parts.partition_hash,
             personalized=self._algorithm.personalized,
-            **empty,
+            measures=self._parts.task.measures,
+            simulated=self._parts.schedule is not None,
+            buffered=self._parts.buffered,
         )
         progress = self._recorder.restore(tables, thoroughly)
         self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})

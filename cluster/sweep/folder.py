@@ -98,7 +98,7 @@ def write_tables(
         values = measure.summary(found.table, trial.config.algorithm)
         row = {"trial": trial.name, "status": status, "reason": reason, "rounds": found.rounds, "point": trial.point}
         rows.append({**row, **values})
-    trials = trials_table(rows, sweep.varied)
+    trials = trials_table(rows, sweep.varied, measure)
     groups = groups_table(trials, sweep.varied, measure)
     for name, table in zip(_TABLES, (trials, groups), strict=True):
         sweep.folder.write(name, to_parquet(table))

@@ -12,7 +12,13 @@ from pydantic_core import PydanticUndefined
 from rayfl.cli.source_files import named_classes
 from rayfl.config.paper_presets import paper_presets, preset_names, preset_text
 
-KINDS = {"algorithms": "algorithm", "datasets": "dataset", "partitions": "partition", "models": "model"}
+KINDS = {
+    "algorithms": "algorithm",
+    "datasets": "dataset",
+    "partitions": "partition",
+    "tasks": "task",
+    "models": "model",
+}
 """What is listed at once, with the section of a configuration that it is for."""
 
 LONG = ("presets", "tables")

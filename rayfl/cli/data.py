@@ -92,7 +92,7 @@ def _opened(
     settings = configuration(config, overrides, trust, load)
     if not trust:
         typed = names_in(overrides_given(overrides or []))
-        refuse_code([name for name in named_code(settings, ["dataset"]) if name not in typed], config)
+        refuse_code([name for name in named_code(settings, ["dataset", "task"]) if name not in typed], config)
     return settings, Parts(settings).dataset
 
 

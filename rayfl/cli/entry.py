@@ -141,7 +141,7 @@ def run(
 @app.command("list")
 def list_(
     what: Annotated[
-        Literal["algorithms", "datasets", "partitions", "models", "presets", "tables"] | None,
+        Literal["algorithms", "datasets", "partitions", "tasks", "models", "presets", "tables"] | None,
         typer.Argument(help="Which list; all but presets and tables if left out."),
     ] = None,
     as_json: AsJson = False,

@@ -98,11 +98,11 @@ def clients(
     """List the clients of a run: samples, metrics, how often they were selected, bytes."""
     from rayfl.results.personalized import of_clients
     from rayfl.results.plain_csv import plain_cell
-    from rayfl.runs.listing import COLUMNS, chosen_rows, client_rows
+    from rayfl.runs.listing import chosen_rows, client_rows
 
     opened = _open(run, trust)
     rows, name, evaluated = client_rows(opened, model, split, round)
-    found = chosen_rows(rows, filter or [], sort, descending, limit)
+    found, columns = chosen_rows(rows, filter or [], sort, descending, limit), tuple(rows[0])
     if as_csv and as_json:
         raise ConfigError("--csv and --json: choose one")
     if as_json:
@@ -111,7 +111,7 @@ def clients(
         return
     if as_csv:
         text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows({**row, "name": plain_cell(str(row["name"]))} for row in found)
         terminal.write(text.getvalue())
@@ -119,10 +119,10 @@ def clients(
     scored = of_clients(len(rows), opened.num_clients)
     title = f"{opened.name}: {name} on the clients' {split} data after round {evaluated}, {scored} clients"
     table = Table(title=title, title_justify="left")
-    for column in COLUMNS:
+    for column in columns:
         table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
     for row in found:
-        table.add_row(*(_shown(row[column]) for column in COLUMNS))
+        table.add_row(*(_shown(row[column]) for column in columns))
     terminal.out().print(table)
     _say(f"{len(found)} of {len(rows)} clients listed")
 

@@ -92,7 +92,9 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
         "seconds_a_round": "mean over the last rounds, or null",
         "seconds_left": "at that pace, or null",
         "evaluated": "after which round all clients were scored last, or null",
-        "accuracy": "of the personalized model then, a share, or null",
+        "metric": "that the task is judged by first: top1, mse, ...",
+        "score": "its mean over clients, of the personalized model then, or null",
+        "accuracy": "the same, if that is accuracy: a share, or null",
         "devices": "number of actors by device",
     },
 }

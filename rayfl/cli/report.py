@@ -31,7 +31,8 @@ Metrics = Annotated[
     list[str] | None,
     typer.Option(
         "--metric",
-        help="A column: top1, top1_worst5, top1_jain, top5, loss, ece or mce. May be repeated; the first is tested.",
+        help="A column of the task: of classification top1, top1_worst5, top1_jain, top5, loss, ece or mce; of others "
+        "see docs/tasks.md. May be repeated; the first is tested.",
     ),
 ]
 Split = Annotated[Literal["test", "validation"], typer.Option(help="Whose numbers: of test or validation data.")]
@@ -93,7 +94,7 @@ def report(
     from rayfl.report.single import CLIENTS_FILE, page_of_run
 
     loaded = _loaded(runs, models, split, cohort, phase)
-    wanted = _wanted(metrics, models)
+    wanted = _wanted(loaded, metrics, models)
     folder = _folder([run.uri for run in loaded], out)
     check_folder(folder)
     if metrics and len(loaded) == 1 and not formats:
@@ -146,7 +147,7 @@ def compare(
 
     chosen = "json" if as_json else format
     loaded = _loaded(runs, models, split, cohort, phase)
-    wanted = _wanted(metrics, models, papers=chosen in _PAPERS)
+    wanted = _wanted(loaded, metrics, models, papers=chosen in _PAPERS)
     if len(loaded) < 2:
         raise ConfigError("rayfl compare needs at least two runs; `rayfl report` describes a single one")
     comparisons = compare_by_dataset(loaded, wanted) if by_dataset else {loaded[0].dataset: compared(loaded, wanted)}
@@ -176,18 +177,21 @@ def _loaded(runs: Sequence[str], models: Sequence[str] | None, split: str, cohor
     return loaded
 
 
-def _wanted(metrics: Sequence[str] | None, models: Sequence[str] | None, papers: bool = False) -> Wanted:
+def _wanted(
+    runs: Sequence[Run], metrics: Sequence[str] | None, models: Sequence[str] | None, papers: bool = False
+) -> Wanted:
     from rayfl.naming.spelling import nearest
-    from rayfl.report.comparison import ALL_METRICS, METRICS, Wanted
+    from rayfl.report.columns import columns_of
+    from rayfl.report.comparison import Wanted
     from rayfl.runs.rows import PERSONALIZED
 
+    known = columns_of(runs) if metrics else {}
     for name in metrics or ():
-        if name not in ALL_METRICS:
-            known = ", ".join(ALL_METRICS)
+        if name not in known:
             raise ConfigError(
-                f"--metric {name}: there is no such column{nearest(name, ALL_METRICS)}; there are {known}"
+                f"--metric {name}: there is no such column{nearest(name, known)}; there are {', '.join(known)}"
             )
-    columns = tuple(ALL_METRICS[name] for name in dict.fromkeys(metrics or ())) or METRICS
+    columns = tuple(known[name] for name in dict.fromkeys(metrics or ()))
     rows = tuple(dict.fromkeys(models or ())) or ((PERSONALIZED,) if papers else ())
     return Wanted(columns, rows)
 
@@ -243,7 +247,7 @@ def dataset_of(config: Mapping[str, Any]) -> Parts:
 
     # The method has no part in the division of the data, and may be a class that is not there.
     settings = load_config(Experiment, {**config, "algorithm": {"name": "fedavg"}}, {})
-    named = named_code(settings, ["dataset"])
+    named = named_code(settings, ["dataset", "task"])
     if named:
         raise ConfigError(f"a report does not run code that a run's configuration names ({named[0]})")
     return Parts(settings)

@@ -12,16 +12,6 @@ from rayfl.cli.outputs import AsJson, write_json
 from rayfl.tracking import terminal
 
 
-class Metric(StrEnum):
-    """The metrics that experiments can be compared by."""
-
-    TOP1 = "top1"
-    TOP5 = "top5"
-    LOSS = "loss"
-    ECE = "ece"
-    MCE = "mce"
-
-
 class Model(StrEnum):
     """The models that experiments can be compared by."""
 
@@ -61,7 +51,9 @@ def sweep(
     scheduler: Annotated[Scheduler, typer.Option(help="asha stops experiments that lag behind.")] = Scheduler.NONE,
     grace_rounds: Annotated[int, typer.Option(min=1, help="asha: stops nothing before this round.")] = 1,
     reduction: Annotated[int, typer.Option(min=2, help="asha: of n experiments at a rung, n / reduction go on.")] = 3,
-    metric: Annotated[Metric, typer.Option(help="What experiments are compared by.")] = Metric.TOP1,
+    metric: Annotated[
+        str | None, typer.Option(help="What experiments are compared by: a metric of the task; its first.")
+    ] = None,
     model: Annotated[Model, typer.Option(help="Whose metric.")] = Model.PERSONALIZED,
     select_on_test: Annotated[
         bool, typer.Option("--select-on-test", help="Choose by test data, as some papers do; the result is marked.")
@@ -84,9 +76,12 @@ def sweep(
     space = parse_space(overrides or [])
     if draw_seed and not space.random:
         raise ConfigError("--draw-seed needs a value that is drawn: log(a,b), uniform(a,b) or choice(a,b,...)")
-    measure = Measure(metric.value, model.value, "test" if select_on_test else "validation")
-    options = SweepOptions(measure, "asha" if scheduler is Scheduler.ASHA else None, grace_rounds, reduction, at_once)
     planned = plan_sweep(Experiment, config, space, samples, draw_seed)
+    task = planned.trials[0].config.task
+    if any(trial.config.task != task for trial in planned.trials):
+        raise ConfigError("task: the experiments of a sweep are compared by one metric, so that all need the same task")
+    measure = Measure.of_task(task.judged_by(), metric, model.value, "test" if select_on_test else "validation")
+    options = SweepOptions(measure, "asha" if scheduler is Scheduler.ASHA else None, grace_rounds, reduction, at_once)
     try:
         result = run_sweep(planned, options, _warn if as_json else _say)
     except (KeyboardInterrupt, Terminated) as stop:

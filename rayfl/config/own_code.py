@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from rayfl.config.schema import ExperimentConfig, experiment_schema
 from rayfl.data.sources.custom import CustomSource
+from rayfl.engine.task_sections import CustomTask
 from rayfl.errors import ConfigError
 from rayfl.models.custom import CustomModel
 from rayfl.models.zoo import Candidates
@@ -41,10 +42,13 @@ def schema_without_code(
     return _with_named_method(schema, str(name))
 
 
-def named_code(config: ExperimentConfig, sections: Sequence[str] = ("dataset", "model", "algorithm")) -> list[str]:
+def named_code(
+    config: ExperimentConfig, sections: Sequence[str] = ("dataset", "task", "model", "algorithm")
+) -> list[str]:
     """The users' own functions and classes ``module:name`` that some sections of a configuration would import."""
     found: dict[str, list[str]] = {
         "dataset": [config.dataset.function] if isinstance(config.dataset, CustomSource) else [],
+        "task": [config.task.factory] if isinstance(config.task, CustomTask) else [],
         "model": [model.factory for model in _models(config) if isinstance(model, CustomModel)],
         "algorithm": [config.algorithm.name] if names_an_object(config.algorithm.name) else [],
     }

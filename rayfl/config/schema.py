@@ -20,6 +20,7 @@ from rayfl.data.partitions.registry import Partition
 from rayfl.data.sources.registry import DatasetConfig
 from rayfl.engine.engine import EngineConfig
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.task_sections import ClassificationSection, TaskConfig
 from rayfl.errors import ConfigError
 from rayfl.models.zoo import ModelConfig
 from rayfl.naming.objects import import_object, names_an_object
@@ -262,6 +263,9 @@ class ExperimentConfig(_Section):
     )
     holdout: HoldoutConfig = Field(default_factory=HoldoutConfig, description="each client's validation and test share")
     noise: LabelNoise = Field(default=LabelNoise(), description="wrong labels in what clients train on")
+    task: TaskConfig = Field(
+        default=ClassificationSection(), description="what is learned: a class, labels, numbers, the next token"
+    )
     model: ModelConfig = Field(description="the network")
     train: TrainConfig = Field(default=TrainConfig(), description="rounds, cohort, local SGD")
     evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="what is measured")

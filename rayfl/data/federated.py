@@ -76,7 +76,7 @@ class FederatedDataset(ABC):
         """The three splits of one client, on the CPU; :class:`OnDemand` if they can be read one by one."""
 
     def labels(self, client: int) -> Mapping[str, np.ndarray]:
-        """The labels of one client by split, int64 of shape (n,); cheaper than :meth:`load` where inputs are large."""
+        """The targets of one client by split (``Examples.y``); cheaper than :meth:`load` where inputs are large."""
         return {split: examples.y.numpy() for split, examples in self.load(client).items()}
 
     def places(self, client: int) -> Places:

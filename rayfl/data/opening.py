@@ -18,8 +18,19 @@ from rayfl.data.partitions.registry import Partition
 from rayfl.data.sources.base import NaturalPath, Samples, Source
 from rayfl.data.sources.natural import NaturalDataset
 from rayfl.data.sources.pooled import PooledDataset
+from rayfl.data.tables import TabularDataset
 from rayfl.errors import ConfigError
+from rayfl.examples import InputSpec, Target
 from rayfl.randomness import RandomStreams
+
+
+class Aim(Protocol):
+    """What an experiment learns."""
+
+    @property
+    def target(self) -> Target:
+        """What must be known of samples."""
+        ...
 
 
 class DataSections(Protocol):
@@ -27,6 +38,8 @@ class DataSections(Protocol):
 
     @property
     def dataset(self) -> Source: ...
+    @property
+    def task(self) -> Aim: ...
     @property
     def partition(self) -> Partition: ...
     @property
@@ -44,12 +57,14 @@ def open_dataset(config: DataSections, streams: RandomStreams) -> FederatedDatas
         DataError: when the source cannot be read or divided as asked.
         ConfigError: when the sections do not go together.
     """
-    opened = config.dataset.open(streams)
+    opened = config.dataset.aimed_at(config.task.target).open(streams)
     if isinstance(opened, FederatedDataset):
         _natural(config)
         _check_untouched(config)
         return opened
-    dataset = _divided(config, opened, streams)
+    dataset: FederatedDataset = _divided(config, opened, streams)
+    if opened.table is not None:
+        dataset = TabularDataset(dataset, opened.table)
     dataset.sound = True  # sources look at their samples when they make or open them
     dataset.remarks = lambda: [
         found.text for found in opened.remarks() if config.transform.normalize == "none" or not found.scale
@@ -60,6 +75,7 @@ def open_dataset(config: DataSections, streams: RandomStreams) -> FederatedDatas
 def _divided(config: DataSections, opened: Samples | NaturalPath, streams: RandomStreams) -> FederatedDataset:
     if isinstance(opened, NaturalPath):
         natural = _natural(config)
+        _check_noise(config, open_natural(opened.path).header.spec)
         if config.holdout.test is not None and open_natural(opened.path).header.own_test:
             raise ConfigError(
                 f"holdout.test: dataset {config.dataset.name!r} comes with its own test part; "
@@ -80,6 +96,7 @@ def _divided(config: DataSections, opened: Samples | NaturalPath, streams: Rando
 
 def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> PooledDataset:
     x, y, spec = samples.x, samples.y, samples.spec
+    _check_noise(config, spec)
 
     def moments() -> Moments:
         return moments_of(x) if samples.moments is None else samples.moments
@@ -92,7 +109,7 @@ def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> P
         return PooledDataset(x, y, spec, splits, config.holdout, streams, config.noise, public, preprocess)
     names = None
     if samples.clients is None:
-        parts = config.partition.assign(y, streams)
+        parts = config.partition.assign(_divided_by(config, y, spec), streams)
     else:
         natural = _natural(config)
         owners, owner = np.unique(samples.clients, return_inverse=True)
@@ -100,6 +117,34 @@ def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> P
         names = [str(owners[client]) for client in kept]
         parts = [np.flatnonzero(owner == client) for client in kept]
     return PooledDataset(x, y, spec, parts, config.holdout, streams, config.noise, None, preprocess, names)
+
+
+def _divided_by(config: DataSections, y: np.ndarray, spec: InputSpec) -> np.ndarray:
+    """What the partition divides samples by, of shape (N,).
+
+    Raises:
+        ConfigError: it needs classes, and the data have none.
+    """
+    reads = getattr(config.partition, "reads", "classes")
+    if spec.target == "class" or isinstance(config.partition, NaturalPartition):
+        return y
+    if reads == "nothing":
+        return np.zeros(len(y), dtype=np.int64)
+    if reads == "order" and spec.target == "values" and spec.num_classes == 1:
+        return y[:, 0]
+    ordered = ", pathological (which sorts by the number)" if spec.target == "values" and spec.num_classes == 1 else ""
+    raise ConfigError(
+        f"partition.name: {config.partition.name!r} divides samples by their classes, and those of dataset "
+        f"{config.dataset.name!r} have none: choose iid{ordered}, partition.path, or data that name their clients"
+    )
+
+
+def _check_noise(config: DataSections, spec: InputSpec) -> None:
+    if config.noise.active and spec.target != "class":
+        raise ConfigError(
+            f"noise: wrong labels are those of another class, and samples of dataset {config.dataset.name!r} have no "
+            "class: leave out the section noise"
+        )
 
 
 def _natural(config: DataSections) -> NaturalPartition:

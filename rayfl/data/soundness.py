@@ -10,6 +10,7 @@ from torch import Tensor, isfinite
 
 from rayfl.errors import DataError
 from rayfl.examples import Examples, InputSpec
+from rayfl.metrics.language import IGNORED
 
 
 def check_examples(examples: Examples, spec: InputSpec, whose: str, first: int = 0) -> None:
@@ -26,8 +27,28 @@ def check_examples(examples: Examples, spec: InputSpec, whose: str, first: int =
     """
     if len(examples.x) != len(examples.y):
         raise DataError(f"{whose}: {len(examples.x)} samples have {len(examples.y)} labels")
-    _check_range(examples.y, spec.num_classes, f"{whose}: the label", "classes", first)
+    check_targets(examples.y, spec, whose, first)
     check_inputs(examples.x, spec, whose, first)
+
+
+def check_targets(y: Tensor, spec: InputSpec, whose: str, first: int = 0) -> None:
+    """Makes sure that targets are what their data set says: classes and tokens in range, labels 0 or 1, numbers finite.
+
+    Arguments and errors are as for :func:`check_examples`.
+    """
+    if spec.target == "class":
+        _check_range(y, spec.num_classes, f"{whose}: the label", "classes", first)
+        return
+    if spec.target == "tokens":
+        _check_range(y.masked_fill(y == IGNORED, 0), spec.num_classes, f"{whose}: a token to predict", "tokens", first)
+        return
+    wrong = ~isfinite(y) if spec.target == "values" else (y != 0) & (y != 1)
+    if wrong.any():
+        sample, place = (int(axis[0]) for axis in wrong.nonzero(as_tuple=True))
+        must = "finite: remove the sample, or mend it" if spec.target == "values" else "0 or 1"
+        raise DataError(
+            f"{whose}: target {place} of sample {first + sample} is {float(y[sample, place])}, but must be {must}"
+        )
 
 
 def check_inputs(x: Tensor, spec: InputSpec, whose: str, first: int = 0) -> None:
@@ -55,10 +76,10 @@ def check_own(examples: Examples, spec: InputSpec, whose: str) -> None:
         DataError: naming the sample, counted from 0.
     """
     x, y = examples.x, examples.y
-    if tuple(x.shape[1:]) != tuple(spec.shape) or y.shape != x.shape[:1]:
+    if tuple(x.shape[1:]) != tuple(spec.shape) or tuple(y.shape) != (len(x), *spec.target_shape):
         raise DataError(
             f"{whose}: x has the shape {tuple(x.shape)} and y {tuple(y.shape)}, but the data set says that an input "
-            f"has {tuple(spec.shape)}"
+            f"has {tuple(spec.shape)}" + ("" if spec.target == "class" else f" and a target {spec.target_shape}")
         )
     check_finite(x, whose)
 

@@ -21,7 +21,7 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.trampoline import Ask
 from rayfl.examples import Examples
-from rayfl.metrics import Statistics, batch_statistics
+from rayfl.metrics import Statistics
 from rayfl.params import Tree, map_leaves
 from rayfl.randomness import RandomStreams
 
@@ -286,13 +286,13 @@ class Client:
         return rows
 
     async def score(self, predictor: Predictor, split: str = "train") -> Statistics:
-        """Loss, accuracy and calibration of a predictor on one of the client's splits, in evaluation mode."""
+        """The task's metrics of a predictor on one of the client's splits, in evaluation mode."""
         examples, models = self._examples[split], predictor.built()
         task = predictor.task or self.task
         if not len(examples):
-            return Statistics.empty()
-        rows = await self.outputs(lambda x, task: predictor.log_probabilities(models, x, task), examples.x, task=task)
-        return Statistics.from_vector(batch_statistics(rows, examples.y))
+            return Statistics.empty(task.measures)
+        rows = await self.outputs(lambda x, task: predictor.predictions(models, x, task), examples.x, task=task)
+        return Statistics.from_vector(task.measures.statistics(rows, examples.y), task.measures)
 
     def publish(self, **predictors: Predictor) -> None:
         """Offers models right after local training as rows (phase ``trained``) of the cohort's results."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from rayfl.diagnosis.device_errors import Pieces
 from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.examples import Examples
-from rayfl.metrics import Statistics, batch_statistics
+from rayfl.metrics import Statistics
 
 
 def evaluate(
@@ -41,7 +41,9 @@ def evaluate(
             models = predictor.built()
             parts = [part for x, y in batches for part in _scored(predictor, models, x, y, task, pieces)]
             totals[name] = (
-                Statistics.from_vector(torch.stack(parts).sum(0).cpu().numpy()) if parts else Statistics.empty()
+                Statistics.from_vector(torch.stack(parts).sum(0).cpu().numpy(), task.measures)
+                if parts
+                else Statistics.empty(task.measures)
             )
     return totals
 
@@ -53,7 +55,7 @@ def _scored(
     parts = list[Tensor]()
 
     def score(here: slice) -> None:
-        parts.append(batch_statistics(predictor.log_probabilities(models, x[here], task), y[here]))
+        parts.append(task.measures.statistics(predictor.predictions(models, x[here], task), y[here]))
 
     pieces.over(len(y), score)
     return parts

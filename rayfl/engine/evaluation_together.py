@@ -18,7 +18,7 @@ from torch.func import vmap
 from rayfl.engine.mixtures import Mixture
 from rayfl.engine.tasks import Classification, Model, Predictor, Task
 from rayfl.examples import Examples
-from rayfl.metrics import Statistics, outcomes, summed
+from rayfl.metrics import CLASSIFICATION, Statistics, outcomes, summed
 
 _CPU_BYTES, _DEVICE_BYTES = 1 << 26, 1 << 30
 """Models and inputs that are stacked at a time; few on CPUs, for the sake of their caches."""
@@ -80,8 +80,9 @@ def evaluate_together(asked: Sequence[Asked], task: Task, batch_size: int) -> li
         batch_size: samples of a client at a time.
     """
     found: list[dict[str, Statistics]] = [{} for _ in asked]
-    if task.network.batch_statistics:
-        return found  # the prediction for a sample may depend on its batch
+    # Of other measures the sums are others; and with statistics of a batch, a prediction may depend on the batch.
+    if not isinstance(task, Classification) or task.measures is not CLASSIFICATION or task.network.batch_statistics:
+        return found
     groups: dict[tuple[str, ...], list[int]] = {}
     # Those with as many samples side by side, so that there is little padding.
     for i in sorted(range(len(asked)), key=lambda i: -len(asked[i].examples)):
@@ -98,7 +99,7 @@ def evaluate_together(asked: Sequence[Asked], task: Task, batch_size: int) -> li
                     scored += [(i, aliases) for i in members for aliases in line.names]
         rows = torch.cat(vectors).cpu().numpy() if vectors else ()
     for (i, aliases), row in zip(scored, rows, strict=True):
-        found[i].update(dict.fromkeys(aliases, Statistics.from_vector(row)))
+        found[i].update(dict.fromkeys(aliases, Statistics.from_vector(row, task.measures)))
     return found
 
 
@@ -140,7 +141,7 @@ def _lines(names: Sequence[str], rows: Sequence[Mapping[str, Predictor]]) -> lis
     return list(found.values())
 
 
-def _scored(line: _Line, examples: Sequence[Examples], task: Task, batch_size: int) -> Tensor:
+def _scored(line: _Line, examples: Sequence[Examples], task: Classification, batch_size: int) -> Tensor:
     """The statistics by client and point, shape (clients x points, size of a vector of statistics).
 
     What a pass leaves is a few numbers a sample; they are added up in the end, for all passes at once.
@@ -159,7 +160,7 @@ def _scored(line: _Line, examples: Sequence[Examples], task: Task, batch_size: i
         stop = begin + shape[0] * shape[1]
         inputs = torch.cat([examples[k].x for k in part.clients]).index_select(0, order[begin:stop])
         if line.shared:
-            predicted = task.log_probabilities([line.starts[0]], inputs)
+            predicted = task.predictions([line.starts[0]], inputs)
         else:
             predicted = _predicted(task, blocks.of(part.clients), inputs.view(*shape, *inputs.shape[1:])).flatten(0, 1)
         found.append(outcomes(predicted, labels[begin:stop]))
@@ -262,16 +263,21 @@ class _Blocks:
         return torch.cat([model[name].reshape(-1) for model in models for name in self._shapes]).view(len(models), -1)
 
 
-def _predicted(task: Task, models: Mapping[str, Tensor], x: Tensor) -> Tensor:
+_OF_PREDICTIONS = ("predictions", "log_probabilities", "predicted")
+"""What the written-out prediction supposes."""
+
+
+def _predicted(task: Classification, models: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Log-probabilities, shape (models, b, C), of stacked models for inputs of shape (models, b, *input shape)."""
-    plain = isinstance(task, Classification) and type(task).log_probabilities is Classification.log_probabilities
-    layers = task.chain(models) if plain and isinstance(task, Classification) else None
+    plain = all(getattr(type(task), name) is getattr(Classification, name) for name in _OF_PREDICTIONS)
+    layers = task.chain(models) if plain else None
     if layers is None:
-        found: Tensor = vmap(lambda model, inputs: task.log_probabilities([model], inputs))(dict(models), x)
+        found: Tensor = vmap(lambda model, inputs: task.predictions([model], inputs))(dict(models), x)
         return found
     read = x.flatten(2)
     for place, (weight, bias) in enumerate(layers):
         read = torch.bmm(read, weight.mT) if bias is None else torch.baddbmm(bias[:, None], read, weight.mT)
         if place < len(layers) - 1:
             read = read.relu_()
-    return read.log_softmax(-1)
+    result: Tensor = read.log_softmax(-1)
+    return result

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rayfl.engine.chain import Layer
+from rayfl.examples import InputSpec, Target
+from rayfl.metrics import CLASSIFICATION, Measures, Metric
 from rayfl.models.base import Network
 
 Model = Mapping[str, Tensor]
@@ -24,7 +27,8 @@ class Batch:
 
     Attributes:
         x: inputs, shape (b, *input shape).
-        y: labels, int64, shape (b,); or the targets that a method has given its samples, shape (b, ...).
+        y: targets: labels, int64 of shape (b,), what another task has (:data:`rayfl.examples.Target`), b rows, or the
+            targets that a method has given its samples, shape (b, ...).
         mask: None, or 1 for a sample and 0 for padding, shape (b,). The vectorised engine pads the batches
             of ragged clients; whatever averages over a batch goes through :meth:`mean`.
     """
@@ -74,15 +78,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model worth a row in the results; several models predict by their mean probability.
+    """A model worth a row in the results; several models predict by their mean (in classification: probability).
 
     A model may be given as a function that makes it, called when it is scored: a sweep over many models of one
     client then never holds them all at once.
 
     Attributes:
         models: the models, or functions that make them.
-        combine: None, or ``(models, x, task) -> log-probabilities`` of shape (b, C) for another prediction than the
-            mean probability. Called without gradients; networks have to be run with ``training=False``.
+        combine: None, or ``(models, x, task) -> predictions`` as the task makes them (log-probabilities of shape (b, C)
+            in classification) for another prediction than the mean. Called without gradients; networks have to be run
+            with ``training=False``.
         task: what the models are of; None stands for the experiment's task (its first candidate).
     """
 
@@ -104,19 +109,31 @@ class Predictor:
         """The models themselves."""
         return [model() if callable(model) else model for model in self.models]
 
-    def log_probabilities(self, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-        """Log-probabilities of shape (b, C) that the built models predict."""
+    def predictions(self, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
+        """What the built models predict, as the task's ``measures`` score it."""
         task = self.task or task
         if self.combine is not None:
             return self.combine(models, x, task)
-        predicted: Tensor = task.log_probabilities(models, x)
+        predicted: Tensor = task.predictions(models, x)
         return predicted
 
 
+Trait = Literal["classes", "distribution", "features"]
+"""What a method may need of a task: one class a sample as its target; outputs that are logits of a probability
+distribution over classes, one a sample; one vector of features a sample."""
+
+
 class Task(Protocol):
-    """What methods and engine need of that which is learned; see :class:`Classification`."""
+    """What methods and engine need of that which is learned; see :class:`NetworkTask`."""
 
     network: Network
+    name: str
+    traits: frozenset[Trait]
+
+    @property
+    def measures(self) -> Measures:
+        """How predictions are scored."""
+        ...
 
     @property
     def candidates(self) -> Sequence[Task]:
@@ -135,9 +152,11 @@ class Task(Protocol):
 
     def loss(self, model: Model, batch: Batch) -> Tensor: ...
 
-    def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor: ...
+    def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor: ...
 
-    def log_probabilities(self, models: Sequence[Model], x: Tensor) -> Tensor: ...
+    def predicted(self, outputs: Tensor) -> Tensor: ...
+
+    def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor: ...
 
 
 def recorded_names(task: Task) -> frozenset[str]:
@@ -145,28 +164,64 @@ def recorded_names(task: Task) -> frozenset[str]:
     return frozenset(name for candidate in task.candidates for name in candidate.network.buffer_names)
 
 
-class Classification:
-    """Classification with cross-entropy.
+class NetworkTask(ABC):
+    """Something that a network learns: its loss, what it predicts, and how that is scored.
 
     Args:
         network: the stateless network whose tree is trained.
         candidates: one task per architecture, if clients may differ in it.
+        spec: of the data; None where nothing depends on it.
+
+    Attributes:
+        name: what the task is called.
+        target: what it learns from.
+        traits: what methods may need of it.
+        metrics: those of the measures, if known of the class: a sweep of a user's own task is compared by them.
+        measures: how its predictions are scored.
     """
 
-    def __init__(self, network: Network, candidates: Sequence[Classification] = ()) -> None:
+    name: str
+    target: ClassVar[Target]
+    traits: frozenset[Trait] = frozenset()
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+
+    def __init__(self, network: Network, candidates: Sequence[Any] = (), spec: InputSpec | None = None) -> None:
         self.network = network
-        self.candidates: tuple[Classification, ...] = tuple(candidates) or (self,)
+        self.candidates: tuple[Any, ...] = tuple(candidates) or (self,)
+        self.spec = spec
+
+    @property
+    @abstractmethod
+    def measures(self) -> Measures:
+        """How predictions are scored."""
+
+    @abstractmethod
+    def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The loss of given outputs of the network; a scalar, a mean over the batch without its padding."""
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """What is scored of outputs of the network, one row a sample; by default these themselves."""
+        return outputs
+
+    def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
+        """What several models predict together, of their own predictions; by default the mean."""
+        return torch.stack(list(predictions)).mean(0)
+
+    def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor:
+        """What models predict together in evaluation mode, one row a sample."""
+        members = [self.predicted(self.network.logits(model, x, training=False)) for model in models]
+        return members[0] if len(members) == 1 else self.mixed(members)
 
     def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
-        """Logits of shape (b, C). ``training=False`` for a teacher: no dropout, no change of buffers."""
+        """Outputs of the network, shape (b, C). ``training=False`` for a teacher: no dropout, no change of buffers."""
         return self.network.logits(model, batch.x, training=training)
 
     def features_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
-        """Features of shape (b, f) and logits of shape (b, C) from one forward pass."""
+        """Features of shape (b, f) and outputs of shape (b, C) from one forward pass."""
         return self.network.features_and_logits(model, batch.x, training=training)
 
     def head_inputs_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
-        """Returns the last linear layer's inputs, shape (b, f), and logits of shape (b, C) from one forward pass."""
+        """Returns what the last linear layer reads, shape (b, f), and outputs of shape (b, C) from one forward pass."""
         return self.network.head_inputs_and_logits(model, batch.x, training=training)
 
     def features(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
@@ -174,12 +229,46 @@ class Classification:
         return self.network.features(model, batch.x, training=training)
 
     def classify(self, model: Model, features: Tensor, training: bool = True) -> Tensor:
-        """Logits of shape (b, C) of given features of shape (b, f); ``training`` as for :meth:`logits`."""
+        """Outputs of shape (b, C) of given features of shape (b, f); ``training`` as for :meth:`logits`."""
         return self.network.classify(model, features, training=training)
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
-        """Mean cross-entropy of ``model`` on ``batch``; a scalar."""
-        return self.cross_entropy(self.logits(model, batch), batch)
+        """The loss of ``model`` on ``batch``; a scalar."""
+        return self.loss_of(self.logits(model, batch), batch)
+
+
+class Classification(NetworkTask):
+    """Classification with cross-entropy; predictions are log-probabilities.
+
+    Args:
+        network: the stateless network whose tree is trained.
+        candidates: one task per architecture, if clients may differ in it.
+        spec: of the data.
+        measures: how predictions are scored.
+    """
+
+    name = "classification"
+    target = "class"
+    traits = frozenset({"classes", "distribution", "features"})
+
+    def __init__(
+        self,
+        network: Network,
+        candidates: Sequence[Classification] = (),
+        spec: InputSpec | None = None,
+        measures: Measures = CLASSIFICATION,
+    ) -> None:
+        super().__init__(network, candidates, spec)
+        self._measures = measures
+
+    @property
+    def measures(self) -> Measures:
+        """How predictions are scored."""
+        return self._measures
+
+    def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """See the base class."""
+        return self.cross_entropy(outputs, batch)
 
     def chain(self, model: Model) -> list[Layer] | None:
         """The layers of a fully connected network whose :meth:`loss` is their cross-entropy; None for any other.
@@ -187,9 +276,8 @@ class Classification:
         Raises:
             ModelError: ``model`` is not of this network.
         """
-        own, base = type(self), Classification
-        plain = own.loss is base.loss and own.logits is base.logits and own.cross_entropy is base.cross_entropy
-        return self.network.chain(model) if plain else None
+        kept = all(getattr(type(self), name) is getattr(Classification, name) for name in _OF_THE_LOSS)
+        return self.network.chain(model) if kept else None
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean cross-entropy of given logits; a scalar."""
@@ -197,9 +285,22 @@ class Classification:
             return F.cross_entropy(logits, batch.y)
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
 
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """See the base class."""
+        return outputs.log_softmax(-1)
+
+    def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
+        """The logarithm of the mean probability."""
+        return torch.logsumexp(torch.stack(list(predictions)), 0) - math.log(len(predictions))
+
+    def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor:
+        """See the base class."""
+        return self.log_probabilities(models, x)
+
     def log_probabilities(self, models: Sequence[Model], x: Tensor) -> Tensor:
         """Log-probabilities of shape (b, C), in evaluation mode; the mean probability of several models."""
-        members = [self.network.logits(model, x, training=False).log_softmax(-1) for model in models]
-        if len(members) == 1:
-            return members[0]
-        return torch.logsumexp(torch.stack(members), 0) - math.log(len(members))
+        return super().predictions(models, x)
+
+
+_OF_THE_LOSS = ("loss", "loss_of", "logits", "cross_entropy")
+"""What the written-out gradient supposes."""

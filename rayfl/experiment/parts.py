@@ -18,7 +18,7 @@ from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.assignment import assignment, assignment_hash
 from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.client import RoundContext
-from rayfl.engine.tasks import Classification
+from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError, DataError
 from rayfl.examples import SPLITS
 from rayfl.experiment.copies import copy_of
@@ -71,9 +71,15 @@ class Parts:
         return assignment_hash(self.assignment)
 
     @cached_property
-    def task(self) -> Classification:
-        """What is learned, with the model built for the data set's inputs."""
-        networks = self.config.model.networks(self.dataset.spec)
+    def task(self) -> NetworkTask:
+        """What is learned, with the model built for the data set's inputs.
+
+        Raises:
+            ConfigError: the data do not say what the task learns from.
+            ModelError: the model does not fit the inputs.
+        """
+        spec = self.dataset.spec
+        networks = self.config.model.networks(spec)
         for network in networks:
             network.settle(self.streams.integer("init.global"))
         model = initial_model(self.config.init, self.storage)
@@ -81,9 +87,7 @@ class Parts:
             raise ConfigError("init.from: clients of several architectures (model.candidates) have no model in common")
         if model is not None:
             networks[0].begin_from(self.streams.integer("init.global"), model, str(self.config.init.source))
-        if len(networks) == 1:
-            return Classification(networks[0])
-        return Classification(networks[0], [Classification(network) for network in networks])
+        return self.config.task.task(networks, spec, self.config.dataset.name)
 
     @cached_property
     def context(self) -> RoundContext:
@@ -112,7 +116,7 @@ class Parts:
             ConfigError: when the source has none, or the clients have its samples.
             DataError: when it cannot be read or does not fit the clients' samples.
         """
-        return open_official_test(self.config.dataset, self.dataset, self.streams)
+        return open_official_test(self.config.dataset.aimed_at(self.config.task.target), self.dataset, self.streams)
 
     def initial_server(self) -> Tree:
         """The server's tree before round 0, without what stays with the clients."""
@@ -192,6 +196,7 @@ class Parts:
             raise ConfigError(
                 f"model.candidates: all clients of {algorithm.name} share one architecture; give a single model"
             )
+        algorithm.check_task(self.task)
         self._check_optimizer()
         algorithm.check(self.task, self.context)
         if self.config.train.private_norm != "none":

@@ -37,6 +37,45 @@ class TwoNN(Architecture):
         return initialized(model, self.init)
 
 
+class TabularMLP(Architecture):
+    """Multilayer perceptron on vectors, such as the columns of a table, with dropout between its layers.
+
+    The classifier block is the head.
+    """
+
+    name: Literal["tabular_mlp"] = Field(default="tabular_mlp", description=NAME)
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(64, 32), min_length=1, description="Units of each hidden layer."
+    )
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="Share of hidden units that a training step leaves out."
+    )
+    init: Initialization = Field(default="torch", description=INITIALIZATION)
+
+    def build(self, spec: InputSpec) -> ClassificationModel:
+        if spec.kind != "image" or len(spec.shape) != 1:
+            raise self.misfit(spec, "vectors")
+        return initialized(TablePerceptron(spec.shape[0], self.hidden, spec.num_classes, self.dropout), self.init)
+
+
+class TablePerceptron(ClassificationModel):
+    """Fully connected ReLU layers with dropout; the features are the last hidden activation."""
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...], outputs: int, dropout: float) -> None:
+        super().__init__()
+        layers = [(nn.Linear(a, b), nn.ReLU(), nn.Dropout(dropout)) for a, b in pairwise((inputs, *hidden))]
+        self.hidden = nn.Sequential(*(part for layer in layers for part in layer))
+        self.head = nn.Linear(hidden[-1], outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        found: Tensor = self.hidden(x)
+        return found
+
+    def classify(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.head(features)
+        return logits
+
+
 class MultilayerPerceptron(ClassificationModel):
     """Fully connected ReLU layers on flattened inputs; the features are the last hidden activation."""
 

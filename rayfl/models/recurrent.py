@@ -50,17 +50,30 @@ class CharLSTM(Architecture):
                 "leave it out or raise it"
             )
         outputs = rows if spec.num_classes == spec.vocabulary else spec.num_classes
-        model = CharacterLSTM(rows, self.embedding, self.hidden, self.layers, outputs, self.biases)
+        model = CharacterLSTM(
+            rows, self.embedding, self.hidden, self.layers, outputs, self.biases, every_step=spec.target == "tokens"
+        )
         return initialized(model, self.init)
 
 
 class CharacterLSTM(ClassificationModel):
-    """Embedding, stacked LSTM, and a linear layer on the last step's hidden state, which is the features."""
+    """Embedding, stacked LSTM, and a linear layer on the last step's hidden state, which is the features.
+
+    With ``every_step`` the features are the hidden states of all steps, shape (b, T, hidden).
+    """
 
     def __init__(
-        self, vocabulary: int, embedding: int, hidden: int, layers: int, outputs: int, biases: Literal[0, 1, 2]
+        self,
+        vocabulary: int,
+        embedding: int,
+        hidden: int,
+        layers: int,
+        outputs: int,
+        biases: Literal[0, 1, 2],
+        every_step: bool = False,
     ) -> None:
         super().__init__()
+        self._every_step = every_step
         self.embedding = nn.Embedding(vocabulary, embedding)
         kind = SingleBiasLSTM if biases == 1 else nn.LSTM
         self.lstm = kind(embedding, hidden, layers, bias=biases > 0, batch_first=True)
@@ -68,7 +81,7 @@ class CharacterLSTM(ClassificationModel):
 
     def features(self, x: Tensor) -> Tensor:
         steps: Tensor = self.lstm(self.embedding(x))[0]
-        return steps[:, -1]
+        return steps if self._every_step else steps[:, -1]
 
     def classify(self, features: Tensor) -> Tensor:
         logits: Tensor = self.head(features)

@@ -44,10 +44,12 @@ def try_out(network: Network, spec: InputSpec, model: str) -> None:
         except Exception as error:
             raise ModelError(f"{model} cannot be applied to {spec}: {type(error).__name__}: {error}") from error
         draws = not torch.equal(before, torch.get_rng_state())
-        if features.ndim != 2 or logits.ndim != 2 or len(logits) != 2 or logits.shape[1] < spec.num_classes:
+        places = spec.shape if spec.target == "tokens" else ()
+        front = (2, *places)
+        if features.shape[:-1] != front or logits.shape[:-1] != front or logits.shape[-1] < spec.num_classes:
             raise ModelError(
                 f"{model} makes features of shape {tuple(features.shape)} and logits of shape {tuple(logits.shape)} of "
-                f"2 samples; needed are (2, f) and (2, {spec.num_classes})"
+                f"2 samples; needed are {(*front, 'f')} and {(*front, spec.num_classes)}"
             )
         if not torch.allclose(whole, logits, rtol=1e-4, atol=1e-5):
             raise ModelError(f"{model}: forward is not classify(features(x))")

@@ -12,10 +12,11 @@ from rayfl.models.base import Network
 from rayfl.models.convolutional import TFCNN, LeafCNN, ReddiCNN, TwoCNN
 from rayfl.models.custom import CustomModel, named_by_object
 from rayfl.models.mobile import MobileNet
-from rayfl.models.perceptron import TwoNN
+from rayfl.models.perceptron import TabularMLP, TwoNN
 from rayfl.models.personalized import SimpleCNN, SuPerFedCNN, SuPerFedTwoCNN
 from rayfl.models.recurrent import CharLSTM
 from rayfl.models.residual import ResNet9
+from rayfl.models.tokens import FastText, WindowModel
 from rayfl.models.torchvision_models import ResNet18, SqueezeNet, TorchvisionModel
 from rayfl.models.vgg import VGG, VGG9
 
@@ -27,6 +28,7 @@ __all__ = [
     "Candidates",
     "CharLSTM",
     "CustomModel",
+    "FastText",
     "Initialization",
     "LeafCNN",
     "MobileNet",
@@ -38,16 +40,21 @@ __all__ = [
     "SqueezeNet",
     "SuPerFedCNN",
     "SuPerFedTwoCNN",
+    "TabularMLP",
     "TorchvisionModel",
     "TwoCNN",
     "TwoNN",
+    "WindowModel",
 ]
 
 _Union = Union[  # noqa: UP007
     TwoNN,
+    TabularMLP,
     TwoCNN,
     LeafCNN,
     CharLSTM,
+    FastText,
+    WindowModel,
     SuPerFedCNN,
     SuPerFedTwoCNN,
     SimpleCNN,

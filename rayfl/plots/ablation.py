@@ -11,7 +11,7 @@ import pyarrow as pa
 from rayfl.errors import ConfigError
 from rayfl.plots.lambda_sweep import draw as draw_sweep
 from rayfl.plots.series import need_methods, need_same_but, series_of
-from rayfl.plots.style import LAMBDA, MU, NU, colour, legend_below, marker, new_figure
+from rayfl.plots.style import LAMBDA, MU, NU, colour, legend_below, marker, need_accuracy, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import last_round, model_rows, personalized_rows, where
 
@@ -39,6 +39,7 @@ def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Tab
     Raises:
         RayflError: for runs of other methods, or runs that differ in anything else.
     """
+    need_accuracy(runs, "the figure ablation")
     kind = "ablation"
     need_methods(runs, ["superfed"], kind)
     need_same_but(runs, [_NU, _MU, _START, _MODE], kind)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from rayfl.errors import ConfigError
 from rayfl.models.zoo import Candidates
 from rayfl.plots.series import Series, series_of
-from rayfl.plots.style import colour, legend_below, new_figure
+from rayfl.plots.style import colour, legend_below, need_accuracy, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import last_round, personalized_model, where
 
@@ -33,6 +33,7 @@ def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Tab
     Raises:
         RayflError: for runs with one architecture, or with other candidates.
     """
+    need_accuracy(runs, "the figure architectures")
     from matplotlib.ticker import MaxNLocator
 
     _check(runs)

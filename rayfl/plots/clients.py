@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.plots.series import series_of
-from rayfl.plots.style import colour, legend_below, marker, measure, new_figure
+from rayfl.plots.style import better_of, colour, first_of, legend_below, marker, measure, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.listing import client_rows
 
@@ -20,7 +20,7 @@ _FEW = 50
 
 
 def draw(
-    runs: Sequence[RunFolder], metric: str = "top1", model: str | None = None, split: str = "test"
+    runs: Sequence[RunFolder], metric: str | None = None, model: str | None = None, split: str = "test"
 ) -> tuple[Figure, pa.Table]:
     """A metric of every client after the last evaluation, sorted, against the share of clients below.
 
@@ -28,14 +28,16 @@ def draw(
 
     Args:
         runs: any.
-        metric: one of ``rayfl.results.tables.METRICS``.
+        metric: one of the task's; None: its first.
         model: a row of the tables; None: the method's personalized model.
         split: ``validation`` or ``test``.
 
     Raises:
         RayflError: for another metric, and when a run has no such rows.
     """
-    shown = measure(metric)
+    metric = first_of(runs).name if metric is None else metric
+    tables = [run.clients for run in runs]
+    shown, better = measure(metric, tables), better_of(metric, tables)
     figure = new_figure(4.6, 3.5)
     axes = figure.subplots()
     rows: list[dict[str, Any]] = []
@@ -45,13 +47,13 @@ def draw(
             listed, name, round = client_rows(run, model, split, None)
             key: dict[str, Any] = {"series": series.label, "seed": run.config.seed, "model": name, "round": round}
             found += [key | {column: row[column] for column in ("client", "name", "n", metric)} for row in listed]
-        found.sort(key=lambda row: row[metric])
+        found = sorted((row for row in found if row[metric] is not None), key=lambda row: row[metric])
         rows += found
         share = (np.arange(len(found)) + 0.5) / len(found)
         values = shown.factor * np.array([row[metric] for row in found])
         mark = marker(position) if len(found) <= _FEW else None
         axes.plot(100 * share, values, color=colour(position), marker=mark, markersize=3, label=series.label)
-    worst = (0, 5) if metric.startswith("top") else (95, 100)
+    worst = (0, 5) if better == "higher" else (95, 100)
     axes.axvspan(*worst, color="0.93", zorder=0)
     axes.set(xlabel="clients (%), sorted", ylabel=shown.label, xlim=(0, 100))
     legend_below(figure, axes)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from rayfl.errors import ConfigError, RunError
 from rayfl.plots.phases import mark_phases
 from rayfl.plots.series import Series, over_seeds, series_of
-from rayfl.plots.style import colour, legend_below, marker, measure, new_figure
+from rayfl.plots.style import Measure, colour, first_of, legend_below, marker, measure, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import model_rows, models_in, received, where
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _AXES = {"rounds": "round", "bytes": "sent, both ways (MB)", "seconds": "training time (s)"}
 _COLUMNS = {"rounds": "round", "bytes": "megabytes", "seconds": "seconds"}
-_METRICS = ("top1", "loss")
 _FEW = 12
 """Curves with more evaluations have no markers."""
 
@@ -30,7 +29,7 @@ _FEW = 12
 def draw(
     runs: Sequence[RunFolder], x: str | None = None, model: str | None = None, split: str = "test"
 ) -> tuple[Figure, pa.Table]:
-    """Mean accuracy and loss over all clients; a band is the standard deviation over seeds.
+    """Mean of the first metric (accuracy) and loss over all clients; a band is the standard deviation over seeds.
 
     Args:
         runs: any; those that differ in their seeds only are one curve.
@@ -45,22 +44,24 @@ def draw(
     if x is not None and x not in _AXES:
         raise ConfigError(f"--x: there is no {x!r}; there are {', '.join(_AXES)}")
     shown = list(_AXES) if x is None else [x]
+    first, tables = first_of(runs).name, [run.rounds for run in runs]
+    metrics = (first, "loss")
     rows = [
         row
         for series in series_of(runs)
         for name in _models(series, model, split)
-        for row in _rows(series, name, split, shown)
+        for row in _rows(series, name, split, shown, metrics)
     ]
     figure = new_figure(max(5.2, 0.6 + 3.1 * len(shown)), 4.6)
     panels = figure.subplots(2, len(shown), squeeze=False, sharex="col", sharey="row")
-    for line, metric in enumerate(_METRICS):
+    for line, metric in enumerate(metrics):
         for column, axis in enumerate(shown):
             axes = panels[line][column]
-            _panel(axes, rows, metric, axis)
+            _panel(axes, rows, metric, axis, measure(metric, tables))
             if line == 1:
                 axes.set_xlabel(_AXES[axis])
             if column == 0:
-                axes.set_ylabel(measure(metric).label)
+                axes.set_ylabel(measure(metric, tables).label)
             if axis == "rounds":
                 mark_phases(axes, runs, named=line == 0)
     legend_below(figure, panels[0][0])
@@ -75,16 +76,18 @@ def _models(series: Series, model: str | None, split: str) -> list[str | None]:
     return [None] if "global" not in known or series.runs[0].own.model == "global" else [None, "global"]
 
 
-def _rows(series: Series, model: str | None, split: str, shown: Sequence[str]) -> list[dict[str, Any]]:
+def _rows(
+    series: Series, model: str | None, split: str, shown: Sequence[str], metrics: Sequence[str]
+) -> list[dict[str, Any]]:
     """A row per round that all seeds have evaluated."""
     name = series.runs[0].own.label if model is None else model
     tables = [model_rows(run, model, split).sort_by("round") for run in series.runs]
     rounds = [table["round"].to_pylist() for table in tables]
-    metrics = {
+    found = {
         metric: over_seeds(
             [dict(zip(r, t[metric].to_pylist(), strict=True)) for r, t in zip(rounds, tables, strict=True)]
         )
-        for metric in _METRICS
+        for metric in metrics
     }
     sent = over_seeds(
         [
@@ -97,18 +100,18 @@ def _rows(series: Series, model: str | None, split: str, shown: Sequence[str]) -
     )
     fewest = {
         r: min(count for table in tables for count in where(table, round=r)["clients"].to_pylist())
-        for r in metrics["top1"]
+        for r in found[metrics[0]]
     }
     seconds = over_seeds([_seconds(run) for run in series.runs]) if "seconds" in shown else {}
     result = []
-    for round in metrics["top1"]:
+    for round in found[metrics[0]]:
         row: dict[str, Any] = {"series": series.label, "model": name, "round": round, "megabytes": sent[round][0]}
         if seconds:
             if round not in seconds:
                 raise RunError(f"{series.runs[0].storage.uri}: timings.jsonl lacks round {round}; use --x rounds")
             row["seconds"] = seconds[round][0]
-        for metric in _METRICS:
-            row |= {metric: metrics[metric][round][0], f"{metric}_std_over_seeds": metrics[metric][round][1]}
+        for metric in metrics:
+            row |= {metric: found[metric][round][0], f"{metric}_std_over_seeds": found[metric][round][1]}
         result.append(row | {"clients": fewest[round], "seeds": len(series.runs)})
     return result
 
@@ -120,8 +123,8 @@ def _seconds(run: RunFolder) -> dict[int, float]:
     return dict(zip((int(line["round"]) for line in lines), accumulate(costs), strict=True))
 
 
-def _panel(axes: Axes, rows: list[dict[str, Any]], metric: str, axis: str) -> None:
-    factor = measure(metric).factor
+def _panel(axes: Axes, rows: list[dict[str, Any]], metric: str, axis: str, shown: Measure) -> None:
+    factor = shown.factor
     labels = list(dict.fromkeys(row["series"] for row in rows))
     few = len({row["round"] for row in rows}) <= _FEW
     for label, model in dict.fromkeys((row["series"], row["model"]) for row in rows):

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rayfl.errors import RunError
 from rayfl.plots.series import Series, over_seeds, series_of
-from rayfl.plots.style import DELTA, colour, legend_below, marker, new_figure, whole_numbers
+from rayfl.plots.style import DELTA, colour, legend_below, marker, need_accuracy, new_figure, whole_numbers
 from rayfl.runs.curves import accuracy_curve, download_effect
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import where
@@ -39,6 +39,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
     Raises:
         RunError: for a run without these rows.
     """
+    need_accuracy(runs, "the figure delta")
     rows = [row for series in series_of(runs) for row in _rows(series)]
     figure = new_figure(8.2, 3.5)
     stages, deltas = figure.subplots(1, 2)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rayfl.errors import ConfigError
 from rayfl.plots.series import need_methods, need_same_but, series_of
-from rayfl.plots.style import RHO, SEQUENTIAL, TAU, new_figure
+from rayfl.plots.style import RHO, SEQUENTIAL, TAU, need_accuracy, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import last_round, model_rows, where
 
@@ -32,6 +32,7 @@ def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Tab
     Raises:
         RayflError: for runs of other methods, runs that differ in anything else, and fewer than two cells.
     """
+    need_accuracy(runs, "the figure heatmap")
     need_methods(runs, ["floco", "floco_plus"], "heatmap")
     need_same_but(runs, ["algorithm.assignment_round", "algorithm.radius"], "heatmap")
     rows = []

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rayfl.errors import ConfigError, RunError
 from rayfl.plots.series import Series, need_methods, series_of
-from rayfl.plots.style import LAMBDA, colour, legend_below, marker, measure, new_figure
+from rayfl.plots.style import LAMBDA, colour, first_of, legend_below, marker, measure, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import last_round, model_rows, received, where
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(runs: Sequence[RunFolder], metric: str = "top1", split: str = "test") -> tuple[Figure, pa.Table]:
+def draw(runs: Sequence[RunFolder], metric: str | None = None, split: str = "test") -> tuple[Figure, pa.Table]:
     """Mean over clients after the last round; the band is one standard deviation over clients to both sides.
 
     Means and standard deviations are averaged over seeds. Runs of APFL with fixed alpha are the points of one more
@@ -26,13 +26,14 @@ def draw(runs: Sequence[RunFolder], metric: str = "top1", split: str = "test") -
 
     Args:
         runs: of SuperFed-like methods, which sweep, and of APFL.
-        metric: one of ``rayfl.results.tables.METRICS``.
+        metric: one of the task's; None: its first.
         split: ``validation`` or ``test``.
 
     Raises:
         RayflError: for runs of other methods, and when the sweep was not evaluated.
     """
-    shown = measure(metric)
+    metric = first_of(runs).name if metric is None else metric
+    shown = measure(metric, [run.rounds for run in runs])
     _check(runs)
     rows = [row for series in series_of(runs) for row in _rows(series, metric, split)]
     figure = new_figure(4.6, 3.6)
@@ -44,8 +45,8 @@ def draw(runs: Sequence[RunFolder], metric: str = "top1", split: str = "test") -
         )
         low, high = shown.factor * (mean - spread), shown.factor * (mean + spread)
         # No client is above 100 % or below 0.
-        low = np.maximum(low, 0)
-        high = high if metric == "loss" else np.minimum(high, shown.factor)
+        low = low if metric == "r2" else np.maximum(low, 0)
+        high = np.minimum(high, shown.factor) if shown.factor == 100 or metric in ("ece", "mce") else high
         axes.plot(xs, shown.factor * mean, color=colour(position), marker=marker(position), label=label)
         axes.fill_between(xs, low, high, color=colour(position), alpha=0.15, linewidth=0)
     axes.set(xlabel=f"{LAMBDA} (0: federated model, 1: local model)", ylabel=shown.label, xlim=(-0.02, 1.02))

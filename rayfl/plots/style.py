@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from rayfl.data.partitions.picture import PLAIN_TEXT
 from rayfl.errors import ConfigError
-from rayfl.results.schemas import METRICS
+from rayfl.metrics import CLASSIFICATION, Metric
+from rayfl.results.schemas import METRICS, first_metric, metrics_of
+from rayfl.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,11 +82,51 @@ _MEASURES = {
 }
 
 
-def measure(metric: str) -> Measure:
-    """How a metric is shown; raises ConfigError for an unknown one."""
-    if metric not in _MEASURES:
-        raise ConfigError(f"--metric: there is no {metric!r}; there are {', '.join(METRICS)}")
-    return _MEASURES[metric]
+def measure(metric: str, tables: Sequence[pa.Table] = ()) -> Measure:
+    """How a metric is shown.
+
+    Args:
+        metric: its name.
+        tables: of the runs that are drawn, which must have it.
+
+    Raises:
+        ConfigError: a run has no such metric.
+    """
+    for known in map(metrics_of, tables or [pa.table({})]):
+        if metric not in (names := [one.name for one in known]):
+            shown = [*[name for name in METRICS if name in names], *[name for name in names if name not in METRICS]]
+            raise ConfigError(f"--metric: there is no {metric!r}; there are {', '.join(shown)}")
+        found = next(one for one in known if one.name == metric)
+    if metric in _MEASURES and found in CLASSIFICATION.metrics:
+        return _MEASURES[metric]
+    return Measure(found.axis, found.scale, found.digits)
+
+
+def better_of(metric: str, tables: Sequence[pa.Table]) -> str:
+    """Whether more of a metric is better (``higher``), or less (``lower``)."""
+    return next(one.better for one in metrics_of(tables[0]) if one.name == metric)
+
+
+def first_of(runs: Sequence[RunFolder]) -> Metric:
+    """What the runs of a figure are judged by.
+
+    Raises:
+        ConfigError: they have different tasks.
+    """
+    firsts = list(dict.fromkeys(first_metric(run.rounds) for run in runs))
+    if len(firsts) > 1:
+        raise ConfigError(f"runs of several tasks are in no one figure: they are judged by {_listed(firsts)}")
+    return firsts[0]
+
+
+def need_accuracy(runs: Sequence[RunFolder], kind: str) -> None:
+    """Raises ConfigError for runs of a task that has no accuracy, which a figure of a paper is of."""
+    if (first := first_of(runs)) != CLASSIFICATION.first:
+        raise ConfigError(f"{kind} is a figure of accuracies, but the runs are judged by {first.name}: draw curves")
+
+
+def _listed(metrics: Sequence[Metric]) -> str:
+    return ", ".join(metric.name for metric in metrics)
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rayfl.errors import ConfigError, RunError
 from rayfl.naming.spelling import nearest
+from rayfl.report.columns import Metric, metrics_for
 from rayfl.report.grouping import Group, check_same_data, group_runs
 from rayfl.report.rows import RowKey, compared_keys, final_rows, lacking, own_key, wall_seconds
 from rayfl.report.significance import PairTest, over_clients, over_seeds
@@ -19,58 +20,15 @@ from rayfl.runs.rows import PERSONALIZED
 
 
 @dataclass(frozen=True)
-class Metric:
-    """A column of the table.
-
-    Attributes:
-        column: of ``rounds.parquet``.
-        heading: for people.
-        scale: what values are multiplied by.
-        digits: shown behind the point.
-        sign: 1 if more is better, -1 if less is.
-        by_client: whether clients have it, too, so that it has a spread over them.
-    """
-
-    column: str
-    heading: str
-    scale: float
-    digits: int
-    sign: int
-    by_client: bool = True
-
-    def text(self, value: float | None) -> str:
-        """A number of the column; a dash for one that is missing."""
-        return "-" if value is None else f"{value:.{self.digits}f}"
-
-
-METRICS = (
-    Metric("top1", "accuracy %", 100, 2, 1),
-    Metric("top1_worst5", "worst 5 %", 100, 2, 1, by_client=False),
-    Metric("ece", "ECE", 1, 3, -1),
-    Metric("loss", "loss", 1, 3, -1),
-)
-"""The columns of a comparison where none are chosen."""
-
-_OTHERS = (
-    Metric("top5", "top-5 accuracy %", 100, 2, 1),
-    Metric("mce", "MCE", 1, 3, -1),
-    Metric("top1_jain", "Jain's index", 1, 3, 1, by_client=False),
-)
-
-ALL_METRICS = {metric.column: metric for metric in (*METRICS, *_OTHERS)}
-"""Everything that methods can be compared by, by its column."""
-
-
-@dataclass(frozen=True)
 class Wanted:
     """What is compared.
 
     Attributes:
-        metrics: the columns; the first is the one that is tested.
+        metrics: the columns; the first is the one that is tested. Empty: those of the runs' task.
         models: rows of the tables; ``personalized`` stands for each method's own. Empty: all but the members of sweeps.
     """
 
-    metrics: Sequence[Metric] = METRICS
+    metrics: Sequence[Metric] = ()
     models: Sequence[str] = ()
 
     def takes(self, key: RowKey, own: RowKey | None) -> bool:
@@ -148,7 +106,8 @@ class Comparison:
         clients: tests over clients, finished groups only.
         seeds: tests over seeds, finished groups only.
         notes: what a reader should know, a sentence each.
-        wanted: what is compared.
+        wanted: what is compared; its metrics are the columns.
+        chosen: whether the columns were chosen, or are the task's.
     """
 
     groups: Sequence[Group]
@@ -156,7 +115,8 @@ class Comparison:
     clients: Sequence[PairTest]
     seeds: Sequence[PairTest]
     notes: Sequence[str]
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: Wanted
+    chosen: bool = False
 
     @property
     def tested(self) -> Metric:
@@ -195,6 +155,8 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     ]
     notes += [f"{run.uri} is in no test and in no curve: {why}" for run in evaluated if (why := lacking(run))]
     notes += [f"{run.uri}: {note}" for run in runs for note in run.notes]
+    chosen = bool(wanted.metrics)
+    wanted = wanted if chosen else replace(wanted, metrics=metrics_for(evaluated))
     groups = group_runs(evaluated)
     finished = [group for group in groups if group.finished]
     tested = wanted.metrics[0]
@@ -206,7 +168,7 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     notes += _partners(finished, clients or seeds)
     if any(line.key.selected_on.startswith("validation") for line in lines) and runs[0].measured.split == "validation":
         notes.append("rows that were chosen on validation data are shown on the same data: these numbers flatter them")
-    return Comparison(groups, lines, clients, seeds, notes, wanted)
+    return Comparison(groups, lines, clients, seeds, notes, wanted, chosen)
 
 
 def check_models(runs: Sequence[Run], models: Sequence[str]) -> None:
@@ -278,6 +240,7 @@ def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
 def _cell(rows: Sequence[dict[str, float]], metric: Metric) -> Cell:
     values = metric.scale * np.array([row[metric.column] for row in rows], dtype=float)
     spreads = [row[f"{metric.column}_std"] for row in rows] if metric.by_client else []
+    spreads = [spread for spread in spreads if spread is not None]
     return Cell(
         float(values.mean()),
         metric.scale * float(np.mean(spreads)) if spreads else None,

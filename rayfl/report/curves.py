@@ -11,12 +11,14 @@ import pyarrow as pa
 from rayfl.report.drawing import DASHES, MARKERS, SERIES, Drawing, table_of
 from rayfl.report.grouping import Group, shown_model
 from rayfl.report.rows import Curve, curve, evaluated, main_keys, shown_key
+from rayfl.results.schemas import metrics_of
 from rayfl.runs.loading import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _METRICS = {"top1": ("accuracy", "accuracy %", 100.0), "loss": ("loss", "loss (nats)", 1.0)}
+"""Of classification: what is drawn, its axis and its factor."""
 _MOST_MARKED = 40
 """Longer curves have no markers."""
 _AXES = "Left: by round; middle: by bytes sent, down and up, of all clients; right: by wall time, evaluation included."
@@ -29,30 +31,32 @@ def progress_of_models(run: Run) -> list[Drawing]:
     everybody, after = run.measured.cohort == "all", run.measured.phase == "trained"
     who = evaluated(run) if everybody else f"the round's cohort{', right after its local training' if after else ''}"
     drawings = []
-    for metric, (noun, *_) in _METRICS.items():
+    for metric, (noun, axis, scale) in _drawn(run).items():
         found = [(key.label, curve(run, key, metric)) for key in main_keys(run)]
         lines = [(label, one) for label, one in found if one is not None]
         if lines:
             name = noun if everybody else f"cohort-{noun}"
-            title = f"{noun.capitalize()} of {'the clients' if everybody else who}"
-            caption = f"Mean {noun} on {run.measured.split} samples over {who}. {_AXES} {_at_the_end(lines, metric)}"
-            drawings.append(_drawing(name, title, caption, metric, lines, "clients"))
+            title = f"{_title(noun)} of {'the clients' if everybody else who}"
+            at_end = _at_the_end(lines, metric, scale)
+            caption = f"Mean {noun} on {run.measured.split} samples over {who}. {_AXES} {at_end}"
+            drawings.append(_drawing(name, title, caption, (metric, axis, scale), lines, "clients"))
     return drawings
 
 
 def progress_of_groups(groups: Sequence[Group]) -> list[Drawing]:
     """Accuracy and loss of the methods' personalized models, mean over seeds with a band of one standard deviation."""
     drawings, measured = [], groups[0].runs[0].measured
-    for metric, (noun, *_) in _METRICS.items():
+    for metric, (noun, axis, scale) in _drawn(groups[0].runs[0]).items():
         found = [(group.label, _mean_curve(group, metric)) for group in groups]
         lines = [(label, one) for label, one in found if one is not None]
         if lines:
             caption = (
                 f"Mean {noun} on {measured.split} samples over {_clients(lines)}{measured.when}, of "
                 f"{shown_model(groups)}. With several seeds: the mean over them, and a band of one sample standard "
-                f"deviation. {_AXES} {_at_the_end(lines, metric)}"
+                f"deviation. {_AXES} {_at_the_end(lines, metric, scale)}"
             )
-            drawings.append(_drawing(noun, f"{noun.capitalize()} of the methods", caption, metric, lines, "seeds"))
+            shown = (metric, axis, scale)
+            drawings.append(_drawing(noun, f"{_title(noun)} of the methods", caption, shown, lines, "seeds"))
     return drawings
 
 
@@ -84,12 +88,12 @@ def _clients(lines: Lines) -> str:
 
 
 def _drawing(
-    name: str, title: str, caption: str, metric: str, lines: Lines, over: Literal["clients", "seeds"]
+    name: str, title: str, caption: str, shown: tuple[str, str, float], lines: Lines, over: Literal["clients", "seeds"]
 ) -> Drawing:
     """A figure; the lines' spreads are over clients, or over seeds, which are drawn as bands."""
     from matplotlib.figure import Figure
 
-    _, label, scale = _METRICS[metric]
+    metric, label, scale = shown
     figure = Figure(figsize=(9.6, 3.1 + 0.17 * -(-len(lines) // 4)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     most = max(float(one.bytes.max()) for _, one in lines)
@@ -142,9 +146,21 @@ def _table(lines: Lines, over: str) -> pa.Table:
     )
 
 
-def _at_the_end(lines: Lines, metric: str) -> str:
+def _drawn(run: Run) -> dict[str, tuple[str, str, float]]:
+    """What is drawn of a run: its task's first metric, and the loss."""
+    metrics = metrics_of(run.rounds)
+    if metrics[0].name in _METRICS:
+        return _METRICS
+    chosen = (metrics[0], next(metric for metric in metrics if metric.name == "loss"))
+    return {metric.name: (metric.label, metric.axis, metric.scale) for metric in chosen}
+
+
+def _title(noun: str) -> str:
+    return noun[:1].upper() + noun[1:]
+
+
+def _at_the_end(lines: Lines, metric: str, scale: float) -> str:
     """The last values in words: what the figure says to those who do not see it."""
-    _, _, scale = _METRICS[metric]
     unit = " %" if metric == "top1" else ""
     digits = 1 if metric == "top1" else 3
     parts = [f"{label} {scale * one.values[-1]:.{digits}f}{unit} after round {one.rounds[-1]}" for label, one in lines]

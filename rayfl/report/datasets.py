@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayfl.errors import RunError
+from rayfl.report.columns import metrics_for
 from rayfl.report.comparison import Comparison, Wanted, compare
 from rayfl.report.grouping import on_same_data
 from rayfl.runs.loading import Run
@@ -18,8 +19,9 @@ def compare_by_dataset(runs: Sequence[Run], wanted: Wanted) -> dict[str, Compari
     other.
 
     Raises:
-        RunError: as :func:`rayfl.report.comparison.compare`, on any of the data.
+        RunError: the runs have different tasks; or as :func:`rayfl.report.comparison.compare`, on any of the data.
     """
+    metrics_for(runs)
     families: list[list[Run]] = []
     for run in runs:
         home = next((family for family in families if all(on_same_data(run, other) for other in family)), None)

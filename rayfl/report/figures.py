@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from rayfl.metrics import NUM_BINS, summarize
+from rayfl.metrics import NUM_BINS, Metric, summarize
 from rayfl.report.drawing import DASHES, FAINT, SERIES, Drawing, table_of
 from rayfl.report.grouping import Group
 from rayfl.report.rows import RowKey, bins, client_rows, evaluated, final_rows, shown_key
+from rayfl.results.schemas import first_metric
 from rayfl.runs.loading import Run
 
 _WIDTH = 9.6
@@ -19,62 +20,86 @@ _WIDTH = 9.6
 def client_distribution(run: Run, keys: Sequence[RowKey]) -> Drawing | None:
     """Accuracies of all clients, sorted and as a histogram; None where no row has its own clients."""
     found = [(key.label, client_rows(run, key)) for key in keys]
-    return _distribution([(label, rows["top1"].to_numpy()) for label, rows in found if rows is not None])
+    first = first_metric(run.rounds)
+    return _distribution([(label, _values(rows, first)) for label, rows in found if rows is not None], first)
 
 
 def client_distribution_of_groups(groups: Sequence[Group]) -> Drawing | None:
-    """Accuracies of all clients with the methods' personalized models; the clients of all seeds together."""
-    found = []
+    """Numbers of all clients with the methods' personalized models; the clients of all seeds together."""
+    found, first = [], first_metric(groups[0].runs[0].rounds)
     for group in groups:
         keys = [(run, shown_key(run)) for run in group.runs]
         rows = [client_rows(run, key) for run, key in keys if key is not None]
-        values = [one["top1"].to_numpy() for one in rows if one is not None]
+        values = [_values(one, first) for one in rows if one is not None]
         if values:
             found.append((group.label, np.concatenate(values)))
-    return _distribution(found, " The clients of all seeds together.")
+    return _distribution(found, first, " The clients of all seeds together.")
 
 
-def _distribution(found: Sequence[tuple[str, np.ndarray]], remark: str = "") -> Drawing | None:
+def _values(rows: pa.Table, metric: Metric) -> np.ndarray:
+    return np.asarray(rows[metric.name].to_numpy(zero_copy_only=False), dtype=float)
+
+
+def _distribution(found: Sequence[tuple[str, np.ndarray]], metric: Metric, remark: str = "") -> Drawing | None:
     from matplotlib.figure import Figure
 
-    found = [(label, np.sort(values[np.isfinite(values)])) for label, values in found]
+    # The worst clients first: the lowest accuracies, the largest errors.
+    found = [(label, metric.sign * np.sort(metric.sign * values[np.isfinite(values)])) for label, values in found]
     found = [(label, values) for label, values in found if len(values)]
     if not found:
         return None
     figure = Figure(figsize=(_WIDTH, 3.2 + 0.17 * -(-len(found) // 4)), layout="constrained")
     left, right = figure.subplots(1, 2)
-    edges = np.linspace(0, 100, 21)
+    of_shares = metric.unit == "%"
+    scale, heading = metric.scale, metric.heading
+    ends = [value for _, values in found for value in (scale * values.min(), scale * values.max())]
+    edges = np.linspace(0, 100, 21) if of_shares else np.linspace(min(ends), max(max(ends), min(ends) + 1e-9), 21)
     for number, (label, values) in enumerate(found):
         colour, dashes = SERIES[number % len(SERIES)], DASHES[number // len(SERIES) % len(DASHES)]
         share = 100 * (np.arange(len(values)) + 0.5) / len(values)
-        left.plot(share, 100 * values, color=colour, linestyle=dashes, label=label)
-        heights = np.histogram(100 * values, edges)[0] * 100 / len(values)
+        left.plot(share, scale * values, color=colour, linestyle=dashes, label=label)
+        heights = np.histogram(scale * values, edges)[0] * 100 / len(values)
         right.stairs(heights, edges, color=colour, linestyle=dashes, linewidth=1.4)
         if len(found) <= 2:
             right.stairs(heights, edges, color=colour, alpha=0.18, fill=True)
     left.axvspan(0, 5, color=FAINT, alpha=0.25, linewidth=0)
-    left.text(5.8, 2, "worst 5 %", fontsize=8)
-    left.set(xlabel="clients, worst first (%)", ylabel="accuracy %", xlim=(0, 100), ylim=(0, 101))
-    right.set(xlabel="accuracy %", ylabel="clients (%)", xlim=(0, 100))
+    left.text(5.8, 0.02, "worst 5 %", fontsize=8, transform=left.get_xaxis_transform())
+    left.set(xlabel="clients, worst first (%)", ylabel=heading, xlim=(0, 100))
+    right.set(xlabel=heading, ylabel="clients (%)")
+    if of_shares:
+        left.set_ylim(0, 101)
+        right.set_xlim(0, 100)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(found)))
+
+    def told(value: float) -> str:
+        return f"{scale * value:.1f} %" if of_shares else f"{scale * value:.{metric.digits}f}"
+
     words = [
-        f"{label}, {len(v)} clients: lowest {100 * v[0]:.1f} %, worst 5 % {100 * summarize(v).worst5:.1f} %, "
-        f"median {100 * np.median(v):.1f} %, highest {100 * v[-1]:.1f} %"
+        f"{label}, {len(v)} clients: {'lowest' if metric.sign > 0 else 'highest'} {told(v[0])}, worst 5 % "
+        f"{told(summarize(v, mode=metric.mode).worst5)}, median {told(np.median(v))}, "
+        f"{'highest' if metric.sign > 0 else 'lowest'} {told(v[-1])}"
         for label, v in found
     ]
     data = table_of(
         {
             "line": np.repeat([label for label, _ in found], [len(v) for _, v in found]),
             "place": np.concatenate([np.arange(1, len(v) + 1) for _, v in found]),
-            "accuracy": np.concatenate([v for _, v in found]),
+            ("accuracy" if metric.name == "top1" else metric.name): np.concatenate([v for _, v in found]),
         }
     )
     caption = (
-        "Test accuracy of every client that was evaluated, after the last evaluation. Left: clients sorted, the worst "
-        f"first; the shaded part is the worst 5 %. Right: share of the clients by accuracy.{remark} {'; '.join(words)}."
+        f"Test {metric.label} of every client that was evaluated, after the last evaluation. Left: clients sorted, the "
+        f"worst first; the shaded part is the worst 5 %. Right: share of the clients by {metric.label}.{remark} "
+        f"{'; '.join(words)}."
     )
-    return Drawing("clients-accuracy", "Distribution over clients", caption, figure, data)
+    return Drawing(
+        f"clients-{'accuracy' if metric.name == 'top1' else metric.name}",
+        "Distribution over clients",
+        caption,
+        figure,
+        data,
+    )
 
 
 def reliability(run: Run, keys: Sequence[RowKey]) -> Drawing | None:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from rayfl.report.comparison import Comparison, Line, Metric
+from rayfl.report.columns import Metric
+from rayfl.report.comparison import Comparison, Line
 from rayfl.report.paper import PaperCell, PaperTable, paper_table
 from rayfl.report.protocol import protocol
 from rayfl.report.significance import LEVEL, PairTest

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rayfl.report.comparison import Cell, Comparison, Metric
+from rayfl.report.columns import Metric
+from rayfl.report.comparison import Cell, Comparison
 from rayfl.report.grouping import Group
 from rayfl.report.protocol import marks_caption, paper_caption
 from rayfl.report.significance import PairTest, over_clients, over_seeds

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rayfl.config.redaction import redact
 from rayfl.data.federated import FederatedDataset
-from rayfl.data.partitions.picture import draw_partition, label_matrix
+from rayfl.data.partitions.picture import KINDS, draw_partition, label_matrix
 from rayfl.errors import RayflError
 from rayfl.examples import SPLITS
 from rayfl.experiment.parts import Parts
@@ -48,11 +48,12 @@ def _classes(dataset: FederatedDataset) -> Drawing:
     client, label = np.nonzero(counts)
     names = np.array(dataset.names, dtype=object)
     data = table_of({"client": client, "name": names[client], "class": label, "samples": counts[client, label]})
-    held = (counts > 0).sum(1)
+    held, kind, samples = (counts > 0).sum(1), KINDS[dataset.spec.target], dataset.sizes().sum(1)
+    kinds = {"class": "classes", "label": "labels"}.get(kind, "rows")
     caption = (
-        f"Samples of the {len(counts)} clients by class, over all splits; above, the clients' sizes by split, beside, "
-        f"the sizes of the classes. A client has {_span(held)} of the {counts.shape[1]} classes and "
-        f"{_span(counts.sum(1))} samples."
+        f"Samples of the {len(counts)} clients by {kind}, over all splits; above, the clients' sizes by split, beside, "
+        f"the sizes of the {kinds}. A client has {_span(held)} of the {counts.shape[1]} {kinds} and "
+        f"{_span(samples)} samples."
     )
     return Drawing("partition", "Partition", caption, draw_partition(dataset, ""), data)
 

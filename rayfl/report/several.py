@@ -11,7 +11,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from rayfl.report.blocks import Block, Cell, Code, Column, Mark, Page, Paragraph, Section, Table, figures, number
-from rayfl.report.comparison import METRICS, Comparison, Line, Metric
+from rayfl.report.columns import Metric
+from rayfl.report.comparison import Comparison, Line
 from rayfl.report.curves import progress_of_groups
 from rayfl.report.figures import client_distribution_of_groups, reliability_of_groups
 from rayfl.report.grouping import config_table, shown_model
@@ -21,7 +22,9 @@ from rayfl.runs.loading import Run
 
 _UNFINISHED = "† unfinished: after its last evaluation so far; never the best"
 _ON_TERMINALS = {"top1": "acc.\n%", "top1_worst5": "worst\n5 %", "ece": "ECE\n"}
-"""The columns that have room in 80 characters where none are chosen; the first of them has its spreads beside it."""
+"""The columns of classification that have room in 80 characters where none are chosen."""
+_ROOM = 3
+"""How many columns of other tasks have."""
 _CLIENTS, _SEEDS = "+- clients", "+- seeds"
 _BEST = (
     "Bold: the best of a column among finished runs and rows that were not chosen on test data. A best mean alone says "
@@ -58,14 +61,23 @@ def caption(comparison: Comparison) -> str:
     some = "the clients that have any" if any(" of " in line.clients for line in lines) else "all clients"
     measured = comparison.measured
     whose = some if measured.cohort == "all" else "the round's cohort"
-    worst = "top1_worst5" in {metric.column for metric in comparison.wanted.metrics}
     return (
         f"{measured.split.capitalize()} data of {whose}{measured.when} {after}, the last evaluation: "
         f"means over clients, with several seeds the mean of these. {_CLIENTS}: population standard deviation over "
         f"clients (with several seeds its mean); {_SEEDS}: sample standard deviation over seeds of the means over "
         "clients. (own): the method's personalized model."
-        f"{' Worst 5 %: mean of the 5 % of clients with the lowest accuracy.' if worst else ''}"
+        f"{_worst(comparison.wanted.metrics)}"
     )
+
+
+def _worst(metrics: Sequence[Metric]) -> str:
+    """What the column of the worst clients is; nothing where there is none."""
+    worst = next((metric for metric in metrics if metric.column.endswith("_worst5")), None)
+    if worst is None:
+        return ""
+    which = "lowest" if worst.sign > 0 else "highest"
+    label = "accuracy" if worst.column == "top1_worst5" else worst.column.removesuffix("_worst5")
+    return f" Worst 5 %: mean of the 5 % of clients with the {which} {label}."
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -99,10 +111,8 @@ def terminal_table(comparison: Comparison) -> RenderableType:
     for heading in ("clients\n", "seeds\n"):
         table.add_column(heading, justify="right", no_wrap=True)
     metrics = comparison.wanted.metrics
-    shown = {metric: _ON_TERMINALS.get(metric.column, f"{metric.heading}\n") for metric in metrics}
-    if metrics == METRICS:
-        shown = {metric: heading for metric, heading in shown.items() if metric.column in _ON_TERMINALS}
-    spread_of = set(metrics[:1] if metrics == METRICS else metrics)
+    shown = _on_terminal(comparison)
+    spread_of = set(metrics if comparison.chosen else metrics[:1])
     for metric, heading in shown.items():
         table.add_column(heading, justify="right", no_wrap=True)
         for spread in (_CLIENTS, _SEEDS) if metric in spread_of else ():
@@ -123,6 +133,16 @@ def terminal_table(comparison: Comparison) -> RenderableType:
         if tests:
             parts += [Text(), _terminal_tests(tests, what, comparison.tested)]
     return Stack(*parts)
+
+
+def _on_terminal(comparison: Comparison) -> dict[Metric, str]:
+    """The headings of all columns that were chosen, else of as many as there is room for."""
+    metrics = comparison.wanted.metrics
+    shown = {metric: _ON_TERMINALS.get(metric.column, f"{metric.heading}\n") for metric in metrics}
+    if comparison.chosen:
+        return shown
+    known = [metric for metric in metrics if metric.column in _ON_TERMINALS]
+    return {metric: shown[metric] for metric in (known if metrics[0] in known else metrics[:_ROOM])}
 
 
 def _terminal_tests(tests: Sequence[PairTest], what: str, metric: Metric) -> RichTable:

@@ -154,7 +154,8 @@ def _by_client(run: Run, metric: str) -> Mapping[int, float]:
     rows = None if key is None else client_rows(run, key)
     if rows is None:
         return {}
-    return dict(zip(rows["client"].to_pylist(), rows[metric].to_pylist(), strict=True))
+    pairs = zip(rows["client"].to_pylist(), rows[metric].to_pylist(), strict=True)
+    return {client: value for client, value in pairs if value is not None}
 
 
 def _mean(run: Run, metric: str) -> float:

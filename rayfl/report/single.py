@@ -14,6 +14,7 @@ import pyarrow as pa
 import yaml
 
 from rayfl.config.redaction import redact, redacted
+from rayfl.metrics import CLASSIFICATION, Metric
 from rayfl.report.blocks import Block, Cell, Code, Column, Facts, Mark, Page, Paragraph, Section, Table, figures, number
 from rayfl.report.curves import progress_of_models
 from rayfl.report.figures import client_distribution, reliability
@@ -30,9 +31,10 @@ from rayfl.report.rows import (
     wall_seconds,
 )
 from rayfl.results.personalized import of_clients
+from rayfl.results.schemas import first_metric, metrics_of
 from rayfl.runs.loading import Run
 from rayfl.runs.measured import Measured
-from rayfl.runs.summary import row_label
+from rayfl.runs.summary import headline_metrics, row_label
 
 CLIENTS_FILE = "figures/clients.csv"
 SEEN_TEST = "* chosen on test data, as some papers do: not a fair estimate"
@@ -67,16 +69,17 @@ def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]
 def client_table(run: Run, shown: RowKey) -> pa.Table | None:
     """One row per client after the last evaluation; None where the chosen models have no rows of their own.
 
-    Columns: client, name, n (samples), accuracy, loss, ece and mce of the shown model, global_accuracy
-    (null without a global model), rounds (how often the client took part), bytes_down and bytes_up in those.
+    Columns: client, name, n (samples), accuracy, loss, ece and mce (or the task's metrics) of the shown model,
+    global_accuracy (null without a global model), rounds (how often the client took part), bytes_down and bytes_up in
+    those.
     """
     rows = client_rows(run, shown)
     if rows is None:
         return None
-    common = RowKey("global")
+    first, common = first_metric(run.rounds), RowKey("global")
     shared = client_rows(run, common) if common in final_rows(run) else None
     accuracy = (
-        {} if shared is None else dict(zip(shared["client"].to_pylist(), shared["top1"].to_pylist(), strict=True))
+        {} if shared is None else dict(zip(shared["client"].to_pylist(), shared[first.name].to_pylist(), strict=True))
     )
     taken: dict[int, list[Mapping[str, Any]]] = {}
     for row in attendance(run).to_pylist():
@@ -87,9 +90,9 @@ def client_table(run: Run, shown: RowKey) -> pa.Table | None:
             "client": rows["client"],
             "name": rows["name"],
             "n": rows["n"],
-            "accuracy": rows["top1"],
-            **{metric: rows[metric] for metric in ("loss", "ece", "mce")},
-            "global_accuracy": pa.array([accuracy.get(client) for client in clients], pa.float64()),
+            _column(first): rows[first.name],
+            **{metric.name: rows[metric.name] for metric in others(run)},
+            f"global_{_column(first)}": pa.array([accuracy.get(client) for client in clients], pa.float64()),
             "rounds": pa.array([len(taken.get(client, [])) for client in clients], pa.int64()),
             **{
                 column: pa.array([sum(r[column] or 0 for r in taken.get(client, [])) for client in clients], pa.int64())
@@ -174,18 +177,19 @@ def _bytes(count: int) -> str:
 
 def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
     own = own_key(run)
+    first, second = headline_metrics(run.rounds)
+    loss = next(metric for metric in metrics_of(run.rounds) if metric.name == "loss")
     cells = []
     for key, row in rows.items():
         mark: Mark = "own" if key == own else ""
-        accuracy, ece = 100 * row["top1"], row["ece"]
         cells.append(
             [
                 Cell(row_label(row), mark=mark),
                 Cell(of_clients(row["clients"], run.num_clients), row["clients"], mark),
-                Cell(f"{accuracy:.2f} +- {100 * row['top1_std']:.2f}", accuracy, mark),
-                number(100 * row["top1_worst5"], 2, mark),
-                Cell(f"{ece:.3f} +- {row['ece_std']:.3f}", ece, mark),
-                number(row["loss"], 3, mark),
+                _spread(row, first, mark),
+                _number(row[f"{first.name}_worst5"], first, mark),
+                _spread(row, second, mark),
+                _number(row["loss"], loss, mark),
             ]
         )
     last = next(iter(rows.values()))["round"]
@@ -195,7 +199,7 @@ def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
         "standard deviation over clients. Bold: the method's personalized model.",
         [
             *(Column(text, numeric=False) for text in ("model", "clients")),
-            *(Column(text) for text in ("accuracy %", "worst 5 %", "ECE", "loss")),
+            *(Column(text) for text in (first.heading, "worst 5 %", second.heading, "loss")),
         ],
         cells,
         [SEEN_TEST] if any(key.seen_test for key in rows) else [],
@@ -205,35 +209,42 @@ def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
 def _clients(run: Run, shown: RowKey, clients: pa.Table) -> list[Block]:
     keys = [key for key in (RowKey("global"), shown) if key in final_rows(run)]
     drawn = client_distribution(run, list(dict.fromkeys(keys)))
-    order = np.argsort(clients["accuracy"].to_numpy(), kind="stable")
+    first = first_metric(run.rounds)
+    values = first.sign * np.asarray(clients[_column(first)].to_numpy(zero_copy_only=False), dtype=float)
+    order = np.argsort(values, kind="stable")
     worst = clients.take(order[: math.ceil(len(order) / 20)])
     model = row_label(final_rows(run)[shown])
     listed = clients if len(order) <= _MOST_CLIENTS else clients.take(order[:_MOST_CLIENTS])
-    limit = (
-        "" if listed is clients else f" The {_MOST_CLIENTS:,} with the lowest accuracy; the file has {len(order):,}."
-    )
+    limit = "" if listed is clients else f" The worst {_MOST_CLIENTS:,} by {first.label}; the file has {len(order):,}."
     those = f"the clients that were evaluated ({of_clients(len(order), run.num_clients)})"
     return [
         *figures([drawn]),
-        _client_table("worst-table", f"The worst 5 % of {those}, by accuracy of {model}.", worst),
-        _client_table("clients-table", f"Every one of {those}: accuracy, loss, ECE and MCE of {model}.{limit}", listed),
+        _client_table(run, "worst-table", f"The worst 5 % of {those}, by {first.label} of {model}.", worst),
+        _client_table(
+            run,
+            "clients-table",
+            f"Every one of {those}: {first.label}, {_listed(others(run))} of {model}.{limit}",
+            listed,
+        ),
     ]
 
 
-def _client_table(name: str, caption: str, clients: pa.Table) -> Table:
-    shared = clients["global_accuracy"].null_count < clients.num_rows
-    headings = ["samples", "accuracy %", *(["global model %"] if shared else []), "loss", "ECE", "MCE", "rounds"]
+def _client_table(run: Run, name: str, caption: str, clients: pa.Table) -> Table:
+    first, further = first_metric(run.rounds), others(run)
+    own, common = _column(first), f"global_{_column(first)}"
+    shared = clients[common].null_count < clients.num_rows
+    whose = [f"global model {first.unit}".rstrip()] if shared else []
+    headings = ["samples", first.heading, *whose, *(metric.label for metric in further), "rounds"]
     rows = []
     for row in clients.to_pylist():
-        common = float("nan") if row["global_accuracy"] is None else 100 * row["global_accuracy"]
         label = str(row["client"]) if row["name"] == str(row["client"]) else f"{row['client']} ({row['name']})"
         rows.append(
             [
                 Cell(label, row["client"]),
                 number(row["n"], 0),
-                number(100 * row["accuracy"], 2),
-                *([number(common, 2)] if shared else []),
-                *(number(row[metric], 3) for metric in ("loss", "ece", "mce")),
+                _number(row[own], first),
+                *([_number(row[common], first)] if shared else []),
+                *(_number(row[metric.name], metric) for metric in further),
                 number(row["rounds"], 0),
                 number((row["bytes_down"] + row["bytes_up"]) / 1e6, 3),
             ]
@@ -243,7 +254,37 @@ def _client_table(name: str, caption: str, clients: pa.Table) -> Table:
     return Table(name, caption, columns, rows, [note], data=CLIENTS_FILE)
 
 
+def others(run: Run) -> list[Metric]:
+    """The metrics that a table of clients has next to the first: of classification loss, ECE and MCE."""
+    metrics = metrics_of(run.rounds)
+    return [metric for name in ("loss", "ece", "mce") for metric in metrics if metric.name == name] + [
+        metric for metric in metrics[1:] if metric not in CLASSIFICATION.metrics and metric.name != "loss"
+    ]
+
+
+def _column(first: Metric) -> str:
+    return "accuracy" if first == CLASSIFICATION.first else first.name
+
+
+def _listed(metrics: Sequence[Metric]) -> str:
+    *before, last = [metric.label for metric in metrics]
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def _number(value: float | None, metric: Metric, mark: Mark = "") -> Cell:
+    return number(float("nan") if value is None else metric.scale * value, metric.digits, mark)
+
+
+def _spread(row: Mapping[str, Any], metric: Metric, mark: Mark) -> Cell:
+    value = row[metric.name]
+    if value is None:
+        return number(float("nan"), 0, mark)
+    return Cell(f"{metric.shown(value)} +- {metric.shown(row[f'{metric.name}_std'])}", metric.scale * value, mark)
+
+
 def _calibration(run: Run, shown: RowKey) -> list[Block]:
+    if first_metric(run.rounds) != CLASSIFICATION.first:
+        return []
     keys = list(dict.fromkeys(key for key in (RowKey("global"), shown) if key in final_rows(run)))
     drawn = reliability(run, keys)
     if drawn is None:

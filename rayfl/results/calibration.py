@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from rayfl.metrics import Statistics
+from rayfl.metrics.classification import ClassificationMeasures
 
 CALIBRATION_SCHEMA = pa.schema(
     [
@@ -41,7 +42,12 @@ def bin_rows(summary: Mapping[str, Any], pooled: Statistics) -> list[dict[str, A
     Args:
         summary: that row.
         pooled: statistics of all samples it is about.
+
+    Returns:
+        None of a task that gives no confidences.
     """
+    if not isinstance(pooled.measures, ClassificationMeasures):
+        return []
     key = {name: summary[name] for name in _KEYS}
     return [
         {

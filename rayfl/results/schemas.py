@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
 import pyarrow as pa
 
+from rayfl.metrics import CLASSIFICATION, Metric
 from rayfl.results.calibration import CALIBRATION_SCHEMA
 
 PARTITION_KEY = b"rayfl.partition"
@@ -16,7 +21,11 @@ PERSONALIZED_KEY, SWEEP_KEY = b"rayfl.personalized", b"rayfl.sweep"
 CLIENTS_KEY = b"rayfl.clients"
 """Where they have K, the number of all clients; tables of older runs have not."""
 
+METRICS_KEY = b"rayfl.metrics"
+"""Where tables have what the task is judged by, as JSON; those of classification without further metrics have not."""
+
 METRICS = ("loss", "top1", "top5", "ece", "mce")
+"""The metrics that all tables have columns for; null where the task has no such metric."""
 
 _KEYS = [
     ("round", pa.int32()),
@@ -41,7 +50,8 @@ CLIENTS_SCHEMA = pa.schema(
 
 ``round`` counts completed rounds. ``cohort`` is ``all`` (every client is evaluated) or ``selected`` (the clients
 sampled in this round). ``phase`` is ``received`` (models as they are before local training) or ``trained`` (right
-after the client's local training). The five metrics are those of the client's whole split. Bytes are those of the
+after the client's local training). The metrics are those of the client's whole split; a task that has others than the
+five adds their columns (:func:`schema_of`), null where one is undefined for the client. Bytes are those of the
 round's messages to and from this client, null where it was not sampled.
 """
 
@@ -75,13 +85,14 @@ linear layer, sum of ||D_k - mean D||^2 (Grinwald et al., NeurIPS 2024, eqs. 12 
 such updates, and in rows of all clients.
 """
 
-SIMULATED_ROUNDS_SCHEMA = ROUNDS_SCHEMA.append(pa.field("simulated_s", pa.float64()))
+_SIMULATED = pa.field("simulated_s", pa.float64())
+SIMULATED_ROUNDS_SCHEMA = ROUNDS_SCHEMA.append(_SIMULATED)
 """``ROUNDS_SCHEMA`` with a simulated system: ``simulated_s`` is the virtual time at the round's end, in seconds."""
 
-BUFFERED_ROUNDS_SCHEMA = SIMULATED_ROUNDS_SCHEMA.append(pa.field("staleness", pa.float64())).append(
-    pa.field("staleness_max", pa.int32())
-)
-BUFFERED_CLIENTS_SCHEMA = CLIENTS_SCHEMA.append(pa.field("staleness", pa.int32()))
+_STALENESS = (pa.field("staleness", pa.float64()), pa.field("staleness_max", pa.int32()))
+_OWN_STALENESS = pa.field("staleness", pa.int32())
+BUFFERED_ROUNDS_SCHEMA = SIMULATED_ROUNDS_SCHEMA.append(_STALENESS[0]).append(_STALENESS[1])
+BUFFERED_CLIENTS_SCHEMA = CLIENTS_SCHEMA.append(_OWN_STALENESS)
 """The same with rounds without a barrier: how many steps the server has taken since a client began whose update is of
 this round. ``rounds`` has mean and largest over these clients, null in a round without any; ``clients`` has each
 client's, null in rows of clients of which the round has no update, and in those of all clients."""
@@ -133,21 +144,83 @@ ALL_TABLES = {**TABLES, "damage": DAMAGE_SCHEMA}
 """With the one that only damaged runs have."""
 
 
-def known_schema(name: str, schema: pa.Schema) -> bool:
-    """Returns whether a table of this name may have these columns."""
-    allowed = [
-        ALL_TABLES[name],
-        *(tables[name].schema for tables in map(simulated_tables, (False, True)) if name in tables),
-    ]
-    return any(schema.equals(one) for one in allowed)
+def own_metrics(metrics: Sequence[Metric]) -> list[Metric]:
+    """Those of a task's metrics that have columns of their own."""
+    return [metric for metric in metrics if metric.name not in METRICS]
 
 
-def simulated_tables(buffered: bool) -> dict[str, pa.Table]:
-    """The tables that have further columns with a simulated system, by name, without rows.
+def metrics_metadata(metrics: Sequence[Metric]) -> dict[bytes, bytes]:
+    """What :func:`metrics_of` reads; nothing for classification without further metrics."""
+    if tuple(metrics) == CLASSIFICATION.metrics:
+        return {}
+    return {METRICS_KEY: json.dumps([asdict(metric) for metric in metrics]).encode()}
+
+
+def metrics_of(table: pa.Table | pa.Schema) -> tuple[Metric, ...]:
+    """What the task of a run is judged by, as its tables say; the first counts most."""
+    schema = table.schema if isinstance(table, pa.Table) else table
+    recorded = (schema.metadata or {}).get(METRICS_KEY)
+    return CLASSIFICATION.metrics if recorded is None else tuple(Metric(**fields) for fields in json.loads(recorded))
+
+
+def first_metric(table: pa.Table | pa.Schema) -> Metric:
+    """The metric by which models of a run are chosen and its clients are ranked, as its tables say."""
+    return metrics_of(table)[0]
+
+
+def schema_of(
+    name: str,
+    metrics: Sequence[Metric] = CLASSIFICATION.metrics,
+    simulated: bool = False,
+    buffered: bool = False,
+) -> pa.Schema:
+    """The columns of a table, of a task with these metrics.
+
+    The task's own come after those that all tasks have: in ``clients`` one for each, in ``rounds`` the mean over the
+    clients for which it is defined, their standard deviation, and its value for all samples together; of the first also
+    the mean of the worst 5 % and the fairness index.
 
     Args:
-        buffered: whether rounds have no barrier.
+        name: of the table.
+        metrics: of the task.
+        simulated: whether devices are simulated.
+        buffered: whether rounds have no barrier, which only simulated devices can have.
     """
-    if not buffered:
-        return {"rounds": SIMULATED_ROUNDS_SCHEMA.empty_table()}
-    return {"rounds": BUFFERED_ROUNDS_SCHEMA.empty_table(), "clients": BUFFERED_CLIENTS_SCHEMA.empty_table()}
+    own, schema = own_metrics(metrics), ALL_TABLES[name]
+    added = []
+    if name == "clients":
+        added = [metric.name for metric in own]
+    elif name == "rounds":
+        added = [f"{prefix}{metric.name}{suffix}" for metric in own for prefix, suffix in _COLUMNS]
+        if own and metrics[0] == own[0]:
+            added += [f"{own[0].name}_worst5", f"{own[0].name}_jain"]
+    for column in added:
+        schema = schema.append(pa.field(column, pa.float64()))
+    for field in _of_devices(name, simulated, buffered):
+        schema = schema.append(field)
+    return schema
+
+
+def _of_devices(name: str, simulated: bool, buffered: bool) -> Sequence[pa.Field]:
+    if name == "rounds" and simulated:
+        return (_SIMULATED, *_STALENESS) if buffered else (_SIMULATED,)
+    return (_OWN_STALENESS,) if name == "clients" and buffered else ()
+
+
+_COLUMNS = (("", ""), ("", "_std"), ("pooled_", ""))
+
+
+def known_schema(name: str, schema: pa.Schema) -> bool:
+    """Whether a table of this name may have these columns."""
+    try:
+        metrics = metrics_of(schema)
+    except (ValueError, TypeError):
+        return False
+    kinds = ((False, False), (True, False), (True, True))
+    return any(schema.equals(schema_of(name, metrics, simulated, buffered)) for simulated, buffered in kinds)
+
+
+def recorded_schema(name: str, metadata: Mapping[bytes, bytes], simulated: bool, buffered: bool) -> pa.Schema:
+    """The columns of a table whose metadata are these; ``simulated`` and ``buffered`` as for :func:`schema_of`."""
+    schema = schema_of(name, metrics_of(pa.schema([], dict(metadata))), simulated, buffered)
+    return schema.with_metadata(dict(metadata))

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rayfl.metrics import STATISTICS_SIZE, Statistics, first_best, metric_values, summarize
-from rayfl.results.schemas import METRICS
+from rayfl.metrics import CLASSIFICATION, Measures, Statistics, first_best, summarize
+from rayfl.results.schemas import METRICS, own_metrics
 
 Scores = Mapping[int, Mapping[str, Mapping[str, Statistics]]]
 """By client, split and model."""
@@ -24,16 +24,18 @@ class ScoreTable:
 
     Args:
         scores: what was found.
+        measures: of the task.
 
     Attributes:
         clients: the client of each entry.
         splits: its split.
         models: its model.
-        vectors: its statistics, float64 of shape (entries, ``STATISTICS_SIZE``).
-        metrics: its metrics by name, each float64 of shape (entries,).
+        vectors: its statistics, float64 of shape (entries, ``measures.size``).
+        metrics: its metrics by name, each float64 of shape (entries,); nan where one is undefined.
     """
 
-    def __init__(self, scores: Scores) -> None:
+    def __init__(self, scores: Scores, measures: Measures = CLASSIFICATION) -> None:
+        self._measures = measures
         entries = [
             (client, split, model, statistics.vector)
             for client in sorted(scores)
@@ -44,8 +46,8 @@ class ScoreTable:
         self.clients = [entry[0] for entry in entries]
         self.splits = [entry[1] for entry in entries]
         self.models = [entry[2] for entry in entries]
-        self.vectors = np.array([entry[3] for entry in entries]).reshape(-1, STATISTICS_SIZE)
-        self.metrics = metric_values(self.vectors)
+        self.vectors = np.array([entry[3] for entry in entries]).reshape(-1, measures.size)
+        self.metrics = measures.values(self.vectors)
         self._grids: dict[str, Grid] = {}
         for position, (client, split, model, _) in enumerate(entries):
             self._grids.setdefault(split, {}).setdefault(model, {})[client] = position
@@ -78,32 +80,68 @@ class ScoreTable:
             grid = grids.get(judge, {})
             if not test or not grid:
                 continue
-            means = {name: float(self._values("top1", list(entries.values())).mean()) for name, entries in grid.items()}
-            best = first_best(means)
+            means = {name: self._mean(list(entries.values())) for name, entries in grid.items()}
+            best = first_best(means, self._measures.first.mode)
             rows.append(self._row("test", f"{sweep}=best", judge, best, list(test[best].values())))
             each = [test[self._best_of(grid, client, best)][client] for client in next(iter(test.values()))]
             rows.append(self._row("test", f"{sweep}=best", f"{judge} per client", "", each))
         return rows
 
+    def _mean(self, entries: Sequence[int]) -> float:
+        """Of the task's first metric, over the entries for which it is defined; the worst value where none is."""
+        first = self._measures.first
+        values = self._defined(first.name, entries)
+        return float(values.mean()) if len(values) else -first.sign * float("inf")
+
     def _best_of(self, grid: Grid, client: int, fallback: str) -> str:
         """The first of the client's best sweep members; the common best for a client the judging split lacks."""
-        top1 = self.metrics["top1"]
-        known = {name: float(top1[entries[client]]) for name, entries in grid.items() if client in entries}
-        return first_best(known) if known else fallback
+        first = self._measures.first
+        found = self.metrics[first.name]
+        known = {name: float(found[entries[client]]) for name, entries in grid.items() if client in entries}
+        known = {name: value for name, value in known.items() if not np.isnan(value)}
+        return first_best(known, first.mode) if known else fallback
+
+    def undefined(self) -> list[str]:
+        """For how many clients a metric is undefined although they have samples, and why: a sentence for each case."""
+        found = []
+        for metric in self._measures.metrics:
+            for split, grid in self._grids.items():
+                worst = max(int(np.isnan(self._values(metric.name, list(e.values()))).sum()) for e in grid.values())
+                if worst:
+                    found.append(
+                        f"{metric.name} is undefined for {worst} of {max(map(len, grid.values()))} clients on {split} "
+                        f"data ({self._measures.undefined(metric.name)}): it is null there, and means leave them out"
+                    )
+        return found
 
     def _row(
         self, split: str, model: str, judge: str, choice: str, entries: Sequence[int]
     ) -> tuple[dict[str, Any], Statistics]:
-        pooled = Statistics(self.vectors[np.array(entries)].sum(axis=0))
+        pooled = Statistics(self.vectors[np.array(entries)].sum(axis=0), self._measures)
         row: dict[str, Any] = {"split": split, "model": model, "selected_on": judge, "choice": choice}
         row |= {"clients": len(entries), "n": pooled.n}
-        for metric in METRICS:
-            summary = summarize(self._values(metric, entries))
-            row |= {metric: summary.mean, f"{metric}_std": summary.std, f"pooled_{metric}": getattr(pooled, metric)}
-            if metric == "top1":
-                row |= {"top1_worst5": summary.worst5, "top1_jain": summary.jain}
+        together = pooled.metrics()
+        for metric in (*METRICS, *(metric.name for metric in own_metrics(self._measures.metrics))):
+            values = self._defined(metric, entries) if metric in self.metrics else np.empty(0)
+            if not len(values):
+                row |= dict.fromkeys((metric, f"{metric}_std", f"pooled_{metric}"))
+                continue
+            summary = summarize(values, mode=self._measures.first.mode)
+            row |= {metric: summary.mean, f"{metric}_std": summary.std, f"pooled_{metric}": defined(together[metric])}
+            if metric == self._measures.first.name:
+                row |= {f"{metric}_worst5": summary.worst5, f"{metric}_jain": summary.jain}
         return row, pooled
+
+    def _defined(self, metric: str, entries: Sequence[int]) -> np.ndarray:
+        values = self._values(metric, entries)
+        kept: np.ndarray = values[~np.isnan(values)]
+        return kept
 
     def _values(self, metric: str, entries: Sequence[int]) -> np.ndarray:
         values: np.ndarray = self.metrics[metric][np.array(entries)]
         return values
+
+
+def defined(value: float) -> float | None:
+    """A metric's value as tables have it: null where it is undefined."""
+    return None if np.isnan(value) else value

@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayfl.metrics import Statistics
+from rayfl.metrics import CLASSIFICATION, Measures, Statistics
 from rayfl.results.calibration import CALIBRATION_SCHEMA, bin_rows
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.schemas import (
     CLIENTS_KEY,
     METRICS,
     PARTITION_KEY,
-    ROUNDS_SCHEMA,
     SKIPPED_SCHEMA,
-    TABLES,
+    metrics_metadata,
+    own_metrics,
+    schema_of,
 )
-from rayfl.results.summaries import Scores, ScoreTable
+from rayfl.results.summaries import Scores, ScoreTable, defined
 
 _MOST_CHUNKS = 64
 
@@ -37,12 +38,16 @@ class ResultTables:
         calibration: rows so far.
         committed: by table, how many rows there were before these, which are on storage.
         personalized: the row that is the method's personalized model, kept in the tables' metadata; None leaves it out.
+        measures: of the task.
+        simulated: whether devices are simulated.
+        buffered: whether rounds have no barrier.
 
     Attributes:
         committed: by table, how many rows there were before these.
         metadata: of all tables.
         simulated_s: the virtual time of new rows of ``rounds``, where they have it.
         staleness: of the round's updates by client, for new rows that have it.
+        undefined: which metrics were undefined in evaluations, and why, a sentence each.
     """
 
     def __init__(
@@ -56,22 +61,30 @@ class ResultTables:
         calibration: pa.Table | None = None,
         committed: Mapping[str, int] | None = None,
         personalized: str | None = None,
+        measures: Measures = CLASSIFICATION,
+        simulated: bool = False,
+        buffered: bool = False,
     ) -> None:
         self._names = names
         self._sweep = sweep
         self._partition = partition
         self._personalized = personalized
+        self._measures, self._simulated, self._buffered = measures, simulated, buffered
+        self._columns = (*METRICS, *(metric.name for metric in own_metrics(measures.metrics)))
         self.metadata = {PARTITION_KEY: partition.encode(), CLIENTS_KEY: str(len(names)).encode()}
         if personalized is not None:
             self.metadata |= PersonalizedRows(personalized, sweep).metadata
+        self.metadata |= metrics_metadata(measures.metrics)
         given = {"clients": clients, "rounds": rounds, "skipped": skipped, "calibration": calibration}
         self.committed = {name: (committed or {}).get(name, 0) for name in given}
-        tables = {name: TABLES[name].empty_table() if table is None else table for name, table in given.items()}
+        schemas = {name: schema_of(name, measures.metrics, simulated, buffered) for name in given}
+        tables = {name: schemas[name].empty_table() if table is None else table for name, table in given.items()}
         tables = {name: table.replace_schema_metadata(self.metadata) for name, table in tables.items()}
         self.clients, self.rounds = tables["clients"], tables["rounds"]
         self.skipped, self.calibration = tables["skipped"], tables["calibration"]
         self.simulated_s: float | None = None
         self.staleness: Mapping[int, int] = {}
+        self.undefined: dict[str, None] = {}
 
     def by_name(self) -> dict[str, pa.Table]:
         """All tables, by name."""
@@ -91,7 +104,15 @@ class ResultTables:
         counts = {name: max(known, committed.get(name, 0)) for name, known in self.committed.items()}
         rest = {name: _without(table, counts[name] - self.committed[name]) for name, table in self.by_name().items()}
         return ResultTables(
-            self._names, self._sweep, self._partition, **rest, committed=counts, personalized=self._personalized
+            self._names,
+            self._sweep,
+            self._partition,
+            **rest,
+            committed=counts,
+            personalized=self._personalized,
+            measures=self._measures,
+            simulated=self._simulated,
+            buffered=self._buffered,
         )
 
     def add_skipped(self, round: int, failures: Mapping[int, tuple[str, str]]) -> None:
@@ -129,9 +150,11 @@ class ResultTables:
             messages: bytes down and up in this round, by client.
             update_variance: of the cohort's updates.
         """
-        found = ScoreTable(scores)
+        found = ScoreTable(scores, self._measures)
         if not len(found):
             return []
+        if cohort == "all":
+            self.undefined |= dict.fromkeys(found.undefined())
         self._append_clients(found, (round, cohort, phase), messages or {})
         key = {"round": round, "cohort": cohort, "phase": phase}
         down, up = traffic
@@ -157,21 +180,23 @@ class ResultTables:
             traffic: bytes sent down and up since the start.
         """
         key = {"round": round, "split": "official", "cohort": "server", "phase": "received"}
-        rows = [
-            {
-                **dict.fromkeys(ROUNDS_SCHEMA.names),
-                **key,
-                "model": model,
-                "selected_on": "",
-                "choice": "",
-                "clients": 0,
-                "n": statistics.n,
-                **{metric: getattr(statistics, metric) for metric in METRICS},
-                **{f"pooled_{metric}": getattr(statistics, metric) for metric in METRICS},
-                **dict(zip(("bytes_down", "bytes_up"), traffic, strict=True)),
-            }
-            for model, statistics in scores.items()
-        ]
+        rows = []
+        for model, statistics in scores.items():
+            values = {metric: defined(value) for metric, value in statistics.metrics().items()}
+            rows.append(
+                {
+                    **dict.fromkeys(self.rounds.schema.names),
+                    **key,
+                    "model": model,
+                    "selected_on": "",
+                    "choice": "",
+                    "clients": 0,
+                    "n": statistics.n,
+                    **values,
+                    **{f"pooled_{metric}": value for metric, value in values.items()},
+                    **dict(zip(("bytes_down", "bytes_up"), traffic, strict=True)),
+                }
+            )
         self._append_rounds(rows)
         return rows
 
@@ -189,7 +214,7 @@ class ResultTables:
             "phase": [phase] * count,
             "model": found.models,
             "n": found.vectors[:, 0].astype(np.int64),
-            **{metric: found.metrics[metric] for metric in METRICS},
+            **{metric: _with_nulls(found.metrics.get(metric), count) for metric in self._columns},
             "bytes_down": [down for down, _ in both],
             "bytes_up": [up for _, up in both],
         }
@@ -207,6 +232,14 @@ class ResultTables:
             for row in rows:
                 row |= {"staleness": sum(each) / len(each), "staleness_max": max(each)}
         self.rounds = _append(self.rounds, rows, self.rounds.schema)
+
+
+def _with_nulls(values: np.ndarray | None, count: int) -> pa.Array:
+    """Values of a metric; null where it is undefined, and everywhere where the task has no such metric."""
+    if values is None:
+        return pa.nulls(count, pa.float64())
+    missing = np.isnan(values)
+    return pa.array(values, mask=missing if missing.any() else None)
 
 
 def _without(table: pa.Table, rows: int) -> pa.Table:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayfl.results.schemas import first_metric
+
 
 def accuracy_curve(rounds: pa.Table, model: str, cohort: str = "all", phase: str = "received") -> dict[int, float]:
-    """Mean test accuracy over clients by completed round.
+    """Mean test accuracy, or what the run's task is judged by, over clients by completed round.
 
     Args:
         rounds: summaries, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
@@ -18,7 +20,7 @@ def accuracy_curve(rounds: pa.Table, model: str, cohort: str = "all", phase: str
         phase: ``received`` or ``trained``.
     """
     chosen = _rows(rounds, {"model": model, "cohort": cohort, "phase": phase, "split": "test", "selected_on": ""})
-    return dict(sorted(zip(chosen["round"].to_pylist(), chosen["top1"].to_pylist(), strict=True)))
+    return dict(sorted(zip(chosen["round"].to_pylist(), chosen[first_metric(rounds).name].to_pylist(), strict=True)))
 
 
 def download_effect(clients: pa.Table, received: str = "global", trained: str = "local") -> dict[int, dict[int, float]]:
@@ -51,4 +53,4 @@ def _rows(table: pa.Table, wanted: Mapping[str, str]) -> pa.Table:
 
 def _by_round_and_client(rows: pa.Table) -> dict[tuple[int, int], float]:
     keys = zip(rows["round"].to_pylist(), rows["client"].to_pylist(), strict=True)
-    return dict(zip(keys, rows["top1"].to_pylist(), strict=True))
+    return dict(zip(keys, rows[first_metric(rows).name].to_pylist(), strict=True))

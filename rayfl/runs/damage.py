@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from rayfl.data.partitions.assignment import assignment_hash
 from rayfl.errors import RunError
-from rayfl.results.schemas import ALL_TABLES, DAMAGE_SCHEMA, PARTITION_KEY, simulated_tables
+from rayfl.results.schemas import ALL_TABLES, DAMAGE_SCHEMA, PARTITION_KEY, recorded_schema
 from rayfl.storage.commits import CommitStore, Found, listed
 from rayfl.storage.files import Storage
 from rayfl.storage.manifest import FORMAT_VERSION, Manifest, StoredFile
@@ -169,9 +169,7 @@ def _lost_rounds(manifest: Manifest, damaged: StoredFile, older: StoredFile | No
 
 def _schema(manifest: Manifest, name: str, metadata: Mapping[bytes, bytes]) -> pa.Schema:
     simulated = any(counter.startswith("clock_") for counter in manifest.counters)
-    tables = simulated_tables("clock_events" in manifest.counters) if simulated else {}
-    schema = tables[name].schema if name in tables else ALL_TABLES[name]
-    return schema.with_metadata(dict(metadata))
+    return recorded_schema(name, metadata, simulated, "clock_events" in manifest.counters)
 
 
 def _metadata(store: CommitStore, storage: Storage, found: Found) -> list[dict[bytes, bytes]]:

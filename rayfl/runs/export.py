@@ -15,7 +15,7 @@ from rayfl.data.files.whole import new_file
 from rayfl.engine.tasks import Predictor
 from rayfl.errors import ConfigError
 from rayfl.models.zoo import Candidates
-from rayfl.results.schemas import METRICS
+from rayfl.results.schemas import metrics_of
 from rayfl.runs.committed import CommittedModels, single_model, task_of
 from rayfl.runs.rows import named_model, where
 
@@ -83,7 +83,13 @@ def export_model(models: CommittedModels, client: int, model: str | None, destin
         "round": rounds,
         "row": row,
         "model": section,
-        "inputs": {"kind": spec.kind, "shape": spec.shape, "classes": spec.num_classes, "vocabulary": spec.vocabulary},
+        "inputs": {
+            "kind": spec.kind,
+            "shape": spec.shape,
+            "classes": spec.num_classes,
+            "vocabulary": spec.vocabulary,
+            **({} if spec.target == "class" else {"target": spec.target}),
+        },
         "transform": run.config.transform.model_dump(mode="json"),
         "modules": modules,
         "metrics": metrics,
@@ -110,7 +116,10 @@ def _metrics(models: CommittedModels, client: int, row: str) -> dict[str, dict[s
     rows = where(
         models.run.clients, client=client, model=row, round=models.rounds_completed, cohort="all", phase="received"
     )
-    return {str(found["split"]): {m: float(found[m]) for m in METRICS} for found in rows.to_pylist()}
+    names = [metric.name for metric in metrics_of(rows)]
+    return {
+        str(found["split"]): {m: float(found[m]) for m in names if found[m] is not None} for found in rows.to_pylist()
+    }
 
 
 def _scalars(tensors: dict[str, Tensor]) -> int:

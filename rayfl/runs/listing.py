@@ -11,13 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfl.errors import ConfigError, RunError
-from rayfl.results.schemas import METRICS
+from rayfl.results.schemas import METRICS, metrics_of
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import last_round, named_model, where
 
-COLUMNS = ("client", "name", "n", *METRICS, "selected", "last", "skipped", "down", "up")
-"""``n`` samples of the split, the metrics, in how many rounds the client was selected and in which last (0: never),
-in how many it was left out, and the bytes that went down to it and up from it."""
+_BEFORE, _AFTER = ("client", "name", "n"), ("selected", "last", "skipped", "down", "up")
+COLUMNS = (*_BEFORE, *METRICS, *_AFTER)
+"""Of classification: ``n`` samples of the split, the metrics, in how many rounds the client was selected and in which
+last (0: never), in how many it was left out, and the bytes that went down to it and up from it."""
 
 _TEXT = {"name"}
 _CONDITION = re.compile(r"^\s*(\w+)\s*(<=|>=|==|!=|=|<|>)\s*(.+?)\s*$")
@@ -68,11 +69,11 @@ def client_rows(
     trained = trained.filter(pc.less_equal(trained["round"], chosen))
     parts = _by_client(trained.group_by(["client", "round"]).aggregate([("bytes_down", "max"), ("bytes_up", "max")]))
     left_out = _by_client(run.skipped.filter(pc.less_equal(run.skipped["round"], chosen)))
-    listed = []
+    names, listed = metric_columns(run.clients), []
     for row in where(rows, model=name).sort_by("client").to_pylist():
         own = parts.get(row["client"], [])
         listed.append(
-            {column: row[column] for column in ("client", "name", "n", *METRICS)}
+            {column: row[column] for column in (*_BEFORE, *names)}
             | {
                 "selected": len(own),
                 "last": max((part["round"] for part in own), default=0),
@@ -99,22 +100,31 @@ def chosen_rows(
     Raises:
         ConfigError: for a condition that cannot be read, or an unknown column.
     """
-    tests = [_test(condition) for condition in conditions]
+    columns = tuple(rows[0]) if rows else COLUMNS
+    tests = [_test(condition, columns) for condition in conditions]
     found = [row for row in rows if all(test(row) for test in tests)]
     if sort is not None:
-        _check_column(sort, "--sort")
-        found.sort(key=lambda row: row[sort], reverse=descending)
+        _check_column(sort, "--sort", columns)
+        # What is undefined comes last, whatever the order.
+        known, unknown = ([row for row in found if (row[sort] is None) is missing] for missing in (False, True))
+        found = [*sorted(known, key=lambda row: row[sort], reverse=descending), *unknown]
     elif descending:
         found.reverse()
     return found[:limit]
 
 
-def _test(condition: str) -> Callable[[dict[str, Any]], bool]:
+def metric_columns(clients: pa.Table) -> list[str]:
+    """The metrics that a run's table of clients has: of classification in the order of the tables, else the task's."""
+    names = [metric.name for metric in metrics_of(clients)]
+    return [*[name for name in METRICS if name in names], *[name for name in names if name not in METRICS]]
+
+
+def _test(condition: str, columns: Sequence[str]) -> Callable[[dict[str, Any]], bool]:
     match = _CONDITION.match(condition)
     if match is None:
         raise ConfigError(f"--filter: {condition!r} must look like top1<0.5, with one of < <= > >= = !=")
     column, sign, text = match.groups()
-    _check_column(column, "--filter")
+    _check_column(column, "--filter", columns)
     value: str | float = text
     if column not in _TEXT:
         try:
@@ -122,12 +132,12 @@ def _test(condition: str) -> Callable[[dict[str, Any]], bool]:
         except ValueError:
             raise ConfigError(f"--filter: {condition!r} must have a number on its right side") from None
     compare = _OPERATORS[sign]
-    return lambda row: compare(row[column], value)
+    return lambda row: row[column] is not None and compare(row[column], value)
 
 
-def _check_column(column: str, option: str) -> None:
-    if column not in COLUMNS:
-        raise ConfigError(f"{option}: there is no column {column!r}; there are {', '.join(COLUMNS)}")
+def _check_column(column: str, option: str, columns: Sequence[str]) -> None:
+    if column not in columns:
+        raise ConfigError(f"{option}: there is no column {column!r}; there are {', '.join(columns)}")
 
 
 def _by_client(table: pa.Table) -> dict[int, list[dict[str, Any]]]:

@@ -11,7 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from rayfl.experiment.result import Result
+from rayfl.metrics import Metric
 from rayfl.results.personalized import PersonalizedRows, of_clients, recorded_clients
+from rayfl.results.schemas import metrics_of
 from rayfl.runs.measured import EVERYBODY, Measured
 
 _SKIPPED_SHOWN = 10
@@ -36,7 +38,7 @@ def shown_rows(result: Result) -> list[dict[str, Any]]:
 
 
 def summary_table(result: Result) -> Table:
-    """Accuracy and calibration of every model: mean +- standard deviation over clients, and how many these are.
+    """Two metrics of the task (accuracy and ECE) of every model: mean +- standard deviation over clients, and how many.
 
     On test data; of runs that score none, on validation data.
     """
@@ -53,7 +55,8 @@ def summary_table(result: Result) -> Table:
         caption_justify="left",
     )
     table.add_column("model", overflow="fold")
-    for heading in ("clients", "accuracy %", "worst 5 %", "ECE"):
+    first, second = headline_metrics(result.rounds)
+    for heading in ("clients", first.heading, "worst 5 %", second.heading):
         table.add_column(heading, justify="right", no_wrap=True)
     own = PersonalizedRows.of(result.config.algorithm)
     for row in rows:
@@ -61,9 +64,9 @@ def summary_table(result: Result) -> Table:
         table.add_row(
             row_label(row),
             of_clients(row["clients"], everybody),
-            _spread(row, "top1", 100, 2),
-            f"{100 * row['top1_worst5']:.2f}",
-            _spread(row, "ece", 1, 3),
+            _spread(row, first),
+            first.shown(row[f"{first.name}_worst5"]),
+            _spread(row, second),
             style=style,
         )
     return table
@@ -105,5 +108,11 @@ def row_label(row: Mapping[str, Any]) -> str:
     return f"{what}, by {row['selected_on']}{star}"
 
 
-def _spread(row: Mapping[str, Any], metric: str, scale: float, digits: int) -> str:
-    return f"{scale * row[metric]:.{digits}f} +- {scale * row[f'{metric}_std']:.{digits}f}"
+def headline_metrics(rounds: pa.Table) -> tuple[Metric, Metric]:
+    """The two metrics that a short table shows: the task's first and second; of classification accuracy and ECE."""
+    first, second, *_ = metrics = metrics_of(rounds)
+    return first, next((metric for metric in metrics if metric.name == "ece"), second)
+
+
+def _spread(row: Mapping[str, Any], metric: Metric) -> str:
+    return f"{metric.shown(row[metric.name])} +- {metric.shown(row[f'{metric.name}_std'])}"

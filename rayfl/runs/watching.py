@@ -6,16 +6,15 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import RunError
-from rayfl.results.schemas import ROUNDS_SCHEMA
+from rayfl.metrics import CLASSIFICATION, Metric
+from rayfl.results.schemas import first_metric
 from rayfl.runs.folder import RunFolder, open_run
 from rayfl.storage.lease import FILE as LEASE
 from rayfl.storage.lease import Holder, read_lease
 from rayfl.tracking.environment import read_environment
-from rayfl.tracking.live import LiveView, accuracy_text
+from rayfl.tracking.live import LiveView, score_text
 from rayfl.tracking.timings import read_timings
 
 _RECENT = 10
@@ -37,7 +36,9 @@ class Standing:
         seconds_a_round: mean over the last rounds that are timed; None before the first.
         seconds_left: for the rounds to come, at that pace; None before the first, 0 for a finished run.
         evaluated: after which round all clients were evaluated last; None before the first time.
-        accuracy: mean over clients of the personalized model on test data then; None where there is none.
+        metric: the name of what the task is judged by first.
+        score: its mean over clients of the personalized model on test data then; None where there is none.
+        accuracy: the same, if the metric is accuracy.
         devices: number of actors by device.
     """
 
@@ -51,6 +52,8 @@ class Standing:
     seconds_a_round: float | None
     seconds_left: float | None
     evaluated: int | None
+    metric: str
+    score: float | None
     accuracy: float | None
     devices: dict[str, int]
 
@@ -77,6 +80,9 @@ def standing(path: str, schema: type[ExperimentConfig]) -> tuple[Standing, LiveV
     rows = _rows(run)
     evaluated = max((int(row["round"]) for row in rows), default=None)
     own = [row for row in rows if run.own.is_summary(row)] if rows else []
+    first = first_metric(run.rounds) if rows else CLASSIFICATION.first
+    newest = [row[first.name] for row in own if row["round"] == evaluated][:1]
+    score = None if newest in ([], [None]) else float(newest[0])
     entries = read_environment(run.storage)
     devices = entries[-1].get("devices") if entries else None
     found = Standing(
@@ -90,19 +96,21 @@ def standing(path: str, schema: type[ExperimentConfig]) -> tuple[Standing, LiveV
         seconds_a_round=pace,
         seconds_left=None if pace is None else pace * max(rounds - completed, 0),
         evaluated=evaluated,
-        accuracy=next((float(row["top1"]) for row in own if row["round"] == evaluated), None),
+        metric=first.name,
+        score=score,
+        accuracy=score if first == CLASSIFICATION.first else None,
         devices=dict(devices) if isinstance(devices, dict) else {},
     )
-    return found, _view(found, rows, run)
+    return found, _view(found, rows, run, first)
 
 
-def _view(found: Standing, rows: list[dict[str, Any]], run: RunFolder) -> LiveView:
+def _view(found: Standing, rows: list[dict[str, Any]], run: RunFolder, first: Metric) -> LiveView:
     hosts = [{"device": device} for device, count in found.devices.items() for _ in range(count)]
-    view = LiveView(found.rounds, found.rounds_completed, hosts)
+    view = LiveView(found.rounds, found.rounds_completed, hosts, first.label)
     view.paced(found.seconds_a_round)
     for number in sorted({int(row["round"]) for row in rows}):
         those = [row for row in rows if row["round"] == number]
-        view.accuracy, curve = accuracy_text(those, run.own, run.num_clients)
+        view.score, curve = score_text(those, run.own, run.num_clients, first)
         if curve is not None:
             view.evaluated(number, curve)
     view.state = f"{found.state}, {found.holder}" if found.holder else found.state
@@ -123,8 +131,7 @@ def _pace(run: RunFolder, completed: int) -> float | None:
 def _rows(run: RunFolder) -> list[dict[str, Any]]:
     if not run.storage.exists("rounds.parquet"):
         return []
-    table: pa.Table = run.rounds.select([*ROUNDS_SCHEMA.names])
-    rows: list[dict[str, Any]] = table.to_pylist()
+    rows: list[dict[str, Any]] = run.rounds.to_pylist()
     return [row for row in rows if (row["cohort"], row["split"], row["phase"]) == ("all", "test", "received")]
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from rayfl.metrics import first_best
+from rayfl.errors import ConfigError
+from rayfl.metrics import CLASSIFICATION, Metric, first_best
 from rayfl.results.personalized import PersonalizedRows, recorded_clients
 from rayfl.results.schemas import METRICS
 
-Metric = Literal["loss", "top1", "top5", "ece", "mce"]
 Model = Literal["personalized", "global"]
 Judge = Literal["validation", "test"]
-
-_HIGHER_IS_BETTER = ("top1", "top5")
 
 
 @dataclass(frozen=True)
@@ -27,16 +25,46 @@ class Measure:
         metric: mean over clients, as in ``rounds.parquet``.
         model: ``personalized``, the method's own answer for a client, or ``global``.
         judge: the split that chooses, among experiments and among the members of a method's sweep.
+        metrics: of the task.
     """
 
-    metric: Metric = "top1"
+    metric: str = "top1"
     model: Model = "personalized"
     judge: Judge = "validation"
+    metrics: tuple[Metric, ...] = CLASSIFICATION.metrics
+
+    @classmethod
+    def of_task(cls, metrics: Sequence[Metric], metric: str | None, model: Model, judge: Judge) -> Measure:
+        """That of experiments on one task.
+
+        Args:
+            metrics: of the task.
+            metric: by which they are compared; None: the first.
+            model: whose.
+            judge: see the class.
+
+        Raises:
+            ConfigError: the task has no such metric.
+        """
+        names = [known.name for known in metrics]
+        if metric is not None and metric not in names:
+            raise ConfigError(f"--metric: there is no {metric!r}; the task has {', '.join(names)}")
+        return cls(metric or names[0], model, judge, tuple(metrics))
+
+    @property
+    def shown(self) -> Metric:
+        """The metric, with what is known of it."""
+        return next(known for known in self.metrics if known.name == self.metric)
+
+    @property
+    def columns(self) -> list[str]:
+        """The metrics that tables of a sweep have columns for."""
+        return list(dict.fromkeys([*METRICS, *(known.name for known in self.metrics)]))
 
     @property
     def mode(self) -> Literal["max", "min"]:
         """Whether more is better."""
-        return "max" if self.metric in _HIGHER_IS_BETTER else "min"
+        return self.shown.mode
 
     def row(self, rows: Iterable[Mapping[str, Any]], algorithm: Any, split: str) -> Mapping[str, Any] | None:
         """The row of the model that is meant, None where there is none.
@@ -52,8 +80,9 @@ class Measure:
             return next((row for row in mine if own.is_summary(row)), None)
         if split == self.judge:
             members = [row for row in mine if own.is_member(row["model"]) and not row["selected_on"]]
-            by_model = {str(row["model"]): float(row["top1"]) for row in members}
-            best = first_best(by_model) if by_model else None
+            first = self.metrics[0]
+            known = {str(row["model"]): float(row[first.name]) for row in members if row[first.name] is not None}
+            best = first_best(known, first.mode) if known else None
             return next((row for row in members if row["model"] == best), None)
         wanted = (own.summary[0], self.judge)
         return next((row for row in mine if (row["model"], row["selected_on"]) == wanted), None)
@@ -61,7 +90,7 @@ class Measure:
     def value(self, rows: Iterable[Mapping[str, Any]], algorithm: Any) -> float | None:
         """The judge's number of one round, None where it has none."""
         row = self.row(rows, algorithm, self.judge)
-        return None if row is None else float(row[self.metric])
+        return None if row is None or row[self.metric] is None else float(row[self.metric])
 
     def summary(self, rounds: pa.Table, algorithm: Any) -> dict[str, Any]:
         """The model's metrics after the last evaluation of all clients: ``test_top1``, ``validation_loss``, ...
@@ -75,10 +104,10 @@ class Measure:
         for split in ("validation", "test"):
             row = self.row(last, algorithm, split)
             found[f"{split}_clients"] = None if row is None else row["clients"]
-            for metric in METRICS:
+            for metric in self.columns:
                 name = f"{split}_{metric}"
-                found[name] = None if row is None else row[metric]
-                found[f"{name}_std_over_clients"] = None if row is None else row[f"{metric}_std"]
+                found[name] = None if row is None else row.get(metric)
+                found[f"{name}_std_over_clients"] = None if row is None else row.get(f"{metric}_std")
         return found
 
 

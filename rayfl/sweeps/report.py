@@ -11,20 +11,19 @@ import pyarrow as pa
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from rayfl.metrics import first_best
+from rayfl.metrics import Metric, first_best
 from rayfl.results.personalized import of_clients
-from rayfl.results.schemas import METRICS
 from rayfl.sweeps.measures import Measure
 
 SEED = "seed"
 FINISHED = "finished"
 _SPLITS = ("validation", "test")
-_PERCENT = ("top1", "top5")
 _COUNTS = ("clients", *(f"{split}_clients" for split in _SPLITS))
+_PLAIN = Measure()
 _OVER_SEEDS, _OVER_CLIENTS = "_std_over_seeds", "_std_over_clients"
 
 
-def trials_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> pa.Table:
+def trials_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], measure: Measure = _PLAIN) -> pa.Table:
     """One row per experiment.
 
     Columns: ``trial`` (the folder), ``status`` (``finished``; ``stopped`` by the scheduler; ``failed``;
@@ -43,7 +42,7 @@ def trials_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> pa
         columns[path] = _column([row["point"][path] for row in rows])
     for name in _COUNTS:
         columns[name] = pa.array([row.get(name) for row in rows], pa.int32())
-    for name in (column for metric in _metric_columns() for column in (metric, f"{metric}{_OVER_CLIENTS}")):
+    for name in (column for metric in _metric_columns(measure) for column in (metric, f"{metric}{_OVER_CLIENTS}")):
         columns[name] = pa.array([row.get(name) for row in rows], pa.float64())
     return pa.table(columns)
 
@@ -61,7 +60,7 @@ def groups_table(trials: pa.Table, varied: Sequence[str], measure: Measure) -> p
     members: dict[str, list[dict[str, Any]]] = {}
     for row in trials.to_pylist():
         members.setdefault(json.dumps([row[path] for path in keys]), []).append(row)
-    rows = [_group(rows, keys) for rows in members.values()]
+    rows = [_group(rows, keys, measure) for rows in members.values()]
     target = f"{measure.judge}_{measure.metric}"
     whole = [row for row in rows if row["experiments"] == row["finished"] and row[target] is not None]
     best = None
@@ -73,7 +72,7 @@ def groups_table(trials: pa.Table, varied: Sequence[str], measure: Measure) -> p
     schema += [("experiments", pa.int32()), ("finished", pa.int32())]
     schema += [(name, pa.int32()) for name in _COUNTS]
     suffixes = ("", _OVER_SEEDS, _OVER_CLIENTS)
-    schema += [(f"{name}{suffix}", pa.float64()) for name in _metric_columns() for suffix in suffixes]
+    schema += [(f"{name}{suffix}", pa.float64()) for name in _metric_columns(measure) for suffix in suffixes]
     return pa.Table.from_pylist(rows, schema=pa.schema([*schema, ("selected_on", pa.string())]))
 
 
@@ -100,14 +99,20 @@ def printed(groups: pa.Table, varied: Sequence[str], measure: Measure) -> Table:
         table.add_column(heading, overflow="fold", min_width=5)
     table.add_column("data", no_wrap=True)
     # With three keys of any length this has room in 80 columns.
-    for heading in (_unit(measure.metric), "+-\nseeds", "+-\nclients", "clients", "finished"):
+    for heading in (
+        f"{measure.metric} {measure.shown.unit if measure.shown.unit == '%' else ''}".rstrip(),
+        "+-\nseeds",
+        "+-\nclients",
+        "clients",
+        "finished",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     marks = {"": " ", "validation": ">", "test": "*"}
     for row in rows:
         for split in _SPLITS:
             name = f"{split}_{measure.metric}"
             cells = [marks[row["selected_on"]], *(_text(row[path]) for path in keys), split]
-            cells += [_number(row[f"{name}{suffix}"], measure.metric) for suffix in ("", _OVER_SEEDS, _OVER_CLIENTS)]
+            cells += [_number(row[f"{name}{suffix}"], measure.shown) for suffix in ("", _OVER_SEEDS, _OVER_CLIENTS)]
             scored = row[f"{split}_clients"]
             cells.append("-" if scored is None else of_clients(scored, row["clients"]))
             cells.append(f"{row['finished']} of {row['experiments']}")
@@ -115,11 +120,11 @@ def printed(groups: pa.Table, varied: Sequence[str], measure: Measure) -> Table:
     return table
 
 
-def _group(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, Any]:
+def _group(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], measure: Measure) -> dict[str, Any]:
     done = [row for row in rows if row["status"] == FINISHED]
     group: dict[str, Any] = {path: rows[0][path] for path in keys}
     group |= {"experiments": len(rows), "finished": len(done)}
-    for name in _metric_columns():
+    for name in _metric_columns(measure):
         values = [row[name] for row in done if row[name] is not None]
         group[name] = float(np.mean(values)) if values else None
         group[f"{name}{_OVER_SEEDS}"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -130,8 +135,8 @@ def _group(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, 
     return group
 
 
-def _metric_columns() -> list[str]:
-    return [f"{split}_{metric}" for split in _SPLITS for metric in METRICS]
+def _metric_columns(measure: Measure) -> list[str]:
+    return [f"{split}_{metric}" for split in _SPLITS for metric in measure.columns]
 
 
 def _column(values: Sequence[Any]) -> pa.Array:
@@ -148,14 +153,10 @@ def _column(values: Sequence[Any]) -> pa.Array:
     return pa.array([json.dumps(value) for value in values], pa.string())
 
 
-def _unit(metric: str) -> str:
-    return f"{metric} %" if metric in _PERCENT else metric
-
-
-def _number(value: float | None, metric: str) -> str:
+def _number(value: float | None, metric: Metric) -> str:
     if value is None:
         return "-"
-    return f"{100 * value:.2f}" if metric in _PERCENT else f"{value:.4f}"
+    return f"{100 * value:.2f}" if metric.unit == "%" else f"{value:.4f}"
 
 
 def _text(value: Any) -> str:

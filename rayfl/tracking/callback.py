@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfl.config.schema import ExperimentConfig
+from rayfl.metrics import CLASSIFICATION, Metric
 from rayfl.results.summaries import Scores
 
 
@@ -21,6 +22,7 @@ class RunInfo:
         rounds_completed: 0, or where an interrupted run continues.
         hosts: one description per actor.
         plan: how many actors there are and why, in words.
+        metrics: what the task is judged by; the first counts most.
         fingerprint: that the run's commits have: the configuration's, or an older one of the same experiment.
     """
 
@@ -31,6 +33,7 @@ class RunInfo:
     hosts: Sequence[Mapping[str, Any]]
     plan: Sequence[str] = ()
     fingerprint: str = ""
+    metrics: Sequence[Metric] = CLASSIFICATION.metrics
 
 
 class Callback:

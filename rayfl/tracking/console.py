@@ -10,9 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from rayfl.metrics import CLASSIFICATION
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.tracking.callback import Callback, RunInfo
-from rayfl.tracking.live import LiveView, accuracy_text
+from rayfl.tracking.live import LiveView, score_text
 
 _log = logging.getLogger("rayfl")
 _PLAIN_EVERY_S = 10.0
@@ -31,12 +32,14 @@ class ConsoleProgress(Callback):
         self._view = LiveView(0, 0, ())
         self._rounds = 0
         self._own = PersonalizedRows("")
+        self._first = CLASSIFICATION.first
         self._clients = 0
         self._last_line = 0.0
 
     def on_start(self, run: RunInfo) -> None:
         self._rounds = run.config.train.rounds
         self._own, self._clients = PersonalizedRows.of(run.config.algorithm), run.num_clients
+        self._first = run.metrics[0]
         start = f"continues after round {run.rounds_completed}" if run.rounds_completed else "starts"
         devices = ", ".join(sorted({str(host["device"]) for host in run.hosts}))
         where = f"on {len(run.hosts)} {'actor' if len(run.hosts) == 1 else 'actors'} ({devices})"
@@ -46,7 +49,7 @@ class ConsoleProgress(Callback):
             f"{run.config.run_name} {start}: {run.config.algorithm.name} on {run.config.dataset.name}, "
             f"{run.num_clients} clients {where if run.hosts else 'in this process'}"
         )
-        self._view = LiveView(self._rounds, run.rounds_completed, run.hosts)
+        self._view = LiveView(self._rounds, run.rounds_completed, run.hosts, self._first.label)
         if self._console.is_terminal:
             self._live = Live(self._view, console=self._console, transient=True, refresh_per_second=4)
             self._live.start()
@@ -55,10 +58,10 @@ class ConsoleProgress(Callback):
         test = [row for row in rows if row["cohort"] == "all" and row["split"] == "test"]
         if not test:
             return
-        self._view.accuracy, curve = accuracy_text(test, self._own, self._clients)
+        self._view.score, curve = score_text(test, self._own, self._clients, self._first)
         if curve is not None:
             self._view.evaluated(int(rows[0]["round"]), curve)
-        _log.info("round %d: %s", rows[0]["round"], self._view.accuracy)
+        _log.info("round %d: %s", rows[0]["round"], self._view.score)
 
     def on_evaluation_progress(self, clients_done: int, clients: int) -> None:
         self._view.state = f"evaluating {clients_done}/{clients}"

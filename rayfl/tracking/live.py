@@ -1,10 +1,11 @@
-"""What a terminal shows while a run goes on: round, cohort, accuracy over time, speed, time left, actors."""
+"""What a terminal shows while a run goes on: round, cohort, the metric over time, speed, time left, actors."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Group
@@ -12,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rayfl.metrics import Metric
 from rayfl.results.personalized import PersonalizedRows, of_clients
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -27,12 +29,15 @@ class LiveView:
         rounds: T.
         completed: rounds done when the run starts.
         hosts: a description of each actor.
+        label: of the metric that is shown.
     """
 
-    def __init__(self, rounds: int, completed: int, hosts: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, rounds: int, completed: int, hosts: Sequence[Mapping[str, Any]], label: str = "accuracy"
+    ) -> None:
         self.rounds = rounds
         self.completed = completed
-        self.accuracy = ""
+        self.score, self._label = "", label
         self.state = "starting"
         self._devices = Counter(str(host["device"]) for host in hosts)
         self._failures = 0
@@ -45,9 +50,9 @@ class LiveView:
         self.completed, self._cohort, self.state = completed, cohort, "training"
         self._newest.append((len(cohort), seconds))
 
-    def evaluated(self, round: int, accuracy: float) -> None:
-        """All clients were scored; accuracy is a share."""
-        self._curve = [point for point in self._curve if point[0] < round] + [(round, accuracy)]
+    def evaluated(self, round: int, value: float) -> None:
+        """All clients were scored; value is that of the metric."""
+        self._curve = [point for point in self._curve if point[0] < round] + [(round, value)]
 
     def rewound(self, completed: int) -> None:
         """An actor died; the run continues from an earlier round."""
@@ -78,8 +83,8 @@ class LiveView:
         return None if pace is None else (self.rounds - self.completed) * pace
 
     def line(self) -> str:
-        """The view in one line: the time of day, round, pace, time left and accuracy."""
-        parts = [time.strftime("%H:%M:%S"), f"round {self.completed}/{self.rounds}", *self._pace(), self.accuracy]
+        """The view in one line: the time of day, round, pace, time left and score."""
+        parts = [time.strftime("%H:%M:%S"), f"round {self.completed}/{self.rounds}", *self._pace(), self.score]
         return "  ".join(part for part in parts if part)
 
     def _pace(self) -> list[str]:
@@ -97,16 +102,16 @@ class LiveView:
         bar = ProgressBar(total=self.rounds, completed=self.completed, width=40)
         table.add_row("round", Group(Text(f"{self.completed}/{self.rounds}"), bar))
         table.add_row("cohort", Text(f"{clients}{more}" or "-"))
-        table.add_row("accuracy", Text(f"{sparkline([value for _, value in self._curve])}  {self.accuracy}".strip()))
+        table.add_row(self._label, Text(f"{sparkline([value for _, value in self._curve])}  {self.score}".strip()))
         table.add_row("speed", Text(", ".join(self._pace()) or "-"))
         table.add_row("actors", Text(f"{actors or 'none: in this process'}{replaced}; {self.state}"))
         return Group(table)
 
 
-def accuracy_text(
-    rows: Sequence[Mapping[str, Any]], own: PersonalizedRows, clients: int | None
+def score_text(
+    rows: Sequence[Mapping[str, Any]], own: PersonalizedRows, clients: int | None, metric: Metric
 ) -> tuple[str, float | None]:
-    """The accuracies of an evaluation in words, and the one that a curve has.
+    """The scores of an evaluation in words, and the one that a curve has; None where it is undefined.
 
     Never the best on test data: only the global model and the method's own personalized one, or its choice by
     validation.
@@ -115,17 +120,19 @@ def accuracy_text(
         rows: summaries of all clients on test data after one round.
         own: which of them is the personalized model.
         clients: K; None where it is not known.
+        metric: that the task is judged by first.
     """
     shared = [row for row in rows if row["model"] == "global"]
     personal = [row for row in rows if own.is_summary(row) and row["model"] != "global"]
     if not rows:
         return "", None
-    parts = [f"global {row['top1']:.1%}" for row in shared]
-    parts += [f"{row['choice'] or row['model']} {row['top1']:.1%}" for row in personal]
+    shown, name = replace(metric, digits=1) if metric.unit == "%" else metric, metric.name
+    parts = [f"global {shown.told(row[name])}" for row in shared]
+    parts += [f"{row['choice'] or row['model']} {shown.told(row[name])}" for row in personal]
     fewest = min(int(row["clients"]) for row in rows)
     whose = "" if clients is None or fewest >= clients else f" of {of_clients(fewest, clients)} clients"
-    curve = personal or shared
-    return f"test accuracy{whose}: {', '.join(parts)}", float(curve[0]["top1"]) if curve else None
+    curve = [row[name] for row in personal or shared][:1]
+    return f"test {shown.label}{whose}: {', '.join(parts)}", None if curve in ([], [None]) else float(curve[0])
 
 
 def _clock(seconds: float | None) -> str:

@@ -8,8 +8,10 @@ from typing import Any
 
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ResourceError
+from rayfl.results.schemas import BUFFERED_ROUNDS_SCHEMA
 
-METRICS = ("top1", "top1_std", "top1_worst5", "top1_jain", "loss", "ece", "mce", "clients")
+NAMES = ("top1", "top1_std", "top1_worst5", "top1_jain", "loss", "ece", "mce", "clients")
+_KEYS = frozenset(BUFFERED_ROUNDS_SCHEMA.names)
 
 
 def place(row: Mapping[str, Any]) -> str:
@@ -20,10 +22,17 @@ def place(row: Mapping[str, Any]) -> str:
 
 
 def scalars(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The numbers of some summary rows by name, such as ``top1/test, all clients, received/global``."""
-    return {
-        f"{metric}/{place(row)}": float(row[metric]) for row in rows for metric in METRICS if row[metric] is not None
-    }
+    """The numbers of some summary rows by name, such as ``top1/test, all clients, received/global``.
+
+    The task's own metrics come with their means, spreads and, of the first, worst clients.
+    """
+    found = {}
+    for row in rows:
+        own = [name for name in row if name not in _KEYS and not name.startswith("pooled_")]
+        for name in (*NAMES, *own):
+            if row[name] is not None:
+                found[f"{name}/{place(row)}"] = float(row[name])
+    return found
 
 
 def hyper_parameters(config: ExperimentConfig) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.partitions.picture import PLAIN_TEXT
+from rayfl.metrics import CLASSIFICATION, Metric
 from rayfl.results.summaries import Scores
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.scalars import hyper_parameters, scalars
@@ -18,8 +19,6 @@ from rayfl.tracking.scalars import hyper_parameters, scalars
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch.utils.tensorboard import SummaryWriter
-
-_FINAL = ("top1", "loss", "ece")
 
 
 class TensorBoard(Callback):
@@ -33,6 +32,7 @@ class TensorBoard(Callback):
         self._folder = folder
         self._writer: SummaryWriter | None = None
         self._config: ExperimentConfig | None = None
+        self._first = CLASSIFICATION.first
         self._newest: Sequence[Mapping[str, Any]] = ()
         self._others: set[Any] = set()
         self._threads: set[Any] | None = None
@@ -41,7 +41,7 @@ class TensorBoard(Callback):
     def on_start(self, run: RunInfo) -> None:
         from torch.utils.tensorboard import SummaryWriter  # half a second that only runs pay
 
-        self._config = run.config
+        self._config, self._first = run.config, run.metrics[0]
         self._others |= set(threading.enumerate())
         self._hook, threading.excepthook = threading.excepthook, self._quietly
         # What an interrupted run wrote after its last commit is hidden, not shown twice.
@@ -68,10 +68,10 @@ class TensorBoard(Callback):
         for splits in scores.values():
             for split, models in splits.items():
                 for model, statistics in models.items():
-                    if statistics.n:
-                        values.setdefault(f"{split}/{model}", []).append(statistics.top1)
-        for name, accuracies in values.items():
-            self._writer.add_histogram(f"top1 over clients, {name}", np.array(accuracies), rounds_completed)
+                    if statistics.n and not np.isnan(statistics.first):
+                        values.setdefault(f"{split}/{model}", []).append(statistics.first)
+        for name, found in values.items():
+            self._writer.add_histogram(f"{self._first.name} over clients, {name}", np.array(found), rounds_completed)
 
     def on_phases(self, rounds_completed: int, seconds: Mapping[str, float]) -> None:
         assert self._writer is not None
@@ -99,7 +99,8 @@ class TensorBoard(Callback):
 
     def _finish(self, writer: SummaryWriter, config: ExperimentConfig, rounds: int) -> None:
         test = [row for row in self._newest if row["split"] == "test"]
-        final = {name: value for name, value in scalars(test).items() if name.partition("/")[0] in _FINAL}
+        last = {self._first.name, "loss", "ece"}
+        final = {name: value for name, value in scalars(test).items() if name.partition("/")[0] in last}
         writer.add_hparams(
             hyper_parameters(config), {f"final {name}": value for name, value in final.items()}, None, "."
         )
@@ -109,18 +110,19 @@ class TensorBoard(Callback):
             import matplotlib
 
             with matplotlib.rc_context(PLAIN_TEXT):
-                writer.add_figure(f"accuracy along {sweep}", _sweep_figure(sweep, line), rounds)
+                writer.add_figure(f"{self._first.label} along {sweep}", _sweep_figure(sweep, line, self._first), rounds)
 
 
-def _sweep_figure(sweep: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Accuracy against the swept value: mean over clients, with a band of one standard deviation."""
+def _sweep_figure(sweep: str, rows: Sequence[Mapping[str, Any]], metric: Metric) -> Figure:
+    """The task's first metric against the swept value: mean over clients, with a band of one standard deviation."""
     from matplotlib.figure import Figure
 
-    points = sorted((float(row["model"].partition("=")[2]), row["top1"], row["top1_std"]) for row in rows)
+    name = metric.name
+    points = sorted((float(row["model"].partition("=")[2]), row[name], row[f"{name}_std"]) for row in rows)
     place, mean, std = (np.array(column) for column in zip(*points, strict=True))
     figure = Figure(figsize=(5, 3.5), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(place, mean, marker="o")
     axes.fill_between(place, mean - std, mean + std, alpha=0.2)
-    axes.set(xlabel=sweep, ylabel="top-1 accuracy, test", title="mean and standard deviation over clients")
+    axes.set(xlabel=sweep, ylabel=f"{metric.label}, test", title="mean and standard deviation over clients")
     return figure

@@ -75,11 +75,12 @@ def test_nothing_heavy_is_imported() -> None:
 
 
 def test_the_names_are_those_that_a_configuration_may_have() -> None:
-    known = {title: catalog(title) for title in ("algorithms", "datasets", "partitions", "models")}
+    known = {title: catalog(title) for title in ("algorithms", "datasets", "partitions", "tasks", "models")}
     for section, title in (
         ("algorithm", "algorithms"),
         ("dataset", "datasets"),
         ("partition", "partitions"),
+        ("task", "tasks"),
         ("model", "models"),
     ):
         assert set(names(section)) == {entry[0] for entry in known[title]} - {"custom"}

@@ -42,7 +42,7 @@ def asked(name: str, *arguments: object, status: int = 0) -> dict[str, Any]:
 
 def test_list_has_methods_first_and_presets_where_they_are_asked_for() -> None:
     kinds = asked("list", "list")["kind"]
-    assert list(kinds) == ["algorithms", "datasets", "partitions", "models"]
+    assert list(kinds) == ["algorithms", "datasets", "partitions", "tasks", "models"]
     (scaffold,) = [entry for entry in kinds["algorithms"] if entry["name"] == "scaffold"]
     assert set(scaffold) == {"name", "about", "source", "keeps"} and "ICML" in scaffold["source"]
     presets = asked("list", "list", "presets")["kind"]["presets"]

@@ -94,7 +94,14 @@ EFFECTS = {
 }
 """Options that are no part of what identifies a run, each with the test, or the file of tests, of its effect."""
 
-TOGETHER = {"InitConfig.what": {"from": "run", "sha256": "0" * 64}, "SyntheticSource.iid": {"alpha": 0, "beta": 0}}
+TOGETHER = {
+    "InitConfig.what": {"from": "run", "sha256": "0" * 64},
+    "SyntheticSource.iid": {"alpha": 0, "beta": 0},
+    "RegressionSection.delta": {"loss": "huber"},
+    "ClassificationSection.thresholds": {"metrics": ["auroc"]},
+    "ParquetSource.length": {"tokenizer": "words"},
+    "ParquetSource.vocabulary": {"tokenizer": "words"},
+}
 """What else must be given for an option to be valid."""
 
 

@@ -41,7 +41,10 @@ def test_they_are_short() -> None:
         "hypernetwork",
         "own_asynchronous_method",
         "own_data_and_model",
+        "own_labels",
         "own_method",
+        "own_regression",
+        "own_text",
     ]
     assert all(len(script.read_text().splitlines()) < 70 for script in scripts)
 
@@ -104,3 +107,15 @@ def test_methods_use_nothing_private(name: str) -> None:
     names = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
     assert not [found for found in names if found.startswith("_")]
+
+
+def test_own_regression(tmp_path: Path) -> None:
+    rows = dict(line.split(": ", 1) for line in ran("own_regression.py", tmp_path).splitlines())
+    errors = {name.strip(): float(text.split()[1].rstrip(",")) for name, text in rows.items()}
+    assert errors["personalized"] < errors["global"]
+
+
+@pytest.mark.parametrize(("name", "least"), [("own_labels", 0.6), ("own_text", 0.8)])
+def test_own_labels_and_own_text(name: str, least: float, tmp_path: Path) -> None:
+    (line,) = ran(f"{name}.py", tmp_path).splitlines()
+    assert float(line.replace(",", "").split()[-1 if name == "own_text" else 3]) > least

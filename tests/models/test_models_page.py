@@ -11,7 +11,7 @@ import yaml
 from pydantic import TypeAdapter
 from torch import nn
 
-from rayfl.examples import InputSpec
+from rayfl.examples import InputSpec, Target
 from rayfl.models.base import ClassificationModel
 from rayfl.models.zoo import ModelConfig
 
@@ -35,9 +35,10 @@ def parsed(text: str) -> Any:
 
 
 def spec_of(inputs: str, classes: int) -> InputSpec:
-    words = inputs.split()
+    words = inputs.removesuffix(", the next").split()
+    target: Target = "tokens" if inputs.endswith("the next") else "class"
     if words[-1] == "tokens":
-        return InputSpec("tokens", (int(words[0]),), classes, vocabulary=int(words[2]))
+        return InputSpec("tokens", (int(words[0]),), classes, int(words[2]), target)
     return InputSpec("image", tuple(map(int, inputs.split("x"))), classes)
 
 
@@ -60,8 +61,8 @@ def test_a_row_is_true(row: list[str]) -> None:
     assert widths(model, (model.head_module,)) == head
     assert widths(model, model.classifier_modules) == block
     maps = model.feature_channels
-    assert f"{made.shape[1]:,}" + (f" ({maps} maps)" if maps not in (None, made.shape[1]) else "") == features
-    assert logits.shape == (2, int(head.partition("-")[2]))
+    assert f"{made.shape[-1]:,}" + (f" ({maps} maps)" if maps not in (None, made.shape[-1]) else "") == features
+    assert logits.shape == (2, *made.shape[1:-1], int(head.partition("-")[2]))
     normalized = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     assert (config.norm if normalized else "-") == norm
 

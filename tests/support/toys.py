@@ -27,6 +27,7 @@ from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, Classification
 from rayfl.examples import Examples, InputSpec
+from rayfl.metrics import CLASSIFICATION
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree
@@ -117,11 +118,12 @@ class Quadratic:
     def __init__(self, dimension: int = 1, start: float = 1.0) -> None:
         self.network = QuadraticNetwork(dimension, start)
         self.candidates = (self,)
+        self.measures = CLASSIFICATION
 
     def loss(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
         return batch.mean(0.5 * ((model["theta"] - batch.x) ** 2).sum(-1))
 
-    def log_probabilities(self, predictor: Any, x: Tensor) -> Tensor:
+    def predictions(self, models: Any, x: Tensor) -> Tensor:
         return torch.zeros(x.shape[0], 2, dtype=torch.float64)
 
 

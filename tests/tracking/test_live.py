@@ -21,7 +21,7 @@ def test_the_view_has_round_cohort_accuracy_speed_time_left_and_actors() -> None
     for round, accuracy in ((3, 0.1), (4, 0.9)):
         view.round_done(round, range(20), 2.0)
         view.evaluated(round, accuracy)
-    view.accuracy = "test accuracy: global 90.0%"
+    view.score = "test accuracy: global 90.0%"
     text = shown(view)
     for expected in ("4/10", "0, 1, 2", "and 8 more", "▁█", "global 90.0%", "10.0 clients/s", "00:00:12 left"):
         assert expected in text

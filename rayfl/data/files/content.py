@@ -19,11 +19,11 @@ class ContentHash:
 
         Args:
             x: inputs, uint8 or float32 of shape (n, ...).
-            y: labels, integers of shape (n,).
+            y: targets of shape (n, ...), integers or float32.
             owners: names that belong to the rows, such as each row's client and split.
         """
         self._columns["x"].update(_bytes(x, x.dtype.newbyteorder("<")))
-        self._columns["y"].update(_bytes(y, np.dtype("<i8")))
+        self._columns["y"].update(_bytes(y, np.dtype("<f4" if y.dtype.kind == "f" else "<i8")))
         self._columns["owner"].update("".join(f"{name}\0" for name in owners).encode())
         return self
 

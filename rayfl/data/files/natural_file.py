@@ -19,15 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
+from rayfl.data.files.targets import from_column, target_field
 from rayfl.data.files.whole import new_file
 from rayfl.data.images.moments import Moments
 from rayfl.errors import DataError
-from rayfl.examples import InputSpec
+from rayfl.examples import InputSpec, Target
 
 METADATA_KEY = b"rayfl"
 VERSION = 1
 _ARROW_MAGIC = b"ARROW1"
-_LATER = ("own_test", "moments", "sha256")
+_LATER = ("own_test", "moments", "sha256", "target")
 
 
 class NaturalHeader(BaseModel):
@@ -44,6 +45,7 @@ class NaturalHeader(BaseModel):
         own_test: whether the source divides into train and test; if not, all rows are ``train``.
         moments: of the images' train rows, where they are known.
         sha256: of the content (:class:`rayfl.data.files.content.ContentHash`), where it is known.
+        target: what is known of a sample (:data:`rayfl.examples.Target`); ``num_classes`` counts outputs.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -55,15 +57,16 @@ class NaturalHeader(BaseModel):
     shape: tuple[int, ...]
     num_classes: int
     vocabulary: int = 0
-    storage: Literal["uint8", "uint16", "float32"] = "uint8"
+    storage: Literal["uint8", "uint16", "int32", "float32"] = "uint8"
     own_test: bool = True
     moments: Moments | None = None
     sha256: str | None = None
+    target: Target = "class"
 
     @property
     def spec(self) -> InputSpec:
         """What a model needs to know of the inputs."""
-        return InputSpec(self.input, self.shape, self.num_classes, self.vocabulary)
+        return InputSpec(self.input, self.shape, self.num_classes, self.vocabulary, self.target)
 
     def arrow_schema(self) -> pa.Schema:
         """The file's columns, with this header in the metadata."""
@@ -72,7 +75,7 @@ class NaturalHeader(BaseModel):
             pa.field("client", pa.string(), nullable=False),
             pa.field("split", pa.string(), nullable=False),
             pa.field("x", pa.list_(value, math.prod(self.shape)), nullable=False),
-            pa.field("y", pa.int16(), nullable=False),
+            target_field(self.spec, pa.int16()),
         ]
         # What came later is left out where it says nothing, so that equal data still make equal files.
         silent = {name for name in _LATER if getattr(self, name) == type(self).model_fields[name].default}
@@ -104,7 +107,7 @@ class NaturalFile(ABC):
         return int(self._starts[-1])
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs of shape (stop - start, values) and labels, from the groups that hold them only.
+        """Inputs of shape (stop - start, values) and targets, from the groups that hold them only.
 
         Raises:
             OSError, ArrowException: the file is damaged.
@@ -114,9 +117,10 @@ class NaturalFile(ABC):
         table = self._groups(first, last).slice(start - int(self._starts[first]), stop - start).combine_chunks()
         if not table.num_rows:
             values = math.prod(self.header.shape)
-            return np.empty((0, values), dtype=self.header.storage), np.empty(0, dtype=np.int16)
+            y = from_column(pa.array([], self.header.arrow_schema().field("y").type))
+            return np.empty((0, values), dtype=self.header.storage), y
         x = table.column("x").chunk(0).flatten().to_numpy()
-        return x.reshape(stop - start, math.prod(self.header.shape)), table.column("y").chunk(0).to_numpy()
+        return x.reshape(stop - start, math.prod(self.header.shape)), from_column(table.column("y").chunk(0))
 
 
 class _Parquet(NaturalFile):

@@ -47,7 +47,7 @@ class Moments(BaseModel):
 
 
 def moments_of(x: np.ndarray) -> Moments:
-    """The moments of inputs of shape (n, channels, ...): uint8 standing for x / 255, or float32.
+    """The moments of inputs of shape (n, channels, ...): uint8 standing for x / 255, or float32; nan counts as 0.
 
     Sums of uint8 are exact up to one rounding, however the inputs are divided.
     """
@@ -56,6 +56,7 @@ def moments_of(x: np.ndarray) -> Moments:
     squares = np.zeros_like(total)
     for chunk in _chunks(x):
         values = chunk.reshape(len(chunk), x.shape[1], -1).astype(total.dtype)
+        values = values if pixels else np.nan_to_num(values, copy=False)
         total += values.sum(axis=(0, 2))
         squares += np.square(values).sum(axis=(0, 2))
     scale = 255.0 if pixels else 1.0

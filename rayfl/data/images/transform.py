@@ -6,7 +6,7 @@ Random changes of training images are :mod:`rayfl.data.images.augment`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -105,7 +105,7 @@ class Preprocessing:
         if self.size is None:
             return self.stored
         shape = (self.stored.shape[0], self.size, self.size)
-        return InputSpec(self.stored.kind, shape, self.stored.num_classes, self.stored.vocabulary)
+        return replace(self.stored, shape=shape)
 
     @property
     def black(self) -> np.ndarray:

@@ -7,7 +7,7 @@ a partition says otherwise, every sample goes to one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,11 +15,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
 
+Reads = Literal["nothing", "order", "classes"]
+"""What a partition makes of labels: nothing; their order, which numbers to predict have too; classes."""
+
 
 class SizedPartition(BaseModel, ABC):
-    """A partition whose number of clients is chosen, not given by the data."""
+    """A partition whose number of clients is chosen, not given by the data.
+
+    Class attributes:
+        reads: what it makes of labels.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    reads: ClassVar[Reads] = "classes"
 
     num_clients: int = Field(ge=1, description="Number of clients K; at most the number of samples.")
 
@@ -28,7 +36,7 @@ class SizedPartition(BaseModel, ABC):
         """The samples of every client.
 
         Args:
-            labels: labels of all samples, integers of shape (N,).
+            labels: labels of all samples, of shape (N,): integers, or numbers where the partition reads their order.
             streams: the experiment's randomness; uses the stream ``split``.
 
         Returns:
@@ -51,6 +59,8 @@ class PathologicalPartition(SizedPartition):
 
     Shards have equal sizes where ``shards_per_client * num_clients`` divides N, and differ by one sample otherwise.
     """
+
+    reads: ClassVar[Reads] = "order"
 
     name: Literal["pathological"] = Field(
         default="pathological", description="Deal shards of label-sorted samples, so that a client has few labels."
@@ -140,6 +150,8 @@ class ClassesPartition(SizedPartition):
 
 class IIDPartition(SizedPartition):
     """Shuffled samples cut into parts whose sizes differ by at most one."""
+
+    reads: ClassVar[Reads] = "nothing"
 
     name: Literal["iid"] = Field(default="iid", description="Deal the samples at random, in near-equal numbers.")
 

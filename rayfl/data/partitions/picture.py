@@ -10,7 +10,7 @@ import numpy as np
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.files.whole import new_file
 from rayfl.errors import ConfigError
-from rayfl.examples import SPLITS
+from rayfl.examples import SPLITS, Target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,14 +31,34 @@ _LARGEST_BUBBLE = 0.85
 _COLOURS = ("#2f6db5", "#8fb8de", "#e08a3c")
 
 
+_TENTHS = 10
+KINDS: dict[Target, str] = {
+    "class": "class",
+    "labels": "label",
+    "values": "tenth of the range of target 0",
+    "tokens": "text",
+}
+"""What the rows of a picture are, by what is known of a sample."""
+
+
 def label_matrix(dataset: FederatedDataset) -> np.ndarray:
-    """Samples by client and class over all splits, int64 of shape (K, num_classes)."""
-    num_classes = dataset.spec.num_classes
-    rows = [
-        np.bincount(np.concatenate(list(dataset.labels(client).values())), minlength=num_classes)
-        for client in range(dataset.num_clients)
-    ]
-    return np.stack(rows)
+    """Samples by client and class over all splits, int64 of shape (K, num_classes).
+
+    A sample with several labels counts for each. Where a sample has numbers, the columns are tenths of the range of the
+    first. Where it has tokens, there is one column.
+    """
+    spec = dataset.spec
+    targets = [np.concatenate(list(dataset.labels(client).values())) for client in range(dataset.num_clients)]
+    if spec.target == "labels":
+        return np.stack([labels.sum(0).astype(np.int64) for labels in targets])
+    if spec.target == "tokens":
+        return np.array([[len(tokens)] for tokens in targets])
+    if spec.target == "values":
+        first = np.concatenate(targets)[:, 0]
+        edges = np.linspace(first.min(), first.max(), _TENTHS + 1)[1:-1]
+        targets = [np.searchsorted(edges, values[:, 0], side="right") for values in targets]
+    count = _TENTHS if spec.target == "values" else spec.num_classes
+    return np.stack([np.bincount(labels, minlength=count) for labels in targets])
 
 
 def draw_partition(dataset: FederatedDataset, title: str) -> Figure:
@@ -80,7 +100,9 @@ def _drawn(dataset: FederatedDataset, title: str) -> Figure:
     else:
         _heat_map(figure, main, counts)
     ordered = ", sorted by commonest class" if len(counts) > _MOST_IN_ORDER else ""
-    main.set(xlabel=f"client{ordered} ({clients} in all)", ylabel="class", xlim=(-0.5, clients - 0.5))
+    main.set(
+        xlabel=f"client{ordered} ({clients} in all)", ylabel=KINDS[dataset.spec.target], xlim=(-0.5, clients - 0.5)
+    )
     main.set_ylim(classes - 0.5, -0.5)
     _few_ticks(main, classes, dataset.names if len(counts) <= _MOST_IN_ORDER else None)
     _sizes(above, sizes)

@@ -33,25 +33,33 @@ class DatasetStats:
         num_clients: K.
         samples: samples of all clients by split.
         client_sizes: samples per client by split.
-        client_classes: distinct labels per client, over all splits.
-        label_counts: samples by label over all clients and splits, int64 of shape (num_classes,).
+        client_classes: distinct labels per client, over all splits; None where samples have no classes or labels.
+        label_counts: samples by label over all clients and splits, int64 of shape (num_classes,); likewise.
+        values: of numbers to predict, by number: least, mean, standard deviation and greatest, shape (D, 4); else None.
     """
 
     num_clients: int
     samples: Mapping[str, int]
     client_sizes: Mapping[str, Spread]
-    client_classes: Spread
-    label_counts: np.ndarray
+    client_classes: Spread | None
+    label_counts: np.ndarray | None
+    values: np.ndarray | None = None
 
     def rows(self) -> list[tuple[str, str]]:
         """The statistics as (label, value) texts for a table of two columns."""
-        return [
+        rows = [
             ("clients", str(self.num_clients)),
             *((f"{split} samples", str(count)) for split, count in self.samples.items()),
             *((f"{split} samples per client", str(spread)) for split, spread in self.client_sizes.items()),
-            ("classes per client", str(self.client_classes)),
-            ("samples by label", ", ".join(f"{label}: {count}" for label, count in enumerate(self.label_counts))),
         ]
+        if self.client_classes is not None:
+            rows.append(("classes per client", str(self.client_classes)))
+        if self.label_counts is not None:
+            counts = ", ".join(f"{label}: {count}" for label, count in enumerate(self.label_counts))
+            rows.append(("samples by label", counts))
+        for number, (least, mean, std, most) in enumerate([] if self.values is None else self.values):
+            rows.append((f"target {number}", f"min {least:.6g}, mean {mean:.6g}, std {std:.6g}, max {most:.6g}"))
+        return rows
 
 
 def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
@@ -60,27 +68,49 @@ def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
     Raises:
         DataError: a client cannot be read or has a label outside [0, num_classes).
     """
-    sizes = dataset.sizes()
-    num_classes = dataset.spec.num_classes
-    label_counts = np.zeros(num_classes, dtype=np.int64)
+    sizes, spec = dataset.sizes(), dataset.spec
+    label_counts = np.zeros(spec.num_classes, dtype=np.int64)
     classes = np.zeros(dataset.num_clients, dtype=np.int64)
+    sums, bounds = np.zeros((3, spec.num_classes)), np.array([[np.inf], [-np.inf]]).repeat(spec.num_classes, 1)
     for client, name in enumerate(dataset.names):
         labels = np.concatenate(list(dataset.labels(client).values()))
-        if len(labels) and (labels.min() < 0 or labels.max() >= num_classes):
-            raise DataError(
-                f"client {name!r} has labels from {labels.min()} to {labels.max()}, but the data set says that it has "
-                f"{num_classes} classes; number them 0..{num_classes - 1}"
-            )
-        counts = np.bincount(labels, minlength=num_classes)
+        if spec.target == "class":
+            counts = np.bincount(_in_range(labels, spec.num_classes, name), minlength=spec.num_classes)
+        elif spec.target == "labels":
+            counts = labels.sum(0).astype(np.int64)
+        else:
+            if spec.target == "values" and len(labels):
+                y = labels.astype(np.float64)
+                sums += np.stack([np.full(spec.num_classes, len(y)), y.sum(0), (y**2).sum(0)])
+                bounds = np.stack([np.minimum(bounds[0], y.min(0)), np.maximum(bounds[1], y.max(0))])
+            continue
         label_counts += counts
         classes[client] = np.count_nonzero(counts)
+    labelled = spec.target in ("class", "labels")
     return DatasetStats(
         num_clients=dataset.num_clients,
         samples={split: int(total) for split, total in zip(SPLITS, sizes.sum(axis=0), strict=True)},
         client_sizes={split: _spread(column) for split, column in zip(SPLITS, sizes.T, strict=True)},
-        client_classes=_spread(classes),
-        label_counts=label_counts,
+        client_classes=_spread(classes) if labelled else None,
+        label_counts=label_counts if labelled else None,
+        values=_described(sums, bounds) if spec.target == "values" else None,
     )
+
+
+def _in_range(labels: np.ndarray, num_classes: int, client: str) -> np.ndarray:
+    if len(labels) and (labels.min() < 0 or labels.max() >= num_classes):
+        raise DataError(
+            f"client {client!r} has labels from {labels.min()} to {labels.max()}, but the data set says that it has "
+            f"{num_classes} classes; number them 0..{num_classes - 1}"
+        )
+    return labels
+
+
+def _described(sums: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Least, mean, standard deviation and greatest by column."""
+    n, total, squares = sums
+    mean = total / n
+    return np.column_stack([bounds[0], mean, np.sqrt(np.maximum(squares / n - mean**2, 0)), bounds[1]])
 
 
 def _spread(values: np.ndarray) -> Spread:

@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.moments import Moments
 from rayfl.data.sources.remarks import Remark
+from rayfl.data.tables import TableOptions
 from rayfl.errors import ConfigError
-from rayfl.examples import InputSpec
+from rayfl.examples import InputSpec, Target
 from rayfl.randomness import RandomStreams
 
 
@@ -25,11 +26,12 @@ class Samples:
 
     Attributes:
         x: inputs of shape (N, *spec.shape), float32, or uint8 standing for x / 255.
-        y: labels, int64 of shape (N,).
+        y: labels, int64 of shape (N,); or other targets, of shape (N, *spec.target_shape).
         spec: shape and kind of the inputs.
         clients: whose each sample is, N names, for samples that come with clients.
         moments: of ``x``, where they are known.
         remarks: looks for what a user should be warned of.
+        table: what is done to the columns of a table; None where ``x`` is none.
     """
 
     x: np.ndarray
@@ -38,6 +40,7 @@ class Samples:
     clients: np.ndarray | None = None
     moments: Moments | None = None
     remarks: Callable[[], Sequence[Remark]] = tuple
+    table: TableOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,12 @@ class NaturalPath:
     Attributes:
         path: the file.
         remarks: looks for what a user should be warned of.
+        table: what is done to the columns of a table; None where the inputs are none.
     """
 
     path: Path
     remarks: Callable[[], Sequence[Remark]] = tuple
+    table: TableOptions | None = None
 
 
 Labels = Literal["as_found", "renumbered"]
@@ -68,6 +73,10 @@ class Source(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
+
+    def aimed_at(self, target: Target) -> Source:
+        """The source, asked for what a task learns from; a source that has but one target is as it was."""
+        return self
 
     @abstractmethod
     def open(self, streams: RandomStreams) -> Samples | NaturalPath | FederatedDataset:

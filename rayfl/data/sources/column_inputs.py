@@ -22,16 +22,22 @@ class Layout:
     Attributes:
         x: the inputs' columns: one, or many with a number each.
         kind: how the inputs are stored.
-        y: the labels' column.
+        y: the columns that are learned.
         client: the clients' column, if there is one.
         split: the splits' column, if there is one.
     """
 
     x: tuple[str, ...]
-    kind: Literal["numbers", "lists", "bytes", "files"]
-    y: str
+    kind: Literal["numbers", "lists", "bytes", "files", "table", "texts", "tokens"]
+    y: tuple[str, ...]
     client: str | None
     split: str | None
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are read, each once."""
+        owners = (name for name in (self.client, self.split) if name is not None)
+        return list(dict.fromkeys([*self.x, *self.y, *owners]))
 
 
 def read_inputs(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple[int, ...] | None) -> np.ndarray:
@@ -50,11 +56,11 @@ def read_inputs(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: 
     return _plain(filled, layout, shape)
 
 
-def refuse_nulls(path: Path, column: pa.ChunkedArray, name: str) -> None:
-    """Raises DataError for the first null of a column."""
+def refuse_nulls(path: Path, column: pa.ChunkedArray, name: str, fix: str = "") -> None:
+    """Raises DataError for the first null of a column, with a further way to mend it."""
     if column.null_count:
         row = pc.index(pc.is_null(column), True).as_py()
-        raise DataError(f"{path}: column {name!r}, row {row} is null; fill it or remove the row")
+        raise DataError(f"{path}: column {name!r}, row {row} is null; fill it or remove the row{fix}")
 
 
 def _plain(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple[int, ...] | None) -> np.ndarray:
@@ -92,7 +98,7 @@ def _values(shape: tuple[int, ...]) -> int:
 def _numbers(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
     names = layout.x
     for name in names:
-        refuse_nulls(path, table.column(name), name)
+        refuse_nulls(path, table.column(name), name, ", or set dataset.missing=mean or dataset.missing=indicator")
     dtype = np.uint8 if all(table.column(name).type == pa.uint8() for name in names) else np.float32
     x = np.empty((table.num_rows, len(names)), dtype=dtype)
     for position, name in enumerate(names):

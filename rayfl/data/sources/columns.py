@@ -1,22 +1,28 @@
-"""A user's own Parquet files as arrays: which columns there are, and every way in which their values may be wrong."""
+"""A user's own files as arrays: which columns there are, and every way in which their values may be wrong."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rayfl.data.sources.column_inputs import Layout, read_inputs, refuse_nulls
+from rayfl.data.sources.column_tables import Missing, is_category, read_table
+from rayfl.data.sources.column_targets import read_targets, target_columns
+from rayfl.data.sources.column_texts import PADDING, read_texts
+from rayfl.data.sources.table_files import TableFile
+from rayfl.data.tables import TableColumns
 from rayfl.errors import DataError
+from rayfl.examples import InputSpec, Target
+from rayfl.metrics.language import IGNORED
 
 AUTO, NONE = "auto", "none"
-_INPUTS, _LABELS = ("x", "image", "img"), ("y", "label")
+_INPUTS = ("x", "image", "img")
 _PREFIX = re.compile(r"x[\W_]?\w+")
 
 
@@ -28,13 +34,32 @@ class Wanted:
         client: the column with the client's name.
         split: the column with ``train`` or ``test``.
         x: the column with the inputs, or several with a number each.
-        y: the column with the labels.
+        y: the column with the labels, or several.
+        target: what is learned of the rows.
+        tokens: whether the inputs are lists of tokens.
+        tokenizer: of texts; see :mod:`rayfl.data.sources.column_texts`.
+        length: tokens of a text.
+        vocabulary: number of tokens.
+        missing: what becomes of missing numbers.
+        named: whether the columns are a table's, whatever their types.
     """
 
     client: str = AUTO
     split: str = AUTO
     x: str | tuple[str, ...] = AUTO
-    y: str = AUTO
+    y: str | tuple[str, ...] = AUTO
+    target: Target = "class"
+    tokens: bool = False
+    tokenizer: str | None = None
+    length: int | None = None
+    vocabulary: int | None = None
+    missing: Missing = "error"
+    named: bool = False
+
+    @property
+    def of_texts(self) -> bool:
+        """Whether the inputs are texts or tokens."""
+        return self.tokens or self.tokenizer is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +67,16 @@ class Rows:
     """All rows of some files.
 
     Attributes:
-        x: inputs of shape (N, *shape), uint8 or float32.
-        y: labels, int64 of shape (N,).
+        x: inputs of shape (N, *shape), uint8, float32 or int32 (tokens).
+        y: labels, int64 of shape (N,), or other targets (N, ...).
         clients: the client of every row; None where there are no clients.
         splits: ``train`` or ``test`` for every row; None where there are no splits.
         integers: whether the inputs are lists of integers that are no pixels.
         num_labels: how many different labels there are.
         unused: columns of numbers that are left out, where the inputs, numbers too, were found by their names.
+        vocabulary: number of tokens; 0 without.
+        cut: how many texts were longer than they may be.
+        table: what the columns of a table are; None of other inputs.
     """
 
     x: np.ndarray
@@ -58,10 +86,23 @@ class Rows:
     integers: bool
     num_labels: int
     unused: tuple[str, ...] = ()
+    vocabulary: int = 0
+    cut: int = 0
+    table: TableColumns | None = None
+
+    def spec(self, num_classes: int, target: Target) -> InputSpec:
+        """What a model must know of them.
+
+        Args:
+            num_classes: of classes.
+            target: what is learned.
+        """
+        outputs = {"class": num_classes, "tokens": self.vocabulary}.get(target) or int(self.y.shape[-1])
+        return InputSpec("tokens" if self.vocabulary else "image", self.x.shape[1:], outputs, self.vocabulary, target)
 
 
 def read_rows(paths: Sequence[Path], wanted: Wanted, shape: tuple[int, ...] | None, renumbered: bool = False) -> Rows:
-    """All rows of some Parquet files with the same columns, in the order of the files.
+    """All rows of some files with the same columns, in the order of the files.
 
     Args:
         paths: the files.
@@ -74,49 +115,75 @@ def read_rows(paths: Sequence[Path], wanted: Wanted, shape: tuple[int, ...] | No
     """
     tables, layouts, unused = [], [], dict[str, None]()
     for path in paths:
-        file = _open(path)
-        layouts.append(_layout(path, file.schema_arrow, wanted))
+        file = TableFile(path)
+        layouts.append(_layout(path, file.schema, wanted))
         if layouts[-1] != layouts[0]:
             raise DataError(f"{path}: the columns are not those of {paths[0]} ({layouts[-1]}, {layouts[0]})")
-        tables.append(_table(path, file, layouts[0]))
-        unused |= dict.fromkeys(_unused(file.schema_arrow, layouts[0]) if wanted.x == AUTO else ())
+        tables.append(file.read(layouts[0].names))
+        unused |= dict.fromkeys(_unused(file.schema, layouts[0]) if wanted.x == AUTO else ())
     if not any(table.num_rows for table in tables):
         raise DataError(f"{', '.join(map(str, paths))}: no rows")
+    layout = layouts[0]
     filled = [(path, table) for path, table in zip(paths, tables, strict=True) if table.num_rows]
-    inputs = read_inputs(filled, layouts[0], shape)
-    y = np.concatenate([_labels(path, table, layouts[0].y, renumbered) for path, table in filled])
+    clients, splits = _names(filled, layout.client), _splits(filled, layout.split)
+    if layout.kind in ("texts", "tokens"):
+        return _of_texts(filled, layout, wanted, clients, splits)
+    columns = None
+    if layout.kind == "table":
+        x, columns = read_table(filled, layout.x, layout.client, wanted.missing)
+    else:
+        x = read_inputs(filled, layout, shape)
+    y, count = _targets(filled, layout, wanted, renumbered)
+    integers = layout.kind == "lists" and _of_integers(filled[0][1].schema.field(layout.x[0]).type)
+    return Rows(x, y, clients, splits, integers, count, tuple(unused), table=columns)
+
+
+def _targets(
+    filled: Sequence[tuple[Path, pa.Table]], layout: Layout, wanted: Wanted, renumbered: bool
+) -> tuple[np.ndarray, int]:
+    """What is learned, and how many different labels there are, where they are classes."""
+    parts = [read_targets(path, table, layout.y, wanted.target, layout.client, renumbered) for path, table in filled]
+    y = np.concatenate(parts)
+    if wanted.target != "class":
+        return y, 0
     present, numbers = np.unique(y, return_inverse=True)
-    return Rows(
-        inputs,
-        numbers.astype(np.int64) if renumbered else y,
-        _names(filled, layouts[0].client),
-        _splits(filled, layouts[0].split),
-        layouts[0].kind == "lists" and _of_integers(filled[0][1].schema.field(layouts[0].x[0]).type),
-        len(present),
-        tuple(unused),
-    )
+    return numbers.astype(np.int64) if renumbered else y, len(present)
 
 
-def _open(path: Path) -> pq.ParquetFile:
-    if not path.is_file():
-        raise DataError(f"dataset.path: {path} does not exist")
-    try:
-        return pq.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"dataset.path: {path} is not a readable Parquet file: {str(error).strip()}") from error
+def _of_texts(
+    filled: Sequence[tuple[Path, pa.Table]],
+    layout: Layout,
+    wanted: Wanted,
+    clients: np.ndarray | None,
+    splits: np.ndarray | None,
+) -> Rows:
+    count = sum(table.num_rows for _, table in filled)
+    training = np.ones(count, dtype=bool) if splits is None else splits == "train"
+    following = wanted.target == "tokens"
+    length = wanted.length + 1 if following and wanted.length is not None else wanted.length
+    tokenizer = None if layout.kind == "tokens" else wanted.tokenizer
+    x, vocabulary, cut = read_texts(filled, layout.x[0], layout.client, training, tokenizer, length, wanted.vocabulary)
+    if following:
+        if x.shape[1] < 2:
+            raise DataError(f"{filled[0][0]}: column {layout.x[0]!r} has no text of two tokens: none has a next one")
+        y = np.where(x[:, 1:] == PADDING, IGNORED, x[:, 1:])
+        return Rows(x[:, :-1], y, clients, splits, False, 0, vocabulary=vocabulary, cut=cut)
+    y, labels = _targets(filled, layout, wanted, renumbered=False)
+    return Rows(x, y, clients, splits, False, labels, vocabulary=vocabulary, cut=cut)
 
 
 def _layout(path: Path, schema: pa.Schema, wanted: Wanted) -> Layout:
-    y = _column(path, schema, "y", wanted.y, _LABELS)
-    if y is None:
-        raise DataError(f"{path} has no column y or label, only {', '.join(schema.names)}; name it with dataset.y")
+    y = target_columns(path, schema, wanted.y, wanted.target)
     client = None if wanted.client == NONE else _column(path, schema, "client", wanted.client, ("client",))
     split = None if wanted.split == NONE else _column(path, schema, "split", wanted.split, ("split",))
     if wanted.x != AUTO:
         given = (wanted.x,) if isinstance(wanted.x, str) else wanted.x
-        return _named_inputs(path, schema, given, y, client, split)
+        return _named_inputs(path, schema, given, Layout((), "table", y, client, split), wanted)
+    if wanted.of_texts:
+        return _texts(path, schema, _text_column(path, schema), Layout((), "texts", y, client, split), wanted)
     x = _column(path, schema, "x", AUTO, _INPUTS)
-    others = [field for field in schema if _PREFIX.fullmatch(field.name) and field.name not in (x, y, client, split)]
+    taken = {x, *y, client, split}
+    others = [field for field in schema if _PREFIX.fullmatch(field.name) and field.name not in taken]
     if x is not None:
         kind = _kind(path, schema.field(x))
         rivals = [f.name for f in others if kind == "numbers" or (f.name[-1].isdigit() and _is_number(f.type))]
@@ -131,9 +198,33 @@ def _layout(path: Path, schema: pa.Schema, wanted: Wanted) -> Layout:
             f"{path} has no column x or image, nor numeric columns whose names begin with x, only "
             f"{', '.join(schema.names)}; name the inputs with dataset.x"
         )
+    if wanted.named:
+        return Layout(tuple(_in_order([field.name for field in others])), "table", y, client, split)
     for field in others:
         _check_number(path, field, others)
     return Layout(tuple(_in_order([field.name for field in others])), "numbers", y, client, split)
+
+
+def _text_column(path: Path, schema: pa.Schema) -> str:
+    found = [name for name in ("text", "x") if name in schema.names]
+    if not found:
+        raise DataError(
+            f"{path} has no column text or x, only {', '.join(schema.names)}; name the texts with dataset.x"
+        )
+    return found[0]
+
+
+def _texts(path: Path, schema: pa.Schema, name: str, layout: Layout, wanted: Wanted) -> Layout:
+    """The layout of texts, or of lists of tokens."""
+    kind = schema.field(name).type
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if wanted.tokens:
+        if not (lists and pa.types.is_integer(kind.value_type)):
+            raise DataError(f"{path}: column {name!r} has the type {kind}; tokens are lists of integers")
+        return replace(layout, x=(name,), kind="tokens")
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise DataError(f"{path}: column {name!r} has the type {kind}, but dataset.tokenizer is for text")
+    return replace(layout, x=(name,), kind="texts")
 
 
 def _column(path: Path, schema: pa.Schema, field: str, name: str, candidates: Sequence[str]) -> str | None:
@@ -152,15 +243,29 @@ def _column(path: Path, schema: pa.Schema, field: str, name: str, candidates: Se
     return found[0] if found else None
 
 
-def _named_inputs(
-    path: Path, schema: pa.Schema, names: Sequence[str], y: str, client: str | None, split: str | None
-) -> Layout:
+def _named_inputs(path: Path, schema: pa.Schema, names: Sequence[str], layout: Layout, wanted: Wanted) -> Layout:
     fields = [schema.field(str(_column(path, schema, "x", name, ()))) for name in names]
-    if len(fields) == 1:
-        return Layout((fields[0].name,), _kind(path, fields[0]), y, client, split)
+    if both := [name for name in names if name in layout.y]:
+        raise DataError(f"dataset.x: column {both[0]!r} of {path} is to be learned (dataset.y): name it only once")
+    if wanted.of_texts:
+        if len(fields) > 1:
+            raise DataError(f"dataset.x names {len(fields)} columns, but a text is one; of {path}, name one")
+        return _texts(path, schema, names[0], layout, wanted)
+    if len(fields) == 1 and not wanted.named and not is_category(fields[0].type):
+        return replace(layout, x=(fields[0].name,), kind=_kind(path, fields[0]))
+    if len(fields) == 1 and pa.types.is_string(fields[0].type) and not wanted.named:
+        raise DataError(
+            f"{path}: column {names[0]!r} is text: set dataset.tokenizer=words or characters to read it as text, or "
+            "dataset.standardize or dataset.missing to take it for a category"
+        )
+    if wanted.named or any(is_category(field.type) for field in fields):
+        for field in fields:
+            if not is_category(field.type):
+                _check_number(path, field, fields)
+        return replace(layout, x=tuple(names), kind="table")
     for field in fields:
         _check_number(path, field, fields)
-    return Layout(tuple(names), "numbers", y, client, split)
+    return replace(layout, x=tuple(names), kind="numbers")
 
 
 def _check_number(path: Path, field: pa.Field, inputs: Sequence[pa.Field]) -> None:
@@ -175,8 +280,8 @@ def _check_number(path: Path, field: pa.Field, inputs: Sequence[pa.Field]) -> No
 
 def _unused(schema: pa.Schema, layout: Layout) -> list[str]:
     """Columns of numbers beside inputs that are columns of numbers."""
-    used = (*layout.x, layout.y, layout.client, layout.split)
-    return [f.name for f in schema if layout.kind == "numbers" and _is_number(f.type) and f.name not in used]
+    found = [field.name for field in schema if _is_number(field.type) and field.name not in layout.names]
+    return found if layout.kind in ("numbers", "table") else []
 
 
 def _in_order(names: list[str]) -> list[str]:
@@ -202,38 +307,16 @@ def _kind(path: Path, field: pa.Field) -> Literal["numbers", "lists", "bytes", "
             return "lists"
     if _is_number(kind):
         return "numbers"
+    text = "; for texts set dataset.tokenizer" if pa.types.is_string(kind) else ""
     raise DataError(
         f"{path}: the column {field.name!r} has the type {kind}; inputs are lists of numbers, raw pixels or "
-        "encoded images (binary), or one number"
+        f"encoded images (binary), or one number{text}"
     )
-
-
-def _table(path: Path, file: pq.ParquetFile, layout: Layout) -> pa.Table:
-    names = [*layout.x, layout.y, *(name for name in (layout.client, layout.split) if name is not None)]
-    try:
-        return file.read(columns=names)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read: {str(error).strip()}") from error
 
 
 def _of_integers(kind: pa.DataType) -> bool:
     """Returns whether lists are of integers other than uint8, which are pixels."""
     return bool(pa.types.is_integer(kind.value_type) and kind.value_type != pa.uint8())
-
-
-def _labels(path: Path, table: pa.Table, name: str, any_integers: bool) -> np.ndarray:
-    column = table.column(name)
-    if not pa.types.is_integer(column.type):
-        raise DataError(f"{path}: column {name!r} has the type {column.type}; labels are integers from 0")
-    refuse_nulls(path, column, name)
-    labels: np.ndarray = column.to_numpy().astype(np.int64)
-    if labels.min() < 0 and not any_integers:
-        row = int(np.argmax(labels < 0))
-        raise DataError(
-            f"{path}: column {name!r}, row {row} is {labels[row]}; labels are integers from 0, or any with "
-            "dataset.labels=renumbered"
-        )
-    return labels
 
 
 def _text(path: Path, table: pa.Table, name: str) -> np.ndarray | None:

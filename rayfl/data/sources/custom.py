@@ -13,8 +13,9 @@ from pydantic import Field
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.base import LABELS, Labels, Samples, Source
 from rayfl.data.sources.remarks import remarks_on
+from rayfl.data.sources.targets import WANTED, Wanted, as_targets, count_of
 from rayfl.errors import DataError, RayflError, text_of
-from rayfl.examples import InputSpec
+from rayfl.examples import InputSpec, Target
 from rayfl.naming.objects import import_object, names_an_object
 from rayfl.naming.texts import ObjectPath
 from rayfl.randomness import RandomStreams
@@ -25,9 +26,10 @@ class CustomSource(Source):
 
     The function is called with the experiment's :class:`~rayfl.randomness.RandomStreams` (or, if its parameter is
     called ``seed``, with the experiment's seed) in every process, and must return the same every time: arrays
-    (x, y, num_classes), (x, y, num_classes, clients), or a :class:`~rayfl.data.federated.FederatedDataset`. x is
-    float32, or uint8 standing for x / 255, of shape (N, ...); y are integers of shape (N,); clients are N names or
-    numbers.
+    (x, y, num_classes), (x, y, num_classes, clients), a :class:`~rayfl.data.sources.base.Samples`, or a
+    :class:`~rayfl.data.federated.FederatedDataset`. x is float32, or uint8 standing for x / 255, of shape (N, ...), or
+    int32 or int64 for tokens, of shape (N, T), padded with 0; y are integers of shape (N,), and what other tasks learn
+    from (``target``); clients are N names or numbers. Of several labels and of numbers num_classes may be None.
     """
 
     name: Literal["custom"] = Field(default="custom", description="Your own function.")
@@ -35,6 +37,17 @@ class CustomSource(Source):
         description="The function, as my_package.my_module:function; it may also stand in the place of the name."
     )
     labels: Labels = Field(default="as_found", description=LABELS)
+    target: Wanted = Field(default="auto", description=WANTED)
+    vocabulary: int | None = Field(
+        default=None,
+        ge=1,
+        description="How many distinct tokens there are, where x holds some (int64); null: it holds none, or, for a "
+        "language model, the largest plus 1.",
+    )
+
+    def aimed_at(self, target: Target) -> CustomSource:
+        """See the base class."""
+        return self.model_copy(update={"target": target}) if self.target == "auto" else self
 
     def open(self, streams: RandomStreams) -> Samples | FederatedDataset:
         """Returns what the function returns, checked.
@@ -57,46 +70,57 @@ class CustomSource(Source):
                     "as it is: leave the option out"
                 )
             return made
+        if isinstance(made, Samples):
+            return made
         if not isinstance(made, tuple) or len(made) not in (3, 4):
             raise DataError(
                 f"dataset {self.function} returned a {type(made).__name__}; needed are (x, y, num_classes), "
-                "(x, y, num_classes, clients) or a FederatedDataset"
+                "(x, y, num_classes, clients), a Samples or a FederatedDataset"
             )
         return self._samples(*made)
 
     def _samples(self, x: Any, y: Any, num_classes: Any, clients: Any = None) -> Samples:
+        whose = f"dataset {self.function}"
+        target: Target = "class" if self.target == "auto" else self.target
         x, y = (value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value) for value in (x, y))
-        if x.ndim < 2 or x.dtype not in (np.uint8, np.float32, np.float64):
+        said = self.vocabulary is not None or target == "tokens"
+        tokens = said and x.ndim == 2 and x.dtype in (np.int32, np.int64)
+        if x.ndim < 2 or (x.dtype not in (np.uint8, np.float32, np.float64) and not tokens):
             raise DataError(
-                f"dataset {self.function}: x has the type {x.dtype} and the shape {x.shape}; needed are uint8 or "
-                "float32 and (N, ...)"
-            )
-        if y.shape != x.shape[:1] or not np.issubdtype(y.dtype, np.integer):
-            raise DataError(
-                f"dataset {self.function}: y has the type {y.dtype} and the shape {y.shape}; needed are integers of "
-                f"shape ({len(x)},)"
-            )
-        if isinstance(num_classes, bool) or not isinstance(num_classes, int | np.integer) or num_classes < 1:
-            raise DataError(
-                f"dataset {self.function}: num_classes is {num_classes!r}; needed is an integer of at least 1"
+                f"{whose}: x has the type {x.dtype} and the shape {x.shape}; needed are uint8 or float32 and (N, ...), "
+                "or for tokens int64 and (N, T), with dataset.vocabulary"
             )
         names = None
         if clients is not None:
             names = np.asarray(clients)
-            if names.shape != y.shape:
-                raise DataError(
-                    f"dataset {self.function}: clients have the shape {names.shape}; needed is a name or number each"
-                )
+            if names.shape != x.shape[:1]:
+                raise DataError(f"{whose}: clients have the shape {names.shape}; needed is a name or number each")
+        y = as_targets(y, target, f"{whose}: y", len(x), names)
+        count = count_of(num_classes, y, target, whose)
         if x.dtype == np.float64:
             with np.errstate(over="ignore"):  # what is too large is named below
                 x = x.astype(np.float32)
         self._check_finite(x, names)
-        y = self._numbered(y.astype(np.int64), int(num_classes))
-        remarks = partial(remarks_on, x, y, int(num_classes), counted=False, integers=False)
-        return Samples(x, y, InputSpec("image", x.shape[1:], int(num_classes)), names, remarks=remarks)
+        spec = InputSpec("image", x.shape[1:], count, target=target)
+        if tokens:
+            spec = InputSpec("tokens", x.shape[1:], count, self._vocabulary(x), target)
+        if target != "class":
+            return Samples(x, y, spec, names)
+        y = self._numbered(y, count)
+        remarks = tuple if tokens else partial(remarks_on, x, y, count, counted=False, integers=False)
+        return Samples(x, y, spec, names, remarks=remarks)
+
+    def _vocabulary(self, x: np.ndarray) -> int:
+        least, most = (int(x.min()), int(x.max())) if x.size else (0, 0)
+        if least < 0 or most >= (self.vocabulary or most + 1):
+            bound = "" if self.vocabulary is None else f" and below dataset.vocabulary={self.vocabulary}"
+            raise DataError(
+                f"dataset {self.function}: tokens run from {least} to {most}; they must be at least 0{bound}"
+            )
+        return self.vocabulary or most + 1
 
     def _check_finite(self, x: np.ndarray, names: np.ndarray | None) -> None:
-        if x.dtype == np.uint8 or np.isfinite(x).all():
+        if x.dtype.kind in "iu" or np.isfinite(x).all():
             return
         sample = int(np.argmax(~np.isfinite(x.reshape(len(x), -1)).all(axis=1)))
         owner = "" if names is None else f" (client {str(names[sample])!r})"

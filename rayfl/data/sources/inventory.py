@@ -119,9 +119,12 @@ def _entry(path: Path) -> Entry:
     return Entry(path, opened.header.kind, content, size, "" if record is None else record.source)
 
 
+_KINDS = {"class": "classes", "labels": "labels", "values": "numbers to predict", "tokens": "tokens to choose from"}
+
+
 def _words(opened: PooledFile | NaturalFile) -> str:
     header = opened.header
-    inputs = f"{' x '.join(map(str, header.shape))}, {header.num_classes} classes"
+    inputs = f"{' x '.join(map(str, header.shape))}, {header.num_classes} {_KINDS[header.target]}"
     if isinstance(opened, PooledFile):
         return f"{' + '.join(f'{part.rows:,} {name}' for name, part in opened.header.parts.items())}, {inputs}"
     clients = len(opened.owners().column("client").unique())

@@ -154,10 +154,10 @@ class NaturalDataset(FederatedDataset):
         return OnDemand(read)
 
     def labels(self, client: int) -> Mapping[str, np.ndarray]:
-        """The labels of one client by split, int64; inputs are not converted."""
+        """The targets of one client by split; inputs are not converted."""
         y = self._read(client)[1]
         labels, places = self._labels(client, y), self._splits(client)
-        return {split: labels[split][at].astype(np.int64) for split, at in _only(places, SPLITS)}
+        return {split: self._targets(labels[split][at]) for split, at in _only(places, SPLITS)}
 
     def _labels(self, client: int, y: np.ndarray) -> dict[str, np.ndarray]:
         """The labels of a client's rows as each split has them, with noise or without."""
@@ -248,7 +248,10 @@ class NaturalDataset(FederatedDataset):
 
     def _examples(self, x: np.ndarray, y: np.ndarray) -> Examples:
         inputs = self.preprocess(x.reshape(len(y), *self._header.shape))
-        return Examples(torch.from_numpy(inputs), torch.from_numpy(y.astype(np.int64)))
+        return Examples(torch.from_numpy(inputs), torch.from_numpy(self._targets(y)))
+
+    def _targets(self, y: np.ndarray) -> np.ndarray:
+        return y.reshape(len(y), *self.spec.target_shape).astype(self.spec.target_type)
 
 
 def _only(places: Places, splits: Iterable[str]) -> Iterable[tuple[str, np.ndarray]]:

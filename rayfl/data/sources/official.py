@@ -40,7 +40,9 @@ class OfficialTest:
     def load(self, start: int, stop: int) -> Examples:
         """The samples ``start`` to ``stop`` (excluded), as far as there are any, on the CPU as a model sees them."""
         x = self.preprocess(self.samples.x[start:stop])
-        return Examples(torch.from_numpy(x), torch.from_numpy(self.samples.y[start:stop].astype(np.int64)))
+        return Examples(
+            torch.from_numpy(x), torch.from_numpy(self.samples.y[start:stop].astype(self.samples.spec.target_type))
+        )
 
 
 def open_official_test(source: Source, dataset: FederatedDataset, streams: RandomStreams) -> OfficialTest:
@@ -62,7 +64,9 @@ def open_official_test(source: Source, dataset: FederatedDataset, streams: Rando
             f"evaluation.official_test: dataset {source.name!r} has no official test samples; leave the option out"
         )
     stored = dataset.preprocess.stored
-    if samples.spec.shape != stored.shape or samples.y.max() >= stored.num_classes:
+    of_classes = stored.target == "class"
+    too_many = samples.y.max() >= stored.num_classes if of_classes else samples.spec != stored
+    if samples.spec.shape != stored.shape or too_many:
         raise DataError(
             f"evaluation.official_test: the test samples of dataset {source.name!r} have the shape "
             f"{samples.spec.shape} and labels up to {samples.y.max()}, but the clients' have the shape {stored.shape} "

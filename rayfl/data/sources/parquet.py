@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,25 +16,32 @@ from pydantic import Field, model_validator
 from rayfl.data.files.content import ContentHash
 from rayfl.data.files.natural_file import NaturalHeader, open_natural, write_natural
 from rayfl.data.files.records import SourceFile, read_record, write_record
+from rayfl.data.files.targets import to_column
 from rayfl.data.files.whole import locked
 from rayfl.data.images.moments import moments_of
 from rayfl.data.sources.base import LABELS, Labels, NaturalPath, Samples
+from rayfl.data.sources.column_tables import Missing
 from rayfl.data.sources.columns import AUTO, Rows, Wanted, read_rows
-from rayfl.data.sources.pooled_file import Part, PooledFile, write_pooled
+from rayfl.data.sources.pooled_file import Part, PooledFile, storage_of, write_pooled
 from rayfl.data.sources.preparing import PREPARED, Order, PreparableSource, check_part, is_prepared, no_checksum
-from rayfl.data.sources.remarks import Remark, remarks_on
+from rayfl.data.sources.remarks import Remark, on_columns, remarks_on
 from rayfl.data.sources.root import data_root
+from rayfl.data.sources.targets import WANTED
+from rayfl.data.sources.targets import Wanted as TargetOption
+from rayfl.data.tables import Standardize, TableColumns, TableOptions
 from rayfl.errors import DataError
+from rayfl.examples import InputSpec, Target
 from rayfl.randomness import RandomStreams
 
 _KEY_DIGITS = 12
 _BATCH_ROWS = 4096
 _MOST_NATURAL_CLASSES = 2**15
+_YOUNGER = ("labels", "kind", "tokenizer", "length", "vocabulary", "missing")
 Owner = tuple[str, str]
 
 
 class ParquetSource(PreparableSource):
-    """Configuration of your own Parquet files: a row is a sample; columns x (or image), y (or label), client, split.
+    """Configuration of your own Parquet or CSV files: a row is a sample; columns x (image), y (label), client, split.
 
     With clients they are kept (partition ``natural``), with the source's division into train and test if there is a
     column ``split``; without clients the samples are pooled. Inputs are lists of numbers, several numeric columns whose
@@ -52,10 +59,39 @@ class ParquetSource(PreparableSource):
     paths: tuple[Path, ...] = Field(default=(), description="Several files with the same columns, in place of path.")
     x: str | tuple[str, ...] = Field(
         default=AUTO,
-        description="Column of the inputs, or several with a number each, in their order; auto: x, image, img, or all "
-        "x... columns, which must be numbers.",
+        description="Column of the inputs, or several with a number or a category (text, true and false) each, in "
+        "their order; auto: x, image, img, or all x... columns, which must be numbers; of texts: text or x.",
     )
-    y: str = Field(default=AUTO, description="Column of the labels, integers from 0; auto: y or label.")
+    y: str | tuple[str, ...] = Field(
+        default=AUTO,
+        description="Column of the labels, integers from 0; of several labels and of numbers also several columns, or "
+        "one of lists; auto: y or label, or of those all y... columns that are numbered.",
+    )
+    target: TargetOption = Field(default="auto", description=WANTED)
+    kind: Literal["auto", "tokens"] = Field(
+        default="auto", description="auto: by the columns' types; tokens: the inputs are lists of tokens, 0 is padding."
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="How texts become tokens: words or characters, learned from the training rows, or a tokenizer.json "
+        "of the library tokenizers, or a folder with one; null: the inputs are no texts.",
+    )
+    length: int | None = Field(
+        default=None, ge=1, description="Tokens of a text; longer ones are cut; null: those of the longest."
+    )
+    vocabulary: int | None = Field(
+        default=None, ge=3, description="Of texts: most tokens that are learned; of tokens: how many there are."
+    )
+    missing: Missing = Field(
+        default="error",
+        description="Missing numbers: error; mean: the mean of the training samples; indicator: that, and a column "
+        "that says where.",
+    )
+    standardize: Standardize = Field(
+        default="none",
+        description="Numbers of named columns get mean 0 and standard deviation 1 by the moments of the training "
+        "samples of all clients (global), or of each client's own (client).",
+    )
     labels: Labels = Field(default="as_found", description=LABELS)
     client: str = Field(
         default=AUTO, description="Column of the clients' names; auto: client, if there is one; none: pool the samples."
@@ -80,7 +116,26 @@ class ParquetSource(PreparableSource):
             raise ValueError("give either path, a file, or paths, several files")
         if self.shape is not None and (not self.shape or min(self.shape) < 1):
             raise ValueError("shape must be a list of numbers of at least 1")
+        if self.kind == "tokens" and self.tokenizer is not None:
+            raise ValueError("tokenizer makes tokens of texts, but with kind=tokens they are there: leave one out")
+        texts = self.kind == "tokens" or self.tokenizer is not None
+        for option in ("length", "vocabulary"):
+            if getattr(self, option) is not None and not texts:
+                raise ValueError(f"{option} is for texts: set tokenizer, or kind=tokens, or leave it out")
+        for option in ("missing", "standardize"):
+            if texts and getattr(self, option) != type(self).model_fields[option].default:
+                raise ValueError(f"{option} is for numbers, and the inputs are texts: leave it out")
+        if self.labels == "renumbered" and (texts or self.target not in ("auto", "class")):
+            raise ValueError("labels=renumbered is for classes of numbers or images: leave it out")
         return self
+
+    def aimed_at(self, target: Target) -> ParquetSource:
+        """See the base class."""
+        return self.model_copy(update={"target": target}) if self.target == "auto" else self
+
+    @property
+    def _target(self) -> Target:
+        return "class" if self.target == "auto" else self.target
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -100,8 +155,14 @@ class ParquetSource(PreparableSource):
         except OSError as error:
             raise DataError(f"dataset.path: {error.filename} cannot be read: {error.strerror}") from error
         files = [(str(path), s.st_size, s.st_mtime_ns) for path, s in zip(self.files, stats, strict=True)]
-        younger = {"labels"} if self.labels == "as_found" else set()  # so that copies from before are found
-        options = self.model_dump(mode="json", exclude={"root", "path", "paths", *younger})
+        # Younger options are left out at their defaults, so that copies from before are found; moments need no copy.
+        younger = {name for name in _YOUNGER if getattr(self, name) == type(self).model_fields[name].default}
+        younger |= {"target"} if self._target == "class" else set()
+        options = self.model_dump(mode="json", exclude={"root", "path", "paths", "standardize", *younger})
+        if self.standardize != "none":
+            options["named"] = True
+        if self.tokenizer is not None and Path(self.tokenizer).exists():
+            options["tokenizer_changed"] = Path(self.tokenizer).stat().st_mtime_ns
         key = hashlib.sha256(json.dumps([files, options], sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
         return self.resolved_root / PREPARED / f"parquet-{key}.arrow"
 
@@ -114,9 +175,13 @@ class ParquetSource(PreparableSource):
         def remarks() -> list[Remark]:
             return [Remark(text, scale) for text, scale in options.get("remarks", ())]
 
+        table = None
+        if (columns := options.get("table")) is not None:
+            known = TableColumns(**{name: tuple(values) for name, values in columns.items()})
+            table = TableOptions(known, self.standardize, self.missing == "indicator")
         if options.get("clients"):
-            return NaturalPath(path, remarks)
-        return replace(PooledFile(path).samples("both"), remarks=remarks)
+            return NaturalPath(path, remarks, table)
+        return replace(PooledFile(path).samples("both"), remarks=remarks, table=table)
 
     def official_test(self, streams: RandomStreams) -> Samples | NaturalPath:
         """The rows of the split ``test``: of clients that keep the division, or of nobody with ``part=train``."""
@@ -141,20 +206,28 @@ class ParquetSource(PreparableSource):
             order.progress(f"reading {', '.join(file.name for file in self.files)}", 0, None)
             rows = self._rows()
             num_classes = self._num_classes(rows)
+            spec = rows.spec(num_classes, self._target)
             source = ", ".join(map(str, self.files))
             if rows.clients is None:
-                content = write_pooled(path, self.name, _by_split(rows), num_classes, source).sha256
+                content = write_pooled(path, self.name, _by_split(rows), spec.num_classes, source, spec).sha256
             else:
-                content = _write_clients(path, rows, num_classes, own_test=self.part == "both", source=source)
-            remarks = remarks_on(rows.x, rows.y, num_classes, self.num_classes is None, rows.integers, rows.unused)
-            options = {**self.model_dump(mode="json"), "clients": rows.clients is not None, "remarks": remarks}
+                content = _write_clients(path, rows, spec, own_test=self.part == "both", source=source)
+            options = {**self.model_dump(mode="json"), "clients": rows.clients is not None}
+            options["remarks"] = self._remarks(rows, num_classes)
+            if rows.table is not None:
+                options["table"] = asdict(rows.table)
             write_record(path, content, source, tuple(map(SourceFile.of, self.files)), options)
         return path
 
     def _rows(self) -> Rows:
         """The rows of :attr:`part`."""
         renumbered = self.labels == "renumbered"
-        rows = read_rows(self.files, Wanted(self.client, self.split, self.x, self.y), self.shape, renumbered)
+        named = self.standardize != "none" or self.missing != "error"
+        wanted = Wanted(
+            self.client, self.split, self.x, self.y, self._target, self.kind == "tokens", self.tokenizer, self.length,
+            self.vocabulary, self.missing, named,
+        )  # fmt: skip
+        rows = read_rows(self.files, wanted, self.shape, renumbered)
         if self.part == "both":
             return rows
         if rows.splits is None:
@@ -163,9 +236,21 @@ class ParquetSource(PreparableSource):
         if not own.any():
             raise DataError(f"dataset.part: no row of {', '.join(map(str, self.files))} has the split {self.part}")
         clients = None if rows.clients is None else rows.clients[own]
-        return Rows(rows.x[own], rows.y[own], clients, None, rows.integers, rows.num_labels, rows.unused)
+        return replace(rows, x=rows.x[own], y=rows.y[own], clients=clients, splits=None)
+
+    def _remarks(self, rows: Rows, num_classes: int) -> list[Remark]:
+        if rows.vocabulary:
+            cut = f"{rows.cut} of {len(rows.x)} texts are longer than {rows.x.shape[1]} tokens and were cut"
+            return [Remark(f"{cut}: raise dataset.length to keep them whole")] if rows.cut else []
+        if self._target != "class" or rows.table is not None:
+            return on_columns(rows.unused)
+        return remarks_on(rows.x, rows.y, num_classes, self.num_classes is None, rows.integers, rows.unused)
 
     def _num_classes(self, rows: Rows) -> int:
+        if self._target != "class":
+            if self.num_classes is not None:
+                raise DataError("dataset.num_classes is for classes, and there are none: leave it out")
+            return 0
         needed = int(rows.y.max()) + 1 if self.labels == "as_found" else rows.num_labels
         if self.num_classes is not None and needed > self.num_classes:
             found = f"there is a label {needed - 1}" if self.labels == "as_found" else f"there are {needed} labels"
@@ -193,11 +278,11 @@ def _by_split(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {part: (rows.x[own], rows.y[own]) for part, own in parts.items() if own.any()}
 
 
-def _write_clients(path: Path, rows: Rows, num_classes: int, own_test: bool, source: str) -> str:
+def _write_clients(path: Path, rows: Rows, spec: InputSpec, own_test: bool, source: str) -> str:
     """Writes rows with clients, sorted, and returns the checksum of their content."""
     assert rows.clients is not None
-    if num_classes > _MOST_NATURAL_CLASSES:
-        raise DataError(f"{source}: {num_classes} classes; data with clients have {_MOST_NATURAL_CLASSES} at most")
+    if spec.target == "class" and spec.num_classes > _MOST_NATURAL_CLASSES:
+        raise DataError(f"{source}: {spec.num_classes} classes; data with clients have {_MOST_NATURAL_CLASSES} at most")
     own_test = own_test and rows.splits is not None and bool((rows.splits == "test").any())
     splits = rows.splits if rows.splits is not None else np.full(len(rows.y), "train", dtype=object)
     if own_test and not set(rows.clients[splits == "train"]) & set(rows.clients[splits == "test"]):
@@ -216,12 +301,14 @@ def _write_clients(path: Path, rows: Rows, num_classes: int, own_test: bool, sou
         digest.update(x, y, [name for owner in owners for name in owner])
     header = NaturalHeader(
         kind="parquet",
-        input="image",
+        input=spec.kind,
         shape=rows.x.shape[1:],
-        num_classes=num_classes,
-        storage="uint8" if rows.x.dtype == np.uint8 else "float32",
+        num_classes=spec.num_classes,
+        vocabulary=spec.vocabulary,
+        storage=storage_of(rows.x),
         own_test=own_test,
-        moments=moments_of(rows.x[train]),
+        target=spec.target,
+        moments=None if spec.kind == "tokens" else moments_of(rows.x[train]),
         sha256=digest.hexdigest(),
     )
     schema = header.arrow_schema()
@@ -242,6 +329,6 @@ def _table(batch: tuple[np.ndarray, np.ndarray, list[Owner]], schema: pa.Schema)
         pa.array([client for client, _ in owners], pa.string()),
         pa.array([split for _, split in owners], pa.string()),
         pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(x).reshape(-1)), type=schema.field("x").type),
-        pa.array(y.astype(np.int16)),
+        to_column(y, schema.field("y").type),
     ]
     return pa.Table.from_arrays(columns, schema=schema)

@@ -12,6 +12,7 @@ from rayfl.data.images.transform import Preprocessing
 from rayfl.data.partitions.holdout import HoldoutConfig, split_client
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.partitions.public import draw_public
+from rayfl.data.soundness import check_targets
 from rayfl.errors import DataError
 from rayfl.examples import SPLITS, Examples, InputSpec, Places
 from rayfl.randomness import RandomStreams
@@ -26,7 +27,7 @@ class PooledDataset(FederatedDataset):
 
     Args:
         x: inputs of shape (N, *spec.shape), float32, or uint8 standing for x / 255.
-        y: labels, int64 of shape (N,), each in [0, spec.num_classes).
+        y: labels, int64 of shape (N,), each in [0, spec.num_classes); or other targets (N, *spec.target_shape).
         spec: the shape and kind of the inputs.
         parts: the samples of every client, integers in [0, N), see :mod:`rayfl.data.partitions.base`; or, for clients
             that are divided already, their samples by split.
@@ -117,17 +118,25 @@ class PooledDataset(FederatedDataset):
             raise DataError(f"client {client}: {error}") from error
 
     def _examples(self, indices: np.ndarray, labels: np.ndarray) -> Examples:
-        return Examples(torch.from_numpy(self.preprocess(self._x[indices])), torch.from_numpy(labels[indices]))
+        targets = labels[indices].astype(self.spec.target_type, copy=False)
+        return Examples(torch.from_numpy(self.preprocess(self._x[indices])), torch.from_numpy(targets))
 
 
 def _check_arrays(x: np.ndarray, y: np.ndarray, spec: InputSpec) -> None:
-    if x.dtype not in (np.uint8, np.float32):
-        raise DataError(f"x has the type {x.dtype}; convert it to uint8 (pixels 0..255) or float32")
-    if y.dtype != np.int64:
-        raise DataError(f"y has the type {y.dtype}; convert it to int64")
-    if x.shape[1:] != spec.shape or y.shape != x.shape[:1]:
-        raise DataError(f"x has the shape {x.shape} and y {y.shape}; reshape them to (N, *{spec.shape}) and (N,)")
-    if len(y) and (y.min() < 0 or y.max() >= spec.num_classes):
-        raise DataError(
-            f"y has labels from {y.min()} to {y.max()}; number them 0..{spec.num_classes - 1} or correct num_classes"
-        )
+    of_tokens = spec.kind == "tokens"
+    if not np.issubdtype(x.dtype, np.integer) if of_tokens else x.dtype not in (np.uint8, np.float32):
+        wanted = "int64 (tokens)" if of_tokens else "uint8 (pixels 0..255) or float32"
+        raise DataError(f"x has the type {x.dtype}; convert it to {wanted}")
+    if y.dtype.kind != "i" if spec.target == "tokens" else y.dtype != spec.target_type:
+        raise DataError(f"y has the type {y.dtype}; convert it to {np.dtype(spec.target_type)}")
+    if x.shape[1:] != spec.shape or y.shape != (len(x), *spec.target_shape):
+        targets = "(N,)" if spec.target == "class" else f"(N, *{spec.target_shape})"
+        raise DataError(f"x has the shape {x.shape} and y {y.shape}; reshape them to (N, *{spec.shape}) and {targets}")
+    if spec.target == "class":
+        if len(y) and (y.min() < 0 or y.max() >= spec.num_classes):
+            raise DataError(
+                f"y has labels from {y.min()} to {y.max()}; number them 0..{spec.num_classes - 1} or correct "
+                "num_classes"
+            )
+    else:
+        check_targets(torch.from_numpy(y.astype(spec.target_type)), spec, "y")

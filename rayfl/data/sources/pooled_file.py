@@ -21,14 +21,16 @@ from pydantic import BaseModel, ConfigDict
 
 from rayfl.data.files.content import ContentHash
 from rayfl.data.files.natural_file import METADATA_KEY
+from rayfl.data.files.targets import from_column, target_field, to_column
 from rayfl.data.files.whole import new_file
 from rayfl.data.images.moments import Moments, moments_of
 from rayfl.data.sources.base import Samples
 from rayfl.errors import DataError
-from rayfl.examples import InputSpec
+from rayfl.examples import InputSpec, Target
 
 VERSION = 1
 _HASHED_ROWS = 8192
+_LATER = ("target", "input", "vocabulary")
 
 Part = Literal["train", "test", "both"]
 
@@ -58,6 +60,9 @@ class PooledHeader(BaseModel):
         parts: the official parts (``train``, ``test``) in the order of the rows.
         source: where the samples came from, in words.
         sha256: of the content (:class:`rayfl.data.files.content.ContentHash`).
+        target: what is known of a sample (:data:`rayfl.examples.Target`); ``num_classes`` counts outputs.
+        input: ``image`` or ``tokens``.
+        vocabulary: number of distinct tokens; 0 for images.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -67,24 +72,29 @@ class PooledHeader(BaseModel):
     kind: str
     shape: tuple[int, ...]
     num_classes: int
-    storage: Literal["uint8", "float32"]
+    storage: Literal["uint8", "int32", "float32"]
     parts: dict[str, PartHeader]
     source: str
     sha256: str
+    target: Target = "class"
+    input: Literal["image", "tokens"] = "image"
+    vocabulary: int = 0
 
     @property
     def spec(self) -> InputSpec:
         """What a model needs to know of the inputs."""
-        return InputSpec("image", self.shape, self.num_classes)
+        return InputSpec(self.input, self.shape, self.num_classes, self.vocabulary, self.target)
 
     def arrow_schema(self) -> pa.Schema:
         """The file's columns, with this header in the metadata."""
         value = pa.field("item", pa.type_for_alias(self.storage), nullable=False)
         fields = [
             pa.field("x", pa.list_(value, math.prod(self.shape)), nullable=False),
-            pa.field("y", pa.int64(), nullable=False),
+            target_field(self.spec, pa.int64()),
         ]
-        return pa.schema(fields, metadata={METADATA_KEY: self.model_dump_json().encode()})
+        # What came later is left out where it says nothing, so that equal data still make equal files.
+        silent = {name for name in _LATER if getattr(self, name) == type(self).model_fields[name].default}
+        return pa.schema(fields, metadata={METADATA_KEY: self.model_dump_json(exclude=silent).encode()})
 
 
 class PooledFile:
@@ -94,7 +104,7 @@ class PooledFile:
         path: the file.
         header: what it says of its samples.
         x: all inputs, of shape (N, *shape), read-only and memory-mapped.
-        y: all labels, int64 of shape (N,), likewise.
+        y: all labels, int64 of shape (N,), likewise; or other targets, of shape (N, ...).
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,7 +126,7 @@ class PooledFile:
         if not file.schema.equals(self.header.arrow_schema()) or batch.num_rows != rows:
             raise DataError(f"{path}: the columns are not those that the header promises; {_AGAIN}")
         self.x = batch.column("x").flatten().to_numpy(zero_copy_only=True).reshape(rows, *self.header.shape)
-        self.y = batch.column("y").to_numpy(zero_copy_only=True)
+        self.y = from_column(batch.column("y"))
 
     def samples(self, part: Part) -> Samples:
         """A part of the samples, without copying.
@@ -151,6 +161,11 @@ class PooledFile:
 _AGAIN = "delete it and make it again with `rayfl data prepare`"
 
 
+def storage_of(x: np.ndarray) -> Literal["uint8", "int32", "float32"]:
+    """The type in which inputs are stored: pixels, tokens, or numbers."""
+    return "uint8" if x.dtype == np.uint8 else "int32" if np.issubdtype(x.dtype, np.integer) else "float32"
+
+
 def _header(path: Path, schema: pa.Schema) -> PooledHeader:
     try:
         fields = json.loads((schema.metadata or {})[METADATA_KEY])
@@ -171,6 +186,7 @@ def write_pooled(
     parts: Mapping[str, tuple[np.ndarray, np.ndarray]],
     num_classes: int,
     source: str,
+    spec: InputSpec | None = None,
 ) -> PooledHeader:
     """Writes a file; it takes its name only when it is complete and on the disk.
 
@@ -180,32 +196,37 @@ def write_pooled(
         parts: by official part, x of shape (n, *shape), uint8 or float32, and y of shape (n,), at least one sample.
         num_classes: number of labels.
         source: where the samples came from.
+        spec: of samples that are no images of a class each.
 
     Raises:
         DataError: a label is outside [0, num_classes), or the file cannot be written; nothing is left behind.
     """
-    digest = ContentHash()
+    digest, of_classes = ContentHash(), spec is None or spec.target == "class"
     for name, (x, y) in parts.items():
-        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
+        if of_classes and len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
             raise DataError(
                 f"{source}: the labels of the part {name} run from {y.min()} to {y.max()}, but there are {num_classes} "
                 "classes"
             )
         digest.update(x, y)
     x = np.concatenate([x for x, _ in parts.values()]) if len(parts) > 1 else next(iter(parts.values()))[0]
-    y = np.concatenate([y for _, y in parts.values()]).astype(np.int64)
+    y = np.concatenate([y for _, y in parts.values()])
     header = PooledHeader(
         kind=kind,
         shape=x.shape[1:],
         num_classes=num_classes,
-        storage="uint8" if x.dtype == np.uint8 else "float32",
+        storage=storage_of(x),
         parts={name: PartHeader(rows=len(y), moments=moments_of(x)) for name, (x, y) in parts.items()},
         source=source,
         sha256=digest.hexdigest(),
+        **({} if spec is None else {"target": spec.target, "input": spec.kind, "vocabulary": spec.vocabulary}),
     )
     schema = header.arrow_schema()
-    values = pa.array(np.ascontiguousarray(x).reshape(-1))
-    columns = [pa.FixedSizeListArray.from_arrays(values, type=schema.field("x").type), pa.array(y)]
+    values = pa.array(np.ascontiguousarray(x).reshape(-1).astype(header.storage, copy=False))
+    columns = [
+        pa.FixedSizeListArray.from_arrays(values, type=schema.field("x").type),
+        to_column(y, schema.field("y").type),
+    ]
     with new_file(destination) as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
     return header

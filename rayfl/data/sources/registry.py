@@ -10,8 +10,10 @@ from rayfl.data.sources.cifar import Cifar10Source, Cifar100Source
 from rayfl.data.sources.custom import CustomSource, data_named_by_object
 from rayfl.data.sources.digits import DigitsSource
 from rayfl.data.sources.emnist import EmnistSource
+from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticTextSource
 from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.parquet import ParquetSource
+from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
 from rayfl.data.sources.synthetic import SyntheticSource
 from rayfl.data.sources.tiny_imagenet import TinyImageNetSource
 from rayfl.data.sources.vision import MnistSource
@@ -19,6 +21,9 @@ from rayfl.data.sources.vision import MnistSource
 DatasetConfig = Annotated[
     Union[  # noqa: UP007
         DigitsSource,
+        DiabetesSource,
+        BreastCancerSource,
+        WineSource,
         MnistSource,
         EmnistSource,
         Cifar10Source,
@@ -26,6 +31,8 @@ DatasetConfig = Annotated[
         TinyImageNetSource,
         LeafSource,
         SyntheticSource,
+        SyntheticLabelsSource,
+        SyntheticTextSource,
         ParquetSource,
         CustomSource,
     ],

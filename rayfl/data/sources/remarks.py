@@ -40,11 +40,12 @@ def remarks_on(
         integers: whether the inputs were lists of integers.
         unused: columns that may be inputs, and are none.
     """
-    found = [*_on_columns(unused), *_on_labels(np.unique(y), len(y), num_classes, counted)]
+    found = [*on_columns(unused), *_on_labels(np.unique(y), len(y), num_classes, counted)]
     return found if x.dtype == np.uint8 or not x.size else [*found, *_on_inputs(x, integers)]
 
 
-def _on_columns(unused: Sequence[str]) -> list[Remark]:
+def on_columns(unused: Sequence[str]) -> list[Remark]:
+    """Names columns of numbers that were left out; nothing where there are none."""
     if not unused:
         return []
     shown = ", ".join(unused[:_SHOWN]) + (f", ... ({len(unused)} in all)" if len(unused) > _SHOWN else "")

@@ -228,8 +228,8 @@ Image.new("RGB", (2, 2)).save(OTHER, "PNG")
     ("change", "options", "message"),
     [
         ({"y": [0.5, 1.0]}, {}, "column 'y' has the type double; labels are integers from 0"),
-        ({"y": [0, None]}, {}, "column 'y', row 1 is null"),
-        ({"y": [0, -1]}, {}, "column 'y', row 1 is -1"),
+        ({"y": [0, None]}, {}, r"column 'y', row 1 \(client 'b'\) is null"),
+        ({"y": [0, -1]}, {}, r"column 'y', row 1 \(client 'b'\) is -1"),
         ({"y": [0, 5]}, {"num_classes": 5}, "dataset.num_classes is 5, but there is a label 5"),
         ({"y": [0, 40000]}, {}, "40001 classes; data with clients have 32768 at most"),
         ({"x": [[1.0, 2.0], [3.0]]}, {}, "column 'x', row 1 has 1 values, but row 0 has 2"),

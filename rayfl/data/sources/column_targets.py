@@ -1,0 +1,151 @@
+"""What is learned of the rows of a user's own files: classes, labels, or numbers to predict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayfl.data.sources.table_files import owner
+from rayfl.errors import DataError
+from rayfl.examples import Target
+
+_NAMES = ("y", "label")
+_NUMBERED = re.compile(r"y[\W_]?\d+")
+
+
+def target_columns(path: Path, schema: pa.Schema, wanted: str | Sequence[str], target: Target) -> tuple[str, ...]:
+    """The columns that are learned; none where the next token is, which is in the inputs.
+
+    Args:
+        path: the file.
+        schema: its columns.
+        wanted: ``auto``, a column or several.
+        target: what they are.
+
+    Raises:
+        DataError: naming the file, its columns and the fix.
+    """
+    if target == "tokens":
+        return ()
+    if wanted != "auto":
+        given = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+        for name in given:
+            if name not in schema.names:
+                raise DataError(f"dataset.y: {path} has no column {name!r}, only {', '.join(schema.names)}")
+        if target == "class" and len(given) > 1:
+            raise DataError(
+                f"dataset.y names {len(given)} columns of {path}, but a class is one: name one, or set "
+                "task=multilabel (columns of 0 and 1) or task=regression (numbers)"
+            )
+        return given
+    found = [name for name in _NAMES if name in schema.names]
+    if len(found) > 1:
+        raise DataError(f"{path} has columns {' and '.join(found)}; say which is meant with dataset.y")
+    if found:
+        return (found[0],)
+    numbered = [name for name in schema.names if _NUMBERED.fullmatch(name)] if target != "class" else []
+    if not numbered:
+        raise DataError(f"{path} has no column y or label, only {', '.join(schema.names)}; name it with dataset.y")
+    return tuple(numbered)
+
+
+def read_targets(
+    path: Path, table: pa.Table, names: Sequence[str], target: Target, client: str | None, any_integers: bool
+) -> np.ndarray:
+    """The targets of a file's rows: classes int64 of shape (N,); labels and numbers float32 of shape (N, D).
+
+    Args:
+        path: the file.
+        table: its columns.
+        names: of :func:`target_columns`.
+        target: what they are; no ``tokens``.
+        client: the clients' column, for messages.
+        any_integers: whether classes are renumbered, so that negative ones will do.
+
+    Raises:
+        DataError: naming file, column, row, client and the fix.
+    """
+    if target == "class":
+        return _classes(path, table, names[0], client, any_integers)
+    first = table.column(names[0])
+    if len(names) == 1 and pa.types.is_nested(first.type):
+        values = _list(path, table, names[0], target, client)
+    else:
+        values = np.column_stack([_column(path, table, name, target, client) for name in names])
+    wrong = (values != 0) & (values != 1) if target == "labels" else ~np.isfinite(values)
+    if wrong.any():
+        row, place = (int(axis[0]) for axis in np.nonzero(wrong))
+        name = names[place] if len(names) > 1 else names[0]
+        must = (
+            "a label is 0 or 1" if target == "labels" else "a number to predict is finite: remove the row, or mend it"
+        )
+        raise DataError(
+            f"{path}: column {name!r}, row {row}{owner(table, client, row)} is {values[row, place]}; {must}"
+        )
+    return values
+
+
+def _classes(path: Path, table: pa.Table, name: str, client: str | None, any_integers: bool) -> np.ndarray:
+    column = table.column(name)
+    if not pa.types.is_integer(column.type):
+        numbers = pa.types.is_floating(column.type)
+        fix = "; to predict numbers set task=regression" if numbers else "; for several labels set task=multilabel"
+        raise DataError(
+            f"{path}: column {name!r} has the type {column.type}; labels are integers from 0"
+            + (fix if numbers or pa.types.is_nested(column.type) else "")
+        )
+    _refuse_nulls(path, table, name, client)
+    labels: np.ndarray = column.to_numpy().astype(np.int64)
+    if len(labels) and labels.min() < 0 and not any_integers:
+        row = int(np.argmax(labels < 0))
+        raise DataError(
+            f"{path}: column {name!r}, row {row}{owner(table, client, row)} is {labels[row]}; labels are integers from "
+            "0, or any with dataset.labels=renumbered"
+        )
+    return labels
+
+
+def _column(path: Path, table: pa.Table, name: str, target: Target, client: str | None) -> np.ndarray:
+    column = table.column(name)
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        need = "labels are columns of 0 and 1" if target == "labels" else "numbers to predict are numbers"
+        raise DataError(f"{path}: column {name!r} has the type {kind}; {need}, or one column of lists of them")
+    _refuse_nulls(path, table, name, client)
+    values: np.ndarray = column.cast(pa.float64()).to_numpy() if not pa.types.is_boolean(kind) else np.asarray(column)
+    with np.errstate(over="ignore"):  # what is too large is named by the caller
+        return values.astype(np.float32)
+
+
+def _list(path: Path, table: pa.Table, name: str, target: Target, client: str | None) -> np.ndarray:
+    """One column of lists of equal length."""
+    _refuse_nulls(path, table, name, client)
+    column = table.column(name)
+    lengths = pc.list_value_length(column).to_numpy()
+    if (other := np.flatnonzero(lengths != lengths[0])).size:
+        row = int(other[0])
+        raise DataError(
+            f"{path}: column {name!r}, row {row}{owner(table, client, row)} has {lengths[row]} values, but row 0 has "
+            f"{lengths[0]}: give every row one for each {'label' if target == 'labels' else 'number'}"
+        )
+    values = pc.list_flatten(column)
+    if values.null_count:
+        row = pc.index(pc.is_null(values), True).as_py() // int(lengths[0])
+        raise DataError(f"{path}: column {name!r}, row {row}{owner(table, client, row)} has a null among its values")
+    found: np.ndarray = np.asarray(values).astype(np.float32).reshape(table.num_rows, -1)
+    return found
+
+
+def _refuse_nulls(path: Path, table: pa.Table, name: str, client: str | None) -> None:
+    column = table.column(name)
+    if column.null_count:
+        row = pc.index(pc.is_null(column), True).as_py()
+        raise DataError(
+            f"{path}: column {name!r}, row {row}{owner(table, client, row)} is null: what is to be learned must be "
+            "there; fill it or remove the row"
+        )

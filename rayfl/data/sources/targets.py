@@ -1,0 +1,92 @@
+"""Targets that a user gives as an array: what they must be for what is learned of them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from rayfl.errors import DataError
+from rayfl.examples import Target
+
+Wanted = Literal["auto", "class", "labels", "values", "tokens"]
+"""What is to be read as targets; ``auto``: what the task learns from."""
+
+WANTED = (
+    "What is learned of the samples: class, one of several; labels, each 0 or 1; values, numbers to predict; tokens, "
+    "the next one at each position; auto: what the section task learns from."
+)
+
+
+def as_targets(y: np.ndarray, target: Target, whose: str, count: int, clients: np.ndarray | None = None) -> np.ndarray:
+    """Targets of the task's type: labels and values float32 of shape (N, D), others int64.
+
+    Args:
+        y: as a user gives them.
+        target: what they are.
+        whose: what to call them in messages, such as ``dataset my_module:f: y``.
+        count: N, how many samples there are.
+        clients: the samples' clients, for messages.
+
+    Raises:
+        DataError: naming the sample, its client and the fix.
+    """
+    kinds = {"class": "iu", "labels": "iufb", "values": "iuf", "tokens": "iu"}[target]
+    dimensions = {"class": (1,), "labels": (2,), "values": (1, 2), "tokens": (2,)}[target]
+    if y.dtype.kind not in kinds or y.ndim not in dimensions or len(y) != count:
+        raise DataError(f"{whose} has the type {y.dtype} and the shape {y.shape}; {_needed(y, target, count)}")
+    if target in ("class", "tokens"):
+        return y.astype(np.int64)
+    with np.errstate(over="ignore"):  # what is too large is named below
+        values = y.reshape(len(y), -1).astype(np.float32)
+    wrong = ~np.isfinite(values) if target == "values" else (values != 0) & (values != 1)
+    if wrong.any():
+        sample, place = (int(axis[0]) for axis in np.nonzero(wrong))
+        owner = "" if clients is None else f" (client {str(clients[sample])!r})"
+        must = "must be finite: remove the sample, or mend it" if target == "values" else "must be 0 or 1"
+        raise DataError(f"{whose}: target {place} of sample {sample}{owner} is {values[sample, place]}, but {must}")
+    return values
+
+
+def _needed(y: np.ndarray, target: Target, n: int) -> str:
+    if target == "class":
+        several = "; for several labels set task=multilabel" if y.ndim == 2 else ""
+        numbers = "; to predict numbers set task=regression" if y.dtype.kind == "f" else ""
+        return f"needed are integers of shape ({n},), one class a sample{several}{numbers}"
+    if target == "labels":
+        return (
+            f"needed are 0 and 1 of shape ({n}, L), one column a label; for one class a sample set task=classification"
+        )
+    if target == "values":
+        return f"needed are numbers of shape ({n},) or ({n}, D)"
+    return f"needed are tokens, integers of shape ({n}, T), -100 where none is asked for"
+
+
+def next_tokens(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of texts: what is read at a position, and the token that follows.
+
+    Args:
+        x: tokens of shape (N, T + 1).
+
+    Returns:
+        Both of shape (N, T).
+    """
+    return x[:, :-1], x[:, 1:]
+
+
+def count_of(value: Any, targets: np.ndarray, target: Target, whose: str) -> int:
+    """The number of outputs, given by a user or, of labels and values, left to the targets (None).
+
+    Raises:
+        DataError: it is no number, or not that of the targets.
+    """
+    if target in ("labels", "values"):
+        columns = targets.shape[1]
+        if value is not None and value != columns:
+            raise DataError(
+                f"{whose}: y has {columns} columns, but the third of what it returns is {value!r}; give None"
+            )
+        return int(columns)
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise DataError(f"{whose}: num_classes is {value!r}; needed is an integer of at least 1")
+    return int(value)

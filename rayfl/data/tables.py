@@ -1,0 +1,159 @@
+"""Tables as models see them: missing numbers filled in, numbers standardized, by what is known of training samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.data.federated import FederatedDataset, OnDemand
+from rayfl.examples import Examples, Places
+
+Standardize = Literal["none", "global", "client"]
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """What the columns of vectors are.
+
+    Attributes:
+        names: of the columns.
+        categories: which are a category's value each, 0 or 1; the others are numbers.
+        gaps: which have missing values (nan).
+    """
+
+    names: tuple[str, ...]
+    categories: tuple[int, ...] = ()
+    gaps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What is done to columns.
+
+    Attributes:
+        columns: what they are.
+        standardize: by whose moments numbers get mean 0 and standard deviation 1: those of the training samples of all
+            clients, or of each client's own; or not at all.
+        indicator: whether each column with gaps gets another one, at the end, that is 1 where it has one.
+    """
+
+    columns: TableColumns
+    standardize: Standardize = "none"
+    indicator: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Moments:
+    """Of the numbers that there are in each column.
+
+    Attributes:
+        count: how many.
+        mean: 0 where there is none.
+        std: population standard deviation; 1 where it is 0.
+    """
+
+    count: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+
+
+class TabularDataset(FederatedDataset):
+    """Clients of another data set, whose vectors are the rows of a table.
+
+    What is filled in and subtracted is known from training samples alone: sums over clients, which a federation could
+    compute too. A category that no training sample of any client has is 0 everywhere: models know nothing of it.
+
+    Args:
+        inner: the data set; its inputs are of shape (D,), nan where a number is missing.
+        options: what is done.
+    """
+
+    def __init__(self, inner: FederatedDataset, options: TableOptions) -> None:
+        self._inner, self._options = inner, options
+        self.names, self.sound, self.remarks = inner.names, inner.sound, inner.remarks
+        width = len(options.columns.names) + (len(options.columns.gaps) if options.indicator else 0)
+        self.spec = replace(inner.spec, shape=(width,))
+
+    def sizes(self) -> np.ndarray:
+        """See :class:`FederatedDataset`."""
+        return self._inner.sizes()
+
+    def labels(self, client: int) -> Mapping[str, np.ndarray]:
+        """See :class:`FederatedDataset`."""
+        return self._inner.labels(client)
+
+    def places(self, client: int) -> Places:
+        """See :class:`FederatedDataset`."""
+        return self._inner.places(client)
+
+    def public_places(self) -> np.ndarray:
+        """See :class:`FederatedDataset`."""
+        return self._inner.public_places()
+
+    def load(self, client: int) -> Mapping[str, Examples]:
+        """See :class:`FederatedDataset`."""
+        raw = self._inner.load(client)
+
+        def read(split: str) -> Examples:
+            return Examples(self._seen(raw[split].x, client), raw[split].y)
+
+        return OnDemand(read)
+
+    def load_public(self) -> Tensor:
+        """See :class:`FederatedDataset`; with moments of clients' own they are those of all."""
+        return self._seen(self._inner.load_public(), None)
+
+    def _seen(self, x: Tensor, client: int | None) -> Tensor:
+        """Rows as a model sees them."""
+        options, values = self._options, x.numpy().astype(np.float64)
+        absent = np.isnan(values)
+        moments = self._everybody
+        if client is not None and options.standardize == "client":
+            moments = self._own(client)
+        filled = np.where(absent, moments.mean, values)
+        numbers = np.setdiff1d(np.arange(values.shape[1]), options.columns.categories)
+        if options.standardize != "none":
+            filled[:, numbers] = ((filled - moments.mean) / moments.std)[:, numbers]
+        known = self._everybody.mean[list(options.columns.categories)] > 0
+        filled[:, options.columns.categories] *= known
+        if options.indicator:
+            filled = np.concatenate([filled, absent[:, list(options.columns.gaps)]], axis=1)
+        return torch.from_numpy(filled.astype(np.float32))
+
+    @cached_property
+    def _everybody(self) -> _Moments:
+        """Of the training samples of all clients: sums in double precision, client after client."""
+        width = len(self._options.columns.names)
+        count, total, squares = np.zeros(width), np.zeros(width), np.zeros(width)
+        for client in range(self.num_clients):
+            values = self._training(client)
+            count += (~np.isnan(values)).sum(0)
+            total += np.nansum(values, axis=0)
+        mean = total / np.maximum(count, 1)
+        for client in range(self.num_clients):
+            squares += np.nansum((self._training(client) - mean) ** 2, axis=0)
+        return _Moments(count, mean, _positive(np.sqrt(squares / np.maximum(count, 1))))
+
+    def _own(self, client: int) -> _Moments:
+        """Of a client's own training samples; of a column of which it has no number, those of all clients."""
+        values, everybody = self._training(client), self._everybody
+        count = (~np.isnan(values)).sum(0)
+        mean = np.where(count > 0, np.nansum(values, axis=0) / np.maximum(count, 1), everybody.mean)
+        squares = np.nansum((values - mean) ** 2, axis=0)
+        std = np.where(count > 0, _positive(np.sqrt(squares / np.maximum(count, 1))), everybody.std)
+        return _Moments(count, mean, std)
+
+    def _training(self, client: int) -> np.ndarray:
+        return self._inner.load(client)["train"].x.numpy().astype(np.float64)
+
+
+def _positive(std: np.ndarray) -> np.ndarray:
+    """A column that does not vary is left as it is, at 0."""
+    found: np.ndarray = np.where(std > 0, std, 1.0)
+    return found

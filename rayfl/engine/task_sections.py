@@ -1,0 +1,243 @@
+"""The section ``task`` of a configuration: what is learned."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Union
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from rayfl.engine.further_tasks import Error, ErrorLoss, LanguageModel, Multilabel, Regression
+from rayfl.engine.tasks import Classification, NetworkTask
+from rayfl.errors import ConfigError, RayflError, text_of
+from rayfl.examples import InputSpec, Target
+from rayfl.metrics import Metric
+from rayfl.metrics.classification import ClassificationMeasures
+from rayfl.metrics.language import LanguageMeasures
+from rayfl.metrics.multilabel import MultilabelMeasures
+from rayfl.metrics.regression import RegressionMeasures
+from rayfl.models.base import Network
+from rayfl.naming.objects import import_object, names_an_object
+from rayfl.naming.texts import ObjectPath
+
+TARGETS: dict[Target, str] = {
+    "class": "a class of each sample",
+    "labels": "several labels of each sample",
+    "values": "numbers to predict",
+    "tokens": "the next token at each position",
+}
+"""What data may say of their samples, in words."""
+
+_THRESHOLDS = "evenly spaced probabilities at which samples are counted for"
+
+
+class TaskSection(BaseModel, ABC):
+    """The section ``task``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    learns_from: ClassVar[Target | None] = None
+
+    @property
+    def target(self) -> Target:
+        """What must be known of samples."""
+        assert self.learns_from is not None
+        return self.learns_from
+
+    def task(self, networks: Sequence[Network], spec: InputSpec, dataset: str) -> NetworkTask:
+        """The task, with one candidate for each network.
+
+        Args:
+            networks: one per architecture.
+            spec: of the data.
+            dataset: what to call the data in messages.
+
+        Raises:
+            ConfigError: the data do not say what is to be learned, or an option does not fit them.
+        """
+        if spec.target != self.target:
+            fitting = next((name for name, learned in _LEARNED.items() if learned == spec.target), "another one")
+            raise ConfigError(
+                f"task: {self.name} learns from {TARGETS[self.target]}, but dataset {dataset!r} has "
+                f"{TARGETS[spec.target]}: set task={fitting}, or choose other data (docs/tasks.md)"
+            )
+        make = self.maker(spec)
+        return make(networks[0], [make(network, ()) for network in networks] if len(networks) > 1 else ())
+
+    @abstractmethod
+    def judged_by(self) -> tuple[Metric, ...]:
+        """The task's metrics; the first counts most."""
+
+    @abstractmethod
+    def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        """What makes a task of a network and of the tasks of all candidates."""
+
+
+class ClassificationSection(TaskSection):
+    """One of several classes: cross-entropy, accuracy and calibration."""
+
+    learns_from = "class"
+
+    name: Literal["classification"] = Field("classification", description="What is learned.")
+    metrics: tuple[Literal["f1_macro", "auroc"], ...] = Field(
+        (), description="Further metrics, each with columns of its own: f1_macro, auroc."
+    )
+    thresholds: int = Field(101, ge=2, le=10_001, description=f"Number of {_THRESHOLDS} auroc.")
+
+    @model_validator(mode="after")
+    def _once(self) -> ClassificationSection:
+        if len(set(self.metrics)) < len(self.metrics):
+            raise ValueError("metrics has a metric twice; name each once")
+        if "thresholds" in self.model_fields_set and self.thresholds != 101 and "auroc" not in self.metrics:
+            raise ValueError("thresholds is for auroc: add it to metrics, or leave thresholds out")
+        return self
+
+    def judged_by(self) -> tuple[Metric, ...]:
+        """See the base class."""
+        return ClassificationMeasures(self.metrics).metrics
+
+    def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        """See the base class."""
+        measures = ClassificationMeasures(self.metrics, spec.num_classes if self.metrics else 0, self.thresholds)
+        return lambda network, candidates: Classification(network, candidates, spec, measures)
+
+
+class MultilabelSection(TaskSection):
+    """Any of several labels: binary cross-entropy, F1, mean average precision and exact match."""
+
+    learns_from = "labels"
+
+    name: Literal["multilabel"] = Field("multilabel", description="What is learned.")
+    positive_weight: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+        None, description="By label, the factor of the loss of samples that have it; null: 1 for all."
+    )
+    thresholds: int = Field(101, ge=2, le=10_001, description=f"Number of {_THRESHOLDS} mean average precision.")
+
+    def judged_by(self) -> tuple[Metric, ...]:
+        """See the base class."""
+        return MultilabelMeasures.metrics
+
+    def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        """See the base class."""
+        weights = self.positive_weight
+        if weights is not None and len(weights) != spec.num_classes:
+            raise ConfigError(
+                f"task.positive_weight has {len(weights)} entries, but the data have {spec.num_classes} labels: give "
+                "one for each"
+            )
+        return lambda network, candidates: Multilabel(network, candidates, spec, weights, self.thresholds)
+
+
+class RegressionSection(TaskSection):
+    """One number or several: squared, absolute or Huber loss; MSE, MAE and R2."""
+
+    learns_from = "values"
+
+    name: Literal["regression"] = Field("regression", description="What is learned.")
+    loss: Error = Field("squared", description="Of each number: squared, absolute or huber.")
+    delta: float = Field(1.0, gt=0, description="Error at which Huber's loss turns from squared to absolute.")
+
+    @model_validator(mode="after")
+    def _delta_of_huber(self) -> RegressionSection:
+        if self.delta != 1.0 and self.loss != "huber":
+            raise ValueError("delta is for loss=huber: set that, or leave delta out")
+        return self
+
+    def judged_by(self) -> tuple[Metric, ...]:
+        """See the base class."""
+        return RegressionMeasures.metrics
+
+    def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        """See the base class."""
+        error = ErrorLoss(self.loss, self.delta)
+        return lambda network, candidates: Regression(network, candidates, spec, error)
+
+
+class LanguageModelSection(TaskSection):
+    """The next token at every position: cross-entropy, perplexity and token accuracy."""
+
+    learns_from = "tokens"
+
+    name: Literal["language_model"] = Field("language_model", description="What is learned.")
+
+    def judged_by(self) -> tuple[Metric, ...]:
+        """See the base class."""
+        return LanguageMeasures.metrics
+
+    def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        """See the base class."""
+        return lambda network, candidates: LanguageModel(network, candidates, spec)
+
+
+class CustomTask(TaskSection):
+    """Your own task: a subclass of :class:`rayfl.engine.tasks.NetworkTask`, or of one of rayfl's tasks."""
+
+    name: Literal["custom"] = Field("custom", description="Your own class.")
+    factory: ObjectPath = Field(
+        description="The class, as my_package.my_module:MyTask; it may also stand in the place of the name."
+    )
+
+    @property
+    def target(self) -> Target:
+        """What its class says."""
+        return self._class().target
+
+    def judged_by(self) -> tuple[Metric, ...]:
+        """What its class says.
+
+        Raises:
+            ConfigError: it says nothing.
+        """
+        if not (metrics := self._class().metrics):
+            raise ConfigError(
+                f"task: {self.factory!r} has no attribute metrics: give it those of its measures, so that a sweep "
+                "knows what it may compare by"
+            )
+        return metrics
+
+    def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        """See the base class."""
+        found = self._class()
+
+        def make(network: Network, candidates: Sequence[Any]) -> NetworkTask:
+            try:
+                return found(network, candidates, spec)
+            except RayflError:
+                raise
+            except Exception as error:  # whatever the user's code raises
+                raise ConfigError(f"task {self.factory} fails: {type(error).__name__}: {text_of(error)}") from error
+
+        return make
+
+    def _class(self) -> type[NetworkTask]:
+        found = import_object(self.factory, "task")
+        if not (isinstance(found, type) and issubclass(found, NetworkTask)):
+            raise ConfigError(f"task: {self.factory!r} is no subclass of rayfl.NetworkTask")
+        if getattr(found, "__abstractmethods__", None) or getattr(found, "target", None) not in TARGETS:
+            missing = ", ".join(sorted(found.__abstractmethods__)) or f"target, one of {', '.join(TARGETS)}"
+            raise ConfigError(f"task: {self.factory!r} does not define {missing}")
+        return found
+
+
+_LEARNED = {
+    section.model_fields["name"].default: section.learns_from
+    for section in (ClassificationSection, MultilabelSection, RegressionSection, LanguageModelSection)
+}
+
+
+def task_named_by_object(content: Any) -> Any:
+    """``{name: my_module:MyTask}`` as ``{name: custom, factory: my_module:MyTask}``; everything else as it is."""
+    if isinstance(content, dict) and names_an_object(content.get("name")) and "factory" not in content:
+        return {**content, "name": "custom", "factory": content["name"]}
+    return content
+
+
+TaskConfig = Annotated[
+    Union[  # noqa: UP007
+        ClassificationSection, MultilabelSection, RegressionSection, LanguageModelSection, CustomTask
+    ],
+    Field(discriminator="name"),
+    BeforeValidator(task_named_by_object),
+]

@@ -1,0 +1,210 @@
+"""Classification: cross-entropy, accuracy and calibration; macro F1 and AUROC where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.metrics.measures import Measures, Metric, ratio
+from rayfl.metrics.thresholds import areas_under_roc, at_or_above
+
+NUM_BINS = 15
+"""Calibration bins (lower, upper] of equal width on (0, 1] (Guo et al., 2017)."""
+
+_NUM_SCALARS = 4
+STATISTICS_SIZE = _NUM_SCALARS + 3 * NUM_BINS
+"""Length of the vector of statistics."""
+
+
+def batch_statistics(log_probabilities: Tensor, labels: Tensor) -> Tensor:
+    """The sufficient statistics of a batch, computed on its device without waiting for it.
+
+    Ties between classes are broken by the order of ``torch.topk``. With fewer than five classes every label is
+    among the top five.
+
+    Args:
+        log_probabilities: natural logarithms of the class probabilities, shape (n, C), n >= 0.
+        labels: int64 of shape (n,), values in 0..C-1.
+
+    Returns:
+        A float64 vector of length ``STATISTICS_SIZE`` that can be added over batches: n, sum of the cross-entropy in
+        nats, top-1 hits, top-5 hits, then for each bin of the confidence (the largest probability) the number of
+        samples, the sum of their confidences and the number of top-1 hits.
+    """
+    return summed(*outcomes(log_probabilities, labels))
+
+
+def outcomes(log_probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What of the predictions for samples enters their statistics.
+
+    Args:
+        log_probabilities: natural logarithms of the class probabilities, shape (n, C).
+        labels: int64 of shape (n,).
+
+    Returns:
+        The labels' log-probabilities, shape (n,), those of the most probable classes, shape (n,), and which of the five
+        most probable classes are right, booleans of shape (n, min(5, C)).
+    """
+    chosen = log_probabilities.gather(1, labels[:, None])[:, 0]
+    top, classes = log_probabilities.topk(min(5, log_probabilities.shape[1]), dim=1)
+    return chosen, top[:, 0], classes == labels[:, None]
+
+
+def summed(chosen: Tensor, top: Tensor, hits: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The statistics of sets of samples, of what :func:`outcomes` found.
+
+    Args:
+        chosen: shape (..., n), as are the others.
+        top: the same.
+        hits: shape (..., n, min(5, C)).
+        mask: which samples count; None for all.
+
+    Returns:
+        Vectors as of :func:`batch_statistics`, shape (..., ``STATISTICS_SIZE``).
+    """
+    chosen, confidence, correct = chosen.double(), top.double().exp(), hits[..., 0].double()
+    ones, among = torch.ones_like(confidence), hits.sum(-1)
+    if mask is not None:
+        chosen, confidence, correct, ones, among = (
+            torch.where(mask, values, 0) for values in (chosen, confidence, correct, ones, among)
+        )
+    totals = torch.stack([ones.sum(-1), -chosen.sum(-1), correct.sum(-1), among.sum(-1).double()], -1)
+    bins = torch.arange(NUM_BINS, device=chosen.device)
+    inner = bins[1:].double() / NUM_BINS
+    # A product with indicators is deterministic on every device; scattered additions are not on CUDA.
+    members = (torch.bucketize(confidence, inner)[..., None] == bins).double()
+    per_bin = torch.stack([ones, confidence, correct], -2) @ members
+    return torch.cat([totals, per_bin.flatten(-2)], -1)
+
+
+def metric_values(vectors: np.ndarray) -> dict[str, np.ndarray]:
+    """The metrics of many sets of samples; nan without samples.
+
+    ``loss`` is the mean cross-entropy in nats, ``top1`` and ``top5`` are shares, ``ece`` is the expected and ``mce``
+    the maximum calibration error (Guo et al., 2017, equations 3 and 5).
+
+    Args:
+        vectors: the sets' statistics, float64 of shape (..., at least ``STATISTICS_SIZE``).
+
+    Returns:
+        By metric, float64 of shape (...).
+    """
+    metrics = {"loss": _loss, "top1": _top1, "top5": _top5, "ece": _ece, "mce": _mce}
+    return {name: metric(vectors) for name, metric in metrics.items()}
+
+
+# Of vectors of shape (..., at least STATISTICS_SIZE), shape (...).
+
+
+def _loss(vectors: np.ndarray) -> np.ndarray:
+    return _means(vectors, vectors[..., 1])
+
+
+def _top1(vectors: np.ndarray) -> np.ndarray:
+    return _means(vectors, vectors[..., 2])
+
+
+def _top5(vectors: np.ndarray) -> np.ndarray:
+    return _means(vectors, vectors[..., 3])
+
+
+def _ece(vectors: np.ndarray) -> np.ndarray:
+    return _means(vectors, _gaps(vectors).sum(axis=-1))
+
+
+def _mce(vectors: np.ndarray) -> np.ndarray:
+    counts = bins_of(vectors)[..., 0, :]
+    filled = counts > 0
+    gaps = _gaps(vectors) / np.where(filled, counts, 1)
+    worst: np.ndarray = np.where(filled, gaps, -np.inf).max(axis=-1)
+    return np.where(filled.any(axis=-1), worst, np.nan)
+
+
+def _gaps(vectors: np.ndarray) -> np.ndarray:
+    """By bin |top-1 hits - sum of confidences|, shape (..., ``NUM_BINS``)."""
+    bins = bins_of(vectors)
+    gaps: np.ndarray = np.abs(bins[..., 2, :] - bins[..., 1, :])
+    return gaps
+
+
+def bins_of(vectors: np.ndarray) -> np.ndarray:
+    """By bin of the confidence, shape (..., 3, ``NUM_BINS``): samples, sum of their confidences, top-1 hits."""
+    return vectors[..., _NUM_SCALARS:STATISTICS_SIZE].reshape(*vectors.shape[:-1], 3, NUM_BINS)
+
+
+def _means(vectors: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    counts = vectors[..., 0]
+    return np.where(counts > 0, totals / np.where(counts > 0, counts, 1), np.nan)
+
+
+_METRICS = (
+    Metric("top1", "accuracy", "higher", 100, 2, "%"),
+    Metric("top5", "top-5 accuracy", "higher", 100, 2, "%"),
+    Metric("loss", "loss", "lower", unit="nats"),
+    Metric("ece", "ECE", "lower"),
+    Metric("mce", "MCE", "lower"),
+)
+_FURTHER = {
+    "f1_macro": Metric("f1_macro", "macro F1", "higher", 100, 2, "%"),
+    "auroc": Metric("auroc", "AUROC", "higher", 100, 2, "%"),
+}
+
+
+class ClassificationMeasures(Measures):
+    """What :func:`batch_statistics` finds, and further sums for what else is asked for.
+
+    ``f1_macro`` is the mean over the classes that occur, among labels or predictions, of the F1 score. ``auroc`` is the
+    mean over the classes with both kinds of samples of the area under the curve of one class against the others, from
+    counts at evenly spaced thresholds of the probability (as torchmetrics has it with ``thresholds``).
+
+    Args:
+        further: names among ``f1_macro`` and ``auroc``.
+        classes: C; needed where there is a further metric.
+        thresholds: at how many probabilities ``auroc`` counts.
+    """
+
+    def __init__(self, further: Sequence[str] = (), classes: int = 0, thresholds: int = 101) -> None:
+        self.further, self.classes, self.thresholds = tuple(further), classes, thresholds
+        sizes = {"f1_macro": 3 * classes, "auroc": 2 * classes * thresholds}
+        self._sizes = {name: sizes[name] for name in self.further}
+        self.size = STATISTICS_SIZE + sum(self._sizes.values())
+        self.metrics = (*_METRICS, *(_FURTHER[name] for name in self.further))
+
+    def statistics(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        """See the base class; log-probabilities of shape (n, C) and labels of shape (n,)."""
+        parts = [batch_statistics(predictions, targets)]
+        classes = torch.arange(self.classes, device=targets.device)
+        labelled = targets[:, None] == classes
+        if "f1_macro" in self.further:
+            predicted = predictions.argmax(1)[:, None] == classes
+            counts = torch.stack([(labelled & predicted).sum(0), predicted.sum(0), labelled.sum(0)])
+            parts.append(counts.flatten().double())
+        if "auroc" in self.further:
+            parts.append(at_or_above(predictions.exp(), labelled, self.thresholds).flatten())
+        return torch.cat(parts)
+
+    def values(self, vectors: np.ndarray) -> Mapping[str, np.ndarray]:
+        """See the base class."""
+        found, first = metric_values(vectors), STATISTICS_SIZE
+        for name, size in self._sizes.items():
+            part = vectors[..., first : first + size]
+            first += size
+            if name == "f1_macro":
+                hits, predicted, labelled = np.moveaxis(part.reshape(*part.shape[:-1], 3, self.classes), -2, 0)
+                occurs = predicted + labelled > 0
+                scores = ratio(2 * hits, predicted + labelled, 0)
+                found[name] = ratio((scores * occurs).sum(-1), occurs.sum(-1))
+            else:
+                found[name] = areas_under_roc(part.reshape(*part.shape[:-1], 2, self.classes, self.thresholds))
+        return found
+
+    def undefined(self, name: str) -> str:
+        """See the base class."""
+        return "no class has both samples of it and of others" if name == "auroc" else ""
+
+
+CLASSIFICATION = ClassificationMeasures()
+"""Without further metrics."""

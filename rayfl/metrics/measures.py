@@ -1,0 +1,115 @@
+"""What a task is judged by: sums over samples, and the metrics that they make."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that tables have in a column.
+
+    Attributes:
+        name: of the column.
+        label: for people, without the unit.
+        better: whether more is better, or less.
+        scale: what values are multiplied by where they are shown.
+        digits: shown behind the point.
+        unit: of what is shown: ``%``, ``nats``, or nothing.
+    """
+
+    name: str
+    label: str
+    better: Literal["higher", "lower"]
+    scale: float = 1
+    digits: int = 3
+    unit: str = ""
+
+    @property
+    def heading(self) -> str:
+        """Label and unit, for the head of a column."""
+        return f"{self.label} {self.unit}".rstrip()
+
+    @property
+    def axis(self) -> str:
+        """Label and unit, for an axis of a figure."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    @property
+    def sign(self) -> int:
+        """1 if more is better, -1 if less is."""
+        return 1 if self.better == "higher" else -1
+
+    @property
+    def mode(self) -> Literal["max", "min"]:
+        """The same, as :func:`rayfl.metrics.first_best` takes it."""
+        return "max" if self.better == "higher" else "min"
+
+    def shown(self, value: float | None) -> str:
+        """A value as people read it; a dash for one that is missing or undefined."""
+        return "-" if value is None or np.isnan(value) else f"{self.scale * value:.{self.digits}f}"
+
+    def told(self, value: float | None) -> str:
+        """A value with its unit, in one word where it is a share; a dash for one that is missing or undefined."""
+        text = self.shown(value)
+        return text if not self.unit or text == "-" else f"{text}{'' if self.unit == '%' else ' '}{self.unit}"
+
+
+class Measures(ABC):
+    """How predictions are scored: a vector of sums for each batch, and the metrics of a sum of such vectors.
+
+    The first entry of a vector is the number of samples. Sums of counts are exact; those of losses are added in
+    double precision, in an order that is the same whoever computes them.
+
+    Attributes:
+        size: entries of a vector.
+        metrics: what can be read off it. The first is the one by which models are chosen and clients are ranked.
+    """
+
+    size: int
+    metrics: tuple[Metric, ...]
+
+    @property
+    def first(self) -> Metric:
+        """The metric by which models are chosen and clients are ranked."""
+        return self.metrics[0]
+
+    @abstractmethod
+    def statistics(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        """The sums of a batch, on its device, without waiting for it.
+
+        Args:
+            predictions: as the task makes them, one row a sample, n >= 0 rows.
+            targets: of the samples, n rows.
+
+        Returns:
+            float64 of shape (``size``,).
+        """
+
+    @abstractmethod
+    def values(self, vectors: np.ndarray) -> Mapping[str, np.ndarray]:
+        """The metrics of many sets of samples; nan where one is undefined.
+
+        Args:
+            vectors: the sets' sums, float64 of shape (..., ``size``).
+
+        Returns:
+            By metric, float64 of shape (...).
+        """
+
+    def undefined(self, name: str) -> str:
+        """Why a metric may be undefined for a set that has samples, in words; empty where it never is."""
+        return ""
+
+
+def ratio(numerator: np.ndarray, denominator: np.ndarray, otherwise: float = np.nan) -> np.ndarray:
+    """The quotient, or another value where the denominator is not above 0."""
+    positive = denominator > 0
+    found: np.ndarray = np.where(positive, numerator / np.where(positive, denominator, 1), otherwise)
+    return found

@@ -1,0 +1,72 @@
+"""Counts of samples at thresholds of a score, which can be added, and the areas that they give."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.metrics.measures import ratio
+
+
+def at_or_above(scores: Tensor, positive: Tensor, thresholds: int) -> Tensor:
+    """How many samples have a score of at least each threshold; the thresholds are evenly spaced in [0, 1].
+
+    The counts are whole numbers in double precision: their sums are exact, in any order.
+
+    Args:
+        scores: in [0, 1], shape (n, L), a column for each label.
+        positive: whether a sample has the label, bool of shape (n, L).
+        thresholds: T.
+
+    Returns:
+        float64 of shape (2, L, T): of the samples that have the label, and of all.
+    """
+    levels = torch.linspace(0, 1, thresholds, device=scores.device, dtype=scores.dtype)
+    labels = scores.shape[1]
+    # From 1 to T: a score of 0 reaches the first threshold alone.
+    reached = torch.bucketize(scores.contiguous(), levels, right=True)
+    places = reached + (thresholds + 1) * torch.arange(labels, device=scores.device)
+    found = []
+    for weights in (positive, torch.ones_like(positive)):
+        counts = torch.zeros(labels * (thresholds + 1), dtype=torch.float64, device=scores.device)
+        counts.scatter_add_(0, places.flatten(), weights.double().flatten())
+        found.append(counts.view(labels, -1).flip(1).cumsum(1).flip(1)[:, 1:])
+    return torch.stack(found)
+
+
+def areas_under_roc(counts: np.ndarray) -> np.ndarray:
+    """The mean over labels of the area under the receiver operating characteristic, by the trapezoidal rule.
+
+    Labels that all samples have, or none, are left out; nan where none is left.
+
+    Args:
+        counts: of :func:`at_or_above`, shape (..., 2, L, T).
+
+    Returns:
+        Shape (...).
+    """
+    hits, reached = counts[..., 0, :, :], counts[..., 1, :, :]
+    misses = reached - hits
+    true, false = ratio(hits, hits[..., :1], 0), ratio(misses, misses[..., :1], 0)
+    areas = -(np.diff(false) * (true[..., 1:] + true[..., :-1]) / 2).sum(-1)
+    defined = (hits[..., 0] > 0) & (misses[..., 0] > 0)
+    return ratio((areas * defined).sum(-1), defined.sum(-1))
+
+
+def average_precisions(counts: np.ndarray) -> np.ndarray:
+    """The mean over labels of the average precision: the sum of precisions weighted by the gain in recall.
+
+    Labels that no sample has are left out; nan where none is left.
+
+    Args:
+        counts: of :func:`at_or_above`, shape (..., 2, L, T).
+
+    Returns:
+        Shape (...).
+    """
+    hits, reached = counts[..., 0, :, :], counts[..., 1, :, :]
+    precision, recall = ratio(hits, reached, 0), ratio(hits, hits[..., :1], 0)
+    gains = recall - np.concatenate([recall[..., 1:], np.zeros_like(recall[..., :1])], axis=-1)
+    defined = hits[..., 0] > 0
+    return ratio(((gains * precision).sum(-1) * defined).sum(-1), defined.sum(-1))

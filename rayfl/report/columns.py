@@ -1,0 +1,94 @@
+"""The columns of tables that compare methods: those of the runs' task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rayfl.errors import RunError
+from rayfl.metrics import CLASSIFICATION
+from rayfl.metrics import Metric as TaskMetric
+from rayfl.report.rows import final_rows
+from rayfl.results.schemas import metrics_of
+from rayfl.runs.loading import Run
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of the table.
+
+    Attributes:
+        column: of ``rounds.parquet``.
+        heading: for people.
+        scale: what values are multiplied by.
+        digits: shown behind the point.
+        sign: 1 if more is better, -1 if less is.
+        by_client: whether clients have it, too, so that it has a spread over them.
+    """
+
+    column: str
+    heading: str
+    scale: float
+    digits: int
+    sign: int
+    by_client: bool = True
+
+    def text(self, value: float | None) -> str:
+        """A number of the column; a dash for one that is missing."""
+        return "-" if value is None or math.isnan(value) else f"{value:.{self.digits}f}"
+
+
+METRICS = (
+    Metric("top1", "accuracy %", 100, 2, 1),
+    Metric("top1_worst5", "worst 5 %", 100, 2, 1, by_client=False),
+    Metric("ece", "ECE", 1, 3, -1),
+    Metric("loss", "loss", 1, 3, -1),
+)
+"""The columns of a comparison of classifiers where none are chosen, before their further metrics."""
+
+_OTHERS = (
+    Metric("top5", "top-5 accuracy %", 100, 2, 1),
+    Metric("mce", "MCE", 1, 3, -1),
+    Metric("top1_jain", "Jain's index", 1, 3, 1, by_client=False),
+)
+
+
+def columns_of(runs: Sequence[Run]) -> dict[str, Metric]:
+    """Everything that methods can be compared by, by its column: the runs' task decides.
+
+    Raises:
+        RunError: they have different tasks.
+    """
+    shown = metrics_for(runs)
+    first = shown[0]
+    others: tuple[Metric, ...] = _OTHERS if first == METRICS[0] else ()
+    fairness = Metric(f"{first.column}_jain", "Jain's index", 1, 3, 1, by_client=False)
+    if not others and all(fairness.column in run.rounds.schema.names for run in runs):
+        others = (fairness,)
+    return {metric.column: metric for metric in (*shown, *others)}
+
+
+def metrics_for(runs: Sequence[Run]) -> tuple[Metric, ...]:
+    """The columns of a comparison where none are chosen.
+
+    Raises:
+        RunError: the runs have different tasks.
+    """
+    evaluated = [run for run in runs if final_rows(run)] or runs
+    found = list(dict.fromkeys(metrics_of(run.rounds) for run in evaluated))
+    if len(found) > 1:
+        names = "; ".join(", ".join(metric.name for metric in metrics) for metrics in found)
+        raise RunError(f"the runs have different tasks, whose numbers cannot be compared: they are judged by {names}")
+    metrics = found[0]
+    if metrics[0] == CLASSIFICATION.first:
+        further = [metric for metric in metrics if metric not in CLASSIFICATION.metrics]
+        return (*METRICS, *map(_column_of, further))
+    first, *others = map(_column_of, metrics)
+    worst = replace(first, column=f"{first.column}_worst5", heading="worst 5 %", by_client=False)
+    known = all(worst.column in run.rounds.schema.names for run in evaluated)
+    return (first, *((worst,) if known else ()), *others)
+
+
+def _column_of(metric: TaskMetric) -> Metric:
+    return Metric(metric.name, metric.heading, metric.scale, metric.digits, metric.sign)

@@ -1,0 +1,175 @@
+"""Writes the table of methods and tasks in ``docs/tasks.md``: what happens when each method is given each task.
+
+    python scripts/docs/task_table.py            writes the table
+    python scripts/docs/task_table.py --check    says whether it is out of date, exit status 1 if so
+
+A method and a task work where two rounds of them on small data, in this process, and an evaluation of all clients end
+with finite numbers. They are refused where the check before the start names a reason. Anything else is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from actors.federation.federation import Federation
+from actors.federation.hosts import Hosts
+from actors.hosting.building import build_host
+from actors.processes.pool import InlinePool
+from algorithms.registry import METHODS, Experiment
+from rayfl.config.loading import load_config
+from rayfl.errors import ConfigError
+from rayfl.examples import InputSpec
+from rayfl.experiment.parts import Parts
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = ROOT / "docs" / "tasks.md"
+BEGIN, END = "<!-- made by scripts/docs/task_table.py -->", "<!-- end of what it made -->"
+ROUNDS = 2
+
+TASKS: dict[str, dict[str, Any]] = {
+    "classification": {
+        "dataset": "wine",
+        "partition": {"name": "pathological", "num_clients": 4},
+        "model": {"name": "two_nn", "hidden": [6, 6]},
+    },
+    "multilabel": {
+        "dataset": {"name": "synthetic_labels", "num_clients": 4, "samples": 30, "dimension": 6, "labels": 3},
+        "model": {"name": "two_nn", "hidden": [6, 6]},
+    },
+    "regression": {
+        "dataset": "diabetes",
+        "partition": {"name": "pathological", "num_clients": 4},
+        "model": {"name": "two_nn", "hidden": [6, 6]},
+    },
+    "language_model": {
+        "dataset": {"name": "synthetic_text", "num_clients": 4, "texts": 20, "length": 6, "vocabulary": 7},
+        "model": {"name": "window_lm", "embedding": 3, "hidden": 6},
+    },
+}
+"""By task, small data and a model for them."""
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "floco": {"simplex_dimension": 3, "assignment_round": 1},
+    "floco_plus": {"simplex_dimension": 3, "assignment_round": 1},
+    "knn_per": {"neighbours": 3},
+    "cfl": {"mean_norm": 1e9, "max_norm": 0, "split_from": 1},
+    "fedme": {"cluster_rounds": [1], "initial_epochs": 1},
+    "pfedme": {"inner_steps": 2},
+    "l2gd": {"penalty_weight": 5.0},
+    "hypcluster": {"clusters": 2},
+}
+"""By method, hyper-parameters that small data need, or that have no default."""
+
+TRAIN: dict[str, dict[str, Any]] = {
+    "l2gd": {"clients_per_round": "all"},
+    "fedme": {"clients_per_round": "all"},
+    "cfl": {"clients_per_round": "all"},
+}
+
+
+def normalized(spec: InputSpec) -> nn.Module:
+    """A small network with a normalization layer, for FedBN."""
+    if spec.kind == "tokens":
+        return nn.Sequential(nn.Embedding(spec.vocabulary, 6), nn.LayerNorm(6), nn.Linear(6, spec.num_classes))
+    inputs = math.prod(spec.shape)
+    return nn.Sequential(nn.Linear(inputs, 6), nn.LayerNorm(6), nn.Linear(6, spec.num_classes))
+
+
+def sections(method: str, task: str) -> dict[str, Any]:
+    """The configuration of a method on a task."""
+    content: dict[str, Any] = {
+        "task": task,
+        "holdout": {"test": 0.3, "validation": 0.2, "public": 8},
+        "algorithm": {"name": method, **OPTIONS.get(method, {})},
+        "train": {"rounds": ROUNDS, "clients_per_round": 3, "local_epochs": 1, "batch_size": 8, "lr": 0.05},
+        "cluster": {"backend": "inline", "device": "cpu"},
+        **TASKS[task],
+    }
+    content["train"] |= TRAIN.get(method, {})
+    if method == "fedbn":
+        content["model"] = {"name": "scripts.docs.task_table:normalized", "head": "2"}
+    if method == "fedme":
+        content["model"] = {"candidates": [TASKS[task]["model"], {**TASKS[task]["model"], "hidden": _others(task)}]}
+    return content
+
+
+def _others(task: str) -> Any:
+    return 5 if task == "language_model" else [5]
+
+
+def tried(content: Mapping[str, Any]) -> str:
+    """What happens: ``yes``, or why the check before the start refuses it.
+
+    Raises:
+        AssertionError: a number is not finite, or a client has no row.
+    """
+    config = load_config(Experiment, content, {})
+    parts = Parts(config)
+    try:
+        sizes = parts.check()
+    except ConfigError as error:
+        if "cannot learn" not in str(error):
+            raise
+        return str(error).partition(": ")[2].partition(": ")[2].partition(". Choose")[0]
+    host = build_host(config, 0, "cpu", tell=lambda line: None)
+    federation = Federation(Hosts(InlinePool([host])), parts.context, sizes)
+    server = parts.initial_server()
+    for number in range(ROUNDS):
+        cohort = parts.cohort(number)
+        federation.begin_round(number, ("test",), cohort)
+        server = {**server, **federation.play(config.algorithm, server, cohort)}
+    common, own = config.algorithm.served(server, parts.context)
+    scores = federation.evaluate(common, ("validation", "test"), True, own)
+    assert len(scores) == parts.dataset.num_clients
+    first = parts.task.measures.first.name
+    for client, splits in scores.items():
+        for model, statistics in splits["test"].items():
+            assert math.isfinite(statistics.metrics()[first]), f"client {client}, {model}: {statistics.metrics()}"
+    return "yes"
+
+
+def table() -> str:
+    """The table as Markdown."""
+    rows, reasons = [], list[str]()
+    for method in sorted(METHODS):
+        cells = []
+        for task in TASKS:
+            try:
+                found = tried(sections(method, task))
+            except Exception as error:
+                raise SystemExit(f"{method} on {task}: {type(error).__name__}: {error}") from error
+            if found == "yes":
+                cells.append("yes")
+                continue
+            if found not in reasons:
+                reasons.append(found)
+            cells.append(f"no ({reasons.index(found) + 1})")
+        rows.append(f"| [`{method}`](methods/{method}.md) | {' | '.join(cells)} |")
+    head = [f"| method | {' | '.join(TASKS)} |", f"|---|{'---|' * len(TASKS)}"]
+    why = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
+    return "\n".join([BEGIN, "", *head, *rows, "", "Why not:", "", *why, "", END])
+
+
+def main() -> None:
+    """Writes the table, or says whether it is what the page has."""
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    made = before + table() + rest.split(END)[1]
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(made, encoding="utf-8")
+    elif made != text:
+        raise SystemExit(f"{PAGE.relative_to(ROOT)} is out of date: python scripts/docs/task_table.py writes it")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,327 @@
+"""Tables with named columns, several labels, numbers to predict, and texts: what is read, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+import torch
+from sklearn.preprocessing import StandardScaler
+
+from rayfl.data.federated import FederatedDataset
+from rayfl.data.images.transform import TransformConfig
+from rayfl.data.opening import open_dataset
+from rayfl.data.partitions.base import IIDPartition, NaturalPartition, PathologicalPartition
+from rayfl.data.partitions.dirichlet import DirichletPartition
+from rayfl.data.partitions.holdout import HoldoutConfig
+from rayfl.data.partitions.noise import LabelNoise
+from rayfl.data.sources.parquet import ParquetSource
+from rayfl.errors import ConfigError, DataError
+from rayfl.metrics.language import IGNORED
+from rayfl.randomness import RandomStreams
+
+AGES = [30.0, 40.0, 50.0, 60.0, 35.0, 45.0, 55.0, 65.0, 20.0, 80.0, 25.0, 75.0]
+ROWS: dict[str, list[Any]] = {
+    "age": AGES,
+    "bmi": [20.0 + (7 * i) % 11 for i in range(12)],
+    "sex": ["f", "m"] * 6,
+    "smokes": [True, False, False] * 4,
+    "outcome": [i % 2 for i in range(12)],
+    "days": [1.5 * age for age in AGES],
+    "weeks": [0.5 * age for age in AGES],
+    "cough": [i % 2 for i in range(12)],
+    "fever": [i % 3 == 0 for i in range(12)],
+    "hospital": ["A"] * 4 + ["B"] * 4 + ["C"] * 4,
+    "note": ["the cat sat", "a dog sat on the cat", "cat", "dog"] * 3,
+    "split": ["train", "train", "train", "test"] * 3,
+}
+INPUTS = ["age", "bmi", "sex"]
+
+
+def written(folder: Path, kind: str = "parquet", **changes: Any) -> Path:
+    """The rows as a file; a change replaces a column, or removes it (None)."""
+    columns = {name: values for name, values in {**ROWS, **changes}.items() if values is not None}
+    path = folder / f"rows.{kind}"
+    table = pa.table(columns)
+    if kind == "csv":
+        pyarrow.csv.write_csv(table, path)
+    else:
+        pq.write_table(table, path)
+    return path
+
+
+def opened(
+    source: Mapping[str, Any], target: str = "class", partition: Any = None, **holdout: float
+) -> FederatedDataset:
+    sections = SimpleNamespace(
+        dataset=ParquetSource(**source),
+        task=SimpleNamespace(target=target),
+        partition=partition or NaturalPartition(),
+        holdout=HoldoutConfig(**holdout),
+        noise=LabelNoise(),
+        transform=TransformConfig(),
+    )
+    return open_dataset(sections, RandomStreams(0))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The section ``dataset`` of a file that is written with some columns changed."""
+
+    def make(form: str = "parquet", changes: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+        path = written(tmp_path, form, **(changes or {}))
+        return {"path": path, "root": tmp_path, "client": "hospital", **options}
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_named_columns_are_numbers_and_categories(own: Callable[..., dict[str, Any]], kind: str) -> None:
+    dataset = opened(own(kind, x=[*INPUTS, "smokes"], y="outcome"))
+    assert dataset.names == ("A", "B", "C")
+    assert dataset.spec.shape == (6,)
+    train = dataset.load(0)["train"]
+    assert torch.equal(train.x[0], torch.tensor([30.0, 20.0, 1.0, 0.0, 0.0, 1.0]))
+    assert set(train.y.tolist()) <= {0, 1}
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_numbers_are_standardized_by_the_training_samples_of_all_clients(
+    own: Callable[..., dict[str, Any]], pooled: bool
+) -> None:
+    client = "none" if pooled else "hospital"
+    partition = IIDPartition(num_clients=3) if pooled else None
+    changes = {"split": None} if pooled else {}
+    section = own(changes=changes, x=INPUTS, y="outcome", client=client)
+    plain = opened({**section, "missing": "mean"}, partition=partition, validation=0.25)
+    dataset = opened({**section, "standardize": "global"}, partition=partition, validation=0.25)
+    rows = [plain.load(k)["train"].x.numpy() for k in range(3)]
+    scaler = StandardScaler().fit(np.concatenate(rows)[:, :2])
+    for k in range(3):
+        for split in ("train", "validation", "test"):
+            before, after = plain.load(k)[split].x.numpy(), dataset.load(k)[split].x.numpy()
+            if len(before):
+                np.testing.assert_allclose(after[:, :2], scaler.transform(before[:, :2]), rtol=1e-5, atol=1e-6)
+            np.testing.assert_array_equal(after[:, 2:], before[:, 2:])
+
+
+def test_numbers_are_standardized_by_each_clients_own_training_samples(own: Callable[..., dict[str, Any]]) -> None:
+    dataset = opened(own(x=["age", "bmi"], y="outcome", standardize="client"), validation=0)
+    for k in range(3):
+        train = dataset.load(k)["train"].x
+        torch.testing.assert_close(train.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
+        torch.testing.assert_close(train.std(0, correction=0), torch.ones(2), atol=1e-6, rtol=0)
+
+
+def test_missing_numbers_are_filled_by_the_training_mean_and_said(own: Callable[..., dict[str, Any]]) -> None:
+    ages = [None if i in (0, 7) else age for i, age in enumerate(AGES)]
+    section = own(changes={"age": ages}, x=["age", "bmi"], y="outcome")
+    with pytest.raises(DataError, match=r"rows.parquet: column 'age', row 0 is null; .*missing=mean"):
+        opened(section)
+    with pytest.raises(DataError, match=r"rows.parquet: column 'age', row 0 \(client 'A'\) is missing.*missing=mean"):
+        opened({**section, "standardize": "global"})
+    dataset = opened({**section, "missing": "indicator"}, validation=0)
+    assert dataset.spec.shape == (3,)
+    trained = [age for i, age in enumerate(ages) if age is not None and i % 4 != 3]
+    first, test = dataset.load(0)["train"].x, dataset.load(1)["test"].x
+    assert first[0].tolist() == pytest.approx([np.mean(trained), 20.0, 1.0])
+    assert first[1].tolist() == pytest.approx([40.0, 27.0, 0.0])
+    assert test[0].tolist() == pytest.approx([np.mean(trained), ROWS["bmi"][7], 1.0])
+
+
+def test_a_category_that_no_training_sample_has_is_unknown(own: Callable[..., dict[str, Any]]) -> None:
+    sexes = ["f", "m", "f", "x"] + ["f", "m", "f", "m"] * 2
+    dataset = opened(own(changes={"sex": sexes}, x=INPUTS, y="outcome"))
+    assert dataset.spec.shape == (5,)
+    assert dataset.load(0)["test"].x[0, 2:].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("target", "y", "expected"),
+    [
+        ("labels", ["cough", "fever"], [[0, 1], [1, 0], [0, 0]]),
+        ("values", "days", [[45.0], [60.0], [75.0]]),
+        ("values", ["days", "weeks"], [[45.0, 15.0], [60.0, 20.0], [75.0, 25.0]]),
+        ("values", "outcome", [[0.0], [1.0], [0.0]]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_several_labels_and_numbers_to_predict(
+    own: Callable[..., dict[str, Any]], kind: str, target: str, y: Any, expected: list[list[float]]
+) -> None:
+    dataset = opened(own(kind, x=["age", "bmi"], y=y), target, validation=0)
+    found = dataset.load(0)["train"].y
+    assert found.dtype == torch.float32
+    assert found.tolist() == expected
+    assert dataset.spec.target == target
+    assert dataset.spec.num_classes == len(expected[0])
+
+
+def test_targets_in_lists(tmp_path: Path) -> None:
+    rows = {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [[0, 1, 1], [1, 0, 0]], "client": ["a", "a"]}
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    dataset = opened({"path": tmp_path / "rows.parquet", "root": tmp_path}, "labels", test=0, validation=0)
+    assert dataset.load(0)["train"].y.tolist() == [[0, 1, 1], [1, 0, 0]]
+    ragged = {**rows, "y": [[0, 1, 1], [1, 0]]}
+    pq.write_table(pa.table(ragged), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"column 'y', row 1 \(client 'a'\) has 2 values, but row 0 has 3"):
+        opened({"path": tmp_path / "rows.parquet", "root": tmp_path}, "labels")
+
+
+def test_numbers_are_divided_by_their_order_and_not_by_classes(own: Callable[..., dict[str, Any]]) -> None:
+    section = own(changes={"split": None}, client="none", x=["age", "bmi"], y="days")
+    dataset = opened(section, "values", PathologicalPartition(num_clients=3, shards_per_client=1), test=0, validation=0)
+    bounds = sorted((float(y.min()), float(y.max())) for y in (dataset.load(k)["train"].y for k in range(3)))
+    assert all(before[1] < after[0] for before, after in pairwise(bounds))
+    with pytest.raises(ConfigError, match=r"'dirichlet' divides samples by their classes.*choose iid, pathological"):
+        opened(section, "values", DirichletPartition(num_clients=3, alpha=1))
+
+
+def test_words_are_tokens_learned_from_the_training_rows(own: Callable[..., dict[str, Any]]) -> None:
+    notes = ["the cat sat", "a dog sat on the cat", "cat", "an unknown cat"] * 3
+    section = own(changes={"note": notes}, x="note", y="outcome", tokenizer="words", length=4)
+    dataset = opened(section)
+    assert dataset.spec.kind == "tokens"
+    assert dataset.spec.shape == (4,)
+    assert dataset.spec.vocabulary == 2 + len({"the", "cat", "sat", "a", "dog", "on"})
+    train, test = dataset.load(0)["train"].x, dataset.load(0)["test"].x
+    cat = int(train[2, 0])
+    assert cat == 2  # the most frequent word
+    assert train[2].tolist() == [cat, 0, 0, 0]
+    assert test[0].tolist() == [1, 1, cat, 0]
+    assert any("3 of 12 texts are longer than 4 tokens" in remark for remark in dataset.remarks())
+
+
+def test_texts_of_which_the_next_token_is_learned(own: Callable[..., dict[str, Any]]) -> None:
+    dataset = opened(own(x="note", tokenizer="characters", length=5), "tokens")
+    train = dataset.load(0)["train"]
+    assert train.x.shape == train.y.shape == (len(train.x), 5)
+    assert torch.equal(train.x[0, 1:], train.y[0, :-1])
+    short = next(i for i in range(len(train.x)) if train.x[i, 3] == 0)  # "cat"
+    assert train.y[short].tolist()[2:] == [IGNORED, IGNORED, IGNORED]
+    assert dataset.spec.num_classes == dataset.spec.vocabulary
+
+
+def test_lists_of_tokens(tmp_path: Path) -> None:
+    rows = {"x": [[3, 1, 2], [4], [1, 1, 1, 1]], "y": [0, 1, 0], "client": ["a", "a", "a"]}
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    section = {"path": tmp_path / "rows.parquet", "root": tmp_path, "kind": "tokens"}
+    dataset = opened(section, test=0, validation=0)
+    assert dataset.load(0)["train"].x.tolist() == [[3, 1, 2, 0], [4, 0, 0, 0], [1, 1, 1, 1]]
+    assert dataset.spec.vocabulary == 5
+    with pytest.raises(DataError, match=r"tokens from 1 to 4.*below dataset.vocabulary=4"):
+        opened({**section, "vocabulary": 4})
+
+
+def changed(column: str, row: int, value: Any) -> dict[str, list[Any]]:
+    return {column: [value if i == row else old for i, old in enumerate(ROWS[column])]}
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "options", "words"),
+    [
+        (
+            "class",
+            {},
+            {"x": ["age", "weight"], "y": "outcome"},
+            r"dataset.x: .*rows.parquet has no column 'weight', only",
+        ),
+        ("class", {}, {"x": "age", "y": "dead"}, r"dataset.y: .*rows.parquet has no column 'dead', only age, bmi"),
+        ("class", {}, {"x": "note", "y": "outcome"}, r"column 'note' is text: set dataset.tokenizer=words"),
+        ("class", {}, {"x": "age", "y": ["cough", "fever"]}, r"names 2 columns .*set task=multilabel"),
+        ("class", {}, {"x": "age", "y": "days"}, r"column 'days' has the type double; .*set task=regression"),
+        ("class", {}, {"x": "age", "y": "sex"}, r"column 'sex' has the type string; labels are integers"),
+        ("class", {}, {"x": "age", "y": "age"}, r"column 'age' of .* is to be learned .*name it only once"),
+        ("class", changed("outcome", 5, None), {"x": "age", "y": "outcome"}, r"row 5 \(client 'B'\) is null.*fill it"),
+        (
+            "labels",
+            changed("cough", 9, 2),
+            {"x": "age", "y": ["cough", "fever"]},
+            r"'cough', row 9 \(client 'C'\) is 2",
+        ),
+        (
+            "labels",
+            {},
+            {"x": "age", "y": ["cough", "sex"]},
+            r"column 'sex' has the type string; labels are columns of 0",
+        ),
+        (
+            "values",
+            changed("days", 6, float("inf")),
+            {"x": "age", "y": "days"},
+            r"row 6 \(client 'B'\) is inf;.*finite",
+        ),
+        ("values", changed("days", 2, None), {"x": "age", "y": "days"}, r"'days', row 2 \(client 'A'\) is null"),
+        ("values", {}, {"x": "age", "y": "note"}, r"column 'note' has the type string; numbers to predict are numbers"),
+        ("values", {}, {"x": "age", "y": "days", "num_classes": 3}, r"dataset.num_classes is for classes"),
+        ("class", {}, {"x": INPUTS, "y": "outcome", "tokenizer": "words"}, r"names 3 columns, but a text is one"),
+        (
+            "class",
+            {},
+            {"x": "age", "y": "outcome", "tokenizer": "words"},
+            r"'age' has the type double, but .*tokenizer",
+        ),
+        (
+            "class",
+            {},
+            {"x": "note", "y": "outcome", "tokenizer": "no/such"},
+            r"dataset.tokenizer: no/such does not exist",
+        ),
+        (
+            "class",
+            {},
+            {"x": "note", "y": "outcome", "kind": "tokens"},
+            r"column 'note' has the type string; tokens are",
+        ),
+        (
+            "class",
+            changed("note", 4, None),
+            {"x": "note", "y": "outcome", "tokenizer": "words"},
+            r"row 4 \(client 'B'\)",
+        ),
+        (
+            "class",
+            changed("age", 3, float("inf")),
+            {"x": INPUTS, "y": "outcome"},
+            r"'age', row 3 \(client 'A'\) .*finite",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_by_file_column_client_and_fix(
+    own: Callable[..., dict[str, Any]], target: str, changes: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(DataError, match=words) as found:
+        opened(own(changes=changes, **options), target)
+    assert "rows.parquet" in str(found.value) or "dataset." in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"length": 3}, "length is for texts"),
+        ({"tokenizer": "words", "kind": "tokens"}, "leave one out"),
+        ({"tokenizer": "words", "standardize": "global"}, "standardize is for numbers"),
+        ({"labels": "renumbered", "target": "values"}, "labels=renumbered is for classes"),
+    ],
+)
+def test_options_that_say_nothing_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ParquetSource(path=Path("rows.parquet"), **options)
+
+
+def test_a_copy_of_before_is_found_and_moments_need_no_other(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    section: dict[str, Any] = {"path": path, "root": tmp_path, "x": ("age", "bmi"), "y": "outcome"}
+    plain = ParquetSource(**section)
+    assert plain.prepared_path == plain.aimed_at("class").prepared_path != plain.aimed_at("values").prepared_path
+    standardized = ParquetSource(**section, standardize="global")
+    assert standardized.prepared_path == ParquetSource(**section, standardize="client").prepared_path
+    assert standardized.prepared_path != plain.prepared_path

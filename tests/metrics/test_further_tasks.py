@@ -1,0 +1,189 @@
+"""Mergeable statistics of all tasks against torchmetrics and scikit-learn, and how parts add up."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics.classification as oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import f1_score, mean_absolute_error, mean_squared_error, r2_score
+from torch import Tensor
+from torchmetrics.regression import R2Score
+from torchmetrics.text import Perplexity
+
+from rayfl.metrics import Measures, Statistics
+from rayfl.metrics.classification import CLASSIFICATION, STATISTICS_SIZE, ClassificationMeasures
+from rayfl.metrics.language import IGNORED, LanguageMeasures
+from rayfl.metrics.multilabel import MultilabelMeasures
+from rayfl.metrics.regression import RegressionMeasures
+
+torch.set_num_threads(1)
+THRESHOLDS = 101
+
+
+def squared(predictions: Tensor, targets: Tensor) -> Tensor:
+    return (predictions - targets).square()
+
+
+def scored(measures: Measures, predictions: Tensor, targets: Tensor) -> dict[str, float]:
+    return Statistics.from_vector(measures.statistics(predictions, targets), measures).metrics()
+
+
+def numbers(seed: int, n: int, outputs: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = 3 * torch.randn(n, outputs, generator=generator) + 5
+    return y + torch.randn(n, outputs, generator=generator), y
+
+
+def labels(seed: int, n: int, count: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = (torch.rand(n, count, generator=generator) < 0.4).float()
+    return 2 * (y - 0.5) + 1.5 * torch.randn(n, count, generator=generator), y
+
+
+def classes(seed: int, n: int, count: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(count, (n,), generator=generator)
+    logits = 2 * torch.nn.functional.one_hot(y, count) + 1.5 * torch.randn(n, count, generator=generator)
+    return logits.log_softmax(1), y
+
+
+def tokens(seed: int, n: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(vocabulary, (n, length), generator=generator)
+    y[torch.rand(n, length, generator=generator) < 0.3] = IGNORED
+    y[0, 0] = 1
+    return torch.randn(n, length, vocabulary, generator=generator).log_softmax(-1), y
+
+
+CASES = {
+    "regression": (RegressionMeasures(3, squared), *numbers(0, 60, 3)),
+    "multilabel": (MultilabelMeasures(4, THRESHOLDS), *labels(0, 60, 4)),
+    "language_model": (LanguageMeasures(), *tokens(0, 60, 7, 9)),
+    "classification": (ClassificationMeasures(("f1_macro", "auroc"), 5, THRESHOLDS), *classes(0, 60, 5)),
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 80), st.integers(1, 4))
+def test_regression_is_that_of_scikit_learn_and_torchmetrics(seed: int, n: int, outputs: int) -> None:
+    predictions, y = numbers(seed, n, outputs)
+    found = scored(RegressionMeasures(outputs, squared), predictions, y)
+    exact, guessed = y.double().numpy(), predictions.double().numpy()
+    assert found["mse"] == pytest.approx(mean_squared_error(exact, guessed), rel=1e-9)
+    assert found["mae"] == pytest.approx(mean_absolute_error(exact, guessed), rel=1e-9)
+    assert found["r2"] == pytest.approx(r2_score(exact, guessed), rel=1e-6, abs=1e-9)
+    assert found["r2"] == pytest.approx(R2Score()(predictions.double(), y.double()).item(), rel=1e-6, abs=1e-9)
+    assert found["loss"] == pytest.approx(found["mse"], rel=1e-12)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-3, 0.1, 1.0, 12345.678, 1e6])
+@pytest.mark.parametrize("n", [1, 2, 33, 1000])
+def test_r2_is_undefined_where_targets_are_the_same_and_only_there(value: float, n: int) -> None:
+    y = torch.full((n, 1), value)
+    assert math.isnan(scored(RegressionMeasures(1, squared), y + 1, y)["r2"])
+    if n > 1:
+        y[0] += 0.01 * max(value, 1)
+        expected = r2_score(y.double().numpy(), (y + 1).double().numpy())
+        assert scored(RegressionMeasures(1, squared), y + 1, y)["r2"] == pytest.approx(expected, rel=1e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 80), st.integers(1, 6))
+def test_multilabel_is_that_of_torchmetrics(seed: int, n: int, count: int) -> None:
+    logits, y = labels(seed, n, count)
+    found, truth = scored(MultilabelMeasures(count, THRESHOLDS), logits, y), y.long()
+    if count > 1:
+        for average in ("micro", "macro"):
+            f1 = oracle.MultilabelF1Score(count, average=average)(logits.sigmoid(), truth)
+            assert found[f"f1_{average}"] == pytest.approx(f1.item(), abs=1e-6)
+            ours = f1_score(truth.numpy(), (logits > 0).numpy(), average=average, zero_division=0)
+            assert found[f"f1_{average}"] == pytest.approx(ours, abs=1e-9)
+        exact = oracle.MultilabelExactMatch(count)(logits.sigmoid(), truth)
+        assert found["exact_match"] == pytest.approx(exact.item(), abs=1e-6)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            by_label = oracle.MultilabelAveragePrecision(count, average="none", thresholds=THRESHOLDS)
+            areas = by_label(logits.sigmoid(), truth)[y.sum(0) > 0]
+        assert found["map"] == pytest.approx(areas.mean().item(), abs=1e-5, nan_ok=True)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, y)
+    assert found["loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_positive_weights_are_in_the_loss() -> None:
+    logits, y = labels(1, 20, 2)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, y, pos_weight=torch.tensor([2.0, 5.0]))
+    found = scored(MultilabelMeasures(2, THRESHOLDS, (2.0, 5.0)), logits, y)
+    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.integers(30, 120), st.integers(2, 6))
+def test_macro_f1_and_auroc_are_those_of_torchmetrics(seed: int, n: int, count: int) -> None:
+    log_probabilities, y = classes(seed, n, count)
+    y[:count] = torch.arange(count)  # torchmetrics counts a class without samples as 0
+    found = scored(ClassificationMeasures(("f1_macro", "auroc"), count, THRESHOLDS), log_probabilities, y)
+    f1 = oracle.MulticlassF1Score(count, average="macro")(log_probabilities, y)
+    area = oracle.MulticlassAUROC(count, thresholds=THRESHOLDS)(log_probabilities.exp(), y)
+    assert found["f1_macro"] == pytest.approx(f1.item(), abs=1e-6)
+    assert found["auroc"] == pytest.approx(area.item(), abs=1e-5)
+
+
+def test_further_metrics_leave_those_of_classification_as_they_are() -> None:
+    measures, predictions, y = CASES["classification"]
+    plain, more = CLASSIFICATION.statistics(predictions, y), measures.statistics(predictions, y)
+    assert torch.equal(more[:STATISTICS_SIZE], plain)
+    found = Statistics.from_vector(more, measures).metrics()
+    assert {name: found[name] for name in Statistics.from_vector(plain).metrics()} == pytest.approx(
+        Statistics.from_vector(plain).metrics(), rel=0
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 20), st.integers(1, 9), st.integers(2, 12))
+def test_language_is_that_of_torchmetrics(seed: int, n: int, length: int, vocabulary: int) -> None:
+    predictions, y = tokens(seed, n, length, vocabulary)
+    found = scored(LanguageMeasures(), predictions, y)
+    perplexity = Perplexity(ignore_index=IGNORED)(predictions, y).item()
+    assert found["perplexity"] == pytest.approx(perplexity, rel=1e-4)
+    counted = y != IGNORED
+    assert found["token_accuracy"] == pytest.approx((predictions.argmax(-1) == y)[counted].double().mean().item())
+
+
+@pytest.mark.parametrize("task", CASES)
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_add_up_in_any_division(task: str, seed: int) -> None:
+    """Counts are exact; sums of losses agree to the last bits, and to the bit where parts are added in one order."""
+    measures, predictions, y = CASES[task]
+    cuts = sorted(np.random.default_rng(seed).integers(0, len(y) + 1, size=4).tolist())
+    pieces = list(zip([0, *cuts], [*cuts, len(y)], strict=True))
+    parts = [Statistics.from_vector(measures.statistics(predictions[i:j], y[i:j]), measures) for i, j in pieces]
+    total = sum(parts, Statistics.empty(measures))
+    whole = Statistics.from_vector(measures.statistics(predictions, y), measures)
+    assert total.n == whole.n == len(y)
+    np.testing.assert_allclose(total.vector, whole.vector, rtol=1e-12)
+    assert total.metrics() == pytest.approx(whole.metrics(), rel=1e-9)
+    assert np.array_equal(sum(parts, Statistics.empty(measures)).vector, total.vector)
+    again = pickle.loads(pickle.dumps(total))
+    assert again.metrics() == total.metrics()
+    assert again.merit == (1 if measures.first.better == "higher" else -1) * again.first
+
+
+@pytest.mark.parametrize("task", CASES)
+def test_many_sets_at_once_and_none(task: str) -> None:
+    measures, predictions, y = CASES[task]
+    one, other = (measures.statistics(predictions[i], y[i]) for i in (slice(0, 25), slice(25, 60)))
+    vectors = torch.stack([one, other, torch.zeros_like(one)]).numpy()
+    found = measures.values(vectors)
+    assert found.keys() == {metric.name for metric in measures.metrics}
+    for row, vector in enumerate((one, other)):
+        single = Statistics.from_vector(vector, measures).metrics()
+        assert {name: values[row] for name, values in found.items()} == pytest.approx(single, rel=0)
+    assert all(math.isnan(values[2]) for values in found.values())
+    assert all(math.isnan(value) for value in Statistics.empty(measures).metrics().values())

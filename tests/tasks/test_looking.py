@@ -1,0 +1,118 @@
+"""Commands that look at runs show the task's first metric where they show accuracy of classifiers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import rayfl
+from algorithms.registry import METHODS as REGISTERED
+from rayfl.cli.entry import app
+from rayfl.errors import ConfigError, RunError
+from rayfl.metrics import CLASSIFICATION
+from rayfl.report.columns import metrics_for
+from rayfl.report.comparison import compare
+from rayfl.results.schemas import METRICS_KEY, first_metric, known_schema, metrics_of
+from rayfl.runs.loading import load_run
+from rayfl.sweeps.measures import Measure
+
+SHORT = {"train.rounds": 4, "train.local_epochs": 1, "evaluation.every": 2, "cluster.backend": "inline"}
+METHODS: dict[str, dict[str, Any]] = {
+    "superfed": {"name": "superfed", "mode": "mm", "start": 0.25},
+    "ditto": {"name": "ditto"},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    for name, method in METHODS.items():
+        rayfl.run("quickstart-regression", storage_path=str(folder), name=name, algorithm=method, **SHORT)
+    rayfl.run("quickstart-tabular", storage_path=str(folder), name="classes", **SHORT)
+    return {name: folder / name for name in (*METHODS, "classes")}
+
+
+def said(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 0, f"{done.output}{done.exception}"
+    return done.output
+
+
+def test_tables_say_what_the_task_is_judged_by(runs: dict[str, Path]) -> None:
+    table = pq.read_table(runs["ditto"] / "rounds.parquet")
+    assert json.loads(table.schema.metadata[METRICS_KEY])[0]["name"] == "mse" == first_metric(table).name
+    assert known_schema("rounds", table.schema)
+    assert not known_schema("rounds", table.schema.remove_metadata())
+    classes = pq.read_table(runs["classes"] / "rounds.parquet")
+    assert [metric.name for metric in metrics_of(classes)][:2] == ["top1", "top5"]
+    assert {"f1_macro", "pooled_auroc", "auroc_std"} <= set(classes.schema.names)
+
+
+def test_a_comparison_of_regressions_takes_the_least_error_for_the_best(runs: dict[str, Path], tmp_path: Path) -> None:
+    both = [load_run(str(runs[name]), REGISTERED) for name in METHODS]
+    comparison = compare(both)
+    assert [metric.column for metric in comparison.wanted.metrics] == ["mse", "mse_worst5", "mae", "r2", "loss"]
+    eligible = [line.cells["mse"] for line in comparison.lines if line.eligible]
+    assert [cell.best for cell in eligible] == [cell.mean == min(cell.mean for cell in eligible) for cell in eligible]
+    text = said("compare", *(str(runs[name]) for name in METHODS))
+    assert "MSE" in text and "accuracy" not in text and "highest MSE" in " ".join(text.split())
+    said("report", *(str(runs[name]) for name in METHODS), "--out", str(tmp_path / "both"))
+    page = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
+    assert "MSE of the methods" in page and "ccuracies" not in page
+
+
+def test_tasks_are_not_compared_with_each_other(runs: dict[str, Path]) -> None:
+    with pytest.raises(RunError, match="different tasks"):
+        metrics_for([load_run(str(runs[name]), REGISTERED) for name in ("ditto", "classes")])
+
+
+def test_the_report_on_one_run(runs: dict[str, Path], tmp_path: Path) -> None:
+    said("report", str(runs["superfed"]), "--out", str(tmp_path / "one"))
+    page = (tmp_path / "one" / "report.html").read_text(encoding="utf-8")
+    assert "MSE" in page and "R2" in page and "Reliability" not in page
+    header = (tmp_path / "one" / "figures" / "clients.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert "mse" in header and "global_mse" in header and "accuracy" not in header
+
+
+@pytest.mark.parametrize("kind", ["curves", "clients", "lambda"])
+def test_figures(kind: str, runs: dict[str, Path], tmp_path: Path) -> None:
+    said("plot", kind, str(runs["superfed"]), "--out", str(tmp_path / "figure.png"))
+    assert "mse" in (tmp_path / "figure.csv").read_text(encoding="utf-8").splitlines()[0]
+
+
+def test_figures_of_accuracies_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["plot", "ablation", str(runs["superfed"]), "--out", str(tmp_path / "figure.png")])
+    assert done.exit_code != 0
+    assert "the runs are judged by mse" in " ".join(done.output.split())
+
+
+def test_clients_are_listed_with_the_tasks_metrics(runs: dict[str, Path]) -> None:
+    text = said("clients", str(runs["ditto"]), "--sort", "mse", "--descending", "--filter", "mae>0", "--csv")
+    header, *rows = text.splitlines()
+    assert "mse,mae,r2" in header and "top1" not in header
+    column = header.split(",").index("mse")
+    values = [float(row.split(",")[column]) for row in rows]
+    assert values == sorted(values, reverse=True)
+    assert "top1" in CliRunner().invoke(app, ["clients", str(runs["ditto"]), "--sort", "top1"]).output
+
+
+def test_a_sweep_is_compared_by_a_metric_of_the_task() -> None:
+    metrics = metrics_of(rayfl_schema("mse"))
+    assert Measure.of_task(metrics, None, "personalized", "validation").mode == "min"
+    assert Measure.of_task(metrics, "r2", "personalized", "validation").mode == "max"
+    with pytest.raises(ConfigError, match=r"there is no 'top1'; the task has mse, mae, r2, loss"):
+        Measure.of_task(metrics, "top1", "personalized", "validation")
+    assert Measure.of_task(CLASSIFICATION.metrics, None, "personalized", "test") == Measure(judge="test")
+
+
+def rayfl_schema(first: str) -> Any:
+    from rayfl.metrics.regression import RegressionMeasures
+    from rayfl.results.schemas import metrics_metadata, schema_of
+
+    assert RegressionMeasures.metrics[0].name == first
+    return schema_of("rounds", RegressionMeasures.metrics).with_metadata(metrics_metadata(RegressionMeasures.metrics))
