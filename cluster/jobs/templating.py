@@ -26,10 +26,11 @@ _FILES: dict[Kind, str] = {
     "grafana": "grafana.json",
 }
 _NODES = {"name", "nodes", "gpus_per_node", "cpus_per_node", "memory_per_node", "shared_volume"}
+_PODS = {"image", "min_nodes", "tolerations", "node_selector", "image_pull_policy"}
 _USES: dict[Kind, set[str]] = {
-    "kuberay": _NODES | {"image"},
-    "kuberay-cluster": _NODES | {"image"},
-    "slurm": _NODES | {"time", "environment"},
+    "kuberay": _NODES | _PODS,
+    "kuberay-cluster": _NODES | _PODS,
+    "slurm": _NODES | {"time", "environment", "partition", "account", "array"},
     "ray-up": _NODES | {"image", "hosts", "user", "instance_type"},
     "docker": {"image", "gpus_per_node"},
     "grafana": set(),
@@ -39,6 +40,10 @@ _CLAIM_FOLDER = "/shared"
 
 # Whatever is written into YAML and shell: nothing that would have to be quoted there.
 Word = Annotated[str, matching(r"[A-Za-z0-9._/:@~-]+", "letters, digits and the signs . _ / : @ ~ -, without spaces")]
+_SIGNS = "letters, digits and the signs . _ / -"
+Name = Annotated[str, matching(r"[A-Za-z0-9._/-]+", f"{_SIGNS}, without spaces")]
+Taint = Annotated[str, matching(r"[A-Za-z0-9._/-]+(=[A-Za-z0-9._-]*)?", f"key or key=value of {_SIGNS}")]
+Pair = Annotated[str, matching(r"[A-Za-z0-9._/-]+=[A-Za-z0-9._-]*", f"key=value of {_SIGNS}")]
 
 
 class TemplateOptions(BaseModel):
@@ -65,6 +70,15 @@ class TemplateOptions(BaseModel):
     time: Annotated[
         str, matching(r"[0-9]+([-:][0-9]+)*", "numbers with : or - between them, such as 24:00:00 or 2-12")
     ] = Field("24:00:00", description="SLURM: time limit")
+    partition: Name | None = Field(None, description="SLURM: partition")
+    account: Name | None = Field(None, description="SLURM: who is charged")
+    array: int | None = Field(None, ge=2, description="SLURM: an array of so many jobs, one for each seed from 0 on")
+    min_nodes: int | None = Field(None, ge=0, description="KubeRay: Ray adds nodes between so many and nodes as needed")
+    tolerations: tuple[Taint, ...] = Field((), description="KubeRay: taints that pods may run on, key or key=value")
+    node_selector: tuple[Pair, ...] = Field((), description="KubeRay: labels of nodes that train, key=value")
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        None, description="KubeRay: when the image is fetched; null: as Kubernetes decides"
+    )
     environment: Word | None = Field(None, description="SLURM: folder of the virtual environment with rayfl")
     hosts: tuple[Word, ...] = Field((), description="ray up: machines of your own, head first; none: machines of AWS")
     user: Word = Field("ubuntu", description="ray up: who logs in")
@@ -113,14 +127,20 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
     resources: dict[str, Any] = {"cpu": str(chosen.cpus_per_node), "memory": f"{chosen.memory_per_node}Gi"}
     if chosen.gpus_per_node:
         resources["nvidia.com/gpu"] = str(chosen.gpus_per_node)
+    given = {word.partition("=")[0] for word in run if "=" in word}
+    if chosen.array and given & {"seed", "name"}:
+        raise ConfigError("--array gives each job a seed and a name of its own: leave seed and name out of the run")
+    if chosen.min_nodes is not None and chosen.min_nodes > chosen.nodes:
+        raise ConfigError(f"--min-nodes {chosen.min_nodes} is more than --nodes {chosen.nodes}")
     values = {
         **chosen.model_dump(),
+        "pod": _placement(chosen),
         "shared_volume": shared,
         "shared_folder": folder,
         "data_folder": f"{folder}/data",
         "runs_folder": f"{folder}/runs",
         "resources": resources,
-        "command": _command(chosen.name, f"{folder}/runs", run or ["quickstart"]),
+        "command": _command(None if chosen.array else chosen.name, f"{folder}/runs", run or ["quickstart"]),
         "ray_version": version("ray"),
         "torch_version": version("torch").partition("+")[0],
         "torchvision_version": version("torchvision").partition("+")[0],
@@ -141,7 +161,32 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
     return environment.get_template(_FILES[kind]).render(values)
 
 
-def _command(name: str, folder: str, run: Sequence[str]) -> str:
+def unpullable(chosen: TemplateOptions) -> str:
+    """Why no node of a cluster could fetch the image, in words; empty where one might."""
+    if "/" in chosen.image or chosen.image_pull_policy == "Never":
+        return ""
+    return (
+        f"no node can pull the image {chosen.image}: Docker Hub has none of this name. Push it to a registry that the "
+        "nodes reach, and give --image registry.example/rayfl:1"
+    )
+
+
+def _placement(chosen: TemplateOptions) -> dict[str, Any]:
+    """Where the pods that train may run, as fields of their spec."""
+    found: dict[str, Any] = {}
+    if chosen.tolerations:
+        taints = [taint.partition("=") for taint in chosen.tolerations]
+        found["tolerations"] = [
+            {"key": key, "operator": "Equal" if sign else "Exists", **({"value": value} if sign else {})}
+            for key, sign, value in taints
+        ]
+    if chosen.node_selector:
+        found["nodeSelector"] = dict(label.split("=", 1) for label in chosen.node_selector)
+    return found
+
+
+def _command(name: str | None, folder: str, run: Sequence[str]) -> str:
     given = {word.partition("=")[0] for word in run if "=" in word}
-    added = [f"{key}={value}" for key, value in (("name", name), ("storage_path", folder)) if key not in given]
+    wanted = {"name": name, "storage_path": folder}
+    added = [f"{key}={value}" for key, value in wanted.items() if value is not None and key not in given]
     return shlex.join(["rayfl", "run", *run, *added])

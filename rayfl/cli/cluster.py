@@ -57,6 +57,19 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             str | None, typer.Option(help="KubeRay: a claim, default rayfl-shared; else a folder, default /shared.")
         ] = None,
         time: Annotated[str | None, typer.Option(help="slurm: time limit; default 24:00:00.")] = None,
+        partition: Annotated[str | None, typer.Option(help="slurm: partition.")] = None,
+        account: Annotated[str | None, typer.Option(help="slurm: who is charged.")] = None,
+        array: Annotated[int | None, typer.Option(help="slurm: so many jobs, one for each seed from 0 on.")] = None,
+        min_nodes: Annotated[
+            int | None, typer.Option(help="KubeRay: Ray adds nodes between so many and --nodes, as needed.")
+        ] = None,
+        tolerations: Annotated[
+            list[str] | None, typer.Option("--toleration", help="KubeRay: a taint, key or key=value; repeat.")
+        ] = None,
+        node_selector: Annotated[
+            list[str] | None, typer.Option(help="KubeRay: a label of nodes that train, key=value; repeat.")
+        ] = None,
+        image_pull_policy: Annotated[str | None, typer.Option(help="KubeRay: Always, IfNotPresent or Never.")] = None,
         environment: Annotated[str | None, typer.Option(help="slurm: folder of the virtual environment.")] = None,
         hosts: Annotated[
             list[str] | None, typer.Option(help="ray-up: a machine of your own, head first; repeat. None: AWS.")
@@ -66,7 +79,7 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
     ) -> None:
         """Write a file that starts a cluster: Kubernetes, SLURM, Ray's launcher, an image, a Grafana dashboard."""
-        from cluster.jobs.templating import render, template_options
+        from cluster.jobs.templating import render, template_options, unpullable
         from rayfl.storage.files import Storage
 
         given = {
@@ -79,12 +92,21 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             "shared_volume": shared_volume,
             "time": time,
             "environment": environment,
+            "partition": partition,
+            "account": account,
+            "array": array,
+            "min_nodes": min_nodes,
+            "tolerations": tuple(tolerations) if tolerations else None,
+            "node_selector": tuple(node_selector) if node_selector else None,
+            "image_pull_policy": image_pull_policy,
             "hosts": tuple(hosts) if hosts else None,
             "user": user,
             "instance_type": instance_type,
         }
         chosen = template_options({field: value for field, value in given.items() if value is not None})
         text = render(kind.value, chosen, run or ())
+        if kind.value.startswith("kuberay") and (why := unpullable(chosen)):
+            terminal.err().print(f"warning: {why}", markup=False, highlight=False, soft_wrap=True)
         if run:
             load(run[0], run[1:])
             if Path(run[0]).expanduser().is_file():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import rayfl
@@ -122,7 +123,8 @@ def test_every_page_in_llms_txt_is_there() -> None:
 
 
 def test_the_version() -> None:
-    assert CliRunner().invoke(app, ["--version"]).output == f"rayfl {rayfl.__version__}\n"
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"rayfl {rayfl.__version__}\n")
 
 
 def test_exit_statuses() -> None:
@@ -140,3 +142,9 @@ def test_neither_pytorch_nor_ray_is_imported(command: str | None) -> None:
     code = f"import sys, rayfl, rayfl.cli.entry\n{run}\nsys.exit(str([m for m in {HEAVY!r} if m in sys.modules] or ''))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stderr.strip() == ""
+
+
+def test_the_citation_is_of_this_version() -> None:
+    found = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (found["cff-version"], found["version"]) == ("1.2.0", rayfl.__version__)
+    assert found["authors"] and found["title"] and found["license"] == "Apache-2.0" and found["message"]

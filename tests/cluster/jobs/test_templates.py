@@ -26,6 +26,9 @@ from rayfl.errors import ConfigError
 GPUS = {"name": "femnist", "nodes": 3, "gpus_per_node": 2, "cpus_per_node": 16, "memory_per_node": 100}
 
 
+SLURM = {"partition": "gpu", "account": "group-1"}
+
+
 def lint(linter: str, *arguments: str) -> None:
     """Has one of the linters of the extra dev look at a file."""
     found = shutil.which(linter, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -141,7 +144,7 @@ def test_kuberay(kind: str) -> None:
 
 def test_slurm(tmp_path: Path) -> None:
     run = ["femnist", "partition={name: natural, min_samples: 10}", "storage_path=/scratch/my runs"]
-    text = render("slurm", template_options(GPUS | {"environment": "/opt/rayfl", "time": "2-00:00:00"}), run)
+    text = render("slurm", template_options(GPUS | {"environment": "/opt/rayfl", "time": "2-00:00:00"} | SLURM), run)
     script = tmp_path / "run.sh"
     script.write_text(text)
     subprocess.run(["bash", "-n", str(script)], check=True)
@@ -155,7 +158,11 @@ def test_slurm(tmp_path: Path) -> None:
         "RAY_AUTH_MODE=token",
         "export RAY_TMPDIR=",
         "--min-worker-port=",
-        "--num-cpus=15",
+        "cpus=${SLURM_CPUS_PER_TASK:-16}",
+        "gpus=${SLURM_GPUS_ON_NODE:-2}",
+        '--num-cpus="$((cpus > 1 ? cpus - 1 : 1))"',
+        "#SBATCH --partition=gpu",
+        "#SBATCH --account=group-1",
         "source /opt/rayfl/bin/activate",
         "rayfl run femnist 'partition={name: natural, min_samples: 10}' 'storage_path=/scratch/my runs' name=femnist &",
     ):
@@ -167,13 +174,60 @@ def test_slurm(tmp_path: Path) -> None:
     # `ray symmetric-run` passes everything before -- to the workers too, and refuses these.
     arguments = text[text.index("ray symmetric-run") : text.index("  -- \\")]
     assert not re.search(r"--(head|port|node-ip-address|block|include-dashboard|dashboard-host)\b", arguments)
-    assert "gpus" not in render("slurm", TemplateOptions()).replace("--num-gpus=0", "")
+    plain = render("slurm", TemplateOptions())
+    assert not re.search("--gpus-per-node|--partition|--account|--array", plain)
+
+
+def test_slurm_has_an_array_of_seeds(tmp_path: Path) -> None:
+    text = render("slurm", template_options({"name": "many", "array": 5}), ["quickstart", "train.rounds=3"])
+    script = tmp_path / "run.sh"
+    script.write_text(text)
+    lint("shellcheck", "--severity=warning", str(script))
+    assert "#SBATCH --array=0-4" in text and "#SBATCH --output=many-%a.log" in text
+    assert '"seed=$SLURM_ARRAY_TASK_ID" "name=many-$SLURM_ARRAY_TASK_ID" &' in text
+    with pytest.raises(ConfigError, match="--array gives each job a seed and a name of its own"):
+        render("slurm", template_options({"array": 2}), ["quickstart", "seed=1"])
+
+
+def test_kuberay_adds_nodes_places_pods_and_names_an_image_that_no_one_can_pull(tmp_path: Path) -> None:
+    options = {
+        "nodes": 8,
+        "min_nodes": 2,
+        "tolerations": ("nvidia.com/gpu", "team=fl"),
+        "node_selector": ("gpu=h200",),
+        "image_pull_policy": "Always",
+        "image": "registry.example/rayfl:1",
+    }
+    spec = yaml.safe_load(render("kuberay", template_options(options)))["spec"]["rayClusterSpec"]
+    [workers] = spec["workerGroupSpecs"]
+    assert spec["enableInTreeAutoscaling"] is True
+    assert (workers["minReplicas"], workers["replicas"], workers["maxReplicas"]) == (2, 2, 8)
+    pod = workers["template"]["spec"]
+    assert pod["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists"},
+        {"key": "team", "operator": "Equal", "value": "fl"},
+    ]
+    assert pod["nodeSelector"] == {"gpu": "h200"}
+    containers = [group["template"]["spec"]["containers"][0] for group in (spec["headGroupSpec"], workers)]
+    assert [container["imagePullPolicy"] for container in containers] == ["Always", "Always"]
+    plain = yaml.safe_load(render("kuberay-cluster", TemplateOptions()))["spec"]
+    assert "enableInTreeAutoscaling" not in plain and "imagePullPolicy" not in str(plain)
+    with pytest.raises(ConfigError, match="--min-nodes 3 is more than --nodes 1"):
+        render("kuberay", template_options({"min_nodes": 3}))
+    with pytest.raises(ConfigError, match="--node-selector-0: "):
+        template_options({"node_selector": ("h200",)})
+    warned = CliRunner().invoke(app, ["cluster", "template", "kuberay", "--out", str(tmp_path / "a.yaml")])
+    assert warned.exit_code == 0 and "no node can pull the image rayfl:latest" in " ".join(warned.output.split())
+    pullable = ["--image", "registry.example/rayfl:1", "--out", str(tmp_path / "b.yaml")]
+    assert "can pull" not in CliRunner().invoke(app, ["cluster", "template", "kuberay", *pullable]).output
 
 
 FAKE_SRUN = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do shift; done
-if [[ $1 == hostname ]]; then echo 10.0.0.1; exit; fi
 exec "$@"
+"""
+FAKE_GETENT = """#!/usr/bin/env bash
+echo "127.0.1.1 STREAM a"; echo "10.0.0.1 STREAM a"; echo "10.0.0.1 DGRAM"
 """
 FAKE_RAY = """#!/usr/bin/env bash
 echo "ray $*" >> "$LOG"; stat -c '%a %s' "$RAY_AUTH_TOKEN_PATH" >> "$LOG"
@@ -191,7 +245,8 @@ time.sleep(30)
 
 
 def test_slurm_gives_the_run_its_signal_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    fakes = {"srun": FAKE_SRUN, "ray": FAKE_RAY, "rayfl": FAKE_RAYFL, "scontrol": "#!/bin/sh\necho a\n"}
+    fakes = {"srun": FAKE_SRUN, "ray": FAKE_RAY, "rayfl": FAKE_RAYFL, "getent": FAKE_GETENT}
+    fakes["scontrol"] = "#!/bin/sh\necho a\n"
     for name, content in fakes.items():
         (tmp_path / name).write_text(content)
         (tmp_path / name).chmod(0o755)
@@ -205,6 +260,7 @@ def test_slurm_gives_the_run_its_signal_and_leaves_nothing_behind(tmp_path: Path
         "SLURM_JOB_ID": "123456789",
         "SLURM_JOB_NODELIST": "a",
         "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_CPUS_PER_TASK": "24",
     }
     batch = subprocess.Popen(["bash", str(script)], env=environment, stdout=subprocess.PIPE, text=True)
     while not started.exists() and batch.poll() is None:
@@ -216,6 +272,7 @@ def test_slurm_gives_the_run_its_signal_and_leaves_nothing_behind(tmp_path: Path
     log = (tmp_path / "log").read_text()
     port = 20000 + 123456789 % 20 * 600
     assert f"--address 10.0.0.1:{port} " in log
+    assert "--num-cpus=23 --num-gpus=0 " in log
     assert log.endswith("600 64\n")  # the token: for its owner only, 64 characters
     assert not list((tmp_path / "all" / ".ray-tokens").iterdir())
     assert not Path("/tmp/rayfl-123456789").exists()
@@ -290,11 +347,11 @@ def test_the_command_prints_or_writes(tmp_path: Path) -> None:
     run = ["cluster", "template", "kuberay", "mnist-pathological", "train.rounds=7", "--nodes", "2"]
     printed = CliRunner().invoke(app, run, catch_exceptions=False)
     assert printed.exit_code == 0
-    command = yaml.safe_load(printed.output)["spec"]["entrypoint"]
+    command = yaml.safe_load(printed.stdout)["spec"]["entrypoint"]
     assert command.startswith("rayfl run mnist-pathological train.rounds=7 ")
     target = tmp_path / "new" / "job.yaml"
     assert CliRunner().invoke(app, [*run, "--out", str(target)], catch_exceptions=False).exit_code == 0
-    assert target.read_text() == printed.output
+    assert target.read_text() == printed.stdout
 
 
 @pytest.mark.parametrize(
