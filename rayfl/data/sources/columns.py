@@ -314,7 +314,7 @@ def _text(path: Path, table: pa.Table, name: str) -> np.ndarray | None:
     column = table.column(name)
     if column.null_count == len(column):
         return None
-    refuse_nulls(path, column, name)
+    refuse_nulls(path, table, name)
     try:
         return np.array(column.cast(pa.string()).to_pylist(), dtype=object)
     except pa.ArrowException as error:

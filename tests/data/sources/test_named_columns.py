@@ -124,7 +124,7 @@ def test_numbers_are_standardized_by_each_clients_own_training_samples(own: Call
 def test_missing_numbers_are_filled_by_the_training_mean_and_said(own: Callable[..., dict[str, Any]]) -> None:
     ages = [None if i in (0, 7) else age for i, age in enumerate(AGES)]
     section = own(changes={"age": ages}, x=["age", "bmi"], y="outcome")
-    with pytest.raises(DataError, match=r"rows.parquet: column 'age', row 0 is null; .*missing=mean"):
+    with pytest.raises(DataError, match=r"column 'age', row 0 \(client 'A'\) is null; .*missing=mean"):
         opened(section)
     with pytest.raises(DataError, match=r"rows.parquet: column 'age', row 0 \(client 'A'\) is missing.*missing=mean"):
         opened({**section, "standardize": "global"})
