@@ -42,6 +42,7 @@ def main(folder: Path) -> None:
                 "x": "text", "tokenizer": "words", "length": 10,
             },
             "model": {"name": "fasttext", "embedding": 8},
+            "algorithm": "fedavg",
             "train": {"rounds": 15, "clients_per_round": 3, "lr": 1.0, "batch_size": 10},
         },
         **{"cluster.backend": "inline", "storage_path": str(folder), "name": "reviews"},

@@ -35,7 +35,7 @@ def bash(*words: str) -> list[str]:
 
 def test_presets() -> None:
     assert sorted(bash("rayfl", "run", "")) == preset_names()
-    assert bash("rayfl", "run", "quick") == ["quickstart"]
+    assert bash("rayfl", "run", "quickstart-reg") == ["quickstart-regression"]
     assert bash("rayfl", "sweep", "mnist-p") == ["mnist-pathological"]
     assert bash("rayfl", "data", "show", "shakes") == ["shakespeare"]
     assert bash("rayfl", "submit", "mnist-p") == ["mnist-pathological"]

@@ -99,8 +99,8 @@ TOGETHER = {
     "SyntheticSource.iid": {"alpha": 0, "beta": 0},
     "RegressionSection.delta": {"loss": "huber"},
     "ClassificationSection.thresholds": {"metrics": ["auroc"]},
-    "ParquetSource.length": {"tokenizer": "words"},
-    "ParquetSource.vocabulary": {"tokenizer": "words"},
+    "ParquetSource.length": {"path": "rows.parquet", "tokenizer": "words"},
+    "ParquetSource.vocabulary": {"path": "rows.parquet", "tokenizer": "words"},
 }
 """What else must be given for an option to be valid."""
 

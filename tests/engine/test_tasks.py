@@ -133,6 +133,15 @@ def test_padding_is_no_part_of_a_text() -> None:
     torch.testing.assert_close(first, model["embedding.weight"][[3, 5]].mean(0))
 
 
+def test_a_window_of_one_reads_its_own_token_alone() -> None:
+    learned, x, _ = made("language_model")
+    assert learned.spec is not None
+    network = WindowModel(window=1, embedding=3, hidden=4).network(learned.spec)
+    logits = network.logits(network.initialize(0), x)
+    same = x[0, 1] == x
+    assert torch.allclose(logits[same], logits[0, 1].expand(int(same.sum()), -1))
+
+
 def test_a_window_reads_no_token_that_comes_later() -> None:
     learned, x, _ = made("language_model")
     model, other = learned.network.initialize(0), x.clone()

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfl.data.images.images import decode_images, is_encoded
+from rayfl.data.sources.table_files import owner
 from rayfl.errors import DataError
 
 
@@ -56,18 +57,27 @@ def read_inputs(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: 
     return _plain(filled, layout, shape)
 
 
-def refuse_nulls(path: Path, column: pa.ChunkedArray, name: str, fix: str = "") -> None:
-    """Raises DataError for the first null of a column, with a further way to mend it."""
+def refuse_nulls(
+    path: Path,
+    table: pa.Table,
+    name: str,
+    client: str | None = None,
+    fix: str = "",
+    part: pa.ChunkedArray | None = None,
+) -> None:
+    """Raises DataError for the first null of a column, or of a part of it, with its client and a further remedy."""
+    column = table.column(name) if part is None else part
     if column.null_count:
         row = pc.index(pc.is_null(column), True).as_py()
-        raise DataError(f"{path}: column {name!r}, row {row} is null; fill it or remove the row{fix}")
+        whose = owner(table, client, row)
+        raise DataError(f"{path}: column {name!r}, row {row}{whose} is null; fill it or remove the row{fix}")
 
 
 def _plain(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple[int, ...] | None) -> np.ndarray:
     """Inputs that are stored as numbers or raw bytes."""
     if layout.kind == "bytes":
         first = filled[0][1].column(layout.x[0])
-        refuse_nulls(filled[0][0], first, layout.x[0])
+        refuse_nulls(*filled[0], layout.x[0], layout.client)
         raw = pa.types.is_fixed_size_binary(first.type)
         if not raw and is_encoded(first[0].as_py()) and (shape is None or len(first[0].as_py()) != _values(shape)):
             return _encoded(filled, layout, shape)
@@ -98,7 +108,7 @@ def _values(shape: tuple[int, ...]) -> int:
 def _numbers(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
     names = layout.x
     for name in names:
-        refuse_nulls(path, table.column(name), name, ", or set dataset.missing=mean or dataset.missing=indicator")
+        refuse_nulls(path, table, name, layout.client, ", or set dataset.missing=mean or dataset.missing=indicator")
     dtype = np.uint8 if all(table.column(name).type == pa.uint8() for name in names) else np.float32
     x = np.empty((table.num_rows, len(names)), dtype=dtype)
     for position, name in enumerate(names):
@@ -110,11 +120,13 @@ def _numbers(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
 def _lists(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
     names = layout.x
     column = table.column(names[0])
-    refuse_nulls(path, column, names[0])
+    refuse_nulls(path, table, names[0], layout.client)
     lengths = pc.list_value_length(column).to_numpy()
     if (other := np.flatnonzero(lengths != lengths[0])).size:
+        whose = owner(table, layout.client, int(other[0]))
         raise DataError(
-            f"{path}: column {names[0]!r}, row {other[0]} has {lengths[other[0]]} values, but row 0 has {lengths[0]}"
+            f"{path}: column {names[0]!r}, row {other[0]}{whose} has {lengths[other[0]]} values, but row 0 has "
+            f"{lengths[0]}: give every row as many"
         )
     values = pc.list_flatten(column)
     if values.null_count:
@@ -129,9 +141,9 @@ def _lists(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
 def _refuse_infinite(path: Path, table: pa.Table, x: np.ndarray, name: str, client: str | None) -> None:
     if x.dtype == np.float32 and not np.isfinite(x).all():
         row = int(np.argmax(~np.isfinite(x).all(axis=1)))
-        owner = "" if client is None else f" (client {table.column(client)[row].as_py()!r})"
+        whose = owner(table, client, row)
         raise DataError(
-            f"{path}: column {name!r}, row {row}{owner} holds a value that is not finite in float32: remove the row, "
+            f"{path}: column {name!r}, row {row}{whose} holds a value that is not finite in float32: remove the row, "
             "or mend it"
         )
 
@@ -139,7 +151,7 @@ def _refuse_infinite(path: Path, table: pa.Table, x: np.ndarray, name: str, clie
 def _bytes(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
     names = layout.x
     column = table.column(names[0])
-    refuse_nulls(path, column, names[0])
+    refuse_nulls(path, table, names[0], layout.client)
     lengths = pc.binary_length(column).to_numpy()
     if (other := np.flatnonzero(lengths != lengths[0])).size:
         raise DataError(
@@ -159,7 +171,7 @@ def _encoded(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tup
         column = table.column(name)
         if layout.kind == "files":
             column = pc.struct_field(column, "bytes")
-        refuse_nulls(path, column, name)
+        refuse_nulls(path, table, name, layout.client, part=column)
         images.extend(column.to_pylist())
         places.extend((path, row) for row in range(table.num_rows))
     x = decode_images(len(images), images.__getitem__, lambda i: f"{places[i][0]}: column {name!r}, row {places[i][1]}")

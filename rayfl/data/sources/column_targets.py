@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayfl.data.sources.column_inputs import refuse_nulls
 from rayfl.data.sources.table_files import owner
 from rayfl.errors import DataError
 from rayfl.examples import Target
 
 _NAMES = ("y", "label")
 _NUMBERED = re.compile(r"y[\W_]?\d+")
+_FIX = ": what is to be learned must be there"
 
 
 def target_columns(path: Path, schema: pa.Schema, wanted: str | Sequence[str], target: Target) -> tuple[str, ...]:
@@ -99,7 +101,7 @@ def _classes(path: Path, table: pa.Table, name: str, client: str | None, any_int
             f"{path}: column {name!r} has the type {column.type}; labels are integers from 0"
             + (fix if numbers or pa.types.is_nested(column.type) else "")
         )
-    _refuse_nulls(path, table, name, client)
+    refuse_nulls(path, table, name, client, _FIX)
     labels: np.ndarray = column.to_numpy().astype(np.int64)
     if len(labels) and labels.min() < 0 and not any_integers:
         row = int(np.argmax(labels < 0))
@@ -116,7 +118,7 @@ def _column(path: Path, table: pa.Table, name: str, target: Target, client: str 
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         need = "labels are columns of 0 and 1" if target == "labels" else "numbers to predict are numbers"
         raise DataError(f"{path}: column {name!r} has the type {kind}; {need}, or one column of lists of them")
-    _refuse_nulls(path, table, name, client)
+    refuse_nulls(path, table, name, client, _FIX)
     values: np.ndarray = column.cast(pa.float64()).to_numpy() if not pa.types.is_boolean(kind) else np.asarray(column)
     with np.errstate(over="ignore"):  # what is too large is named by the caller
         return values.astype(np.float32)
@@ -124,7 +126,7 @@ def _column(path: Path, table: pa.Table, name: str, target: Target, client: str 
 
 def _list(path: Path, table: pa.Table, name: str, target: Target, client: str | None) -> np.ndarray:
     """One column of lists of equal length."""
-    _refuse_nulls(path, table, name, client)
+    refuse_nulls(path, table, name, client, _FIX)
     column = table.column(name)
     lengths = pc.list_value_length(column).to_numpy()
     if (other := np.flatnonzero(lengths != lengths[0])).size:
@@ -139,13 +141,3 @@ def _list(path: Path, table: pa.Table, name: str, target: Target, client: str | 
         raise DataError(f"{path}: column {name!r}, row {row}{owner(table, client, row)} has a null among its values")
     found: np.ndarray = np.asarray(values).astype(np.float32).reshape(table.num_rows, -1)
     return found
-
-
-def _refuse_nulls(path: Path, table: pa.Table, name: str, client: str | None) -> None:
-    column = table.column(name)
-    if column.null_count:
-        row = pc.index(pc.is_null(column), True).as_py()
-        raise DataError(
-            f"{path}: column {name!r}, row {row}{owner(table, client, row)} is null: what is to be learned must be "
-            "there; fill it or remove the row"
-        )

@@ -66,7 +66,9 @@ def read_texts(
     elif tokenizer in _SPLITTERS:
         rows, count = _learned([_SPLITTERS[tokenizer](text) for text in texts], training, vocabulary)
     else:
-        rows, count = _from_file(texts, Path(tokenizer).expanduser(), vocabulary)
+        file = tokenizer_file(tokenizer)
+        assert file is not None
+        rows, count = _from_file(texts, file, vocabulary)
     width = max(1, max(map(len, rows))) if length is None else length
     x = np.full((len(rows), width), PADDING, dtype=np.int32)
     for place, row in enumerate(rows):
@@ -94,9 +96,16 @@ def _learned(rows: list[list[str]], training: np.ndarray, vocabulary: int | None
     return [[number.get(token, UNKNOWN) for token in row] for row in rows], len(kept) + 2
 
 
-def _from_file(texts: list[str], place: Path, vocabulary: int | None) -> tuple[list[list[int]], int]:
+def tokenizer_file(tokenizer: str | None) -> Path | None:
+    """The file that a tokenizer is read from; None for one that is learned, or none."""
+    if tokenizer is None or tokenizer in _SPLITTERS:
+        return None
+    place = Path(tokenizer).expanduser()
+    return place / "tokenizer.json" if place.is_dir() else place
+
+
+def _from_file(texts: list[str], path: Path, vocabulary: int | None) -> tuple[list[list[int]], int]:
     """By a tokenizer of the library tokenizers; its tokens are numbered from 1, since 0 is padding."""
-    path = place / "tokenizer.json" if place.is_dir() else place
     if not path.is_file():
         raise DataError(f"dataset.tokenizer: {path} does not exist; it may be characters, words, or a tokenizer.json")
     try:

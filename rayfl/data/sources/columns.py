@@ -2,64 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from rayfl.data.sources.column_inputs import Layout, read_inputs, refuse_nulls
-from rayfl.data.sources.column_tables import Missing, is_category, read_table
-from rayfl.data.sources.column_targets import read_targets, target_columns
+from rayfl.data.sources.column_layout import AUTO, Wanted, find_layout, unused
+from rayfl.data.sources.column_tables import read_table
+from rayfl.data.sources.column_targets import read_targets
 from rayfl.data.sources.column_texts import PADDING, read_texts
 from rayfl.data.sources.table_files import TableFile
 from rayfl.data.tables import TableColumns
 from rayfl.errors import DataError
 from rayfl.examples import InputSpec, Target
 from rayfl.metrics.language import IGNORED
-
-AUTO, NONE = "auto", "none"
-_INPUTS = ("x", "image", "img")
-_PREFIX = re.compile(r"x[\W_]?\w+")
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which columns are meant; ``auto`` finds them by name, ``none`` (clients and splits only) leaves them out.
-
-    Attributes:
-        client: the column with the client's name.
-        split: the column with ``train`` or ``test``.
-        x: the column with the inputs, or several with a number each.
-        y: the column with the labels, or several.
-        target: what is learned of the rows.
-        tokens: whether the inputs are lists of tokens.
-        tokenizer: of texts; see :mod:`rayfl.data.sources.column_texts`.
-        length: tokens of a text.
-        vocabulary: number of tokens.
-        missing: what becomes of missing numbers.
-        named: whether the columns are a table's, whatever their types.
-    """
-
-    client: str = AUTO
-    split: str = AUTO
-    x: str | tuple[str, ...] = AUTO
-    y: str | tuple[str, ...] = AUTO
-    target: Target = "class"
-    tokens: bool = False
-    tokenizer: str | None = None
-    length: int | None = None
-    vocabulary: int | None = None
-    missing: Missing = "error"
-    named: bool = False
-
-    @property
-    def of_texts(self) -> bool:
-        """Whether the inputs are texts or tokens."""
-        return self.tokens or self.tokenizer is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,14 +72,14 @@ def read_rows(paths: Sequence[Path], wanted: Wanted, shape: tuple[int, ...] | No
     Raises:
         DataError: naming file, column and, counted from 0, row.
     """
-    tables, layouts, unused = [], [], dict[str, None]()
+    tables, layouts, left = [], [], dict[str, None]()
     for path in paths:
         file = TableFile(path)
-        layouts.append(_layout(path, file.schema, wanted))
+        layouts.append(find_layout(path, file.schema, wanted))
         if layouts[-1] != layouts[0]:
             raise DataError(f"{path}: the columns are not those of {paths[0]} ({layouts[-1]}, {layouts[0]})")
         tables.append(file.read(layouts[0].names))
-        unused |= dict.fromkeys(_unused(file.schema, layouts[0]) if wanted.x == AUTO else ())
+        left |= dict.fromkeys(unused(file.schema, layouts[0]) if wanted.x == AUTO else ())
     if not any(table.num_rows for table in tables):
         raise DataError(f"{', '.join(map(str, paths))}: no rows")
     layout = layouts[0]
@@ -135,7 +94,7 @@ def read_rows(paths: Sequence[Path], wanted: Wanted, shape: tuple[int, ...] | No
         x = read_inputs(filled, layout, shape)
     y, count = _targets(filled, layout, wanted, renumbered)
     integers = layout.kind == "lists" and _of_integers(filled[0][1].schema.field(layout.x[0]).type)
-    return Rows(x, y, clients, splits, integers, count, tuple(unused), table=columns)
+    return Rows(x, y, clients, splits, integers, count, tuple(left), table=columns)
 
 
 def _targets(
@@ -172,148 +131,6 @@ def _of_texts(
     return Rows(x, y, clients, splits, False, labels, vocabulary=vocabulary, cut=cut)
 
 
-def _layout(path: Path, schema: pa.Schema, wanted: Wanted) -> Layout:
-    y = target_columns(path, schema, wanted.y, wanted.target)
-    client = None if wanted.client == NONE else _column(path, schema, "client", wanted.client, ("client",))
-    split = None if wanted.split == NONE else _column(path, schema, "split", wanted.split, ("split",))
-    if wanted.x != AUTO:
-        given = (wanted.x,) if isinstance(wanted.x, str) else wanted.x
-        return _named_inputs(path, schema, given, Layout((), "table", y, client, split), wanted)
-    if wanted.of_texts:
-        return _texts(path, schema, _text_column(path, schema), Layout((), "texts", y, client, split), wanted)
-    x = _column(path, schema, "x", AUTO, _INPUTS)
-    taken = {x, *y, client, split}
-    others = [field for field in schema if _PREFIX.fullmatch(field.name) and field.name not in taken]
-    if x is not None:
-        kind = _kind(path, schema.field(x))
-        rivals = [f.name for f in others if kind == "numbers" or (f.name[-1].isdigit() and _is_number(f.type))]
-        if rivals:
-            of_what = "single numbers" if kind == "numbers" else "inputs"
-            raise DataError(
-                f"{path} has a column {x!r} of {of_what} and also {', '.join(rivals)}; name the inputs with dataset.x"
-            )
-        return Layout((x,), kind, y, client, split)
-    if not any(_is_number(field.type) for field in others):
-        raise DataError(
-            f"{path} has no column x or image, nor numeric columns whose names begin with x, only "
-            f"{', '.join(schema.names)}; name the inputs with dataset.x"
-        )
-    if wanted.named:
-        return Layout(tuple(_in_order([field.name for field in others])), "table", y, client, split)
-    for field in others:
-        _check_number(path, field, others)
-    return Layout(tuple(_in_order([field.name for field in others])), "numbers", y, client, split)
-
-
-def _text_column(path: Path, schema: pa.Schema) -> str:
-    found = [name for name in ("text", "x") if name in schema.names]
-    if not found:
-        raise DataError(
-            f"{path} has no column text or x, only {', '.join(schema.names)}; name the texts with dataset.x"
-        )
-    return found[0]
-
-
-def _texts(path: Path, schema: pa.Schema, name: str, layout: Layout, wanted: Wanted) -> Layout:
-    """The layout of texts, or of lists of tokens."""
-    kind = schema.field(name).type
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if wanted.tokens:
-        if not (lists and pa.types.is_integer(kind.value_type)):
-            raise DataError(f"{path}: column {name!r} has the type {kind}; tokens are lists of integers")
-        return replace(layout, x=(name,), kind="tokens")
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise DataError(f"{path}: column {name!r} has the type {kind}, but dataset.tokenizer is for text")
-    return replace(layout, x=(name,), kind="texts")
-
-
-def _column(path: Path, schema: pa.Schema, field: str, name: str, candidates: Sequence[str]) -> str | None:
-    """The column that a field names, or the one among the candidates that there is.
-
-    Raises:
-        DataError: there is no such column, or several candidates.
-    """
-    if name != AUTO:
-        if name not in schema.names:
-            raise DataError(f"dataset.{field}: {path} has no column {name!r}, only {', '.join(schema.names)}")
-        return name
-    found = [candidate for candidate in candidates if candidate in schema.names]
-    if len(found) > 1:
-        raise DataError(f"{path} has columns {' and '.join(found)}; say which is meant with dataset.{field}")
-    return found[0] if found else None
-
-
-def _named_inputs(path: Path, schema: pa.Schema, names: Sequence[str], layout: Layout, wanted: Wanted) -> Layout:
-    fields = [schema.field(str(_column(path, schema, "x", name, ()))) for name in names]
-    if both := [name for name in names if name in layout.y]:
-        raise DataError(f"dataset.x: column {both[0]!r} of {path} is to be learned (dataset.y): name it only once")
-    if wanted.of_texts:
-        if len(fields) > 1:
-            raise DataError(f"dataset.x names {len(fields)} columns, but a text is one; of {path}, name one")
-        return _texts(path, schema, names[0], layout, wanted)
-    if len(fields) == 1 and not wanted.named and not is_category(fields[0].type):
-        return replace(layout, x=(fields[0].name,), kind=_kind(path, fields[0]))
-    if len(fields) == 1 and pa.types.is_string(fields[0].type) and not wanted.named:
-        raise DataError(
-            f"{path}: column {names[0]!r} is text: set dataset.tokenizer=words or characters to read it as text, or "
-            "dataset.standardize or dataset.missing to take it for a category"
-        )
-    if wanted.named or any(is_category(field.type) for field in fields):
-        for field in fields:
-            if not is_category(field.type):
-                _check_number(path, field, fields)
-        return replace(layout, x=tuple(names), kind="table")
-    for field in fields:
-        _check_number(path, field, fields)
-    return replace(layout, x=tuple(names), kind="numbers")
-
-
-def _check_number(path: Path, field: pa.Field, inputs: Sequence[pa.Field]) -> None:
-    """Refuses a column among several inputs that is none of numbers: without it, models would see something else."""
-    if not _is_number(field.type):
-        names = [other.name for other in inputs if other is not field]
-        raise DataError(
-            f"{path}: column {field.name!r} has the type {field.type}, but the inputs beside it "
-            f"({', '.join(names)}) are numbers: convert it, or name the inputs with dataset.x=[NAME, NAME, ...]"
-        )
-
-
-def _unused(schema: pa.Schema, layout: Layout) -> list[str]:
-    """Columns of numbers beside inputs that are columns of numbers."""
-    found = [field.name for field in schema if _is_number(field.type) and field.name not in layout.names]
-    return found if layout.kind in ("numbers", "table") else []
-
-
-def _in_order(names: list[str]) -> list[str]:
-    """By number where all names end in one (x2 before x10), else as the file has them."""
-    ends = [re.search(r"\d+$", name) for name in names]
-    if all(ends):
-        return sorted(names, key=lambda name: int(re.search(r"\d+$", name).group()))  # type: ignore[union-attr]
-    return names
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _kind(path: Path, field: pa.Field) -> Literal["numbers", "lists", "bytes", "files"]:
-    kind = field.type
-    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-        return "files"  # as the `datasets` library stores images
-    if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return "bytes"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        if _is_number(kind.value_type):
-            return "lists"
-    if _is_number(kind):
-        return "numbers"
-    text = "; for texts set dataset.tokenizer" if pa.types.is_string(kind) else ""
-    raise DataError(
-        f"{path}: the column {field.name!r} has the type {kind}; inputs are lists of numbers, raw pixels or "
-        f"encoded images (binary), or one number{text}"
-    )
-
-
 def _of_integers(kind: pa.DataType) -> bool:
     """Returns whether lists are of integers other than uint8, which are pixels."""
     return bool(pa.types.is_integer(kind.value_type) and kind.value_type != pa.uint8())
@@ -324,7 +141,7 @@ def _text(path: Path, table: pa.Table, name: str) -> np.ndarray | None:
     column = table.column(name)
     if column.null_count == len(column):
         return None
-    refuse_nulls(path, column, name)
+    refuse_nulls(path, table, name)
     try:
         return np.array(column.cast(pa.string()).to_pylist(), dtype=object)
     except pa.ArrowException as error:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
 from pydantic import Field, model_validator
 
-from rayfl.data.files.content import ContentHash
-from rayfl.data.files.natural_file import NaturalHeader, open_natural, write_natural
+from rayfl.data.files.natural_file import open_natural
 from rayfl.data.files.records import SourceFile, read_record, write_record
-from rayfl.data.files.targets import to_column
 from rayfl.data.files.whole import locked
-from rayfl.data.images.moments import moments_of
 from rayfl.data.sources.base import LABELS, Labels, NaturalPath, Samples
+from rayfl.data.sources.client_rows import write_clients
+from rayfl.data.sources.column_layout import AUTO, Wanted
 from rayfl.data.sources.column_tables import Missing
-from rayfl.data.sources.columns import AUTO, Rows, Wanted, read_rows
-from rayfl.data.sources.pooled_file import Part, PooledFile, storage_of, write_pooled
+from rayfl.data.sources.column_texts import tokenizer_file
+from rayfl.data.sources.columns import Rows, read_rows
+from rayfl.data.sources.pooled_file import Part, PooledFile, write_pooled
 from rayfl.data.sources.preparing import PREPARED, Order, PreparableSource, check_part, is_prepared, no_checksum
 from rayfl.data.sources.remarks import Remark, on_columns, remarks_on
 from rayfl.data.sources.root import data_root
@@ -30,14 +28,11 @@ from rayfl.data.sources.targets import WANTED
 from rayfl.data.sources.targets import Wanted as TargetOption
 from rayfl.data.tables import Standardize, TableColumns, TableOptions
 from rayfl.errors import DataError
-from rayfl.examples import InputSpec, Target
+from rayfl.examples import Target
 from rayfl.randomness import RandomStreams
 
 _KEY_DIGITS = 12
-_BATCH_ROWS = 4096
-_MOST_NATURAL_CLASSES = 2**15
 _YOUNGER = ("labels", "kind", "tokenizer", "length", "vocabulary", "missing")
-Owner = tuple[str, str]
 
 
 class ParquetSource(PreparableSource):
@@ -161,8 +156,8 @@ class ParquetSource(PreparableSource):
         options = self.model_dump(mode="json", exclude={"root", "path", "paths", "standardize", *younger})
         if self.standardize != "none":
             options["named"] = True
-        if self.tokenizer is not None and Path(self.tokenizer).exists():
-            options["tokenizer_changed"] = Path(self.tokenizer).stat().st_mtime_ns
+        if (tokenizer := tokenizer_file(self.tokenizer)) is not None and tokenizer.is_file():
+            options["tokenizer_changed"] = tokenizer.stat().st_mtime_ns
         key = hashlib.sha256(json.dumps([files, options], sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
         return self.resolved_root / PREPARED / f"parquet-{key}.arrow"
 
@@ -211,7 +206,7 @@ class ParquetSource(PreparableSource):
             if rows.clients is None:
                 content = write_pooled(path, self.name, _by_split(rows), spec.num_classes, source, spec).sha256
             else:
-                content = _write_clients(path, rows, spec, own_test=self.part == "both", source=source)
+                content = write_clients(path, rows, spec, own_test=self.part == "both", source=source)
             options = {**self.model_dump(mode="json"), "clients": rows.clients is not None}
             options["remarks"] = self._remarks(rows, num_classes)
             if rows.table is not None:
@@ -276,59 +271,3 @@ def _by_split(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         return {"train": (rows.x, rows.y)}
     parts = {part: rows.splits == part for part in ("train", "test")}
     return {part: (rows.x[own], rows.y[own]) for part, own in parts.items() if own.any()}
-
-
-def _write_clients(path: Path, rows: Rows, spec: InputSpec, own_test: bool, source: str) -> str:
-    """Writes rows with clients, sorted, and returns the checksum of their content."""
-    assert rows.clients is not None
-    if spec.target == "class" and spec.num_classes > _MOST_NATURAL_CLASSES:
-        raise DataError(f"{source}: {spec.num_classes} classes; data with clients have {_MOST_NATURAL_CLASSES} at most")
-    own_test = own_test and rows.splits is not None and bool((rows.splits == "test").any())
-    splits = rows.splits if rows.splits is not None else np.full(len(rows.y), "train", dtype=object)
-    if own_test and not set(rows.clients[splits == "train"]) & set(rows.clients[splits == "test"]):
-        raise DataError(
-            f"{source}: no client has both train and test rows, so nobody could be tested on own data; set "
-            "dataset.part to train (each client's test part is then drawn from its train rows)"
-        )
-    names = np.unique(rows.clients.astype(str))
-    rank = np.searchsorted(names, rows.clients.astype(str))
-    order = np.lexsort((splits == "test", rank))
-    train = order[splits[order] == "train"]
-    if not len(train):
-        raise DataError(f"{source}: no row has the split train")
-    digest = ContentHash()
-    for x, y, owners in _batches(rows, splits, order):
-        digest.update(x, y, [name for owner in owners for name in owner])
-    header = NaturalHeader(
-        kind="parquet",
-        input=spec.kind,
-        shape=rows.x.shape[1:],
-        num_classes=spec.num_classes,
-        vocabulary=spec.vocabulary,
-        storage=storage_of(rows.x),
-        own_test=own_test,
-        target=spec.target,
-        moments=None if spec.kind == "tokens" else moments_of(rows.x[train]),
-        sha256=digest.hexdigest(),
-    )
-    schema = header.arrow_schema()
-    write_natural(path, schema, (_table(batch, schema) for batch in _batches(rows, splits, order)))
-    return digest.hexdigest()
-
-
-def _batches(rows: Rows, splits: np.ndarray, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, list[Owner]]]:
-    assert rows.clients is not None
-    for start in range(0, len(order), _BATCH_ROWS):
-        at = order[start : start + _BATCH_ROWS]
-        yield rows.x[at], rows.y[at], list(zip(rows.clients[at], splits[at], strict=True))
-
-
-def _table(batch: tuple[np.ndarray, np.ndarray, list[Owner]], schema: pa.Schema) -> pa.Table:
-    x, y, owners = batch
-    columns = [
-        pa.array([client for client, _ in owners], pa.string()),
-        pa.array([split for _, split in owners], pa.string()),
-        pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(x).reshape(-1)), type=schema.field("x").type),
-        to_column(y, schema.field("y").type),
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)

@@ -74,6 +74,27 @@ def test_killed_actor(method: str, delay_s: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize(
+    "preset",
+    [
+        "quickstart-regression",
+        pytest.param("quickstart-multilabel", marks=pytest.mark.slow),
+        pytest.param("quickstart-text", marks=pytest.mark.slow),
+        pytest.param("quickstart-tabular", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_actor_of_another_task(preset: str, tmp_path: Path) -> None:
+    options = {"train.rounds": 4, "train.local_epochs": 30, "evaluation.every": 2, "tracking.tensorboard": False}
+    calm = {"name": "calm", "cluster.backend": "inline"}
+    rayfl.run(preset, storage_path=str(tmp_path), **calm, **options)
+    killer = ActorKiller(after_round=2, delay_s=0.05)
+    killed = {"name": "killed", "cluster.num_actors": 2}
+    rayfl.run(preset, callbacks=[killer], storage_path=str(tmp_path), **killed, **options)
+    assert len(killer.failures) == 1
+    assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "killed"))
+
+
+@pytest.mark.usefixtures("local_ray")
 def test_too_many_failures_end_the_run_and_the_same_command_continues_it(tmp_path: Path) -> None:
     rayfl.run(long_rounds(small_experiment(tmp_path, "calm", "scaffold", backend="inline")))
     config = long_rounds(small_experiment(tmp_path, "killed", "scaffold", num_actors=1)) | {"max_failures": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_numbers_are_standardized_by_each_clients_own_training_samples(own: Call
 def test_missing_numbers_are_filled_by_the_training_mean_and_said(own: Callable[..., dict[str, Any]]) -> None:
     ages = [None if i in (0, 7) else age for i, age in enumerate(AGES)]
     section = own(changes={"age": ages}, x=["age", "bmi"], y="outcome")
-    with pytest.raises(DataError, match=r"rows.parquet: column 'age', row 0 is null; .*missing=mean"):
+    with pytest.raises(DataError, match=r"column 'age', row 0 \(client 'A'\) is null; .*missing=mean"):
         opened(section)
     with pytest.raises(DataError, match=r"rows.parquet: column 'age', row 0 \(client 'A'\) is missing.*missing=mean"):
         opened({**section, "standardize": "global"})
@@ -198,6 +199,45 @@ def test_words_are_tokens_learned_from_the_training_rows(own: Callable[..., dict
     assert train[2].tolist() == [cat, 0, 0, 0]
     assert test[0].tolist() == [1, 1, cat, 0]
     assert any("3 of 12 texts are longer than 4 tokens" in remark for remark in dataset.remarks())
+
+
+class Pieces:
+    """Stands in for the library tokenizers: three tokens, by the length of a word."""
+
+    class Tokenizer:
+        """One of its tokenizers."""
+
+        @classmethod
+        def from_file(cls, path: str) -> Pieces.Tokenizer:
+            if "damaged" in Path(path).read_text():
+                raise Exception("expected value at line 1")  # what the library raises
+            return cls()
+
+        def get_vocab_size(self) -> int:
+            return 3
+
+        def encode_batch(self, texts: list[str]) -> list[SimpleNamespace]:
+            return [SimpleNamespace(ids=[min(len(word), 3) - 1 for word in text.split()]) for text in texts]
+
+
+def test_a_tokenizer_from_a_folder(own: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: Any) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+    section = own(x="note", y="outcome", tokenizer=str(folder), length=6)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(DataError, match=r"needs the package tokenizers: pip install tokenizers"):
+        opened(section)
+    monkeypatch.setitem(sys.modules, "tokenizers", Pieces)
+    dataset = opened(section)
+    assert dataset.spec.vocabulary == 4  # padding is one more
+    assert dataset.load(0)["train"].x.tolist()[1] == [1, 3, 3, 2, 3, 3]
+    assert dataset.load(0)["train"].x.tolist()[2] == [3, 0, 0, 0, 0, 0]
+    with pytest.raises(DataError, match=r"dataset.vocabulary is 9, but .*tokenizer.json has 4 tokens"):
+        opened({**section, "vocabulary": 9})
+    (folder / "tokenizer.json").write_text("damaged")
+    with pytest.raises(DataError, match=r"tokenizer.json is no tokenizer of the library tokenizers: expected value"):
+        opened(section)
 
 
 def test_texts_of_which_the_next_token_is_learned(own: Callable[..., dict[str, Any]]) -> None:
