@@ -1,4 +1,4 @@
-"""Which host runs which clients: longest processing time first, preferring the host that holds the state."""
+"""Assigns clients to hosts: longest processing time first, preferring the host that holds the state."""
 
 from __future__ import annotations
 

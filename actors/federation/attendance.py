@@ -1,4 +1,4 @@
-"""Who takes part in a round: what happens when clients fail that may be left out.
+"""Keeps record of who takes part in a round, when clients fail that may be left out.
 
 A client that fails takes no part in the round at all, as if it had not been sampled: means, weights and numbers that
 depend on the cohort are those of the rest. So the method's round is begun again without it. If it failed in the

@@ -1,4 +1,4 @@
-"""Whose doing it was that hosts died: a client that ends or blocks its process fails like one that raises.
+"""Finds the clients because of which hosts died: one that ends or blocks its process fails like one that raises.
 
 A process that is gone says nothing of its last moments. So the clients whose results it still owed are suspects, and
 the round, once undone, does them one at a time: with whom a host dies then is to blame. A host that hangs can be asked

@@ -1,4 +1,4 @@
-"""Where clients are: assigns them to hosts, moves their states there, and calls the hosts."""
+"""Assigns clients to hosts, moves their states there, and calls the hosts."""
 
 from __future__ import annotations
 

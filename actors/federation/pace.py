@@ -1,4 +1,4 @@
-"""How long clients take, learned from how long they took."""
+"""Learns how long clients take from how long they took."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from math import exp, log
 
 _HOST, _CLIENT = 0.3, 0.5
-"""How far (in logarithms) what is known moves towards a new measurement: for a whole share, and for one client."""
+"""Weights of a new measurement in the moving averages of logarithms: for a host's whole share, and for one client."""
 
 _HOSTS_ALIKE, _CLIENTS_ALIKE = 1.25, 1.3
 """Factors by which hosts may differ from their mean, and clients from what their costs say, and still count as alike.

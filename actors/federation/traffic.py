@@ -1,4 +1,4 @@
-"""What a deployment would send."""
+"""Counts the bytes that a deployment would send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How this process gets and returns memory."""
+"""Settings of the memory allocator of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which clients' code a host runs just now, for other threads of its process, and what that code prints."""
+"""Tells other threads of a host which clients' code runs just now, and collects what that code prints."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from rayfl.engine.precision import set_arithmetic
 from rayfl.experiment.parts import Parts
 
 _AUTOMATIC_SHARE = {"state_memory": 0.4, "data_memory": 0.3}
-"""What share of a machine's memory its actors may fill with each; of a GPU's, with samples."""
+"""Shares of a machine's memory that its actors may fill with states and with samples; of a GPU's, with samples."""
 
 
 def build_host(

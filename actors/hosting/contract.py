@@ -1,4 +1,4 @@
-"""What is made sure of before a method's code is trusted: each breach is an error that says what to write instead."""
+"""Checks what a method's code returns and asks for; each breach is an error that says what to write instead."""
 
 from __future__ import annotations
 

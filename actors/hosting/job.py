@@ -1,4 +1,4 @@
-"""What the driver asks of a host, and what it answers."""
+"""Jobs that the driver gives to hosts, and their results."""
 
 from __future__ import annotations
 

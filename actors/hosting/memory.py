@@ -23,7 +23,7 @@ from rayfl.storage import treefile
 
 _PREFIX = "rayfl-spill"
 _OF_PROCESS = re.compile(r"(\d+)-[a-z0-9_]+")
-"""What follows the machine's name in a folder's: the process, and what ``tempfile`` adds."""
+"""The end of a folder's name, after the machine's: the process, and a random part."""
 _MOST_HOLES = 64 << 20
 """Bytes let go of before the machine gets them back: rarely enough for its time not to matter."""
 Key = TypeVar("Key", bound=Hashable)

@@ -1,1 +1,1 @@
-"""What one client costs in time and memory, measured before the actors start."""
+"""Measures the time and memory that one client costs, before the actors start."""

@@ -1,4 +1,4 @@
-"""What one client costs: some local steps, timed and metered before the run's actors start.
+"""Measures what one client costs: some local steps, timed and metered before the run's actors start.
 
 The steps are those of the method itself, in a host of their own whose states nobody keeps. Random numbers are functions
 of seed, round and client, so nothing that comes later changes by this.

@@ -1,4 +1,4 @@
-"""How much memory of its device a process uses: of a GPU, or of the machine."""
+"""Meters the memory of a device, a GPU or the machine, that a process uses."""
 
 from __future__ import annotations
 

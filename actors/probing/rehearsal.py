@@ -1,4 +1,4 @@
-"""Which steps a probe does: a round's first call, found by playing the round with clients that only listen."""
+"""Finds the steps that a probe does: a round's first call, by playing the round with clients that only listen."""
 
 from __future__ import annotations
 

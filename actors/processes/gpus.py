@@ -1,4 +1,4 @@
-"""Which GPU an actor computes on, and whether it is the one meant for it."""
+"""Checks that an actor computes on the GPU that is meant for it."""
 
 from __future__ import annotations
 

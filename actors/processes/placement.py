@@ -1,4 +1,4 @@
-"""How many actors fit on which nodes and GPUs."""
+"""Counts the actors that fit on nodes and GPUs."""
 
 from __future__ import annotations
 

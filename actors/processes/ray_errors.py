@@ -1,4 +1,4 @@
-"""What Ray's errors mean here: a lost process, or one that could not be set up."""
+"""Translates Ray's errors: a lost process, or one that could not be set up."""
 
 from __future__ import annotations
 

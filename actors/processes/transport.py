@@ -1,4 +1,4 @@
-"""How trees travel between the driver and its actors: within a call, in shared memory, or through Ray's object store.
+"""Moves trees between the driver and its actors: within a call, in shared memory, or through Ray's object store.
 
 Shared memory needs the driver and the actor to be processes of one machine that can open each other's memory; they try
 it once (:meth:`Line.meet`). What finds no room there goes through the object store.

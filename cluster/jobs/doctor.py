@@ -1,4 +1,4 @@
-"""What a machine, or a cluster, needs for runs: checked, each with the fix."""
+"""Checks what a machine, or a cluster, needs for runs; each finding has its fix."""
 
 from __future__ import annotations
 

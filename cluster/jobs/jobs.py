@@ -30,7 +30,7 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, ResourceError, RunError
 
 _STOP_MARGIN_S = 60
-"""What Ray waits for a job after SIGTERM beyond the round's grace: the last commit."""
+"""Seconds that Ray waits for a job's last commit, after SIGTERM and the round's grace."""
 _POLL_S = 1.0
 _RECONNECTS = 5
 _END_OF_CONFIG = "RAYFL_END_OF_CONFIGURATION"

@@ -1,4 +1,4 @@
-"""What a run needs on the nodes of a cluster that has rayfl's dependencies: this version of it, and users' modules."""
+"""Ships what a run needs to a cluster that has rayfl's dependencies: this version of rayfl, and users' modules.
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _USES: dict[Kind, set[str]] = {
     "grafana": set(),
 }
 _CLAIM_FOLDER = "/shared"
-"""Where pods and images have the shared volume."""
+"""The place of the shared volume in pods and images."""
 
 # Whatever is written into YAML and shell: nothing that would have to be quoted there.
 Word = Annotated[str, matching(r"[A-Za-z0-9._/:@~-]+", "letters, digits and the signs . _ / : @ ~ -, without spaces")]

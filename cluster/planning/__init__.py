@@ -1,1 +1,1 @@
-"""How a run takes its share of a cluster: actors, measurements, nodes that join, shared folders."""
+"""Plans a run's share of a cluster: actors, measurements, nodes that join, shared folders."""

@@ -1,4 +1,4 @@
-"""What a run that waits for room asks of Ray's autoscaler: nodes for the actors that its configuration insists on."""
+"""Asks Ray's autoscaler, while a run waits for room, for the nodes of the actors that its configuration insists on."""
 
 from __future__ import annotations
 

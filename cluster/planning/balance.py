@@ -1,4 +1,4 @@
-"""How a run shares its clients among actors."""
+"""Decides by what a run shares its clients among actors."""
 
 from __future__ import annotations
 

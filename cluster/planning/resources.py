@@ -1,4 +1,4 @@
-"""How many actors, with what share of the cluster, and how long to wait for a cluster that is still growing."""
+"""Decides on the number of actors, their share of the cluster, and how long to wait for a cluster that is growing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps other users of a machine out of the Ray that rayfl starts there: a token, and a folder nobody else enters.
+"""Keeps other users of a machine out of the Ray that rayfl starts there, by a token and a folder nobody else enters.
 
 Ray writes its token with whatever permissions the shell's umask gives, usually so that everybody may read it, and makes
 the folder with its sockets, logs and packages writable by all.

@@ -1,4 +1,4 @@
-"""How long the phases of a round took."""
+"""Times the phases of a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep keeps in its folder: what it varies, what a scheduler has stopped, and the tables of the results."""
+"""The files of a sweep's folder: what it varies, what a scheduler has stopped, and the tables of the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a sweep's experiments as they begin and end."""
+"""Logs a sweep's experiments as they begin and end."""
 
 from __future__ import annotations
 

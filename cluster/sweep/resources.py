@@ -1,4 +1,4 @@
-"""What Ray reserves for each experiment of a sweep, and how many fit beside each other."""
+"""Reserves resources for each experiment of a sweep, and counts how many fit at a time."""
 
 from __future__ import annotations
 

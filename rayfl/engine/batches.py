@@ -1,4 +1,4 @@
-"""Which samples make which mini-batch: the same for the looped and the vectorised engine."""
+"""Plans which samples make which mini-batch, for the looped and the vectorised engine alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How one local update is done: what its method asks for, and the configured values of all else."""
+"""The settings of one local update: what its method asks for, and the configured values of all else."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from rayfl.params import Tree, from_leaves, leaves
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
 SLOTS: Mapping[str, tuple[str, ...]] = {"sgd": ("momentum",), "adam": ("m", "v"), "adamw": ("m", "v")}
-"""What an optimizer keeps for every parameter, in addition to the number of its steps."""
+"""Names of the tensors that an optimizer keeps for every parameter, in addition to the number of its steps."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a client's procedure asks of the engine."""
+"""Requests of a client's procedure to the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is learned: batches, losses and predictions, as pure functions of a model's tree."""
+"""Learning tasks: batches, losses and predictions, as pure functions of a model's tree."""
 
 from __future__ import annotations
 
