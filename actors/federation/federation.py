@@ -77,7 +77,7 @@ class Federation(Clients):
 
     @property
     def lookups(self) -> Lookups:
-        """How often hosts found clients' states and samples in memory in this round."""
+        """Counts of clients' states and samples that hosts found in memory in this round."""
         return self._hosts.lookups
 
     def begin_round(

@@ -25,7 +25,7 @@ _MOST_PRINTED = 20_000
 
 @dataclass(frozen=True)
 class Report:
-    """What a host says of its work while it goes on.
+    """A host's report on the work that it is at.
 
     Attributes:
         clients: whose code runs; several where clients are stacked.

@@ -73,7 +73,7 @@ class Job:
 
 @dataclass
 class JobResult:
-    """What a host sends back.
+    """The result of a job.
 
     Attributes:
         totals: the partial sums of a ``mean``, by group.

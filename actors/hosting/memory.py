@@ -31,7 +31,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass
 class Lookups:
-    """How often something was asked for that memory may not have any more.
+    """Counts of what was asked for and found, or no longer found, in memory.
 
     Attributes:
         hits: it was there.

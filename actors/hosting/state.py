@@ -168,7 +168,7 @@ class _Same:
 
     @property
     def version(self) -> int:
-        """How often the tensor has been written to by now."""
+        """The number of times that the tensor has been written to."""
         return self._tensor._version
 
     def __eq__(self, other: object) -> bool:

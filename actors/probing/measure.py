@@ -30,7 +30,7 @@ _STACKED_STEPS = 2
 
 @dataclass(frozen=True)
 class Measured:
-    """What clients cost on one device.
+    """The costs of clients on one device.
 
     Attributes:
         place: the device, for messages.

@@ -22,7 +22,7 @@ _STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True)
 class Room:
-    """What a device has, in bytes.
+    """The memory of a device, in bytes.
 
     Attributes:
         own: what this process takes of it before it trains anybody: the context, or libraries and interpreter.

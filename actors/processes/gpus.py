@@ -42,7 +42,7 @@ def own_gpu() -> Gpu:
 
 @dataclass(frozen=True)
 class Seated:
-    """Where an actor was put, and where it found itself.
+    """The GPU that an actor was given, and the one that it computes on.
 
     Attributes:
         name: the actor's.

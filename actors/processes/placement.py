@@ -15,7 +15,7 @@ PARTS = 10_000
 
 @dataclass(frozen=True)
 class ActorOptions:
-    """What Ray reserves for each actor.
+    """The actors of a run, and what Ray reserves for each.
 
     Attributes:
         count: number of actors to begin with.
@@ -42,7 +42,7 @@ class ActorOptions:
 
 @dataclass(frozen=True)
 class Node:
-    """What a machine of the cluster has, or has free.
+    """The resources of a machine of the cluster, all or those that are free.
 
     Attributes:
         id: Ray's id of the node, hexadecimal.

@@ -46,7 +46,7 @@ class HostDiedError(Exception):
 
 
 class HostPool(Protocol):
-    """What the federation needs of its hosts."""
+    """The hosts of a federation, whatever processes they are in."""
 
     @property
     def size(self) -> int:

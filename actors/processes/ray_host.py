@@ -17,7 +17,7 @@ _REPORT_TIMEOUT_S = 10.0
 
 
 class RayHost:
-    """One host.
+    """A host that is a Ray actor.
 
     Args:
         number: what it is called by.

@@ -77,7 +77,7 @@ class RayPool:
 
     @property
     def descriptions(self) -> list[dict[str, Any]]:
-        """What each host says of itself."""
+        """The description that each host gives of itself."""
         return [host.description for host in self._hosts]
 
     def put(self, tree: Tree) -> Any:

@@ -19,7 +19,7 @@ from rayfl.params import Tree, leaves
 
 
 class Reply(NamedTuple):
-    """What a call returns to a driver that reads parcels.
+    """The answer of a call to a driver that reads parcels.
 
     Attributes:
         value: the result, or the parcel that it is in.

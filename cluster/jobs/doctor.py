@@ -37,7 +37,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table.
+    """The outcome of one check: a line of the table.
 
     Attributes:
         what: was checked.

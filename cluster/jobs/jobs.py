@@ -39,7 +39,7 @@ _NO_ADDRESSES = {"RAY_ADDRESS": "", "RAY_API_SERVER_ADDRESS": ""}
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What goes with a run to the cluster.
+    """Options of a job: what goes with a run to the cluster.
 
     Attributes:
         ship: send this rayfl along; False for a cluster that has it installed.

@@ -1,4 +1,4 @@
-"""Ships what a run needs to a cluster that has rayfl's dependencies: this version of rayfl, and users' modules.
+"""Ships what a run needs to a cluster that has rayfl's dependencies: its own version, and users' modules."""
 
 from __future__ import annotations
 
