@@ -66,9 +66,9 @@ def read_texts(
     elif tokenizer in _SPLITTERS:
         rows, count = _learned([_SPLITTERS[tokenizer](text) for text in texts], training, vocabulary)
     else:
-        path = tokenizer_file(tokenizer)
-        assert path is not None
-        rows, count = _from_file(texts, path, vocabulary)
+        file = tokenizer_file(tokenizer)
+        assert file is not None
+        rows, count = _from_file(texts, file, vocabulary)
     width = max(1, max(map(len, rows))) if length is None else length
     x = np.full((len(rows), width), PADDING, dtype=np.int32)
     for place, row in enumerate(rows):
