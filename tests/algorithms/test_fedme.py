@@ -117,7 +117,7 @@ class Given:
     def logits(self, model: dict[str, Tensor], batch: Batch) -> Tensor:
         return model["z"]
 
-    def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
+    def loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
         return batch.mean(-logits.log_softmax(-1).gather(1, batch.y[:, None])[:, 0])
 
 

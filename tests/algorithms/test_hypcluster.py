@@ -38,7 +38,7 @@ TRAIN = TrainConfig(
 class LikelyQuadratic(Quadratic):
     """QUAD whose log-probability of a sample's label is minus its loss."""
 
-    def log_probabilities(self, models: Sequence[Mapping[str, Tensor]], x: Tensor) -> Tensor:
+    def predictions(self, models: Sequence[Mapping[str, Tensor]], x: Tensor) -> Tensor:
         losses = 0.5 * ((models[0]["theta"] - x) ** 2).sum(-1)
         return torch.stack([-losses, -losses - 1], 1)
 

@@ -24,6 +24,7 @@ from rayfl.data.partitions.base import IIDPartition, NaturalPartition, Pathologi
 from rayfl.data.partitions.dirichlet import DirichletPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.noise import LabelNoise
+from rayfl.data.sources.official import open_official_test
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.errors import ConfigError, DataError
 from rayfl.metrics.language import IGNORED
@@ -164,6 +165,12 @@ def test_several_labels_and_numbers_to_predict(
     assert found.tolist() == expected
     assert dataset.spec.target == target
     assert dataset.spec.num_classes == len(expected[0])
+
+
+def test_a_table_has_no_official_test_part(own: Callable[..., dict[str, Any]]) -> None:
+    section = own(x=INPUTS, y="outcome", part="train")
+    with pytest.raises(ConfigError, match=r"evaluation.official_test: dataset 'parquet' is a table.*leave the option"):
+        open_official_test(ParquetSource(**section), opened(section), RandomStreams(0))
 
 
 def test_targets_in_lists(tmp_path: Path) -> None:
