@@ -19,7 +19,7 @@ from rayfl.engine.optimizers import OptimizerName
 from rayfl.engine.schedules import Cosine
 from rayfl.engine.server import Server
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.params import Tree
@@ -47,6 +47,7 @@ class FedDF(FineTuned):
 
     name: Literal["feddf"] = "feddf"
     citation: ClassVar[str] = "Lin et al., NeurIPS 2020"
+    needs: ClassVar[Mapping[Trait, str]] = {"distribution": "the server distills probabilities of classes"}
     server_keeps: ClassVar[str] = "w, U"
     mixes_architectures: ClassVar[bool] = True
     no_private_norm: ClassVar[Mapping[str, str]] = dict.fromkeys(

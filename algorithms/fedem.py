@@ -15,7 +15,7 @@ from algorithms.base import Averaging, Clients, setting
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.batches import BatchPlan
 from rayfl.engine.client import Client, RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
@@ -71,6 +71,9 @@ class FedEM(Averaging):
     name: Literal["fedem"] = "fedem"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Marfoq et al., NeurIPS 2021"
+    needs: ClassVar[Mapping[Trait, str]] = {
+        "classes": "the likelihood of its class says of which component a sample is"
+    }
     client_keeps: ClassVar[str] = "pi_k"
     server_keeps: ClassVar[str] = "theta_1..theta_M"
     no_private_norm: ClassVar[Mapping[str, str]] = dict.fromkeys(

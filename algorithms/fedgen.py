@@ -21,7 +21,7 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.server import Server
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.params import Tree
 
 _LEAST, _EPSILON, _SHARE = 1e-4, 1e-5, 0.1
@@ -85,6 +85,7 @@ class FedGen(FineTuned):
 
     name: Literal["fedgen"] = "fedgen"
     citation: ClassVar[str] = "Zhu et al., ICML 2021"
+    needs: ClassVar[Mapping[Trait, str]] = {"classes": "the generator makes features of each class"}
     server_keeps: ClassVar[str] = "w, G, its moments"
 
     label_weight: float = setting(10.0, "a", "weight in round 0 of the heads' loss on generated features", ge=0)

@@ -12,7 +12,7 @@ from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.architectures import task_of
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.params import Tree
@@ -39,6 +39,7 @@ class FedMD(Algorithm):
     name: Literal["fedmd"] = "fedmd"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Li & Wang, arXiv 2019"
+    needs: ClassVar[Mapping[Trait, str]] = {"distribution": "clients exchange scores of classes"}
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "U"
     mixes_architectures: ClassVar[bool] = True

@@ -18,7 +18,8 @@ from torch.func import vmap
 from rayfl.engine.mixtures import Mixture
 from rayfl.engine.tasks import Classification, Model, Predictor, Task
 from rayfl.examples import Examples
-from rayfl.metrics import CLASSIFICATION, Statistics, outcomes, summed
+from rayfl.metrics import Statistics, outcomes, summed
+from rayfl.metrics.classification import ClassificationMeasures
 
 _CPU_BYTES, _DEVICE_BYTES = 1 << 26, 1 << 30
 """Models and inputs that are stacked at a time; few on CPUs, for the sake of their caches."""
@@ -80,8 +81,10 @@ def evaluate_together(asked: Sequence[Asked], task: Task, batch_size: int) -> li
         batch_size: samples of a client at a time.
     """
     found: list[dict[str, Statistics]] = [{} for _ in asked]
+    measures = task.measures
     # Of other measures the sums are others; and with statistics of a batch, a prediction may depend on the batch.
-    if not isinstance(task, Classification) or task.measures is not CLASSIFICATION or task.network.batch_statistics:
+    plain = type(measures) is ClassificationMeasures and not measures.further
+    if not isinstance(task, Classification) or not plain or task.network.batch_statistics:
         return found
     groups: dict[tuple[str, ...], list[int]] = {}
     # Those with as many samples side by side, so that there is little padding.
@@ -99,7 +102,7 @@ def evaluate_together(asked: Sequence[Asked], task: Task, batch_size: int) -> li
                     scored += [(i, aliases) for i in members for aliases in line.names]
         rows = torch.cat(vectors).cpu().numpy() if vectors else ()
     for (i, aliases), row in zip(scored, rows, strict=True):
-        found[i].update(dict.fromkeys(aliases, Statistics.from_vector(row, task.measures)))
+        found[i].update(dict.fromkeys(aliases, Statistics.from_vector(row, measures)))
     return found
 
 

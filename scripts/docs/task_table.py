@@ -65,6 +65,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pfedme": {"inner_steps": 2},
     "l2gd": {"penalty_weight": 5.0},
     "hypcluster": {"clusters": 2},
+    "feddf": {"distill_steps": 2},
+    "fedgen": {"generator_steps": 2, "generator_hidden": 4, "noise_dim": 3},
 }
 """By method, hyper-parameters that small data need, or that have no default."""
 
@@ -94,6 +96,8 @@ def sections(method: str, task: str) -> dict[str, Any]:
         **TASKS[task],
     }
     content["train"] |= TRAIN.get(method, {})
+    if METHODS[method].asynchronous:
+        content["system"] = {"name": "sampled", "mode": "buffered", "concurrency": 4}
     if method == "fedbn":
         content["model"] = {"name": "scripts.docs.task_table:normalized", "head": "2"}
     if method == "fedme":
@@ -120,7 +124,7 @@ def tried(content: Mapping[str, Any]) -> str:
             raise
         return str(error).partition(": ")[2].partition(": ")[2].partition(". Choose")[0]
     host = build_host(config, 0, "cpu", tell=lambda line: None)
-    federation = Federation(Hosts(InlinePool([host])), parts.context, sizes)
+    federation = Federation(Hosts(InlinePool([host])), parts.task, parts.context, sizes)
     server = parts.initial_server()
     for number in range(ROUNDS):
         cohort = parts.cohort(number)

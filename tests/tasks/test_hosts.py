@@ -26,7 +26,7 @@ def played(method: str, task: str, hosts: int) -> tuple[Any, Any, ResultTables]:
     config = load_config(Experiment, content, {})
     parts = Parts(config)
     pool = InlinePool([build_host(config, number, "cpu", tell=lambda line: None) for number in range(hosts)])
-    federation = Federation(Hosts(pool), parts.context, parts.check())
+    federation = Federation(Hosts(pool), parts.task, parts.context, parts.check())
     server = parts.initial_server()
     for number in range(2):
         cohort = parts.cohort(number)
