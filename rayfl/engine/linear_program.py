@@ -157,6 +157,7 @@ class LinearProgram:
                     if self._moves(share.of):
                         gradient[:, segment, self._number(share.of), column] += weight * coefficient
         for factor, term in self._known:
+            assert isinstance(term.pair.slopes, Slopes)
             for weights, slope in zip(self._weights(term), term.pair.slopes, strict=True):
                 amount = np.asarray(values(factor) * slope, np.float64)
                 gradient += (amount[..., None, None] * weights)[..., None, :, :]
