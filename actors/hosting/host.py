@@ -20,7 +20,16 @@ from actors.hosting.scoring import Scorer, SplitScores
 from actors.hosting.server_work import served
 from actors.hosting.state import Change, ClientStates, changed_in_place, signature
 from algorithms.base import Algorithm
-from rayfl.aggregation.exact_sum import ExactSum, NonFiniteError, Weighted, check_finite, too_large
+from rayfl.aggregation.exact_sum import (
+    ExactSum,
+    Extremes,
+    NonFiniteError,
+    Weighted,
+    check_finite,
+    extremes_of,
+    too_large,
+)
+from rayfl.aggregation.fixed_point import CPU
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.official import OFFICIAL_PIECE, OfficialTest
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
@@ -30,10 +39,11 @@ from rayfl.engine.engine import Engine
 from rayfl.engine.requests import SERVER
 from rayfl.engine.tasks import recorded_names
 from rayfl.engine.trampoline import run_procedures
+from rayfl.engine.transfers import moved_together
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import ClientError, MethodError, RayflError, ResourceError, as_error, text_of
 from rayfl.models.private_norm import PrivateNorm
-from rayfl.params import Tree, from_numpy, map_leaves, num_bytes, own_dicts, to_numpy
+from rayfl.params import Tree, from_numpy, num_bytes, own_dicts, to_numpy
 from rayfl.storage.manifest import StoredFile
 
 
@@ -122,10 +132,10 @@ class ClientHost:
         if job.kind == "server":
             result.values[SERVER] = self._with_room(lambda: to_numpy(self._served(job, common)))
             return result
-        waiting = self._ranked(job)
+        waiting, places = self._ranked(job), {client: place for place, client in enumerate(job.clients)}
         while waiting:
             width = self.engine.width
-            together, waiting = waiting[:width], waiting[width:]
+            together, waiting = sorted(waiting[:width], key=places.__getitem__), waiting[width:]
             started = time.perf_counter()
             self._run_together(job, together, common, result)
             each = (time.perf_counter() - started) / len(together)
@@ -138,7 +148,7 @@ class ClientHost:
         return result
 
     def _ranked(self, job: Job) -> tuple[int, ...]:
-        """The clients of a job in the order in which they are run: where they are stacked, those alike side by side.
+        """The clients of a job, first those that are run together first: where they are stacked, those alike.
 
         A stack makes as many steps as its longest client needs, and evaluates as many samples as its largest has.
         """
@@ -205,13 +215,18 @@ class ClientHost:
         """Runs the procedures of some clients; returns the errors of those that failed, of which nothing is kept."""
         clients: dict[int, Client] = {}
         failed: dict[int, Exception] = {}
-        received: dict[int, Tensor] = {}
         procedure = getattr(self.algorithm, job.procedure)
         coroutines: dict[int, Coroutine[Any, Any, Any]] = {}
+        try:
+            states, payloads, received = self._brought(job, ids)
+        except Exception as error:
+            if not ran_out_of_memory(error):
+                raise
+            return dict.fromkeys(ids, error)
         for id in ids:
             try:
-                client = self._client(id, job)
-                given = {**own_dicts(common), **from_numpy(job.payloads.get(id, {}), self.engine.device, received)}
+                client = self._client(id, job, states.pop(id))
+                given = {**own_dicts(common), **payloads.pop(id)}
                 if self._norm.names:
                     given = self._norm.joined(given, client.state, self.engine.device)
             except Exception as error:
@@ -237,9 +252,12 @@ class ClientHost:
         outcomes = run_procedures(coroutines, self.engine, self.at_work.turn_to, unharmed)
         outcomes = {id: self._kept_back(job, clients[id], outcome) for id, outcome in outcomes.items()}
         scored = self._scored_together(job, clients, outcomes)
+        updates = {id: self._update(job, outcome, common) for id, outcome in outcomes.items()}
+        changed = {id for id in clients if job.kind != "evaluate" and signature(clients[id].state) != before[id]}
+        kept: Mapping[int, Tree] = {id: clients[id].state for id in changed}
+        known, kept = self._settled(job, outcomes, updates, kept)
         for id, client in clients.items():
             self.at_work.turn_to((id,))
-            changed = job.kind != "evaluate" and signature(client.state) != before[id]
             spoilt = changed_in_place(before[id])
             if spoilt is not None:
                 # The kept state, which a commit may be writing just now, has the same tensors.
@@ -247,10 +265,10 @@ class ClientHost:
                 raise self._blame(wrong, id, job)
             try:
                 # Everything that can go wrong with this client alone does so before anything of it is kept.
-                own = self._checked(job, client, outcomes[id], common, scored.get(id, {}))
-                if changed:
+                own = self._checked(job, client, outcomes[id], updates[id], scored.get(id, {}), known)
+                if id in changed:
                     check_keepable(client.state)
-                    check_finite(client.state)
+                    check_finite(client.state, known)
             except BaseException as error:
                 failed[id] = as_error(error)
                 self.engine.check(failed[id])
@@ -259,8 +277,8 @@ class ClientHost:
                 continue
             try:
                 result.absorb(own)
-                if changed:
-                    self.states.replace(id, client.state, job.round)
+                if id in changed:
+                    self.states.replace(id, kept[id], job.round)
             except Exception as error:
                 # Of a sum that is too large, each client has but a part.
                 raise self._blame(error, "the clients" if isinstance(error, OverflowError) else id, job) from error
@@ -291,7 +309,9 @@ class ClientHost:
         except ValueError as error:
             return MethodError(f"{job.procedure} {error}")
 
-    def _checked(self, job: Job, client: Client, outcome: Any, common: Tree, scored: SplitScores) -> JobResult:
+    def _checked(
+        self, job: Job, client: Client, outcome: Any, update: Any, scored: SplitScores, known: Extremes
+    ) -> JobResult:
         """Returns one client's outcome as the result of a job, if it is fit to be one."""
         result = JobResult()
         if isinstance(outcome, Exception):
@@ -305,14 +325,16 @@ class ClientHost:
                 raise MethodError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
             check_sendable(outcome.tree, job.procedure)
             total = ExactSum()
-            total.add(outcome)
+            total.add(outcome, known)
             if job.summands > 1 and not total.fits(job.summands if job.skips else 1):
                 raise OverflowError(too_large(outcome))
             result.totals[outcome.group] = total
             if job.counted:
                 result.upload_bytes[client.id] = num_bytes(outcome.tree)
-            if job.splits and job.counted:
-                self._note_update(outcome.tree, common, result)
+            if isinstance(update, Exception):
+                raise update
+            if update is not None:
+                result.updates.add(update, known)
         else:
             check_sendable(outcome, job.procedure)
             check_finite(outcome)
@@ -325,17 +347,51 @@ class ClientHost:
             result.scores[client.id] = self._scorer.score_rest(offered, job.splits, samples, scored)
         return result
 
-    def _note_update(self, trained: Tree, received: Tree, result: JobResult) -> None:
-        change = self.algorithm.update(trained, received, self.engine.task)
-        if change is not None:
-            change = change.detach().flatten().to(torch.float64)
-            result.updates.add(Weighted({"change": change, "squared_norm": change @ change}, 1))
+    def _update(self, job: Job, outcome: Any, received: Tree) -> Weighted | Exception | None:
+        """A client's part of the updates' variance, where it is asked for; or what went wrong with it."""
+        if job.kind != "mean" or not (job.splits and job.counted) or not isinstance(outcome, Weighted):
+            return None
+        try:
+            change = self.algorithm.update(outcome.tree, received, self.engine.task)
+        except Exception as error:
+            return error
+        if change is None:
+            return None
+        change = change.detach().flatten().to(torch.float64)
+        return Weighted({"change": change, "squared_norm": change @ change}, 1)
+
+    def _settled(
+        self, job: Job, outcomes: dict[int, Any], updates: Mapping[int, Any], states: Mapping[int, Tree]
+    ) -> tuple[Extremes, Mapping[int, Tree]]:
+        """What is looked at and brought home of all clients together, since each transfer waits for the device.
+
+        Returns:
+            The extremes of all that is sent or kept, and the states on the CPU. What ``map`` returns is brought, too.
+        """
+        if self.engine.device.type == "cpu":
+            return {}, states
+        sent = {id: found.tree if isinstance(found, Weighted) else found for id, found in outcomes.items()}
+        trees = {id: tree for id, tree in sent.items() if isinstance(tree, Mapping) and job.kind != "evaluate"}
+        changes = [update.tree for update in updates.values() if isinstance(update, Weighted)]
+        try:
+            known = extremes_of([*trees.values(), *changes, *states.values()])
+            kept = dict(zip(states, moved_together(list(states.values()), CPU), strict=True))
+            if job.kind == "map":
+                outcomes |= zip(trees, moved_together(list(trees.values()), CPU), strict=True)
+        except Exception as error:
+            if not ran_out_of_memory(error):
+                raise
+            return {}, states  # each by itself
+        return known, kept
 
     def _scored_together(
         self, job: Job, clients: Mapping[int, Client], outcomes: Mapping[int, Any]
     ) -> dict[int, SplitScores]:
-        """What of the clients' predictors can be scored in stacks of clients."""
-        if not self.engine.vectorized or len(clients) < 2 or not job.splits:
+        """What of the clients' predictors can be scored in stacks of clients.
+
+        On CPUs nothing: there is little to win by fewer launches, and sums are to the bit those of clients alone.
+        """
+        if not self.engine.vectorized or self.engine.device.type == "cpu" or len(clients) < 2 or not job.splits:
             return {}
         made = {id: outcomes[id] if job.kind == "evaluate" else client.published for id, client in clients.items()}
         sound = {id: found for id, found in made.items() if are_predictors(found) and found}
@@ -361,12 +417,21 @@ class ClientHost:
                 "in place: work on a copy (rayfl.params.copy, Tensor.clone)"
             )
 
-    def _client(self, id: int, job: Job) -> Client:
-        device = self.engine.device
-        state = self.states.checkout(id)
-        if device.type != "cpu":
-            state = map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, state)
+    def _brought(self, job: Job, ids: Sequence[int]) -> tuple[dict[int, Tree], dict[int, Tree], dict[int, Tensor]]:
+        """The states and the payloads of some clients, on the device; and the payloads' tensors by array.
+
+        An array that several clients are given is one tensor; see :meth:`Job.common_to_several`.
+        """
+        made: dict[int, Tensor] = {}
+        given = [from_numpy(job.payloads.get(id, {}), made=made) for id in ids]
+        common = {str(key): tensor for key, tensor in made.items()}
+        found = moved_together([*map(self.states.checkout, ids), *given, common], self.engine.device)
+        received = {int(key): tensor for key, tensor in found.pop().items()}
+        return dict(zip(ids, found, strict=False)), dict(zip(ids, found[len(ids) :], strict=True)), received
+
+    def _client(self, id: int, job: Job, state: Tree) -> Client:
         context = replace(self._context, round=job.round, final=job.final, started=job.started)
+        device = self.engine.device
         return Client(id, state, self._samples.of(id), self.engine.task, context, device, self._samples.public)
 
     def release(self, clients: Sequence[int]) -> dict[int, Tree]:

@@ -62,9 +62,27 @@ class Weighted:
     group: str = ""
 
 
-def check_finite(tree: Mapping[str, Any]) -> None:
-    """Raises NonFiniteError for the first leaf with NaN or infinity."""
-    _largest(tree)
+Extremes = Mapping[int, tuple[float, float]]
+"""The least and the greatest entry of tensors, by ``id``."""
+
+
+def extremes_of(trees: Sequence[Mapping[str, Any]]) -> Extremes:
+    """Those of all tensors on accelerators, which are waited for once."""
+    there = [leaf.detach() for tree in trees for _, leaf in leaves(tree) if _is_there(leaf)]
+    names = [id(leaf) for tree in trees for _, leaf in leaves(tree) if _is_there(leaf)]
+    if not there:
+        return {}
+    numbers = _numbers([bound for leaf in there for bound in leaf.aminmax()])
+    return dict(zip(names, zip(numbers[::2], numbers[1::2], strict=True), strict=True))
+
+
+def _is_there(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.device.type != "cpu" and leaf.is_floating_point() and leaf.numel() > 0
+
+
+def check_finite(tree: Mapping[str, Any], known: Extremes | None = None) -> None:
+    """Raises NonFiniteError for the first leaf with NaN or infinity; ``known`` spares to look at leaves."""
+    _largest(tree, known)
 
 
 @dataclass
@@ -96,8 +114,12 @@ class ExactSum:
     bound: int = 0
     since_carry: int = 0
 
-    def add(self, contribution: Weighted) -> None:
+    def add(self, contribution: Weighted, known: Extremes | None = None) -> None:
         """Adds ``weight * tree``; its tensors may not be changed in place before the sum is read or sent.
+
+        Args:
+            contribution: the weight and the tree.
+            known: what :func:`extremes_of` found for leaves of the tree, which then are not looked at.
 
         Raises:
             NonFiniteError: when a leaf holds NaN or infinity.
@@ -107,7 +129,7 @@ class ExactSum:
         """
         if not (contribution.weight > 0 and math.isfinite(contribution.weight)):
             raise ValueError(f"weights must be positive and finite, got {contribution.weight}")
-        template, largest = _inspect(contribution.tree)
+        template, largest = _inspect(contribution.tree, known)
         bound = _bound(largest, contribution.weight)
         self._admit(template, bound, 1)
         self.waiting.append(Summand(_kept(contribution.tree), contribution.weight, bound))
@@ -227,7 +249,7 @@ def too_large(contribution: Weighted) -> str:
     return f"{path!r} holds up to {largest:.3g} and has the weight {contribution.weight:.6g}: {REMEDY}"
 
 
-def _largest(tree: Mapping[str, Any]) -> float:
+def _largest(tree: Mapping[str, Any], known: Extremes | None = None) -> float:
     """The largest magnitude of all leaves; raises NonFiniteError for the first one with NaN or infinity."""
     paths: list[str] = []
     bounds: list[Any] = []
@@ -235,7 +257,10 @@ def _largest(tree: Mapping[str, Any]) -> float:
         if isinstance(leaf, Tensor) and not leaf.numel():
             continue
         paths.append(path)
-        bounds += leaf.detach().aminmax() if isinstance(leaf, Tensor) else (leaf, leaf)
+        if known is not None and id(leaf) in known:
+            bounds += known[id(leaf)]
+        else:
+            bounds += leaf.detach().aminmax() if isinstance(leaf, Tensor) else (leaf, leaf)
     numbers, largest = _numbers(bounds), 0.0
     for path, low, high in zip(paths, numbers[::2], numbers[1::2], strict=True):
         if not (math.isfinite(low) and math.isfinite(high)):
@@ -252,14 +277,14 @@ def _numbers(scalars: Sequence[Any]) -> list[float]:
     return [found[i] if i in found else float(one) for i, one in enumerate(scalars)]
 
 
-def _inspect(tree: Mapping[str, Any]) -> tuple[dict[str, Form], float]:
+def _inspect(tree: Mapping[str, Any], known: Extremes | None) -> tuple[dict[str, Form], float]:
     """The form of each leaf and the largest magnitude of all."""
     template: dict[str, Form] = {}
     for path, leaf in leaves(tree):
         if isinstance(leaf, Tensor) and not leaf.dtype.is_floating_point:
             raise TypeError(f"only floating-point tensors can be averaged, {path!r} is {leaf.dtype}")
         template[path] = (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else None
-    return template, _largest(tree)
+    return template, _largest(tree, known)
 
 
 def _kept(tree: Mapping[str, Any]) -> Tree:

@@ -82,10 +82,18 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
 
 def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device, masked: bool) -> Stack:
     """What steps on a sum of terms where it can, and along the gradient of the whole objective where not."""
-    # Where products round their factors, those that move parameters would round the parameters.
-    if not (device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32):
+    if are_products(device):
         try:
             return StackedTerms(LinearProgram(ranked[0], task), ranked, task, device)
         except NotLinearError:
             pass
     return StackedAutograd(ranked, task, device, masked)
+
+
+def are_products(device: torch.device) -> bool:
+    """Whether steps on sums of terms are products of matrices there.
+
+    On CPUs they are not: there is little to win by fewer launches, and methods that train the same have the same bits.
+    Where products round their factors, they would round the parameters.
+    """
+    return device.type != "cpu" and not (device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,15 +119,29 @@ def toy(mode: str, **options: Any) -> Toy:
     return made
 
 
-def test_hosts_score_in_stacks() -> None:
-    found, expected = (
-        [{client: rows["test"] for client, rows in made.federation.trained_scores.items()}, made.scores()]
-        for made in (toy("vectorized"), toy("looped"))
-    )
-    for these, those in zip(found, expected, strict=True):
-        assert list(these) == list(those) == [0, 1, 2, 3]
-        for client in these:
-            close(these[client], those[client])
+def scores_of(made: Toy) -> list[dict[int, dict[str, Statistics]]]:
+    """Of models right after training, and of an evaluation."""
+    return [{client: rows["test"] for client, rows in made.federation.trained_scores.items()}, made.scores()]
+
+
+def test_hosts_score_in_stacks_on_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacked: list[int] = []
+
+    def noted(asked: Sequence[Asked], *rest: Any) -> list[dict[str, Statistics]]:
+        stacked.append(len(asked))
+        return evaluate_together(asked, *rest)
+
+    monkeypatch.setattr(scoring, "evaluate_together", noted)
+    expected = [scores_of(toy(mode)) for mode in ("looped", "vectorized")]
+    assert not stacked
+    with elsewhere() as device:
+        found = scores_of(toy("vectorized", device=device))
+    assert stacked == [4] * 3
+    for others in expected:
+        for these, those in zip(found, others, strict=True):
+            assert list(these) == list(those) == [0, 1, 2, 3]
+            for client in these:
+                close(these[client], those[client])
 
 
 def test_a_failure_in_a_stack_is_said_and_scored_one_by_one(
@@ -138,8 +152,8 @@ def test_a_failure_in_a_stack_is_said_and_scored_one_by_one(
 
     expected = toy("vectorized").scores()
     monkeypatch.setattr(scoring, "evaluate_together", fails)
-    with caplog.at_level(logging.WARNING):
-        found = toy("vectorized").scores()
+    with elsewhere() as device, caplog.at_level(logging.WARNING):
+        found = toy("vectorized", device=device).scores()
     for client in expected:
         close(found[client], expected[client])
     assert [record.getMessage() for record in caplog.records] == ["4 clients are scored one by one: no stack"]

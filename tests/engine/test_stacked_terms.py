@@ -116,6 +116,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[LinearProgram]:
             super().__init__(program, *rest)
 
     monkeypatch.setattr(vectorized, "StackedTerms", Noted)
+    monkeypatch.setattr(vectorized, "are_products", lambda device: True)
     return found
 
 
@@ -164,14 +165,13 @@ def test_what_is_no_matrix_is_differentiated_whole(programs: list[LinearProgram]
     assert not programs
 
 
-def test_products_that_round_their_factors_move_no_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = Network(lambda: TwoNN(hidden=(20, 20)).build(IMAGE))
-    one, gpu = made(network, "loss", RULES["plain"], torch.float32)[0], torch.device("cuda")
-    for kind in ("StackedTerms", "StackedAutograd"):
-        monkeypatch.setattr(vectorized, kind, lambda *_, kind=kind: kind)
-    for precision, expected in (("float32", "StackedTerms"), ("tf32", "StackedAutograd")):
-        with arithmetic(precision):  # type: ignore[arg-type]
-            assert vectorized._stack_of([one], Classification(network), gpu, False) == expected
+@pytest.mark.parametrize(
+    ("device", "precision", "expected"),
+    [("cpu", "float32", False), ("cuda", "float32", True), ("cuda", "bfloat16", True), ("cuda", "tf32", False)],
+)
+def test_steps_are_products_on_devices_that_do_not_round(device: str, precision: Any, expected: bool) -> None:
+    with arithmetic(precision):
+        assert vectorized.are_products(torch.device(device)) == expected
 
 
 def step_of(name: str, device: torch.device, clients: int) -> Launches:

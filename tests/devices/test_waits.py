@@ -1,0 +1,98 @@
+"""What the host waits for on a device: as often for many clients of a stack as for few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from algorithms.ditto import Ditto
+from algorithms.fedavg import FedAvg
+from algorithms.scaffold import Scaffold
+from algorithms.superfed import SuPerFed
+from rayfl.aggregation.exact_sum import ExactSum, NonFiniteError, Weighted, check_finite, extremes_of
+from rayfl.engine import transfers
+from rayfl.engine.settings import TrainConfig
+from rayfl.engine.transfers import moved_together
+from tests.support.elsewhere import PRETENDED, elsewhere
+from tests.support.launches import Launches
+from tests.support.problems import CPU
+from tests.support.toys import Toy, assert_equal, random_clients, two_layers
+
+pytestmark = PRETENDED
+METHODS = {"fedavg": FedAvg, "superfed": lambda: SuPerFed(start=0.0), "ditto": Ditto, "scaffold": Scaffold}
+
+
+def waits(method: Any, clients: int) -> dict[str, int]:
+    """Of the third round, with all clients in one stack, and of an evaluation after it."""
+    train = TrainConfig(rounds=4, clients_per_round="all", local_epochs=1, batch_size=5, lr=0.1)
+    with elsewhere() as device:
+        data = random_clients([6 + k % 3 for k in range(clients)], seed=1)
+        toy = Toy(method(), data, two_layers(), train, mode="vectorized", device=device)
+        toy.client_hosts[0].engine.width = 32
+        toy.run(2)
+        with Launches() as counted:
+            toy.step()
+            toy.scores()
+    return dict(counted.waits)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_the_host_waits_no_oftener_for_more_clients(method: Any) -> None:
+    few, many = waits(method, 4), waits(method, 8)
+    assert few == many
+    assert sum(few.values()) <= 60
+
+
+def test_trees_are_moved_together() -> None:
+    shared = torch.rand(3)
+    trees = [
+        {"a": torch.rand(2, 2) + k, "n": k, "inner": {"b": torch.arange(3) + k, "shared": shared}} for k in range(3)
+    ]
+    with elsewhere() as device:
+        with Launches() as there:
+            moved = moved_together(trees, device)
+        assert there.waits == {"to device": 2}  # one for each type
+        assert all(moved[k]["inner"]["shared"] is moved[0]["inner"]["shared"] for k in range(3))
+        moved[0]["a"].zero_()
+        with Launches() as back:
+            found = moved_together(moved, CPU)
+        assert back.waits == {"from device": 2}
+        trees[0]["a"].zero_()
+        assert_equal(dict(enumerate([dict(one) for one in found])), dict(enumerate(trees)))
+        kept = found[1]["a"]
+        assert kept.untyped_storage().nbytes() == kept.nbytes
+        assert moved_together(found, CPU)[1]["a"] is kept
+
+
+def test_many_bytes_are_moved_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "_MOST_BYTES", 100)
+    trees = [{"a": torch.rand(10), "big": torch.rand(60)} for _ in range(2)]
+    with elsewhere() as device, Launches() as counted:
+        found = moved_together(moved_together(trees, device), CPU)
+        assert counted.waits == {"to device": 4, "from device": 4}
+    assert_equal(dict(enumerate(found)), dict(enumerate(trees)))
+
+
+def test_what_is_known_of_leaves_is_not_looked_at_again() -> None:
+    trees = [{"a": torch.rand(4) - k, "n": 2, "none": torch.zeros(0)} for k in range(3)]
+    trees[2]["a"][1] = float("nan")
+    expected = ExactSum()
+    with elsewhere() as device:
+        there = moved_together(trees, device)
+        with Launches() as counted:
+            known = extremes_of(there)
+        assert counted.waits == {"from device": 1}
+        total = ExactSum()
+        with Launches() as counted:
+            for tree in there[:2]:
+                check_finite(tree, known)
+                total.add(Weighted(tree, 3), known)
+            with pytest.raises(NonFiniteError, match="'a'"):
+                check_finite(there[2], known)
+        assert not counted.waits
+        mean = total.mean()
+    for tree in trees[:2]:
+        expected.add(Weighted(tree, 3))
+    assert_equal(mean, expected.mean())
