@@ -242,7 +242,7 @@ class ClientHost:
         scored = self._scored_together(job, clients, outcomes)
         updates = {id: self._update(job, outcome, common) for id, outcome in outcomes.items()}
         changed = {id for id in clients if job.kind != "evaluate" and signature(clients[id].state) != before[id]}
-        kept = {id: clients[id].state for id in changed}
+        kept: Mapping[int, Tree] = {id: clients[id].state for id in changed}
         known, kept = self._settled(job, outcomes, updates, kept)
         for id, client in clients.items():
             self.at_work.turn_to((id,))
