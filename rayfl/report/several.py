@@ -76,7 +76,8 @@ def _worst(metrics: Sequence[Metric]) -> str:
     if worst is None:
         return ""
     which = "lowest" if worst.sign > 0 else "highest"
-    label = "accuracy" if worst.column == "top1_worst5" else worst.column.removesuffix("_worst5")
+    own = worst.column.removesuffix("_worst5")
+    label = "accuracy" if own == "top1" else next((one.heading for one in metrics if one.column == own), own)
     return f" Worst 5 %: mean of the 5 % of clients with the {which} {label}."
 
 
