@@ -19,7 +19,7 @@ from rayfl.tracking.live import LiveView, accuracy_text
 from rayfl.tracking.timings import read_timings
 
 _RECENT = 10
-"""The pace is that of so many rounds."""
+"""The pace is the mean over this number of rounds."""
 
 
 @dataclass(frozen=True)

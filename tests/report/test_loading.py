@@ -176,7 +176,7 @@ def test_credentials_in_the_folders_address_are_not_kept(copied: Copied) -> None
 
 def test_the_environment_says_nothing_of_places_and_people(finished: Path) -> None:
     (entry,) = json.loads((finished / "fedavg-0" / "environment.json").read_text())
-    assert set(entry) == {"rounds_completed", "started", "versions", "machine", "devices"}
+    assert set(entry) == {"rounds_completed", "rounds", "started", "versions", "machine", "devices"}
     assert set(entry["machine"]) == {"system", "processor", "cpus", "memory", "gpus"}
     text = json.dumps(entry)
     assert str(Path.home()) not in text
