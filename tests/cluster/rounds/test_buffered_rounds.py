@@ -1,4 +1,4 @@
-"""Rounds without a barrier on Ray: the bits of one process, whatever the number of actors and whoever is killed."""
+"""Rounds without a barrier on Ray: the bits of one process, whatever the number of actors and whichever process is killed."""
 
 from __future__ import annotations
 
