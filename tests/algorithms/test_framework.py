@@ -54,10 +54,10 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
     seen: list[tuple[int, Any]] = []
     checked = ClientHost._checked
 
-    def recording(self: ClientHost, job: Job, client: Client, outcome: Any, common: Tree) -> JobResult:
+    def recording(self: ClientHost, job: Job, client: Client, outcome: Any, *others: Any) -> JobResult:
         if job.kind != "evaluate" and job.counted:
             seen.append((client.id, outcome))
-        return checked(self, job, client, outcome, common)
+        return checked(self, job, client, outcome, *others)
 
     monkeypatch.setattr(ClientHost, "_checked", recording)
     return seen

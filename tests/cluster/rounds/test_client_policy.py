@@ -47,11 +47,11 @@ def fail(monkeypatch: pytest.MonkeyPatch, plan: set[tuple[int, int]], procedure:
     """Makes clients fail by (round, client), in one procedure or in all but FLOCO's pass over all clients."""
     checked = ClientHost._checked
 
-    def failing(self: ClientHost, job: Job, client: Client, outcome: Any, common: Any) -> JobResult:
+    def failing(self: ClientHost, job: Job, client: Client, *others: Any) -> JobResult:
         meant = job.procedure == procedure if procedure else job.procedure not in ("signal", "predictors")
         if (job.round, client.id) in plan and meant:
             raise RuntimeError("made up")
-        return checked(self, job, client, outcome, common)
+        return checked(self, job, client, *others)
 
     monkeypatch.setattr(ClientHost, "_checked", failing)
 
@@ -126,10 +126,10 @@ def test_a_client_whose_evaluation_fails_is_missing_in_that_evaluation_only(
     config |= {"clients": SKIP, "evaluation": {"every": 2, "cohort_received": True}}
     checked = ClientHost._checked
 
-    def failing(self: ClientHost, job: Job, client: Client, outcome: Any, common: Any) -> JobResult:
+    def failing(self: ClientHost, job: Job, client: Client, *others: Any) -> JobResult:
         if job.kind == "evaluate" and client.id == 1 and job.round == 1:
             raise RuntimeError("made up")
-        return checked(self, job, client, outcome, common)
+        return checked(self, job, client, *others)
 
     monkeypatch.setattr(ClientHost, "_checked", failing)
     result = rayfl.run(config)
