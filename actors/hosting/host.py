@@ -7,14 +7,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from actors.hosting.at_work import AtWork
 from actors.hosting.contract import are_predictors, begun, check_keepable, check_predictors, check_sendable
 from actors.hosting.failures import Failure, reason_of, too_little_memory
 from actors.hosting.job import Job, JobResult
 from actors.hosting.memory import Lookups
+from actors.hosting.outcomes import blamed, brought, settled, update_of
 from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer, SplitScores
 from actors.hosting.server_work import served
@@ -23,25 +21,21 @@ from algorithms.base import Algorithm
 from rayfl.aggregation.exact_sum import (
     ExactSum,
     Extremes,
-    NonFiniteError,
     Weighted,
     check_finite,
-    extremes_of,
     too_large,
 )
-from rayfl.aggregation.fixed_point import CPU
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.official import OFFICIAL_PIECE, OfficialTest
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
-from rayfl.diagnosis.tracebacks import complete, own_definition, own_frames
+from rayfl.diagnosis.tracebacks import complete
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine
 from rayfl.engine.requests import SERVER
 from rayfl.engine.tasks import recorded_names
 from rayfl.engine.trampoline import run_procedures
-from rayfl.engine.transfers import moved_together
 from rayfl.engine.untouched import Untouched
-from rayfl.errors import ClientError, MethodError, RayflError, ResourceError, as_error, text_of
+from rayfl.errors import ClientError, MethodError, RayflError, ResourceError, as_error
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, from_numpy, num_bytes, own_dicts, to_numpy
 from rayfl.storage.manifest import StoredFile
@@ -218,7 +212,7 @@ class ClientHost:
         procedure = getattr(self.algorithm, job.procedure)
         coroutines: dict[int, Coroutine[Any, Any, Any]] = {}
         try:
-            states, payloads, received = self._brought(job, ids)
+            states, payloads, received = brought(self.engine.device, job, ids, self.states.checkout)
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
@@ -252,10 +246,12 @@ class ClientHost:
         outcomes = run_procedures(coroutines, self.engine, self.at_work.turn_to, unharmed)
         outcomes = {id: self._kept_back(job, clients[id], outcome) for id, outcome in outcomes.items()}
         scored = self._scored_together(job, clients, outcomes)
-        updates = {id: self._update(job, outcome, common) for id, outcome in outcomes.items()}
+        updates = {
+            id: update_of(self.algorithm, self.engine.task, job, outcome, common) for id, outcome in outcomes.items()
+        }
         changed = {id for id in clients if job.kind != "evaluate" and signature(clients[id].state) != before[id]}
         kept: Mapping[int, Tree] = {id: clients[id].state for id in changed}
-        known, kept = self._settled(job, outcomes, updates, kept)
+        known, kept = settled(self.engine.device, job, outcomes, updates, kept)
         for id, client in clients.items():
             self.at_work.turn_to((id,))
             spoilt = changed_in_place(before[id])
@@ -347,43 +343,6 @@ class ClientHost:
             result.scores[client.id] = self._scorer.score_rest(offered, job.splits, samples, scored)
         return result
 
-    def _update(self, job: Job, outcome: Any, received: Tree) -> Weighted | Exception | None:
-        """A client's part of the updates' variance, where it is asked for; or what went wrong with it."""
-        if job.kind != "mean" or not (job.splits and job.counted) or not isinstance(outcome, Weighted):
-            return None
-        try:
-            change = self.algorithm.update(outcome.tree, received, self.engine.task)
-        except Exception as error:
-            return error
-        if change is None:
-            return None
-        change = change.detach().flatten().to(torch.float64)
-        return Weighted({"change": change, "squared_norm": change @ change}, 1)
-
-    def _settled(
-        self, job: Job, outcomes: dict[int, Any], updates: Mapping[int, Any], states: Mapping[int, Tree]
-    ) -> tuple[Extremes, Mapping[int, Tree]]:
-        """What is looked at and brought home of all clients together, since each transfer waits for the device.
-
-        Returns:
-            The extremes of all that is sent or kept, and the states on the CPU. What ``map`` returns is brought, too.
-        """
-        if self.engine.device.type == "cpu":
-            return {}, states
-        sent = {id: found.tree if isinstance(found, Weighted) else found for id, found in outcomes.items()}
-        trees = {id: tree for id, tree in sent.items() if isinstance(tree, Mapping) and job.kind != "evaluate"}
-        changes = [update.tree for update in updates.values() if isinstance(update, Weighted)]
-        try:
-            known = extremes_of([*trees.values(), *changes, *states.values()])
-            kept = dict(zip(states, moved_together(list(states.values()), CPU), strict=True))
-            if job.kind == "map":
-                outcomes |= zip(trees, moved_together(list(trees.values()), CPU), strict=True)
-        except Exception as error:
-            if not ran_out_of_memory(error):
-                raise
-            return {}, states  # each by itself
-        return known, kept
-
     def _scored_together(
         self, job: Job, clients: Mapping[int, Client], outcomes: Mapping[int, Any]
     ) -> dict[int, SplitScores]:
@@ -417,18 +376,6 @@ class ClientHost:
                 "in place: work on a copy (rayfl.params.copy, Tensor.clone)"
             )
 
-    def _brought(self, job: Job, ids: Sequence[int]) -> tuple[dict[int, Tree], dict[int, Tree], dict[int, Tensor]]:
-        """The states and the payloads of some clients, on the device; and the payloads' tensors by array.
-
-        An array that several clients are given is one tensor; see :meth:`Job.common_to_several`.
-        """
-        made: dict[int, Tensor] = {}
-        given = [from_numpy(job.payloads.get(id, {}), made=made) for id in ids]
-        common = {str(key): tensor for key, tensor in made.items()}
-        found = moved_together([*map(self.states.checkout, ids), *given, common], self.engine.device)
-        received = {int(key): tensor for key, tensor in found.pop().items()}
-        return dict(zip(ids, found, strict=False)), dict(zip(ids, found[len(ids) :], strict=True)), received
-
     def _client(self, id: int, job: Job, state: Tree) -> Client:
         context = replace(self._context, round=job.round, final=job.final, started=job.started)
         device = self.engine.device
@@ -451,19 +398,7 @@ class ClientHost:
         return {client: to_numpy(state) for client, state in self.states.all().items()}
 
     def _blame(self, error: Exception, client: int | str, job: Job) -> ClientError:
-        who = client if isinstance(client, str) else f"client {client}"
-        place = f"{who}, round {job.round}, {job.procedure}"
-        if isinstance(error, NonFiniteError):
-            return ClientError(
-                f"{place}: {error}; its training diverged, nothing of it entered the aggregate (lower train.lr, or set "
-                "clients.on_error=skip?)"
-            )
-        if ran_out_of_memory(error):
-            return ClientError(f"{place}: {too_little_memory(error)}")
-        where = own_frames(error, [type(self.algorithm)])
-        if not where and isinstance(error, MethodError):
-            where = own_definition(getattr(self.algorithm, job.procedure))
-        return ClientError(f"{place}: {type(error).__name__}: {text_of(error)}{where}")
+        return blamed(error, client, job, self.algorithm)
 
 
 def _reorder(found: dict[int, Any], clients: Sequence[int]) -> None:

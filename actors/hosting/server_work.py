@@ -7,11 +7,11 @@ from dataclasses import replace
 from actors.hosting.at_work import AtWork
 from actors.hosting.contract import begun, check_sendable
 from actors.hosting.job import Job
+from actors.hosting.outcomes import blamed
 from actors.hosting.samples import Samples
 from algorithms.base import Algorithm
 from rayfl.aggregation.exact_sum import NonFiniteError, check_finite
 from rayfl.diagnosis.device_errors import ran_out_of_memory
-from rayfl.diagnosis.tracebacks import own_definition, own_frames
 from rayfl.engine.client import RoundContext
 from rayfl.engine.engine import Engine
 from rayfl.engine.requests import SERVER
@@ -19,7 +19,7 @@ from rayfl.engine.server import Server
 from rayfl.engine.tasks import recorded_names
 from rayfl.engine.trampoline import run_procedures
 from rayfl.engine.untouched import Untouched
-from rayfl.errors import ClientError, MethodError, as_error, text_of
+from rayfl.errors import ClientError, MethodError, as_error
 from rayfl.params import Tree
 
 
@@ -73,10 +73,7 @@ def _blame(error: Exception, algorithm: Algorithm, job: Job) -> Exception:
     """The error with the server's name; what hosts do something about themselves stays what it is."""
     if ran_out_of_memory(error):
         return error
-    place = f"the server, round {job.round}, {job.procedure}"
     if isinstance(error, NonFiniteError):
+        place = f"the server, round {job.round}, {job.procedure}"
         return ClientError(f"{place}: {error}; its training diverged (lower the rate of its training?)")
-    where = own_frames(error, [type(algorithm)])
-    if not where and isinstance(error, MethodError):
-        where = own_definition(getattr(algorithm, job.procedure))
-    return ClientError(f"{place}: {type(error).__name__}: {text_of(error)}{where}")
+    return blamed(error, "the server", job, algorithm)

@@ -72,8 +72,10 @@ class TemplateOptions(BaseModel):
     ] = Field("24:00:00", description="SLURM: time limit")
     partition: Name | None = Field(None, description="SLURM: partition")
     account: Name | None = Field(None, description="SLURM: who is charged")
-    array: int | None = Field(None, ge=2, description="SLURM: an array of so many jobs, one for each seed from 0 on")
-    min_nodes: int | None = Field(None, ge=0, description="KubeRay: Ray adds nodes between so many and nodes as needed")
+    array: int | None = Field(None, ge=2, description="SLURM: number of jobs of an array, one for each seed from 0 on")
+    min_nodes: int | None = Field(
+        None, ge=0, description="KubeRay: the fewest nodes; Ray adds more as needed, up to nodes"
+    )
     tolerations: tuple[Taint, ...] = Field((), description="KubeRay: taints that pods may run on, key or key=value")
     node_selector: tuple[Pair, ...] = Field((), description="KubeRay: labels of nodes that train, key=value")
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(

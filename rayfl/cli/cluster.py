@@ -59,9 +59,9 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         time: Annotated[str | None, typer.Option(help="slurm: time limit; default 24:00:00.")] = None,
         partition: Annotated[str | None, typer.Option(help="slurm: partition.")] = None,
         account: Annotated[str | None, typer.Option(help="slurm: who is charged.")] = None,
-        array: Annotated[int | None, typer.Option(help="slurm: so many jobs, one for each seed from 0 on.")] = None,
+        array: Annotated[int | None, typer.Option(help="slurm: number of jobs, one for each seed from 0 on.")] = None,
         min_nodes: Annotated[
-            int | None, typer.Option(help="KubeRay: Ray adds nodes between so many and --nodes, as needed.")
+            int | None, typer.Option(help="KubeRay: the fewest nodes; Ray adds more as needed, up to --nodes.")
         ] = None,
         tolerations: Annotated[
             list[str] | None, typer.Option("--toleration", help="KubeRay: a taint, key or key=value; repeat.")

@@ -1,4 +1,4 @@
-"""What may be learned besides a class: several labels, numbers, the next token."""
+"""Tasks other than classification: several labels, numbers, the next token."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ async def in_pieces(
     tree, kept, number = request.trainable, Kept() if request.kept is None else request.kept, 0
     for place, whole in enumerate(request.pieces(epoch)):
         for piece in whole.paced(factors[place * epoch :][: whole.plan.steps]):
-            # each piece seeds dropout anew
+            # each piece seeds dropout with another number
             tree = await Ask(replace(piece, trainable=tree, kept=kept, seed=request.seed ^ number))
             number += 1
         if each_epoch is not None:

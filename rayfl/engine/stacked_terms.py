@@ -135,8 +135,8 @@ class StackedTerms:
             slopes = measure.slopes(products[:, 0, -1], products[:, one, one], products[:, two, two])
             total = total + torch.stack(list(slopes), 1) @ weights
         change = total.view(len(read), 1, -1, read.shape[1] - self._program.mixed)
-        result: Tensor = matrices + entering @ change
-        return result
+        found: Tensor = matrices + entering @ change
+        return found
 
     def _write_gradients(
         self, model: dict[str, Tensor], room: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor | None

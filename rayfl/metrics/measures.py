@@ -65,7 +65,7 @@ class Measures(ABC):
     """How predictions are scored: a vector of sums for each batch, and the metrics of a sum of such vectors.
 
     The first entry of a vector is the number of samples. Sums of counts are exact; those of losses are added in
-    double precision, in an order that is the same whoever computes them.
+    double precision, in an order that is the same on every machine.
 
     Attributes:
         size: entries of a vector.

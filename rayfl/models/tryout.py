@@ -47,9 +47,10 @@ def try_out(network: Network, spec: InputSpec, model: str) -> None:
         places = spec.shape if spec.target == "tokens" else ()
         front = (2, *places)
         if features.shape[:-1] != front or logits.shape[:-1] != front or logits.shape[-1] < spec.num_classes:
+            shown = ", ".join(map(str, front))
             raise ModelError(
                 f"{model} makes features of shape {tuple(features.shape)} and logits of shape {tuple(logits.shape)} of "
-                f"2 samples; needed are {(*front, 'f')} and {(*front, spec.num_classes)}"
+                f"2 samples; needed are ({shown}, f) and ({shown}, {spec.num_classes})"
             )
         if not torch.allclose(whole, logits, rtol=1e-4, atol=1e-5):
             raise ModelError(f"{model}: forward is not classify(features(x))")

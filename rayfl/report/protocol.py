@@ -15,7 +15,7 @@ from rayfl.runs.loading import Run
 _OPTIONS = {
     "model": "model {}",
     "train.clients_per_round": "{} clients a round",
-    "train.local_epochs": "{} local epochs",
+    "train.local_epochs": "local epochs: {}",
     "train.batch_size": "batches of {}",
     "train.optimizer": "{}",
     "train.lr": "learning rate {}",
@@ -68,7 +68,7 @@ def _measured(comparisons: Mapping[str, Comparison], headings: Sequence[str], by
     if seeds[0] != seeds[-1]:
         over = f", then over {seeds[0]} to {seeds[-1]} seeds"
     yield (
-        f"{', '.join(headings)}{model} on {measured.split} data {whose}{measured.when} {when} rounds; "
+        f"{_capital(', '.join(headings))}{model} on {measured.split} data {whose}{measured.when} {when} rounds; "
         f"mean over clients{over}."
     )
     if by_seed is not None:
@@ -87,6 +87,10 @@ def marks_caption(over_clients: bool, over_seeds: bool) -> str:
         f"The best method of the column is significantly better than those marked ({', '.join(kinds)}; Wilcoxon's "
         f"signed-rank test, p adjusted by Holm's method, below {LEVEL})."
     )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _value(run: Run, path: str) -> Any:

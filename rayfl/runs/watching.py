@@ -18,7 +18,7 @@ from rayfl.tracking.live import LiveView, score_text
 from rayfl.tracking.timings import read_timings
 
 _RECENT = 10
-"""The pace is that of so many rounds."""
+"""The pace is the mean over this number of rounds."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rayfl.errors import ConfigError
 from rayfl.system.schedule import DROPPED_OUT, TOO_LATE, UNAVAILABLE, Clock, Schedule, Turnout, Update
 
 _EVENTS, _EVENTS_PER_CLIENT = 10_000, 20
-"""How many times a client is looked for to begin, and so many times per client more, before a round is given up."""
+"""How many times a client is looked for to begin, and that many times more per client, before a round is given up."""
 
 
 class BufferedSchedule(Schedule):

@@ -48,7 +48,7 @@ class Clock:
         Args:
             duration_us: of the round.
             messages: bytes down and up of each client that took part; none: as before.
-            events: so many more.
+            events: how many more.
         """
         down = max((down for down, _ in messages), default=self.down)
         up = max((up for _, up in messages), default=self.up)

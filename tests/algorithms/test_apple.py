@@ -193,6 +193,21 @@ def test_limited_downloads_keep_older_copies() -> None:
         history.append(copy(toy.server["cores"]))
 
 
+def test_the_base_of_the_draws_grows_with_the_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """b = max(``peer_base``, ``peer_growth`` t M / K), in the rounds in which clients choose."""
+    bases: list[float] = []
+
+    def noting(relation: Any, own: int, seen: Any, count: int, base: float, generator: Any) -> list[int]:
+        bases.append(base)
+        return draw_downloads(relation, own, seen, count, base, generator)
+
+    monkeypatch.setattr("algorithms.apple.draw_downloads", noting)
+    toy = toy_of(APPLE(peers=2, peer_base=1.25, peer_growth=1.0))
+    for _ in range(4):
+        toy.step([0])
+    assert bases == [1.25, 1.25, 1.5]
+
+
 def test_as_many_downloads_as_there_are_others_is_no_limit() -> None:
     everything, plain = toy_of(APPLE(peers=3)), toy_of(APPLE())
     for _ in range(2):

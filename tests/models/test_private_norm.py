@@ -144,10 +144,10 @@ def test_for_every_method_nothing_private_is_at_the_server(
     sent: list[Any] = []
     checked = ClientHost._checked
 
-    def recording(self: ClientHost, job: Any, client: Client, outcome: Any, common: Tree) -> Any:
+    def recording(self: ClientHost, job: Any, client: Client, outcome: Any, *others: Any) -> Any:
         if job.kind != "evaluate":
             sent.append(outcome.tree if isinstance(outcome, Weighted) else outcome)
-        return checked(self, job, client, outcome, common)
+        return checked(self, job, client, outcome, *others)
 
     monkeypatch.setattr(ClientHost, "_checked", recording)
     one, three = private_toy(case, policy), private_toy(case, policy, hosts=3)

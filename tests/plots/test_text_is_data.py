@@ -18,6 +18,7 @@ import rayfl
 from algorithms.registry import METHODS
 from rayfl.cli.entry import app
 from rayfl.data.partitions.picture import PLAIN_TEXT
+from rayfl.metrics import CLASSIFICATION
 from rayfl.plots.style import paper_style
 from rayfl.report.curves import progress_of_models
 from rayfl.report.drawing import styled
@@ -102,7 +103,7 @@ def test_pictures_of_partitions(folder: Path, tmp_path: Path, ending: str) -> No
 def test_sweeps_in_tensorboard() -> None:
     rows: list[dict[str, Any]] = [{"model": f"{BROKEN}={value}", "top1": 0.5, "top1_std": 0.1} for value in (0.0, 1.0)]
     with matplotlib.rc_context(PLAIN_TEXT):
-        _sweep_figure(BROKEN, rows).savefig(io.BytesIO())
+        _sweep_figure(BROKEN, rows, CLASSIFICATION.first).savefig(io.BytesIO())
 
 
 def test_no_text_of_any_figure_is_parsed(folder: Path) -> None:
@@ -127,4 +128,5 @@ def test_our_own_symbols_need_no_formulas() -> None:
         *(place / "report").glob("*.py"),
         place / "data" / "partitions" / "picture.py",
     ):
-        assert '"$' not in path.read_text(encoding="utf-8"), path
+        # LaTeX's tables are for LaTeX, not for figures.
+        assert path.name == "formats.py" or '"$' not in path.read_text(encoding="utf-8"), path

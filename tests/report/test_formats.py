@@ -92,6 +92,8 @@ def test_markdown_marks_the_best_and_the_second(folders: list[Path]) -> None:
     assert head == "| method | accuracy % | ECE |" and rule == "|---|---:|---:|"
     assert [row.split(" | ")[0] for row in rows] == ["| fedavg", "| superfed"]
     assert text.count("**") == 2 * 2 and text.count("<u>") == 2
+    assert "Accuracy %, ECE of each method's personalized model" in text.replace("\\", "")
+    assert "local epochs: 1, batches of 32" in text
     assert "±" in text and "sample standard deviation over seeds" in text
     best = next(row for row in rows if re.match(r"\| \w+ \| \*\*", row)).split("**")[1]
     numbers = json.loads(ran("compare", *folders, "--json", "--model", "personalized").stdout)["numbers"]

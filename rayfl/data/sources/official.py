@@ -61,7 +61,7 @@ def open_official_test(source: Source, dataset: FederatedDataset, streams: Rando
     samples = _of_file(opened) if isinstance(opened, NaturalPath) else opened
     if samples.table is not None or (isinstance(opened, NaturalPath) and opened.table is not None):
         raise ConfigError(
-            f"evaluation.official_test: dataset {source.name!r} is a table, whose columns are prepared by what the "
+            f"evaluation.official_test: dataset {source.name!r} is a table, whose columns are made by what clients' "
             "training samples say; that is not done for a test part without clients: leave the option out"
         )
     if dataset.preprocess is None or not len(samples.y):

@@ -35,6 +35,10 @@ from tests.support.toys import CPU, assert_equal, random_clients, softmax_regres
 SKIP = ClientsConfig(on_error="skip")
 
 
+LEFT: dict[int, int] = {}
+"""How often a client fails from now on, by id."""
+
+
 class Unreliable(Averaging):
     """Counts visits in its state; fails by request, in ``how`` by client."""
 
@@ -67,12 +71,12 @@ class Unreliable(Averaging):
             raise RuntimeError("no such thing")
         return {"visits": float(client.state.get("visits", 0))}
 
-    async def count_down(self, client: Client, left: dict[int, int]) -> Weighted:
-        """Fails as often as ``left`` says; inline hosts share it."""
+    async def count_down(self, client: Client) -> Weighted:
+        """Fails as often as :data:`LEFT` says; inline hosts share it."""
         client.state["visits"] = client.state.get("visits", 0) + 1
         draw = client.context.streams.generator("test", client.round, client.id).random()
-        if left.get(client.id, 0):
-            left[client.id] -= 1
+        if LEFT.get(client.id, 0):
+            LEFT[client.id] -= 1
             raise MemoryError
         return Weighted({"draw": float(draw)})
 
@@ -238,22 +242,21 @@ def test_a_call_that_depends_on_who_is_there_undoes_the_round(tmp_path: Path) ->
 def test_a_retry_draws_the_same_and_counts_once(hosts: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     policy = ClientsConfig(on_error="retry", retries=2, after_retries="skip")
     world, calm = World(tmp_path / "a", hosts, policy), World(tmp_path / "b", 1)
-    left: dict[int, int] = {}
 
     def draws(cohort: list[int], clients: Clients) -> Tree:
-        return clients.mean(world.algorithm.count_down, cohort, {"left": left})
+        return clients.mean(world.algorithm.count_down, cohort, {})
 
     calmly = calm.play(0, [0, 1, 2], {}, draws)
-    left |= {1: 2}
+    LEFT.update({1: 2})
     assert_equal(world.play(0, [0, 1, 2], {}, draws), calmly)
     assert world.federation.absent == {}
     assert "client 1, round 0, count_down: failed 2 times, then succeeded" in caplog.text
     assert world.visits() == calm.visits()
     without = calm.play(1, [0, 2], {}, draws)
-    left |= {1: 3}
+    LEFT.update({1: 3})
     assert_equal(world.play(1, [0, 1, 2], {}, draws), without)
     assert world.federation.absent == {1: Failure("count_down", "MemoryError")}
-    left |= {1: 3}
+    LEFT.update({1: 3})
     with pytest.raises(ClientError, match="client 1, round 0, count_down: MemoryError"):
         World(tmp_path / "c", hosts, ClientsConfig(on_error="retry", retries=2)).play(0, [0, 1, 2], {}, draws)
 

@@ -1,4 +1,4 @@
-"""Rounds without a barrier on Ray: the bits of one process, whatever the number of actors and whoever is killed."""
+"""Rounds without a barrier on Ray: the bits of one process, whatever the number of actors and of kills."""
 
 from __future__ import annotations
 

@@ -1,0 +1,117 @@
+"""What surrounds clients' procedures: messages to and from the device, and whom errors are blamed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.hosting.failures import too_little_memory
+from actors.hosting.job import Job
+from algorithms.base import Algorithm
+from rayfl.aggregation.exact_sum import Extremes, NonFiniteError, Weighted, extremes_of
+from rayfl.diagnosis.device_errors import ran_out_of_memory
+from rayfl.diagnosis.tracebacks import own_definition, own_frames
+from rayfl.engine.tasks import Task
+from rayfl.engine.transfers import moved_together
+from rayfl.errors import ClientError, MethodError, text_of
+from rayfl.params import Tree, from_numpy
+
+_CPU = torch.device("cpu")
+
+
+def brought(
+    device: torch.device, job: Job, ids: Sequence[int], state_of: Callable[[int], Tree]
+) -> tuple[dict[int, Tree], dict[int, Tree], dict[int, Tensor]]:
+    """The states and the payloads of some clients, on the device; and the payloads' tensors by array.
+
+    An array that several clients are given is one tensor; see :meth:`Job.common_to_several`.
+
+    Args:
+        device: where the clients' code runs.
+        job: has the payloads.
+        ids: of the clients.
+        state_of: a client's state.
+    """
+    made: dict[int, Tensor] = {}
+    given = [from_numpy(job.payloads.get(id, {}), made=made) for id in ids]
+    common = {str(key): tensor for key, tensor in made.items()}
+    found = moved_together([*map(state_of, ids), *given, common], device)
+    received = {int(key): tensor for key, tensor in found.pop().items()}
+    return dict(zip(ids, found, strict=False)), dict(zip(ids, found[len(ids) :], strict=True)), received
+
+
+def update_of(algorithm: Algorithm, task: Task, job: Job, outcome: Any, received: Tree) -> Weighted | Exception | None:
+    """A client's part of the updates' variance, where it is asked for; or what went wrong with it."""
+    if job.kind != "mean" or not (job.splits and job.counted) or not isinstance(outcome, Weighted):
+        return None
+    try:
+        change = algorithm.update(outcome.tree, received, task)
+    except Exception as error:
+        return error
+    if change is None:
+        return None
+    change = change.detach().flatten().to(torch.float64)
+    return Weighted({"change": change, "squared_norm": change @ change}, 1)
+
+
+def settled(
+    device: torch.device,
+    job: Job,
+    outcomes: dict[int, Any],
+    updates: Mapping[int, Any],
+    states: Mapping[int, Tree],
+) -> tuple[Extremes, Mapping[int, Tree]]:
+    """Looks at what all clients leave and brings it home together, since each transfer waits for the device.
+
+    Args:
+        device: where the clients' code ran.
+        job: what they did.
+        outcomes: what they returned, by client; of ``map``, brought home in place.
+        updates: as of :func:`update_of`, by client.
+        states: those that changed, by client.
+
+    Returns:
+        The extremes of all that is sent or kept, and the states on the CPU.
+    """
+    if device.type == "cpu":
+        return {}, states
+    sent = {id: found.tree if isinstance(found, Weighted) else found for id, found in outcomes.items()}
+    trees = {id: tree for id, tree in sent.items() if isinstance(tree, Mapping) and job.kind != "evaluate"}
+    changes = [update.tree for update in updates.values() if isinstance(update, Weighted)]
+    try:
+        known = extremes_of([*trees.values(), *changes, *states.values()])
+        kept = dict(zip(states, moved_together(list(states.values()), _CPU), strict=True))
+        if job.kind == "map":
+            outcomes |= zip(trees, moved_together(list(trees.values()), _CPU), strict=True)
+    except Exception as error:
+        if not ran_out_of_memory(error):
+            raise
+        return {}, states  # each by itself
+    return known, kept
+
+
+def blamed(error: Exception, client: int | str, job: Job, algorithm: Algorithm) -> ClientError:
+    """The error that names a client (or who else it is), round and procedure, with the fix or the lines of its author.
+
+    Args:
+        error: what went wrong.
+        client: its id, or who else is to blame.
+        job: what was done.
+        algorithm: whose code it was.
+    """
+    who = client if isinstance(client, str) else f"client {client}"
+    place = f"{who}, round {job.round}, {job.procedure}"
+    if isinstance(error, NonFiniteError):
+        return ClientError(
+            f"{place}: {error}; its training diverged, nothing of it entered the aggregate (lower train.lr, or set "
+            "clients.on_error=skip?)"
+        )
+    if ran_out_of_memory(error):
+        return ClientError(f"{place}: {too_little_memory(error)}")
+    where = own_frames(error, [type(algorithm)])
+    if not where and isinstance(error, MethodError):
+        where = own_definition(getattr(algorithm, job.procedure))
+    return ClientError(f"{place}: {type(error).__name__}: {text_of(error)}{where}")
