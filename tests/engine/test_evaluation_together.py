@@ -16,6 +16,7 @@ from rayfl.engine.evaluation import evaluate
 from rayfl.engine.evaluation_together import Asked, evaluate_together
 from rayfl.engine.mixtures import Mixture
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.task_sections import ClassificationSection, RegressionSection
 from rayfl.engine.tasks import Classification, Predictor
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics import Statistics
@@ -191,3 +192,17 @@ def test_a_sweep_takes_15_launches_a_stack_and_no_wait_more_for_more_clients(mon
     assert a_stack <= 15
     assert one.waits == three.waits
     assert one.launches.total() <= 60
+
+
+@pytest.mark.parametrize("metrics", [(), ("f1_macro",)])
+def test_a_configured_classification_is_stacked_unless_it_has_further_metrics(metrics: Any) -> None:
+    task = ClassificationSection(metrics=metrics).task([Network(NETWORKS["perceptron"][0])], IMAGE, "toy")
+    asked = [Asked({"global": Predictor.of(task.network.initialize(0))}, examples(8, IMAGE, k)) for k in range(3)]
+    assert [set(found) for found in evaluate_together(asked, task, 100)] == [set() if metrics else {"global"}] * 3
+
+
+def test_other_tasks_are_scored_one_by_one() -> None:
+    spec = InputSpec("image", (6,), 4, target="values")
+    task = RegressionSection().task([Network(lambda: TwoNN(hidden=(20, 20)).build(spec))], spec, "toy")
+    samples = Examples(torch.zeros(8, 6), torch.zeros(8, 4))
+    assert evaluate_together([Asked({"global": Predictor.of(task.network.initialize(0))}, samples)], task, 100) == [{}]

@@ -15,9 +15,18 @@ from algorithms.registry import METHODS as REGISTERED
 from rayfl.cli.entry import app
 from rayfl.errors import ConfigError, RunError
 from rayfl.metrics import CLASSIFICATION
-from rayfl.report.columns import metrics_for
+from rayfl.metrics.regression import RegressionMeasures
+from rayfl.report.columns import columns_of, metrics_for
 from rayfl.report.comparison import compare
-from rayfl.results.schemas import METRICS_KEY, first_metric, known_schema, metrics_of
+from rayfl.results.schemas import (
+    METRICS_KEY,
+    first_metric,
+    known_schema,
+    metrics_metadata,
+    metrics_of,
+    recorded_schema,
+    schema_of,
+)
 from rayfl.runs.listing import chosen_rows
 from rayfl.runs.loading import load_run
 from rayfl.sweeps.measures import Measure
@@ -65,6 +74,33 @@ def test_a_comparison_of_regressions_takes_the_least_error_for_the_best(runs: di
     said("report", *(str(runs[name]) for name in METHODS), "--out", str(tmp_path / "both"))
     page = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
     assert "MSE of the methods" in page and "ccuracies" not in page
+
+
+def test_columns_are_chosen_among_the_tasks_own(runs: dict[str, Path]) -> None:
+    both = [str(runs[name]) for name in METHODS]
+    found = json.loads(said("compare", *both, "--json", "--metric", "r2", "--metric", "mse_jain"))
+    assert [row["metric"] for row in found["numbers"][:2]] == ["r2", "mse_jain"]
+    assert {test["metric"] for test in found["tests"]} == {"r2"}
+    refused = CliRunner().invoke(app, ["compare", *both, "--metric", "top1"]).exception
+    assert isinstance(refused, ConfigError)
+    assert "there are mse, mse_worst5, mae, r2, loss, mse_jain" in str(refused)
+    classes = columns_of([load_run(str(runs["classes"]), REGISTERED)])
+    assert {"top1", "top1_jain", "mce", "f1_macro", "auroc"} <= set(classes)
+
+
+def test_watching_says_the_tasks_first_metric(runs: dict[str, Path]) -> None:
+    found = json.loads(said("watch", str(runs["ditto"]), "--json"))
+    assert found["metric"] == "mse" and found["score"] > 0 and found["accuracy"] is None
+    assert "test MSE: global" in said("watch", str(runs["ditto"]))
+
+
+@pytest.mark.parametrize("name", ["rounds", "clients"])
+def test_tables_of_buffered_rounds_have_the_tasks_columns(name: str) -> None:
+    metrics = RegressionMeasures.metrics
+    schema = schema_of(name, metrics, simulated=True, buffered=True).with_metadata(metrics_metadata(metrics))
+    assert {"mse", "r2", "staleness"} <= set(schema.names)
+    assert known_schema(name, schema)
+    assert schema.equals(recorded_schema(name, schema.metadata, simulated=True, buffered=True))
 
 
 def test_tasks_are_not_compared_with_each_other(runs: dict[str, Path]) -> None:

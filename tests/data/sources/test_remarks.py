@@ -245,6 +245,8 @@ def test_columns_of_numbers_that_are_left_out_are_named(tmp_path: Path, caplog: 
     assert "columns whose names begin with x, and age is left out: name the inputs with dataset.x=" in remark
     for meant in (["x0", "x1", "x2"], ["x0", "x1", "x2", "age"]):
         assert remarks(of_file(path, x=meant), caplog) == []
+    kept = ParquetSource(path=path, target="values", standardize="global").open()
+    assert any("age is left out" in remark.text for remark in kept.remarks())
     # Beside lists and images there may be anything.
     assert remarks(of_file(table(tmp_path / "lists.parquet", age=[30.0] * N)), caplog) == []
 
