@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from rayfl.errors import ConfigError, RunError
-from rayfl.naming.texts import has_keys
+from rayfl.naming.texts import Checksum, has_keys
 from rayfl.params import Tree
 from rayfl.storage import treefile
 from rayfl.storage.commits import CommitStore
@@ -28,8 +28,8 @@ class _Beginning(BaseModel):
         description="model: the server's model, in place of the initial one of server and clients; commit: everything "
         "that `rayfl fork` has put into the folder",
     )
-    sha256: str | None = Field(
-        None, pattern="^[0-9a-f]{64}$", description="of what the run begins from: found out, and what results depend on"
+    sha256: Checksum | None = Field(
+        None, description="of what the run begins from: found out, and what results depend on"
     )
 
     @property

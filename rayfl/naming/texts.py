@@ -51,6 +51,9 @@ FileName = Annotated[
 ]
 """The name of a file of rayfl's."""
 
+Checksum = Annotated[str, matching("[0-9a-f]{64}", "a SHA-256: 64 of the digits 0 to 9 and a to f")]
+"""A checksum of a file."""
+
 ObjectPath = Annotated[
     str, matching(r"[\w.]+:\w+", "a module, a colon and a name in it, such as my_package.my_module:my_name")
 ]

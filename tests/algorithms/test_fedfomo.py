@@ -84,7 +84,7 @@ def test_a_model_without_merit_is_kept_or_thrown_away() -> None:
 class Likely(Quadratic):
     """QUAD whose log-probability of a sample's label is minus its loss."""
 
-    def log_probabilities(self, models: Any, x: torch.Tensor) -> torch.Tensor:
+    def predictions(self, models: Any, x: torch.Tensor) -> torch.Tensor:
         losses = 0.5 * ((models[0]["theta"] - x) ** 2).sum(-1)
         return torch.stack([-losses, -losses - 1], 1)
 

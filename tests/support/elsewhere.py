@@ -140,6 +140,8 @@ class _Functions(TorchFunctionMode):
                 return (left[None] @ right)[0]
             if right.dim() == 1:
                 return (left @ right[:, None])[:, 0]
+        if function is Tensor.tolist and isinstance(args[0], Elsewhere):
+            return args[0].cpu().tolist()
         return function(*args, **(kwargs or {}))
 
 

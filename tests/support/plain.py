@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from rayfl.engine.looped import _seeded, moved_paths
-from rayfl.engine.optimizers import Rule, rule_of
+from rayfl.engine.optimizers import Rule, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Batch, Task
 from rayfl.params import Tree, copy, from_leaves, leaves, map_leaves
+
+_ADAM = {"m": "exp_avg", "v": "exp_avg_sq"}
+_SLOTS = {"sgd": {"momentum": "momentum_buffer"}, "adam": _ADAM, "adamw": _ADAM}
+"""What an optimizer keeps, and what PyTorch calls it."""
 
 
 def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
@@ -38,9 +42,16 @@ def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
                 if (bounds := rules[path].bounds) is not None:
                     moved[path].data.clamp_(*bounds)
     if request.kept is not None:
-        buffers = {path: one.state[moved[path]].get("momentum_buffer") for path, one in optimizers.items()}
-        request.kept.slots = {"momentum": {path: buffer for path, buffer in buffers.items() if buffer is not None}}
-        request.kept.steps = dict.fromkeys(request.kept.slots["momentum"], 1)
+        request.kept.slots = {
+            slot: {
+                path: one.state[moved[path]][name]
+                for path, one in optimizers.items()
+                if one.state[moved[path]].get(name) is not None
+            }
+            for slot, name in _SLOTS[request.rule.optimizer].items()
+        }
+        made = {key_of(path): one.state[moved[path]].get("step", 1) for path, one in optimizers.items()}
+        request.kept.steps = {key: int(count) for key, count in made.items()}
     return map_leaves(Tensor.detach, tree)
 
 
@@ -57,10 +68,15 @@ def _optimizer(leaf: Tensor, rule: Rule) -> Any:
 
 
 def _take_up(request: TrainRequest, moved: dict[str, Tensor], optimizers: dict[str, Any]) -> None:
-    """Momenta of the last pass."""
-    kept = {} if request.kept is None else request.kept.slots.get("momentum", {})
-    for path, buffer in kept.items():
-        optimizers[path].state[moved[path]]["momentum_buffer"] = buffer.clone()
+    """What the optimizer of the last pass left."""
+    if request.kept is None:
+        return
+    for slot, name in _SLOTS[request.rule.optimizer].items():
+        for path, buffer in request.kept.slots.get(slot, {}).items():
+            state = optimizers[path].state[moved[path]]
+            state[name] = buffer.clone()
+            if request.rule.optimizer != "sgd":
+                state["step"] = torch.tensor(float(request.kept.steps.get(key_of(path), 0)))
 
 
 def _draw(value: Any, moved: dict[str, Tensor]) -> Tensor:
