@@ -31,8 +31,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actors.hosting.allocator import reuse_freed_memory
-from actors.hosting.building import pin_threads
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.fedphp import FedPHP
@@ -44,12 +42,22 @@ from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Classification
 from rayfl.engine.trampoline import run_procedures
-from rayfl.examples import Examples, InputSpec
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, TwoCNN, TwoNN
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
+
+try:
+    from actors.hosting.allocator import reuse_freed_memory
+    from actors.hosting.building import pin_threads
+    from rayfl.engine.tasks import Classification
+    from rayfl.examples import Examples, InputSpec
+except ModuleNotFoundError:  # another checkout, from before modules lay in folders
+    from actors.allocator import reuse_freed_memory
+    from actors.building import pin_threads
+    from rayfl.tasks import Classification
+
+    from rayfl.data.federated import Examples, InputSpec
 
 _CPU = torch.device("cpu")
 _DIGITS, _LETTERS = InputSpec("image", (1, 28, 28), 10), InputSpec("image", (1, 28, 28), 62)
