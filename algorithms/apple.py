@@ -122,6 +122,10 @@ class APPLE(Algorithm):
             return (math.cos(math.pi * round / length) + 1) / 2
         return float(_LAST ** (round / length))
 
+    def course(self, round: int, rounds: int) -> Any:
+        """lambda(t), where it weighs anything."""
+        return self.penalty_in(round, rounds) if self.relation_penalty else None
+
     def limits(self, context: RoundContext) -> bool:
         """Whether clients download fewer cores than there are."""
         return self.peers is not None and self.peers < context.num_clients - 1

@@ -160,8 +160,8 @@ class FedFomo(Algorithm):
 
     async def moved(self, client: Client, peers: Tree) -> tuple[Tree, Tensor]:
         """Where the client goes from its own model, and r_n of the peers, float64 of shape (m,)."""
-        nothing = torch.zeros(0, dtype=torch.float64)
-        if "personal" not in client.state:
+        nothing = torch.zeros(len(peers), dtype=torch.float64)
+        if "personal" not in client.state:  # it was sent peers' models only if its state was lost
             return client.initial_model(), nothing
         own: Tree = client.state["personal"]
         if not peers and self.fallback == "own":

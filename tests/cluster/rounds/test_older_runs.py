@@ -102,14 +102,15 @@ def test_todays_folder_goes_before_an_older_one(tmp_path: Path) -> None:
     assert where_begun(config).run_name == config.run_name != old.name
 
 
+@pytest.mark.parametrize(("devices", "where"), [([], "it would"), (["cuda"], "on cpu it would")])
 def test_an_older_run_is_refused_where_it_would_not_go_on_as_it_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    devices: list[str], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = begun(tmp_path / "runs")
     before = {path: path.read_bytes() for path in (folder / "commits").iterdir()}
-    rule = OlderRule("0.0.9", counted_then, frozenset(), "all was else")
+    rule = OlderRule("0.0.9", counted_then, frozenset(devices), "all was else")
     monkeypatch.setattr(identity, "OLDER", (rule,))
-    with pytest.raises(RunError, match=r"begun by rayfl 0\.0\.9 or before, and on cpu .* all was else\. Go on with"):
+    with pytest.raises(RunError, match=rf"begun by rayfl 0\.0\.9 or before, and {where} not go on as it began: all was else\. Go on with"):
         rayfl.run(experiment(tmp_path / "runs"))
     assert {path: path.read_bytes() for path in (folder / "commits").iterdir()} == before
     assert len(list((tmp_path / "runs").iterdir())) == 1
