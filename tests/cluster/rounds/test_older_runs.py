@@ -110,7 +110,8 @@ def test_an_older_run_is_refused_where_it_would_not_go_on_as_it_began(
     before = {path: path.read_bytes() for path in (folder / "commits").iterdir()}
     rule = OlderRule("0.0.9", counted_then, frozenset(devices), "all was else")
     monkeypatch.setattr(identity, "OLDER", (rule,))
-    with pytest.raises(RunError, match=rf"begun by rayfl 0\.0\.9 or before, and {where} not go on as it began: all was else\. Go on with"):
+    said = rf"begun by rayfl 0\.0\.9 or before, and {where} not go on as it began: all was else\. Go on with"
+    with pytest.raises(RunError, match=said):
         rayfl.run(experiment(tmp_path / "runs"))
     assert {path: path.read_bytes() for path in (folder / "commits").iterdir()} == before
     assert len(list((tmp_path / "runs").iterdir())) == 1
