@@ -15,17 +15,14 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/rayfl run
 
-# One process per core with one thread each; those that start Ray, one after the other.
+# Two processes with one thread each; tests that start Ray go one after the other (tests/conftest.py).
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-SIDE_BY_SIDE := -n 2 --dist loadfile --ignore tests/cluster
 
 test: install lint
-	$(PYTEST) $(SIDE_BY_SIDE)
-	$(PYTEST) tests/cluster
+	$(PYTEST) -n 2
 
 test-all: install lint
-	$(PYTEST) -m 'slow or not slow' $(SIDE_BY_SIDE)
-	$(PYTEST) -m 'slow or not slow' tests/cluster
+	$(PYTEST) -n 2 -m 'slow or not slow'
 
 # Tests compute on CPUs on every machine. These on a device of this one, in place of a pretended one:
 # make test-device DEVICE=cuda

@@ -1,9 +1,28 @@
-"""Tests compute on CPUs, on every machine; RAYFL_TEST_DEVICE names another device for those that can use one."""
+"""How tests run: on CPUs, on every machine, and side by side by file, but for those that start Ray.
+
+RAYFL_TEST_DEVICE names another device for those that can use one.
+"""
 
 from __future__ import annotations
 
 import os
 
+import pytest
+
 # Here: before anything asks CUDA for devices, in this process or in those that tests start.
 if not os.environ.get("RAYFL_TEST_DEVICE"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+_RAY = "tests/cluster/"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Gives one process all tests that start Ray, so that no two are at it, and the others file by file."""
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    class OneRay(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return _RAY if nodeid.startswith(_RAY) else nodeid.split("::")[0]
+
+    return OneRay(config, log)

@@ -84,6 +84,7 @@ def test_a_client_that_blocks_all_threads_of_its_process_is_found_by_doing_suspe
     assert rows(tmp_path / "run") == [(2, bad, "local_update", f"no end within clients.deadline_s={DEADLINE_S} s")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_retries_count_processes_that_ended(tmp_path: Path) -> None:
     calm = small_experiment(tmp_path, "calm", "scaffold", backend="inline")

@@ -44,6 +44,7 @@ def test_a_killed_actor_changes_no_bit(alone: Path, tmp_path: Path) -> None:
     assert_same(outcome(alone), outcome(tmp_path / "killed"))
 
 
+@pytest.mark.slow
 def test_a_killed_driver_continues_to_the_same_bits(alone: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(long_rounds(on_actors(tmp_path, "killed", num_actors=2))))

@@ -179,7 +179,8 @@ def faulty_experiment(tmp_path: Path, name: str, how: str, **cluster: Any) -> di
 
 
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("how", [pytest.param("raise", marks=pytest.mark.slow), "diverge"])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["raise", "diverge"])
 def test_any_number_of_actors_skips_the_same(how: str, tmp_path: Path) -> None:
     rayfl.run(faulty_experiment(tmp_path, "inline", how, backend="inline"))
     inline = outcome(tmp_path / "inline")
@@ -208,6 +209,7 @@ def test_after_a_crash_the_list_of_skipped_clients_is_the_same(tmp_path: Path) -
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "killed"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_an_actor_that_hangs_counts_as_dead(tmp_path: Path) -> None:
     calm = small_experiment(tmp_path, "calm", "scaffold", backend="inline")

@@ -58,7 +58,7 @@ def long_rounds(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("delay_s", "method"),
     [
-        (0.0, "fedphp"),
+        pytest.param(0.0, "fedphp", marks=pytest.mark.slow),
         (0.05, "superfed-mm"),
         pytest.param(0.0, "superfed-mm", marks=pytest.mark.slow),
         pytest.param(0.05, "fedphp", marks=pytest.mark.slow),
