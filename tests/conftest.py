@@ -5,6 +5,7 @@ RAYFL_TEST_DEVICE names another device for those that can use one.
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -14,6 +15,11 @@ if not os.environ.get("RAYFL_TEST_DEVICE"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 _RAY = "tests/cluster/"
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the ten thousand tests themselves out of the rubbish that is looked for when memory runs out."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
