@@ -12,7 +12,7 @@ import pyarrow as pa
 from rayfl.errors import ConfigError, RunError
 from rayfl.plots.phases import mark_phases
 from rayfl.plots.series import Series, over_seeds, series_of
-from rayfl.plots.style import Measure, colour, first_of, legend_below, marker, measure, new_figure
+from rayfl.plots.style import Measure, draw_curve, first_of, legend_below, measure, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import model_rows, models_in, received, where
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _AXES = {"rounds": "round", "bytes": "sent, both ways (MB)", "seconds": "training time (s)"}
 _COLUMNS = {"rounds": "round", "bytes": "megabytes", "seconds": "seconds"}
-_FEW = 12
-"""Curves with more evaluations have no markers."""
 
 
 def draw(
@@ -126,21 +124,11 @@ def _seconds(run: RunFolder) -> dict[int, float]:
 def _panel(axes: Axes, rows: list[dict[str, Any]], metric: str, axis: str, shown: Measure) -> None:
     factor = shown.factor
     labels = list(dict.fromkeys(row["series"] for row in rows))
-    few = len({row["round"] for row in rows}) <= _FEW
     for label, model in dict.fromkeys((row["series"], row["model"]) for row in rows):
         mine = [row for row in rows if (row["series"], row["model"]) == (label, model)]
         xs = np.array([row[_COLUMNS[axis]] for row in mine])
         mean = factor * np.array([row[metric] for row in mine])
         spread = factor * np.array([row[f"{metric}_std_over_seeds"] for row in mine])
-        position = labels.index(label)
         dashed = model == "global" and any(row["series"] == label and row["model"] != model for row in rows)
-        axes.plot(
-            xs,
-            mean,
-            color=colour(position),
-            linestyle="--" if dashed else "-",
-            marker=marker(position) if few else None,
-            label=f"{label} ({model})",
-        )
-        if mine[0]["seeds"] > 1:
-            axes.fill_between(xs, mean - spread, mean + spread, color=colour(position), alpha=0.2, linewidth=0)
+        band = spread if mine[0]["seeds"] > 1 else None
+        draw_curve(axes, labels.index(label), f"{label} ({model})", xs, mean, band, "--" if dashed else None)

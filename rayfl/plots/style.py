@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from rayfl.data.partitions.picture import PLAIN_TEXT
@@ -19,9 +20,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
-"""Okabe and Ito's palette for colour-blind readers; its yellow is too faint for lines on white."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+COLOURS = ("#0b62a8", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0e7490", "#57534e")
+"""Of series, in plots and reports: told apart in colour vision deficiencies as far as eight can be, and dark enough for
+lines on white. Pages show others in their place in the dark (``report/templates/style.css``)."""
+DASHES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MOST_MARKED = 40
+"""Longer curves have no markers."""
 SEQUENTIAL = "viridis"
 """The colour map of values; its order survives grey printing."""
 
@@ -39,28 +44,33 @@ LAMBDA, MU, NU, RHO, TAU, THETA, DELTA = (
 _LEGEND_HANDLE_IN, _LEGEND_CHARACTER_IN = 0.5, 0.075
 """About how much room an entry of a legend takes, in inches."""
 
+COMMON: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    **PLAIN_TEXT,
+    "svg.hashsalt": "rayfl",
+}
+"""Matplotlib's settings for every figure, of plots and of reports."""
+
 _STYLE: Any = {
+    **COMMON,
     "font.size": 10,
     "axes.titlesize": 10,
     "axes.labelsize": 10,
     "legend.fontsize": 9,
     "xtick.labelsize": 9,
     "ytick.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
     "grid.color": "0.9",
     "lines.linewidth": 1.6,
     "lines.markersize": 4,
-    "legend.frameon": False,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     # Text stays text: journals refuse Type 3 fonts.
     "pdf.fonttype": 42,
-    "svg.fonttype": "none",
-    **PLAIN_TEXT,
-    "svg.hashsalt": "rayfl",
 }
 
 
@@ -151,8 +161,45 @@ def colour(position: int) -> str:
 
 
 def marker(position: int) -> str:
-    """The marker of the n-th series; with the colour it tells 7 series apart, and further ones by their order."""
+    """The marker of the n-th series; with the colour it tells 64 series apart."""
     return MARKERS[(position + position // len(COLOURS)) % len(MARKERS)]
+
+
+def dashes(position: int) -> str:
+    """The dashes of the n-th series: solid lines until colours come again."""
+    return DASHES[position // len(COLOURS) % len(DASHES)]
+
+
+def draw_curve(
+    axes: Axes,
+    position: int,
+    label: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    spread: np.ndarray | None = None,
+    linestyle: str | None = None,
+) -> None:
+    """Draws the curve of a series, with a band of ``y - spread`` to ``y + spread``.
+
+    Args:
+        axes: to draw on.
+        position: of the series; decides on colour, dashes and marker.
+        label: for the legend.
+        x: shape (T,).
+        y: shape (T,).
+        spread: shape (T,); None, or no finite value: no band.
+        linestyle: in place of the series' own.
+    """
+    axes.plot(
+        x,
+        y,
+        color=colour(position),
+        linestyle=dashes(position) if linestyle is None else linestyle,
+        marker=marker(position) if len(x) <= MOST_MARKED else "",
+        label=label,
+    )
+    if spread is not None and np.isfinite(spread).any():
+        axes.fill_between(x, y - spread, y + spread, color=colour(position), alpha=0.18, linewidth=0)
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
-from rayfl.report.drawing import DASHES, MARKERS, SERIES, Drawing, table_of
+from rayfl.plots.style import draw_curve
+from rayfl.report.drawing import Drawing, table_of
 from rayfl.report.grouping import Group, shown_model
 from rayfl.report.rows import Curve, curve, evaluated, main_keys, shown_key
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.loading import Run
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 _METRICS = {"top1": ("accuracy", "accuracy %", 100.0), "loss": ("loss", "loss (nats)", 1.0)}
 """Of classification: what is drawn, its axis and its factor."""
-_MOST_MARKED = 40
-"""Longer curves have no markers."""
 _AXES = "Left: by round; middle: by bytes sent, down and up, of all clients; right: by wall time, evaluation included."
 
 Lines = Sequence[tuple[str, Curve]]
@@ -102,7 +98,7 @@ def _drawing(
         against = (one.rounds, one.bytes / factor, one.seconds)
         for axes, x in zip(panels, against, strict=True):
             if x is not None:
-                _line(axes, number, text, x, scale * one.values, scale * one.spread if over == "seeds" else None)
+                draw_curve(axes, number, text, x, scale * one.values, scale * one.spread if over == "seeds" else None)
     for axes, heading in zip(panels, ("rounds completed", f"{unit} sent", "wall time (s)"), strict=True):
         axes.set_xlabel(heading)
         axes.set_xlim(left=0)
@@ -114,20 +110,6 @@ def _drawing(
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(lines)))
     return Drawing(name, title, caption, figure, _table(lines, over))
-
-
-def _line(axes: Axes, number: int, label: str, x: np.ndarray, y: np.ndarray, spread: np.ndarray | None) -> None:
-    colour = SERIES[number % len(SERIES)]
-    axes.plot(
-        x,
-        y,
-        color=colour,
-        linestyle=DASHES[number // len(SERIES) % len(DASHES)],
-        marker=MARKERS[number % len(MARKERS)] if len(x) <= _MOST_MARKED else "",
-        label=label,
-    )
-    if spread is not None and np.isfinite(spread).any():
-        axes.fill_between(x, y - spread, y + spread, color=colour, alpha=0.18, linewidth=0)
 
 
 def _table(lines: Lines, over: str) -> pa.Table:

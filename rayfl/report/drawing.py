@@ -13,26 +13,22 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rayfl.data.files.whole import new_file
-from rayfl.data.partitions.picture import PLAIN_TEXT
+from rayfl.data.partitions.picture import SPLIT_COLOURS
+from rayfl.plots.style import COLOURS, COMMON
 from rayfl.results.plain_csv import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, PAPER, GRID, FAINT = "#1c1d1f", "#fefefe", "#dcdde0", "#8a8d93"
-SERIES = ("#0b62a8", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0e7490", "#57534e")
-"""Told apart in colour vision deficiencies as far as eight can be; lines differ in their dashes, too."""
-DASHES = ("-", "--", "-.", ":")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 FORMATS = ("png", "svg", "pdf")
-_PARTITION = ("#2f6db5", "#8fb8de", "#e08a3c")
 _VARIABLES = {
     INK: "ink",
     PAPER: "paper",
     GRID: "grid",
     FAINT: "faint",
-    **{colour: f"series-{number}" for number, colour in enumerate(SERIES)},
-    **{colour: f"split-{number}" for number, colour in enumerate(_PARTITION)},
+    **{colour: f"series-{number}" for number, colour in enumerate(COLOURS)},
+    **{colour: f"split-{number}" for number, colour in enumerate(SPLIT_COLOURS)},
     "#000000": "ink",
     "#ffffff": "paper",
     "#ebebeb": "grid",
@@ -40,11 +36,9 @@ _VARIABLES = {
 }
 """Names of the page's colours by those that are drawn with."""
 _STYLE: Any = {
+    **COMMON,
     "font.family": "DejaVu Sans",
     "font.size": 9,
-    "svg.fonttype": "none",
-    **PLAIN_TEXT,
-    "svg.hashsalt": "rayfl",
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,
     "axes.facecolor": PAPER,
@@ -52,10 +46,6 @@ _STYLE: Any = {
     "axes.labelcolor": INK,
     "axes.titlesize": 9,
     "axes.titlecolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
     "grid.color": GRID,
     "grid.linewidth": 0.6,
     "text.color": INK,
@@ -63,7 +53,6 @@ _STYLE: Any = {
     "ytick.color": INK,
     "lines.linewidth": 1.5,
     "lines.markersize": 3.5,
-    "legend.frameon": False,
     "legend.fontsize": 8.5,
 }
 _NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.metrics import NUM_BINS, Metric, summarize
-from rayfl.report.drawing import DASHES, FAINT, SERIES, Drawing, table_of
+from rayfl.plots.style import colour, dashes
+from rayfl.report.drawing import FAINT, Drawing, table_of
 from rayfl.report.grouping import Group
 from rayfl.report.rows import RowKey, bins, client_rows, evaluated, final_rows, shown_key
 from rayfl.results.schemas import first_metric
@@ -55,13 +56,13 @@ def _distribution(found: Sequence[tuple[str, np.ndarray]], metric: Metric, remar
     ends = [value for _, values in found for value in (scale * values.min(), scale * values.max())]
     edges = np.linspace(0, 100, 21) if of_shares else np.linspace(min(ends), max(max(ends), min(ends) + 1e-9), 21)
     for number, (label, values) in enumerate(found):
-        colour, dashes = SERIES[number % len(SERIES)], DASHES[number // len(SERIES) % len(DASHES)]
+        look = {"color": colour(number), "linestyle": dashes(number)}
         share = 100 * (np.arange(len(values)) + 0.5) / len(values)
-        left.plot(share, scale * values, color=colour, linestyle=dashes, label=label)
+        left.plot(share, scale * values, label=label, **look)
         heights = np.histogram(scale * values, edges)[0] * 100 / len(values)
-        right.stairs(heights, edges, color=colour, linestyle=dashes, linewidth=1.4)
+        right.stairs(heights, edges, linewidth=1.4, **look)
         if len(found) <= 2:
-            right.stairs(heights, edges, color=colour, alpha=0.18, fill=True)
+            right.stairs(heights, edges, color=colour(number), alpha=0.18, fill=True)
     left.axvspan(0, 5, color=FAINT, alpha=0.25, linewidth=0)
     left.text(5.8, 0.02, "worst 5 %", fontsize=8, transform=left.get_xaxis_transform())
     left.set(xlabel="clients, worst first (%)", ylabel=heading, xlim=(0, 100))
@@ -118,11 +119,11 @@ def reliability(run: Run, keys: Sequence[RowKey]) -> Drawing | None:
         right = rows["bin"].to_numpy() / NUM_BINS
         accuracy, confidence, n = (rows[name].to_numpy() for name in ("accuracy", "confidence", "n"))
         middle, width = right - 0.5 / NUM_BINS, 0.92 / NUM_BINS
-        above.bar(middle, np.minimum(accuracy, confidence), width, color=SERIES[0], label="accuracy")
+        above.bar(middle, np.minimum(accuracy, confidence), width, color=colour(0), label="accuracy")
         over, under = np.maximum(confidence - accuracy, 0), np.maximum(accuracy - confidence, 0)
-        above.bar(middle, over, width, bottom=accuracy, color=SERIES[1], alpha=0.6, label="confidence above it")
+        above.bar(middle, over, width, bottom=accuracy, color=colour(1), alpha=0.6, label="confidence above it")
         above.bar(
-            middle, under, width, bottom=confidence, color=SERIES[0], alpha=0.5, label="accuracy above confidence"
+            middle, under, width, bottom=confidence, color=colour(0), alpha=0.5, label="accuracy above confidence"
         )
         above.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=1)
         below.bar(middle, 100 * n / n.sum(), width, color=FAINT)
@@ -165,8 +166,8 @@ def reliability_of_groups(groups: Sequence[Group]) -> Drawing | None:
         axes.plot(
             confidence[filled] / n[filled],
             gap[filled],
-            color=SERIES[number % len(SERIES)],
-            linestyle=DASHES[number // len(SERIES) % len(DASHES)],
+            color=colour(number),
+            linestyle=dashes(number),
             marker="o",
             label=group.label,
         )

@@ -14,7 +14,8 @@ from rayfl.data.partitions.picture import KINDS, draw_partition, label_matrix
 from rayfl.errors import RayflError
 from rayfl.examples import SPLITS
 from rayfl.experiment.parts import Parts
-from rayfl.report.drawing import FAINT, SERIES, Drawing, table_of
+from rayfl.plots.style import colour
+from rayfl.report.drawing import FAINT, Drawing, table_of
 from rayfl.report.rows import attendance, split_sizes
 from rayfl.runs.loading import Run
 
@@ -69,7 +70,7 @@ def _sizes(partition: pa.Table, reason: str) -> Drawing:
     for number, split in enumerate(SPLITS):
         sizes = by_split[split][order]
         axes.stairs(
-            base + sizes, np.arange(len(total) + 1), baseline=base, fill=True, color=SERIES[number], label=split
+            base + sizes, np.arange(len(total) + 1), baseline=base, fill=True, color=colour(number), label=split
         )
         base = base + sizes
     axes.set(xlabel="clients, largest first", ylabel="samples", xlim=(0, len(total)))
@@ -91,7 +92,7 @@ def phases(run: Run) -> Drawing | None:
     axes = figure.subplots()
     base = np.zeros(len(rounds))
     for number, (phase, values) in enumerate(seconds.items()):
-        axes.bar(rounds, values, width=0.9, bottom=base, color=SERIES[number], label=phase, linewidth=0)
+        axes.bar(rounds, values, width=0.9, bottom=base, color=colour(number), label=phase, linewidth=0)
         base = base + values
     axes.set(xlabel="round", ylabel="seconds", xlim=(rounds.min() - 0.6, rounds.max() + 0.6))
     figure.legend(loc="outside right upper")
@@ -118,11 +119,11 @@ def cohorts(run: Run) -> Drawing | None:
     figure = Figure(figsize=(_WIDTH, 3.0), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[3, 1])
     if len(rounds) <= _MOST_DOTS:
-        left.scatter(rounds, clients, s=10, marker="s", color=SERIES[0], linewidth=0)
+        left.scatter(rounds, clients, s=10, marker="s", color=colour(0), linewidth=0)
         left.set(xlabel="round", ylabel="client", ylim=(-0.6, count - 0.4))
         left.locator_params(integer=True)
     else:
-        left.stairs(np.sort(times)[::-1], np.arange(count + 1), fill=True, color=SERIES[0])
+        left.stairs(np.sort(times)[::-1], np.arange(count + 1), fill=True, color=colour(0))
         left.set(xlabel="clients, most often first", ylabel="rounds", xlim=(0, count))
     right.hist(times, np.arange(times.max() + 2) - 0.5, color=FAINT, rwidth=0.9)
     right.set(xlabel="rounds with the client", ylabel="clients")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
+import rayfl
+from rayfl.data.partitions.picture import SPLIT_COLOURS
 from rayfl.errors import ConfigError
 from rayfl.plots.phases import second_phase
 from rayfl.plots.series import fields_that_differ, need_same_but, over_seeds, series_of
-from rayfl.plots.style import COLOURS, TAU, colour, marker
+from rayfl.plots.style import COLOURS, TAU, colour, draw_curve, marker
 from tests.plots.conftest import Runs
 
 
@@ -50,3 +56,22 @@ def test_only_rounds_that_all_seeds_have_count(curves: list[dict[int, float]]) -
 def test_many_series_can_be_told_apart() -> None:
     looks = {(colour(i), marker(i)) for i in range(3 * len(COLOURS))}
     assert len(looks) == 3 * len(COLOURS)
+
+
+def test_curves_look_alike_in_plots_and_reports() -> None:
+    """One palette: the page's style sheet knows each colour, and one function draws a series' line and its band."""
+    sheet = (Path(rayfl.__file__).parent / "report" / "templates" / "style.css").read_text()
+    for number, drawn in enumerate([*COLOURS]):
+        assert f"--series-{number}: {drawn}" in sheet
+    for number, drawn in enumerate(SPLIT_COLOURS):
+        assert f"--split-{number}: {drawn}" in sheet
+    axes = Figure().subplots()
+    x = np.arange(3.0)
+    draw_curve(axes, 1, "plain", x, x)
+    draw_curve(axes, 9, "band", x, x, np.array([0.5, np.nan, 0.5]))
+    draw_curve(axes, 2, "long", np.arange(41.0), np.arange(41.0), np.full(41, np.nan), "--")
+    plain, band, long = axes.lines
+    assert (plain.get_color(), plain.get_linestyle(), plain.get_marker()) == (COLOURS[1], "-", marker(1))
+    assert (band.get_color(), band.get_linestyle()) == (COLOURS[1], "--")
+    assert (long.get_color(), long.get_linestyle(), long.get_marker()) == (COLOURS[2], "--", "")
+    assert len(axes.collections) == 1

@@ -28,7 +28,8 @@ _MOST_IN_ORDER = 200
 """More clients are sorted by their commonest class, so that groups can be seen where single columns cannot."""
 _MOST_TICKS = 26
 _LARGEST_BUBBLE = 0.85
-_COLOURS = ("#2f6db5", "#8fb8de", "#e08a3c")
+SPLIT_COLOURS = ("#2f6db5", "#8fb8de", "#e08a3c")
+"""Of the splits train, validation and test."""
 
 
 _TENTHS = 10
@@ -108,7 +109,7 @@ def _drawn(dataset: FederatedDataset, title: str) -> Figure:
     _sizes(above, sizes)
     above.tick_params(bottom=len(counts) <= _MOST_IN_ORDER)
     totals = counts.sum(0)
-    beside.barh(np.arange(classes), totals, height=0.8, color=_COLOURS[0])
+    beside.barh(np.arange(classes), totals, height=0.8, color=SPLIT_COLOURS[0])
     beside.set(xlabel="samples", xlim=(0, max(1, totals.max()) * 1.05))
     beside.tick_params(labelleft=False)
     beside.locator_params(axis="x", nbins=3)
@@ -150,7 +151,7 @@ def _bubbles(axes: Axes, counts: np.ndarray) -> None:
             units="xy",
             offsets=np.column_stack([client, label]),
             transOffset=axes.transData,
-            facecolors=_COLOURS[0],
+            facecolors=SPLIT_COLOURS[0],
             linewidths=0,
         )
     )
@@ -195,7 +196,7 @@ def _sizes(axes: Axes, sizes: np.ndarray) -> None:
     clients = np.arange(len(sizes))
     edges = np.arange(len(sizes) + 1) - 0.5
     base = np.zeros(len(sizes))
-    for split, column, colour in zip(SPLITS, sizes.T, _COLOURS, strict=True):
+    for split, column, colour in zip(SPLITS, sizes.T, SPLIT_COLOURS, strict=True):
         if not column.any():
             continue
         if len(sizes) <= _MOST_BUBBLES:
