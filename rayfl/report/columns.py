@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rayfl.errors import RunError
 from rayfl.metrics import CLASSIFICATION
 from rayfl.metrics import Metric as TaskMetric
-from rayfl.report.rows import final_rows
+from rayfl.report.rows import final_by_key
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.loading import Run
 
@@ -75,7 +75,7 @@ def metrics_for(runs: Sequence[Run]) -> tuple[Metric, ...]:
     Raises:
         RunError: the runs have different tasks.
     """
-    evaluated = [run for run in runs if final_rows(run)] or runs
+    evaluated = [run for run in runs if final_by_key(run)] or runs
     found = list(dict.fromkeys(metrics_of(run.rounds) for run in evaluated))
     if len(found) > 1:
         names = "; ".join(", ".join(metric.name for metric in metrics) for metrics in found)

@@ -11,7 +11,7 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.naming.spelling import nearest
 from rayfl.report.columns import Metric, metrics_for
 from rayfl.report.grouping import Group, check_same_data, group_runs
-from rayfl.report.rows import RowKey, compared_keys, final_rows, lacking, own_key, wall_seconds
+from rayfl.report.rows import RowKey, compared_keys, final_by_key, lacking, own_key, wall_seconds
 from rayfl.report.significance import PairTest, over_clients, over_seeds
 from rayfl.results.personalized import of_clients
 from rayfl.runs.loading import Run
@@ -138,12 +138,12 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     """
     check_same_data(runs)
     runs = [replace(run, chosen=wanted.models[0] if _one_row(wanted) else "") for run in runs]
-    evaluated = [run for run in runs if final_rows(run)]
+    evaluated = [run for run in runs if final_by_key(run)]
     notes = [
         f"{run.uri} is left out: {_who(run.measured)} were never evaluated on {run.measured.split} data"
         f"{run.measured.when} ({run.rounds_completed} of {run.total_rounds} rounds are done)"
         for run in runs
-        if not final_rows(run)
+        if not final_by_key(run)
     ]
     if not evaluated:
         raise RunError(f"there is nothing to compare yet: {'; '.join(notes)}")
@@ -173,7 +173,7 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
 
 def check_models(runs: Sequence[Run], models: Sequence[str]) -> None:
     """Raises ConfigError for a row that no run has, naming those that there are."""
-    found = dict.fromkeys(key.model for run in runs for key in final_rows(run))
+    found = dict.fromkeys(key.model for run in runs for key in final_by_key(run))
     for name in models:
         if found and name not in found and name != PERSONALIZED:
             raise ConfigError(
@@ -203,15 +203,15 @@ def _lines(group: Group, wanted: Wanted) -> list[Line]:
     keys = dict.fromkeys(
         key
         for run in group.runs
-        for key in (final_rows(run) if wanted.models else compared_keys(run))
+        for key in (final_by_key(run) if wanted.models else compared_keys(run))
         if not wanted.models or wanted.takes(key, own_key(run))
     )
     return [_line(group, key, wanted.metrics) for key in keys]
 
 
 def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
-    runs = [run for run in group.runs if key in final_rows(run)]
-    rows = [final_rows(run)[key] for run in runs]
+    runs = [run for run in group.runs if key in final_by_key(run)]
+    rows = [final_by_key(run)[key] for run in runs]
     seconds = [wall_seconds(run) for run in runs]
     choices = dict.fromkeys(row["choice"] for row in rows if row["choice"])
     model = key.label

@@ -11,7 +11,7 @@ from rayfl.metrics import NUM_BINS, Metric, summarize
 from rayfl.plots.style import colour, dashes
 from rayfl.report.drawing import FAINT, Drawing, table_of
 from rayfl.report.grouping import Group
-from rayfl.report.rows import RowKey, bins, client_rows, evaluated, final_rows, shown_key
+from rayfl.report.rows import RowKey, bins, client_rows, evaluated, final_by_key, shown_key
 from rayfl.results.schemas import first_metric
 from rayfl.runs.loading import Run
 
@@ -115,7 +115,7 @@ def reliability(run: Run, keys: Sequence[RowKey]) -> Drawing | None:
     panels = figure.subplots(2, len(found), sharex=True, sharey="row", squeeze=False, height_ratios=[3, 1])
     words = []
     for (key, rows), above, below in zip(found, *panels, strict=True):
-        row = final_rows(run)[key]
+        row = final_by_key(run)[key]
         right = rows["bin"].to_numpy() / NUM_BINS
         accuracy, confidence, n = (rows[name].to_numpy() for name in ("accuracy", "confidence", "n"))
         middle, width = right - 0.5 / NUM_BINS, 0.92 / NUM_BINS

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rayfl.examples import SPLITS
 from rayfl.results.personalized import of_clients
 from rayfl.runs.loading import Run
-from rayfl.runs.summary import last_evaluation
+from rayfl.runs.rows import final_rows
 
 
 class RowKey(NamedTuple):
@@ -62,9 +62,9 @@ def key_of(row: Mapping[str, Any]) -> RowKey:
     return RowKey(str(row["model"]), str(row["selected_on"]))
 
 
-def final_rows(run: Run) -> dict[RowKey, dict[str, Any]]:
-    """The rows of the run's last evaluation (``run.measured``), in the order they were recorded; may be empty."""
-    return {key_of(row): row for row in last_evaluation(run.rounds, run.measured)}
+def final_by_key(run: Run) -> dict[RowKey, dict[str, Any]]:
+    """Returns the rows of the run's last evaluation (``run.measured``) by their keys; none of a run without any."""
+    return {key_of(row): row for row in final_rows(run.rounds, run.measured)}
 
 
 def shown_key(run: Run) -> RowKey | None:
@@ -72,7 +72,7 @@ def shown_key(run: Run) -> RowKey | None:
     if not run.chosen:
         return own_key(run)
     wanted = RowKey(run.chosen, "validation" if run.chosen.endswith("=best") else "")
-    return wanted if wanted in final_rows(run) else None
+    return wanted if wanted in final_by_key(run) else None
 
 
 def own_key(run: Run) -> RowKey | None:
@@ -81,15 +81,15 @@ def own_key(run: Run) -> RowKey | None:
     No other row stands in for it: a number under the name of a method is that of its personalized model, or none.
     """
     wanted = RowKey(*run.own.summary)
-    return wanted if wanted in final_rows(run) else None
+    return wanted if wanted in final_by_key(run) else None
 
 
 def lacking(run: Run) -> str:
     """Why a run that was evaluated lacks the row that stands for it; empty where it has one."""
-    if not final_rows(run) or shown_key(run) is not None:
+    if not final_by_key(run) or shown_key(run) is not None:
         return ""
     if run.chosen:
-        return f"it has no row {run.chosen!r}; there are {', '.join(dict.fromkeys(k.model for k in final_rows(run)))}"
+        return f"it has no row {run.chosen!r}; there are {', '.join(dict.fromkeys(k.model for k in final_by_key(run)))}"
     if run.own.sweep is not None:
         return (
             f"it has no {run.own.sweep} that was chosen on validation data: its second phase has not begun, or no "
@@ -100,7 +100,7 @@ def lacking(run: Run) -> str:
 
 def evaluated(run: Run) -> str:
     """Whose samples the last evaluation was of, in words: ``all 14 clients``, or ``12 of 14 clients``."""
-    count = max((int(row["clients"]) for row in final_rows(run).values()), default=0)
+    count = max((int(row["clients"]) for row in final_by_key(run).values()), default=0)
     if run.measured.cohort == "selected":
         return f"the last cohort, {count} clients"
     return f"{'all ' if count == run.num_clients else ''}{of_clients(count, run.num_clients)} clients"
@@ -119,7 +119,7 @@ def main_keys(run: Run) -> list[RowKey]:
 
 def compared_keys(run: Run) -> list[RowKey]:
     """The rows of a table of methods: everything but the single members of a sweep."""
-    return [key for key in final_rows(run) if key.selected_on or not run.own.is_member(key.model)]
+    return [key for key in final_by_key(run) if key.selected_on or not run.own.is_member(key.model)]
 
 
 def curve(run: Run, key: RowKey, metric: str) -> Curve | None:
@@ -152,7 +152,7 @@ def client_rows(run: Run, key: RowKey) -> pa.Table | None:
 
     None where each client has a model of its own choice, which has no rows of its own.
     """
-    row = final_rows(run)[key]
+    row = final_by_key(run)[key]
     model = row["choice"] if key.selected_on else key.model
     if not model:
         return None
@@ -164,7 +164,7 @@ def client_rows(run: Run, key: RowKey) -> pa.Table | None:
 
 def bins(run: Run, key: RowKey) -> pa.Table:
     """The calibration bins of a row of the last evaluation, ascending; empty where there are none."""
-    row = final_rows(run)[key]
+    row = final_by_key(run)[key]
     field = pc.field
     return run.calibration.filter(
         (field("round") == row["round"])

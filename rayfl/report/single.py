@@ -24,7 +24,7 @@ from rayfl.report.rows import (
     attendance,
     client_rows,
     evaluated,
-    final_rows,
+    final_by_key,
     lacking,
     own_key,
     shown_key,
@@ -43,7 +43,7 @@ _MOST_CLIENTS = 1000
 
 def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]:
     """The page, and the table of its clients for :data:`CLIENTS_FILE`; None where no client was evaluated."""
-    rows, own = final_rows(run), own_key(run)
+    rows, own = final_by_key(run), own_key(run)
     notes = list(run.notes)
     if not run.finished:
         notes.insert(0, f"The run is unfinished: {run.rounds_completed} of {run.total_rounds} rounds are done.")
@@ -77,7 +77,7 @@ def client_table(run: Run, shown: RowKey) -> pa.Table | None:
     if rows is None:
         return None
     first, common = first_metric(run.rounds), RowKey("global")
-    shared = client_rows(run, common) if common in final_rows(run) else None
+    shared = client_rows(run, common) if common in final_by_key(run) else None
     accuracy = (
         {} if shared is None else dict(zip(shared["client"].to_pylist(), shared[first.name].to_pylist(), strict=True))
     )
@@ -136,7 +136,7 @@ def commands(run: Run) -> str:
 
 
 def _facts(run: Run) -> Facts:
-    rows = list(final_rows(run).values())
+    rows = list(final_by_key(run).values())
     seconds = wall_seconds(run)
     pairs = [
         ("Method", run.method),
@@ -207,13 +207,13 @@ def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
 
 
 def _clients(run: Run, shown: RowKey, clients: pa.Table) -> list[Block]:
-    keys = [key for key in (RowKey("global"), shown) if key in final_rows(run)]
+    keys = [key for key in (RowKey("global"), shown) if key in final_by_key(run)]
     drawn = client_distribution(run, list(dict.fromkeys(keys)))
     first = first_metric(run.rounds)
     values = first.sign * np.asarray(clients[_column(first)].to_numpy(zero_copy_only=False), dtype=float)
     order = np.argsort(values, kind="stable")
     worst = clients.take(order[: math.ceil(len(order) / 20)])
-    model = row_label(final_rows(run)[shown])
+    model = row_label(final_by_key(run)[shown])
     listed = clients if len(order) <= _MOST_CLIENTS else clients.take(order[:_MOST_CLIENTS])
     limit = "" if listed is clients else f" The worst {_MOST_CLIENTS:,} by {first.label}; the file has {len(order):,}."
     those = f"the clients that were evaluated ({of_clients(len(order), run.num_clients)})"
@@ -285,7 +285,7 @@ def _spread(row: Mapping[str, Any], metric: Metric, mark: Mark) -> Cell:
 def _calibration(run: Run, shown: RowKey) -> list[Block]:
     if first_metric(run.rounds) != CLASSIFICATION.first:
         return []
-    keys = list(dict.fromkeys(key for key in (RowKey("global"), shown) if key in final_rows(run)))
+    keys = list(dict.fromkeys(key for key in (RowKey("global"), shown) if key in final_by_key(run)))
     drawn = reliability(run, keys)
     if drawn is None:
         return [

@@ -1,4 +1,4 @@
-"""Which rows of a run's tables are its method's personalized model."""
+"""Finds rows in a run's tables: the last evaluation, a model's, those of the method's personalized model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from rayfl.errors import RunError
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.measured import EVERYBODY, Measured
 
 PERSONALIZED = "personalized"
 """What users may say for the method's personalized model, whatever its row is called."""
@@ -20,6 +21,18 @@ def where(table: pa.Table, **values: Any) -> pa.Table:
     for column, value in values.items():
         table = table.filter(pc.equal(table[column], value))
     return table
+
+
+def final_rows(rounds: pa.Table, measured: Measured = EVERYBODY) -> list[dict[str, Any]]:
+    """Returns the rows of the last evaluation, in the order in which they were recorded; none where there was none.
+
+    Args:
+        rounds: summaries, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
+        measured: which evaluations count.
+    """
+    rows = rounds.filter(measured.rows).to_pylist()
+    last = max((row["round"] for row in rows), default=0)
+    return [row for row in rows if row["round"] == last]
 
 
 def received(run: RunFolder, split: str) -> pa.Table:

@@ -14,27 +14,16 @@ from rayfl.experiment.result import Result
 from rayfl.metrics import Metric
 from rayfl.results.personalized import PersonalizedRows, of_clients, recorded_clients
 from rayfl.results.schemas import metrics_of
-from rayfl.runs.measured import EVERYBODY, Measured
+from rayfl.runs.measured import Measured
+from rayfl.runs.rows import final_rows
 
 _SKIPPED_SHOWN = 10
 _ROUNDS_SHOWN = 5
 
 
-def final_rows(result: Result) -> list[dict[str, Any]]:
-    """The test rows of all clients after the last evaluation, in the order they were recorded."""
-    return last_evaluation(result.rounds)
-
-
-def last_evaluation(rounds: pa.Table, measured: Measured = EVERYBODY) -> list[dict[str, Any]]:
-    """The rows of the last evaluation that a table of summaries has, of those that are chosen."""
-    rows = rounds.filter(measured.rows).to_pylist()
-    last = max((row["round"] for row in rows), default=0)
-    return [row for row in rows if row["round"] == last]
-
-
 def shown_rows(result: Result) -> list[dict[str, Any]]:
-    """The rows of all clients after the last evaluation: on test data, or where none are scored on validation data."""
-    return final_rows(result) or last_evaluation(result.rounds, Measured("validation"))
+    """Returns the rows of all clients after the last evaluation: on test data, else on validation data."""
+    return final_rows(result.rounds) or final_rows(result.rounds, Measured("validation"))
 
 
 def summary_table(result: Result) -> Table:

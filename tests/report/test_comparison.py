@@ -15,7 +15,7 @@ from algorithms.registry import METHODS
 from rayfl.errors import RunError
 from rayfl.report.comparison import compare
 from rayfl.report.grouping import config_table, group_runs
-from rayfl.report.rows import RowKey, final_rows, own_key
+from rayfl.report.rows import RowKey, final_by_key, own_key
 from rayfl.report.several import comparison_table
 from rayfl.runs.loading import Run, load_run, load_runs
 
@@ -57,7 +57,7 @@ def test_seeds_are_grouped_and_averaged(runs: list[Run]) -> None:
         ("superfed", [0, 1]),
     ]
     line = next(line for line in comparison.lines if (line.method, line.key) == ("fedavg", RowKey("global")))
-    values = [100 * final_rows(run)[RowKey("global")]["top1"] for run in runs[:2]]
+    values = [100 * final_by_key(run)[RowKey("global")]["top1"] for run in runs[:2]]
     assert line.cells["top1"].mean == pytest.approx(sum(values) / 2)
     assert line.cells["top1"].over_seeds == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert line.seeds == 2
@@ -66,13 +66,13 @@ def test_seeds_are_grouped_and_averaged(runs: list[Run]) -> None:
 
 def test_what_is_over_clients_is_never_in_the_column_of_what_is_over_seeds(runs: list[Run]) -> None:
     alone = compare([runs[0], runs[2]]).lines[0]
-    row = final_rows(runs[0])[alone.key]
+    row = final_by_key(runs[0])[alone.key]
     assert (alone.cells["top1"].over_clients, alone.cells["top1"].over_seeds) == (
         pytest.approx(100 * row["top1_std"]),
         None,
     )
     assert alone.cells["top1_worst5"].over_clients is None
-    seeds = [final_rows(run)[alone.key] for run in runs[:2]]
+    seeds = [final_by_key(run)[alone.key] for run in runs[:2]]
     both = compare(runs).lines[0]
     assert both.cells["top1"].over_clients == pytest.approx(50 * sum(row["top1_std"] for row in seeds))
     # One group of two seeds and one of a single one: the columns stay apart.

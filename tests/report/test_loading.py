@@ -15,7 +15,7 @@ import yaml
 from algorithms.registry import METHODS
 from rayfl.errors import ConfigError, DamageError, RunError
 from rayfl.report.comparison import check_models, compare
-from rayfl.report.rows import RowKey, final_rows, lacking, own_key, wall_seconds
+from rayfl.report.rows import RowKey, final_by_key, lacking, own_key, wall_seconds
 from rayfl.results.schemas import PARTITION_KEY, TABLES
 from rayfl.runs.loading import load_run, load_runs
 from tests.support.documents import Document, rendered
@@ -113,7 +113,7 @@ def test_an_unfinished_run(copied: Copied) -> None:
     change(run, train=content["train"] | {"rounds": 9})
     loaded = load_run(str(run), METHODS)
     assert not loaded.finished
-    assert next(iter(final_rows(loaded).values()))["round"] == 4
+    assert next(iter(final_by_key(loaded).values()))["round"] == 4
 
 
 def of_an_older_rayfl(run: Path) -> None:

@@ -24,7 +24,7 @@ from rayfl.cli.entry import app, main
 from rayfl.report.comparison import compare
 from rayfl.report.drawing import save, styled
 from rayfl.report.process import phases
-from rayfl.report.rows import RowKey, final_rows, own_key
+from rayfl.report.rows import RowKey, final_by_key, own_key
 from rayfl.report.several import terminal_table
 from rayfl.runs.loading import load_run, load_runs
 from tests.support.documents import Document, rendered
@@ -124,8 +124,8 @@ def test_figures_follow_the_pages_colours_and_their_files_come_with_their_data(r
 def test_the_summary_is_that_of_the_run(single: Path, finished: Path) -> None:
     run = load_run(str(finished / "superfed-mm-0"), METHODS)
     rows = document(single).tables["summary-table"][1:]
-    assert len(rows) == len(final_rows(run))
-    for cells, row in zip(rows, final_rows(run).values(), strict=True):
+    assert len(rows) == len(final_by_key(run))
+    for cells, row in zip(rows, final_by_key(run).values(), strict=True):
         assert cells[1] == "5"
         assert cells[2] == f"{100 * row['top1']:.2f} +- {100 * row['top1_std']:.2f}"
         assert cells[3] == f"{100 * row['top1_worst5']:.2f}"
@@ -138,7 +138,7 @@ def test_every_client_is_there(single: Path, finished: Path) -> None:
     rows = document(single).tables["clients-table"][1:]
     key = own_key(run)
     assert key is not None
-    choice = final_rows(run)[key]["choice"]
+    choice = final_by_key(run)[key]["choice"]
     values = {
         row["client"]: row["top1"]
         for row in run.clients.to_pylist()
@@ -155,7 +155,7 @@ def test_every_client_is_there(single: Path, finished: Path) -> None:
 def test_the_bins_are_those_of_the_pooled_errors(single: Path, finished: Path) -> None:
     run = load_run(str(finished / "superfed-mm-0"), METHODS)
     table = csv.read_csv(single / "figures" / "reliability.csv").to_pylist()
-    row = final_rows(run)[RowKey("global")]
+    row = final_by_key(run)[RowKey("global")]
     bins = [entry for entry in table if entry["model"] == "global"]
     gaps = [abs(entry["accuracy"] - entry["confidence"]) for entry in bins]
     n = [entry["n"] for entry in bins]
