@@ -172,7 +172,7 @@ def _loaded(runs: Sequence[str], models: Sequence[str] | None, split: str, cohor
     if (cohort, phase) == ("all", "trained"):
         raise ConfigError("--phase trained needs --cohort selected: only a round's cohort is scored after training")
     measured = Measured(split, cohort, phase)  # type: ignore[arg-type]  # typer has looked at the words
-    loaded = [replace(run, measured=measured) for run in load_runs(runs, METHODS, models or ())]
+    loaded = [run.viewed(measured=measured) for run in load_runs(runs, METHODS, models or ())]
     check_models(loaded, models or ())
     return loaded
 
@@ -212,7 +212,7 @@ def _standing(run: Run, models: Sequence[str] | None) -> Run:
     if models and len(models) > 1:
         raise ConfigError("--model: the page of a single run is about one row; name one")
     name = models[0] if models else ""
-    return replace(run, chosen="" if name in ("", PERSONALIZED, run.own.model) else name)
+    return run.viewed(chosen="" if name in ("", PERSONALIZED, run.own.model) else name)
 
 
 def _warn(text: str) -> None:

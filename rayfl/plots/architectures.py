@@ -72,11 +72,11 @@ def _check(runs: Sequence[RunFolder]) -> None:
     for run in runs:
         if not isinstance(run.config.model, Candidates):
             raise ConfigError(
-                f"{run.storage.uri} has one architecture for all clients: architectures is of runs with "
+                f"{run.uri} has one architecture for all clients: architectures is of runs with "
                 "model.candidates (algorithm=fedme)"
             )
         if run.config.model != runs[0].config.model:
-            raise ConfigError(f"{run.storage.uri} has other model.candidates than {runs[0].storage.uri}")
+            raise ConfigError(f"{run.uri} has other model.candidates than {runs[0].uri}")
 
 
 def _names(run: RunFolder) -> list[str]:

@@ -106,7 +106,7 @@ def _rows(
         row: dict[str, Any] = {"series": series.label, "model": name, "round": round, "megabytes": sent[round][0]}
         if seconds:
             if round not in seconds:
-                raise RunError(f"{series.runs[0].storage.uri}: timings.jsonl lacks round {round}; use --x rounds")
+                raise RunError(f"{series.runs[0].uri}: timings.jsonl lacks round {round}; use --x rounds")
             row["seconds"] = seconds[round][0]
         for metric in metrics:
             row |= {metric: found[metric][round][0], f"{metric}_std_over_seeds": found[metric][round][1]}

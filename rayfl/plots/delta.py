@@ -81,8 +81,7 @@ def _curves(run: RunFolder) -> tuple[dict[int, float], dict[int, float], dict[in
     rows = {phase: set(where(test, phase=phase)["model"].to_pylist()) for phase in ("received", "trained")}
     if not rows["received"]:
         raise RunError(
-            f"{run.storage.uri} has no rows of what its cohorts receive next: run it with "
-            "evaluation.cohort_received=true"
+            f"{run.uri} has no rows of what its cohorts receive next: run it with evaluation.cohort_received=true"
         )
     received = next((name for name in (_OWN, "global") if name in rows["received"]), None)
     trained = next((names for names in _TRAINED if rows["trained"].intersection(names)), None)
@@ -92,7 +91,7 @@ def _curves(run: RunFolder) -> tuple[dict[int, float], dict[int, float], dict[in
         trained = (run.own.model,)
     if received is None or trained is None:
         raise RunError(
-            f"{run.storage.uri}: {run.config.algorithm.name} has no global or personalized model of its cohorts before "
+            f"{run.uri}: {run.config.algorithm.name} has no global or personalized model of its cohorts before "
             "and after training; delta_t is not defined"
         )
     after: dict[int, float] = {}

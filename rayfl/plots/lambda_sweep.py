@@ -58,7 +58,7 @@ def _check(runs: Sequence[RunFolder]) -> None:
     for run in runs:
         algorithm = run.config.algorithm
         if algorithm.name == "apfl" and algorithm.adaptive:
-            raise ConfigError(f"{run.storage.uri}: with algorithm.adaptive=true every client has an alpha of its own")
+            raise ConfigError(f"{run.uri}: with algorithm.adaptive=true every client has an alpha of its own")
         if run.own.sweep is None:
             need_methods([run], ["superfed", "apfl"], "the figure lambda")
 
@@ -87,7 +87,7 @@ def _rows(series: Series, metric: str, split: str) -> list[dict[str, Any]]:
     ]
     if not names:
         raise RunError(
-            f"{series.runs[0].storage.uri} has no rows {prefix}... in the split {split}: the second phase has not "
+            f"{series.runs[0].uri} has no rows {prefix}... in the split {split}: the second phase has not "
             "begun (algorithm.start), or the run is not at its end"
         )
     return [

@@ -36,7 +36,7 @@ def write_plot(name: str, runs: Sequence[RunFolder], destination: Path, **option
     check_options(name, list(options))
     if not runs:
         raise ConfigError(f"{name} needs the folder of a run")
-    seen = [run.storage.uri for run in runs]
+    seen = [run.uri for run in runs]
     twice = next((uri for position, uri in enumerate(seen) if uri in seen[:position]), None)
     if twice is not None:
         raise ConfigError(f"the run {twice} is given twice")

@@ -56,7 +56,7 @@ def series_of(runs: Sequence[RunFolder]) -> list[Series]:
     for members in groups.values():
         seeds = [run.config.seed for run in members]
         if len(set(seeds)) < len(seeds):
-            names = " and ".join(run.storage.uri for run in members)
+            names = " and ".join(run.uri for run in members)
             raise ConfigError(f"{names} are one experiment with one seed: give one of them, or runs with other seeds")
     first = [members[0] for members in groups.values()]
     return [Series(label, tuple(members)) for label, members in zip(_labels(first), groups.values(), strict=True)]
@@ -74,7 +74,7 @@ def need_methods(runs: Sequence[RunFolder], names: Sequence[str], kind: str) -> 
     for run in runs:
         if run.config.algorithm.name not in names:
             raise ConfigError(
-                f"{run.storage.uri} is a run of {run.config.algorithm.name}; {kind} is of runs with algorithm="
+                f"{run.uri} is a run of {run.config.algorithm.name}; {kind} is of runs with algorithm="
                 f"{' or '.join(names)}"
             )
 

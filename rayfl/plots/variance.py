@@ -80,14 +80,14 @@ def _variance(run: RunFolder) -> dict[int, float]:
     table = where(run.rounds, cohort="selected", phase="trained")
     if not table.num_rows:
         raise RunError(
-            f"{run.storage.uri} has no rows of its cohorts: run it with evaluation.cohort_every=1 (it is "
+            f"{run.uri} has no rows of its cohorts: run it with evaluation.cohort_every=1 (it is "
             f"{run.config.evaluation.cohort_every})"
         )
     pairs = zip(table["round"].to_pylist(), table["update_variance"].to_pylist(), strict=True)
     found = {round: value for round, value in pairs if value is not None}
     if not found:
         raise RunError(
-            f"{run.storage.uri}: {run.config.algorithm.name} has no updates of a last layer that the server averages, "
+            f"{run.uri}: {run.config.algorithm.name} has no updates of a last layer that the server averages, "
             "so its runs have no update_variance"
         )
     return found

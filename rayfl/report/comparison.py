@@ -137,7 +137,7 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
         ConfigError: no run has a row that was asked for.
     """
     check_same_data(runs)
-    runs = [replace(run, chosen=wanted.models[0] if _one_row(wanted) else "") for run in runs]
+    runs = [run.viewed(chosen=wanted.models[0] if _one_row(wanted) else "") for run in runs]
     evaluated = [run for run in runs if final_by_key(run)]
     notes = [
         f"{run.uri} is left out: {_who(run.measured)} were never evaluated on {run.measured.split} data"

@@ -44,7 +44,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _with_partition(run: Run) -> str:
-    found = described(run.config.get("partition") or {"name": "natural"})
+    found = described(run.content.get("partition") or {"name": "natural"})
     return f"{run.dataset}, {found}"
 
 

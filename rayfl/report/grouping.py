@@ -149,11 +149,11 @@ def _apart(run: Run, others: Sequence[Run]) -> str:
 
 
 def _identity(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in comparable(run.config).items() if key not in FREE | {"seed"}}
+    return {key: value for key, value in comparable(run.content).items() if key not in FREE | {"seed"}}
 
 
 def _data(run: Run) -> dict[str, Any]:
-    config = comparable(run.config)
+    config = comparable(run.content)
     sections = {key: config.get(key) for key in _DATA}
     dataset = sections["dataset"]
     if isinstance(dataset, Mapping):

@@ -35,7 +35,7 @@ def partition_picture(run: Run, open_parts: OpenParts) -> Drawing | None:
     if run.partition is None:
         return None
     try:
-        parts = open_parts(run.config)
+        parts = open_parts(run.content)
         if parts.partition_hash == run.partition_hash:
             return _classes(parts.dataset)
         reason = "the configuration now gives another partition, so the data set's files have changed since the run"

@@ -29,7 +29,7 @@ def protocol(comparisons: Mapping[str, Comparison]) -> str:
     runs = [run for one in comparisons.values() for group in one.groups for run in group.runs]
     parts = []
     if len({one.dataset for one in runs}) == 1 and len(comparisons) == 1:
-        parts += [runs[0].dataset, f"partition {described(runs[0].config.get('partition') or {'name': 'natural'})}"]
+        parts += [runs[0].dataset, f"partition {described(runs[0].content.get('partition') or {'name': 'natural'})}"]
     counts = {run.num_clients for run in runs}
     if len(counts) == 1 and None not in counts:
         parts.append(f"{counts.pop()} clients")
@@ -94,7 +94,7 @@ def _capital(text: str) -> str:
 
 
 def _value(run: Run, path: str) -> Any:
-    found = value_at(run.config, path)
+    found = value_at(run.content, path)
     if found is ABSENT:
         return None
     return described(found) if isinstance(found, Mapping) else found

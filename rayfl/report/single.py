@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -50,7 +49,7 @@ def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]
     if not rows:
         notes.append(f"No evaluation of this kind yet ({run.measured.options}): there are no results to show.")
     elif own is None:
-        notes.append(f"No number here is that of the method's personalized model: {lacking(replace(run, chosen=''))}.")
+        notes.append(f"No number here is that of the method's personalized model: {lacking(run.viewed(chosen=''))}.")
     shown = shown_key(run) or next((key for key in rows if not key.selected_on), None)
     clients = None if shown is None else client_table(run, shown)
     sections = [
@@ -104,13 +103,14 @@ def client_table(run: Run, shown: RowKey) -> pa.Table | None:
 
 def setup(run: Run) -> list[Block]:
     """Configuration, environment, and how to do the run again."""
+    resolved = redacted(dict(run.content))
     blocks: list[Block] = []
     if run.environment:
         blocks.append(_environment(run.environment))
     else:
         blocks.append(Paragraph("The run did not record its environment."))
     blocks += [
-        Code("Resolved configuration", yaml.safe_dump(redacted(dict(run.config)), sort_keys=False, allow_unicode=True)),
+        Code("Resolved configuration", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)),
         Paragraph(
             "To do it again: install the versions above, put the data where the configuration says, and start the "
             "configuration under a new name. On CPUs the results are the same then, to the bit with equal versions and "
@@ -295,7 +295,7 @@ def _calibration(run: Run, shown: RowKey) -> list[Block]:
 
 
 def _course(run: Run) -> list[Block]:
-    trained = replace(run, measured=Measured(run.measured.split, "selected", "trained"))
+    trained = run.viewed(Measured(run.measured.split, "selected", "trained"))
     blocks = figures([*progress_of_models(trained), cohorts(run), phases(run)])
     if run.skipped.num_rows:
         blocks.append(_skipped(run.skipped))

@@ -55,16 +55,16 @@ def client_rows(
     """
     table = where(run.clients, cohort="all", phase="received", split=split)
     if not table.num_rows:
-        raise RunError(f"{run.storage.uri} has no evaluation of all clients on the split {split}")
+        raise RunError(f"{run.uri} has no evaluation of all clients on the split {split}")
     chosen = last_round(table) if round is None else round
     rows = where(table, round=chosen)
     if not rows.num_rows:
         shown = ", ".join(map(str, sorted(table["round"].unique().to_pylist())))
-        raise RunError(f"{run.storage.uri}: all clients were evaluated after rounds {shown}, not after {chosen}")
+        raise RunError(f"{run.uri}: all clients were evaluated after rounds {shown}, not after {chosen}")
     models = rows["model"].unique().to_pylist()
     name = named_model(run, model, models, chosen)
     if name not in models:
-        raise RunError(f"{run.storage.uri} has no model {name!r} after round {chosen}; there are: {', '.join(models)}")
+        raise RunError(f"{run.uri} has no model {name!r} after round {chosen}; there are: {', '.join(models)}")
     trained = where(run.clients, cohort="selected", phase="trained")
     trained = trained.filter(pc.less_equal(trained["round"], chosen))
     parts = _by_client(trained.group_by(["client", "round"]).aggregate([("bytes_down", "max"), ("bytes_up", "max")]))

@@ -52,7 +52,7 @@ def personalized_rows(run: RunFolder, split: str = "test") -> pa.Table:
     if not found.num_rows:
         choice = f" chosen among {run.own.sweep}=... on validation data" if run.own.sweep else ""
         raise RunError(
-            f"{run.storage.uri} has no rows of its personalized model{choice} in the split {split}: either the run has "
+            f"{run.uri} has no rows of its personalized model{choice} in the split {split}: either the run has "
             "not come so far, or holdout.validation or evaluation.splits leave the split out. Name another model with "
             f"--model: {', '.join(models_in(rows))}"
         )
@@ -77,7 +77,7 @@ def model_rows(run: RunFolder, model: str | None, split: str = "test") -> pa.Tab
     if model in (None, PERSONALIZED):
         return personalized_rows(run, split)
     known = ", ".join(models_in(rows)) or "none"
-    raise RunError(f"{run.storage.uri} has no model {model!r} in the split {split}; there are: {known}")
+    raise RunError(f"{run.uri} has no model {model!r} in the split {split}; there are: {known}")
 
 
 def models_in(rows: pa.Table) -> list[str]:
@@ -111,7 +111,7 @@ def personalized_model(run: RunFolder, round: int) -> str:
         return run.own.model
     found = [row for row in personalized_rows(run).to_pylist() if row["round"] <= round]
     if not found:
-        raise RunError(f"{run.storage.uri} has no personalized model chosen until round {round}; name one with --model")
+        raise RunError(f"{run.uri} has no personalized model chosen until round {round}; name one with --model")
     return str(max(found, key=lambda row: row["round"])["choice"])
 
 

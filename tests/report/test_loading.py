@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from algorithms.registry import METHODS
+from algorithms.registry import METHODS, Experiment
 from rayfl.errors import ConfigError, DamageError, RunError
 from rayfl.report.comparison import check_models, compare
 from rayfl.report.rows import RowKey, final_by_key, lacking, own_key, wall_seconds
-from rayfl.results.schemas import PARTITION_KEY, TABLES
+from rayfl.results.schemas import ALL_TABLES, PARTITION_KEY, TABLES
+from rayfl.runs.folder import open_run
 from rayfl.runs.loading import load_run, load_runs
 from tests.support.documents import Document, rendered
 
@@ -37,6 +38,28 @@ def test_a_finished_run(finished: Path) -> None:
     assert run.environment[0]["versions"]["rayfl"]
     assert wall_seconds(run) == pytest.approx(sum(sum(line.values()) - line["round"] for line in run.timings))
     assert own_key(load_run(str(finished / "fedavg-0"), METHODS)) == RowKey("global")
+
+
+def test_reports_and_plots_read_a_run_alike(finished: Path) -> None:
+    """What is opened with its configuration checked says the same of itself as what a report reads."""
+    path = str(finished / "superfed-mm-0")
+    read, opened = load_run(path, METHODS), open_run(path, Experiment)
+    assert isinstance(opened, type(read))
+    for name in ("uri", "name", "method", "dataset", "seed", "total_rounds", "own", "num_clients", "rounds_completed"):
+        assert getattr(opened, name) == getattr(read, name), name
+    for name in ("timings", "partition_hash", "environment", "notes"):
+        assert getattr(opened, name) == getattr(read, name), name
+    for name in ALL_TABLES:
+        assert getattr(opened, name).equals(getattr(read, name)), name
+
+
+def test_plots_need_times_and_say_so_each_time(copied: Copied) -> None:
+    run = copied("fedavg-0")
+    (run / "timings.jsonl").unlink()
+    opened = open_run(str(run), Experiment)
+    for _ in range(2):
+        with pytest.raises(RunError, match="no timings"):
+            _ = opened.timings
 
 
 @pytest.mark.parametrize("name", ["rounds", "clients", "skipped", "calibration", "partition"])
