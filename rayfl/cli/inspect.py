@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -85,7 +85,7 @@ def register(app: typer.Typer, load: Load) -> None:
 def clients(
     run: Run,
     model: Model = None,
-    split: Annotated[str, typer.Option(help="validation or test.")] = "test",
+    split: Annotated[Literal["test", "validation"], typer.Option(help="Whose numbers.")] = "test",
     round: Annotated[int | None, typer.Option(help="After which round; default: the last evaluation.")] = None,
     sort: Annotated[str | None, typer.Option(help="A column; default: by number.")] = None,
     descending: Annotated[bool, typer.Option("--descending", help="The largest first.")] = False,

@@ -14,13 +14,14 @@ from rayfl.models.zoo import Candidates
 from rayfl.plots.series import Series, series_of
 from rayfl.plots.style import colour, legend_below, need_accuracy, new_figure
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_round, personalized_model, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Table]:
+def draw(runs: Sequence[RunFolder], split: Split = "test") -> tuple[Figure, pa.Table]:
     """Left: clients by architecture in the newest commit. Right: accuracy of all clients after the last round.
 
     Runs with ``algorithm.initial_architecture=0`` (1, ...) and ``algorithm.model_tuning=false`` are the fixed
@@ -90,7 +91,7 @@ def _names(run: RunFolder) -> list[str]:
     ]
 
 
-def _rows(series: Series, names: Sequence[str], split: str) -> list[dict[str, Any]]:
+def _rows(series: Series, names: Sequence[str], split: Split) -> list[dict[str, Any]]:
     counts: Counter[int] = Counter()
     accuracies: dict[int, list[float]] = {}
     everybody = []

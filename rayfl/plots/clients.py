@@ -12,6 +12,7 @@ from rayfl.plots.series import series_of
 from rayfl.plots.style import better_of, colour, first_of, legend_below, marker, measure, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.listing import client_rows
+from rayfl.runs.measured import Split
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +21,7 @@ _FEW = 50
 
 
 def draw(
-    runs: Sequence[RunFolder], metric: str | None = None, model: str | None = None, split: str = "test"
+    runs: Sequence[RunFolder], metric: str | None = None, model: str | None = None, split: Split = "test"
 ) -> tuple[Figure, pa.Table]:
     """A metric of every client after the last evaluation, sorted, against the share of clients below.
 

@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from rayfl.errors import ConfigError, RunError
 from rayfl.plots.phases import mark_phases
-from rayfl.plots.series import Series, over_seeds, series_of
+from rayfl.plots.series import Series, seeds_together, series_of
 from rayfl.plots.style import Measure, draw_curve, first_of, legend_below, measure, new_figure
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.measured import Split
 from rayfl.runs.rows import model_rows, models_in, received, where
 
 if TYPE_CHECKING:
@@ -25,12 +26,12 @@ _COLUMNS = {"rounds": "round", "bytes": "megabytes", "seconds": "seconds"}
 
 
 def draw(
-    runs: Sequence[RunFolder], x: str | None = None, model: str | None = None, split: str = "test"
+    runs: Sequence[RunFolder], x: str | None = None, model: str | None = None, split: Split = "test"
 ) -> tuple[Figure, pa.Table]:
-    """Mean of the first metric (accuracy) and loss over all clients; a band is the standard deviation over seeds.
+    """Draws the mean of the first metric (accuracy) and the loss over all clients, with bands over seeds.
 
     Args:
-        runs: any; those that differ in their seeds only are one curve.
+        runs: any; those that differ in their seeds only are one curve, with a band of one sample standard deviation.
         x: ``rounds``, ``bytes`` (of all messages until then) or ``seconds`` (clients, server and commits, without
             evaluation); None: all three.
         model: a row; None: the personalized model, and dashed the global one.
@@ -66,7 +67,7 @@ def draw(
     return figure, pa.Table.from_pylist(rows)
 
 
-def _models(series: Series, model: str | None, split: str) -> list[str | None]:
+def _models(series: Series, model: str | None, split: Split) -> list[str | None]:
     """The rows of a series that are drawn; None: the personalized model."""
     if model is not None:
         return [model]
@@ -75,19 +76,19 @@ def _models(series: Series, model: str | None, split: str) -> list[str | None]:
 
 
 def _rows(
-    series: Series, model: str | None, split: str, shown: Sequence[str], metrics: Sequence[str]
+    series: Series, model: str | None, split: Split, shown: Sequence[str], metrics: Sequence[str]
 ) -> list[dict[str, Any]]:
     """A row per round that all seeds have evaluated."""
     name = series.runs[0].own.label if model is None else model
     tables = [model_rows(run, model, split).sort_by("round") for run in series.runs]
     rounds = [table["round"].to_pylist() for table in tables]
     found = {
-        metric: over_seeds(
+        metric: seeds_together(
             [dict(zip(r, t[metric].to_pylist(), strict=True)) for r, t in zip(rounds, tables, strict=True)]
         )
         for metric in metrics
     }
-    sent = over_seeds(
+    sent = seeds_together(
         [
             {
                 r: (down + up) / 1e6
@@ -100,7 +101,7 @@ def _rows(
         r: min(count for table in tables for count in where(table, round=r)["clients"].to_pylist())
         for r in found[metrics[0]]
     }
-    seconds = over_seeds([_seconds(run) for run in series.runs]) if "seconds" in shown else {}
+    seconds = seeds_together([_seconds(run) for run in series.runs]) if "seconds" in shown else {}
     result = []
     for round in found[metrics[0]]:
         row: dict[str, Any] = {"series": series.label, "model": name, "round": round, "megabytes": sent[round][0]}

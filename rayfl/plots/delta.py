@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.errors import RunError
-from rayfl.plots.series import Series, over_seeds, series_of
+from rayfl.plots.series import Series, seeds_together, series_of
 from rayfl.plots.style import DELTA, colour, legend_below, marker, need_accuracy, new_figure, whole_numbers
 from rayfl.runs.curves import accuracy_curve, download_effect
 from rayfl.runs.folder import RunFolder
@@ -60,7 +60,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
 
 def _rows(series: Series) -> list[dict[str, object]]:
     found = [_curves(run) for run in series.runs]
-    after, before, delta, clients = (over_seeds(list(curves)) for curves in zip(*found, strict=True))
+    after, before, delta, clients = (seeds_together(list(curves)) for curves in zip(*found, strict=True))
     return [
         {
             "series": series.label,

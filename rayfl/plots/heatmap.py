@@ -12,6 +12,7 @@ from rayfl.errors import ConfigError
 from rayfl.plots.series import need_methods, need_same_but, series_of
 from rayfl.plots.style import RHO, SEQUENTIAL, TAU, need_accuracy, new_figure
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_round, model_rows, where
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _PANELS = {"local": None, "global": "global"}
 """The rows of the panels; None: the personalized model."""
 
 
-def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Table]:
+def draw(runs: Sequence[RunFolder], split: Split = "test") -> tuple[Figure, pa.Table]:
     """Mean accuracy over all clients after the last round, of the clients' models (left) and the global one (right).
 
     Args:

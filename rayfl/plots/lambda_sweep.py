@@ -12,13 +12,14 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.plots.series import Series, need_methods, series_of
 from rayfl.plots.style import LAMBDA, colour, first_of, legend_below, marker, measure, new_figure
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_round, model_rows, received, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(runs: Sequence[RunFolder], metric: str | None = None, split: str = "test") -> tuple[Figure, pa.Table]:
+def draw(runs: Sequence[RunFolder], metric: str | None = None, split: Split = "test") -> tuple[Figure, pa.Table]:
     """Mean over clients after the last round; the band is one standard deviation over clients to both sides.
 
     Means and standard deviations are averaged over seeds. Runs of APFL with fixed alpha are the points of one more
@@ -63,7 +64,7 @@ def _check(runs: Sequence[RunFolder]) -> None:
             need_methods([run], ["superfed", "apfl"], "the figure lambda")
 
 
-def _rows(series: Series, metric: str, split: str) -> list[dict[str, Any]]:
+def _rows(series: Series, metric: str, split: Split) -> list[dict[str, Any]]:
     algorithm = series.config.algorithm
     if algorithm.name == "apfl":
         return [
@@ -102,7 +103,7 @@ def _rows(series: Series, metric: str, split: str) -> list[dict[str, Any]]:
     ]
 
 
-def _last(run: RunFolder, model: str, split: str) -> dict[str, Any]:
+def _last(run: RunFolder, model: str, split: Split) -> dict[str, Any]:
     rows = model_rows(run, model, split)
     row: dict[str, Any] = where(rows, round=last_round(rows)).to_pylist()[0]
     return row

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from rayfl.config.differences import flattened
 from rayfl.config.identity import FREE
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
+from rayfl.runs.curves import mean_over_seeds
 from rayfl.runs.folder import RunFolder
 
 _OF_ONE_EXPERIMENT = FREE | {"seed", "evaluation", "engine"}
@@ -89,14 +88,11 @@ def need_same_but(runs: Sequence[RunFolder], free: Sequence[str], kind: str) -> 
         )
 
 
-def over_seeds(curves: Sequence[dict[int, float]]) -> dict[int, tuple[float, float]]:
-    """Mean and population standard deviation over curves by the rounds that all of them have."""
+def seeds_together(curves: Sequence[dict[int, float]]) -> dict[int, tuple[float, float]]:
+    """Returns mean and sample standard deviation over curves by the rounds that all of them have; nan of one curve."""
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
-    return {
-        round: (float(np.mean(values)), float(np.std(values)))
-        for round in shared
-        for values in [[curve[round] for curve in curves]]
-    }
+    found = [mean_over_seeds([curve[round] for curve in curves]) for round in shared]
+    return {round: (float(mean), float(spread)) for round, (mean, spread) in zip(shared, found, strict=True)}
 
 
 def _labels(runs: Sequence[RunFolder]) -> list[str]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rayfl.errors import RunError
 from rayfl.plots.phases import mark_phases
-from rayfl.plots.series import over_seeds, series_of
+from rayfl.plots.series import seeds_together, series_of
 from rayfl.plots.style import colour, legend_below, marker, new_figure, whole_numbers
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import where
@@ -25,7 +25,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
     """Total variance of the cohort's updates (Grinwald et al., NeurIPS 2024, eqs. 12 and 13) by round.
 
     Args:
-        runs: any whose method has such updates; a band is the standard deviation over seeds.
+        runs: any whose method has such updates; a band is the sample standard deviation over seeds.
 
     Raises:
         RunError: for a run without them, saying why.
@@ -34,8 +34,8 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
 
     rows: list[dict[str, Any]] = []
     for series in series_of(runs):
-        fewest = over_seeds([_clients(run) for run in series.runs])
-        for round, (value, std) in over_seeds([_variance(run) for run in series.runs]).items():
+        fewest = seeds_together([_clients(run) for run in series.runs])
+        for round, (value, std) in seeds_together([_variance(run) for run in series.runs]).items():
             rows.append(
                 {
                     "series": series.label,

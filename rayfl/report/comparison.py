@@ -14,6 +14,7 @@ from rayfl.report.grouping import Group, check_same_data, group_runs
 from rayfl.report.rows import RowKey, compared_keys, final_by_key, lacking, own_key, wall_seconds
 from rayfl.report.significance import PairTest, over_clients, over_seeds
 from rayfl.results.personalized import of_clients
+from rayfl.runs.curves import mean_over_seeds
 from rayfl.runs.loading import Run
 from rayfl.runs.measured import Measured
 from rayfl.runs.rows import PERSONALIZED
@@ -238,13 +239,13 @@ def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
 
 
 def _cell(rows: Sequence[dict[str, float]], metric: Metric) -> Cell:
-    values = metric.scale * np.array([row[metric.column] for row in rows], dtype=float)
+    mean, spread = mean_over_seeds(metric.scale * np.array([row[metric.column] for row in rows], dtype=float))
     spreads = [row[f"{metric.column}_std"] for row in rows] if metric.by_client else []
     spreads = [spread for spread in spreads if spread is not None]
     return Cell(
-        float(values.mean()),
+        float(mean),
         metric.scale * float(np.mean(spreads)) if spreads else None,
-        float(values.std(ddof=1)) if len(values) > 1 else None,
+        float(spread) if len(rows) > 1 else None,
     )
 
 

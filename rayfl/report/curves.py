@@ -13,6 +13,7 @@ from rayfl.report.drawing import Drawing, table_of
 from rayfl.report.grouping import Group, shown_model
 from rayfl.report.rows import Curve, curve, evaluated, main_keys, shown_key
 from rayfl.results.schemas import metrics_of
+from rayfl.runs.curves import mean_over_seeds
 from rayfl.runs.loading import Run
 
 _METRICS = {"top1": ("accuracy", "accuracy %", 100.0), "loss": ("loss", "loss (nats)", 1.0)}
@@ -71,9 +72,9 @@ def _mean_curve(group: Group, metric: str) -> Curve | None:
     sent = np.mean([one.bytes[at] for one, at in zip(curves, places, strict=True)], axis=0)
     timed = [one.seconds[at] for one, at in zip(curves, places, strict=True) if one.seconds is not None]
     seconds = np.mean(timed, axis=0) if len(timed) == len(curves) else None
-    spread = values.std(axis=0, ddof=1) if len(curves) > 1 else np.full(len(rounds), np.nan)
+    mean, spread = mean_over_seeds(values)
     clients = np.min([one.clients[at] for one, at in zip(curves, places, strict=True)], axis=0)
-    return Curve(rounds, values.mean(axis=0), spread, sent, seconds, clients)
+    return Curve(rounds, mean, spread, sent, seconds, clients)
 
 
 def _clients(lines: Lines) -> str:

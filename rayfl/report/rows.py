@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rayfl.examples import SPLITS
 from rayfl.results.personalized import of_clients
 from rayfl.runs.loading import Run
-from rayfl.runs.rows import final_rows
+from rayfl.runs.rows import final_rows, summaries
 
 
 class RowKey(NamedTuple):
@@ -124,10 +124,7 @@ def compared_keys(run: Run) -> list[RowKey]:
 
 def curve(run: Run, key: RowKey, metric: str) -> Curve | None:
     """A metric of a row over the run; None where it was never measured."""
-    field = pc.field
-    chosen = run.rounds.filter(
-        run.measured.rows & (field("model") == key.model) & (field("selected_on") == key.selected_on)
-    ).sort_by("round")
+    chosen = summaries(run.rounds, key.model, key.selected_on, run.measured)
     if not chosen.num_rows:
         return None
     rounds = chosen["round"].to_numpy()

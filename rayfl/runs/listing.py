@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from rayfl.errors import ConfigError, RunError
 from rayfl.results.schemas import METRICS, metrics_of
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_round, named_model, where
 
 _BEFORE, _AFTER = ("client", "name", "n"), ("selected", "last", "skipped", "down", "up")
@@ -34,7 +35,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def client_rows(
-    run: RunFolder, model: str | None, split: str, round: int | None
+    run: RunFolder, model: str | None, split: Split, round: int | None
 ) -> tuple[list[dict[str, Any]], str, int]:
     """A row with :data:`COLUMNS` for every client that was evaluated.
 

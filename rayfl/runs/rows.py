@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from rayfl.errors import RunError
 from rayfl.runs.folder import RunFolder
-from rayfl.runs.measured import EVERYBODY, Measured
+from rayfl.runs.measured import EVERYBODY, Measured, Split
 
 PERSONALIZED = "personalized"
 """What users may say for the method's personalized model, whatever its row is called."""
@@ -21,6 +21,18 @@ def where(table: pa.Table, **values: Any) -> pa.Table:
     for column, value in values.items():
         table = table.filter(pc.equal(table[column], value))
     return table
+
+
+def summaries(rounds: pa.Table, model: str, selected_on: str = "", measured: Measured = EVERYBODY) -> pa.Table:
+    """Returns the rows of a model by ascending round, one an evaluation; figures and tables take their numbers here.
+
+    Args:
+        rounds: summaries, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
+        model: name of the row (``global``, ``hpm``, ``lambda=0.5``).
+        selected_on: what a row that was chosen among a sweep was chosen on.
+        measured: which evaluations count.
+    """
+    return where(rounds.filter(measured.rows), model=model, selected_on=selected_on).sort_by("round")
 
 
 def final_rows(rounds: pa.Table, measured: Measured = EVERYBODY) -> list[dict[str, Any]]:
@@ -35,20 +47,19 @@ def final_rows(rounds: pa.Table, measured: Measured = EVERYBODY) -> list[dict[st
     return [row for row in rows if row["round"] == last]
 
 
-def received(run: RunFolder, split: str) -> pa.Table:
-    """The summaries of all clients before local training."""
-    return where(run.rounds, cohort="all", phase="received", split=split)
+def received(run: RunFolder, split: Split) -> pa.Table:
+    """Returns the summaries of all clients before local training."""
+    return run.rounds.filter(Measured(split).rows)
 
 
-def personalized_rows(run: RunFolder, split: str = "test") -> pa.Table:
+def personalized_rows(run: RunFolder, split: Split = "test") -> pa.Table:
     """The summaries of the personalized model over all clients; of a sweep those chosen on validation data.
 
     Raises:
         RunError: when there are none, and what would record them.
     """
     rows = received(run, split)
-    model, selected_on = run.own.summary
-    found = where(rows, model=model, selected_on=selected_on)
+    found = summaries(run.rounds, *run.own.summary, Measured(split))
     if not found.num_rows:
         choice = f" chosen among {run.own.sweep}=... on validation data" if run.own.sweep else ""
         raise RunError(
@@ -59,7 +70,7 @@ def personalized_rows(run: RunFolder, split: str = "test") -> pa.Table:
     return found
 
 
-def model_rows(run: RunFolder, model: str | None, split: str = "test") -> pa.Table:
+def model_rows(run: RunFolder, model: str | None, split: Split = "test") -> pa.Table:
     """The summaries of a model over all clients.
 
     Args:
@@ -71,7 +82,7 @@ def model_rows(run: RunFolder, model: str | None, split: str = "test") -> pa.Tab
         RunError: when there are none, naming the models that have some.
     """
     rows = received(run, split)
-    found = where(rows, model=model or "", selected_on="")
+    found = summaries(run.rounds, model or "", measured=Measured(split))
     if found.num_rows:
         return found
     if model in (None, PERSONALIZED):
