@@ -11,7 +11,7 @@ import pyarrow as pa
 from rayfl.plots.series import series_of
 from rayfl.plots.style import better_of, colour, first_of, legend_below, marker, measure, new_figure
 from rayfl.runs.folder import RunFolder
-from rayfl.runs.listing import client_rows
+from rayfl.runs.listing import listed_clients
 from rayfl.runs.measured import Split
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def draw(
     for position, series in enumerate(series_of(runs)):
         found: list[dict[str, Any]] = []
         for run in series.runs:
-            listed, name, round = client_rows(run, model, split, None)
+            listed, name, round = listed_clients(run, model, split, None)
             key: dict[str, Any] = {"series": series.label, "seed": run.config.seed, "model": name, "round": round}
             found += [key | {column: row[column] for column in ("client", "name", "n", metric)} for row in listed]
         found = sorted((row for row in found if row[metric] is not None), key=lambda row: row[metric])

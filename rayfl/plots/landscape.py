@@ -101,7 +101,7 @@ def _check(runs: Sequence[RunFolder], plane: str, clients: Sequence[int] | None)
         raise ConfigError("--clients: only the plane through models of one run has clients' models")
     for run in runs[1:]:
         both = experiment(run), experiment(runs[0])
-        if both[0].get("model.name") != both[1].get("model.name") or run.parts.partition_hash != (
+        if both[0]["model"]["name"] != both[1]["model"]["name"] or run.parts.partition_hash != (
             runs[0].parts.partition_hash
         ):
             raise ConfigError(f"landscape: {run.uri} has another model or other data than {runs[0].uri}")

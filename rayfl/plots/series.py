@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayfl.config.differences import flattened
+from rayfl.config.differences import text_of, varied
 from rayfl.config.identity import FREE
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
@@ -37,10 +37,8 @@ class Series:
 
 
 def experiment(run: RunFolder) -> dict[str, Any]:
-    """Returns what makes an experiment another one: all values but the seed, places, processes and evaluation."""
-    return {
-        path: value for path, value in flattened(run.config).items() if path.partition(".")[0] not in _OF_ONE_EXPERIMENT
-    }
+    """Returns the sections that make an experiment another one: all but the seed, places, processes and evaluation."""
+    return {key: value for key, value in run.content.items() if key not in _OF_ONE_EXPERIMENT}
 
 
 def series_of(runs: Sequence[RunFolder]) -> list[Series]:
@@ -63,9 +61,7 @@ def series_of(runs: Sequence[RunFolder]) -> list[Series]:
 
 def fields_that_differ(runs: Iterable[RunFolder]) -> list[str]:
     """Dotted paths of what makes the runs other experiments."""
-    contents = [experiment(run) for run in runs]
-    paths = dict.fromkeys(path for content in contents for path in content)
-    return [path for path in paths if len({_text(content.get(path)) for content in contents}) > 1]
+    return list(varied([experiment(run) for run in runs]))
 
 
 def need_methods(runs: Sequence[RunFolder], names: Sequence[str], kind: str) -> None:
@@ -101,11 +97,8 @@ def _labels(runs: Sequence[RunFolder]) -> list[str]:
     result = []
     for run, method in zip(runs, methods, strict=True):
         rivals = [other for other, name in zip(runs, methods, strict=True) if name == method]
-        content = experiment(run)
-        values = [f"{path.rpartition('.')[2]}={_text(content.get(path))}" for path in fields_that_differ(rivals)]
+        place = rivals.index(run)
+        options = varied([experiment(other) for other in rivals])
+        values = [f"{path.rpartition('.')[2]}={text_of(found[place])}" for path, found in options.items()]
         result.append(", ".join([method, *values]))
     return result
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

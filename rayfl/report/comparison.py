@@ -17,7 +17,7 @@ from rayfl.results.personalized import of_clients
 from rayfl.runs.curves import mean_over_seeds
 from rayfl.runs.loading import Run
 from rayfl.runs.measured import Measured
-from rayfl.runs.rows import PERSONALIZED
+from rayfl.runs.rows import PERSONALIZED, row_label
 
 
 @dataclass(frozen=True)
@@ -215,14 +215,11 @@ def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
     rows = [final_by_key(run)[key] for run in runs]
     seconds = [wall_seconds(run) for run in runs]
     choices = dict.fromkeys(row["choice"] for row in rows if row["choice"])
-    model = key.label
-    if choices:
-        prefix = key.model.removesuffix("best")
-        values = ", ".join(choice.removeprefix(prefix) for choice in choices)
-        model = f"{prefix}{values} by {key.selected_on}{' *' if key.seen_test else ''}"
+    prefix = key.model.removesuffix("best")
+    chosen = ", ".join(choice if n == 0 else choice.removeprefix(prefix) for n, choice in enumerate(choices))
     return Line(
         method=group.label,
-        model=model,
+        model=row_label(*key, chosen),
         key=key,
         own=any(own_key(run) == key for run in runs),
         finished=group.finished,

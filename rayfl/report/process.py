@@ -16,8 +16,9 @@ from rayfl.examples import SPLITS
 from rayfl.experiment.parts import Parts
 from rayfl.plots.style import colour
 from rayfl.report.drawing import FAINT, Drawing, table_of
-from rayfl.report.rows import attendance, split_sizes
+from rayfl.report.rows import split_sizes
 from rayfl.runs.loading import Run
+from rayfl.runs.rows import attendance
 
 OpenParts = Callable[[Mapping[str, Any]], Parts]
 """Makes data set and partition of a configuration; raises RayflError where it cannot or should not."""
@@ -108,7 +109,7 @@ def cohorts(run: Run) -> Drawing | None:
     """Returns which client took part in which round; None where cohorts were not scored."""
     from matplotlib.figure import Figure
 
-    present = attendance(run)
+    present = attendance(run.clients)
     if not present.num_rows:
         return None
     rounds, clients = present["round"].to_numpy(), present["client"].to_numpy()

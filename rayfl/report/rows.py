@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rayfl.examples import SPLITS
 from rayfl.results.personalized import of_clients
 from rayfl.runs.loading import Run
-from rayfl.runs.rows import final_rows, summaries
+from rayfl.runs.rows import final_rows, row_label, rows_of_clients, summaries
 
 
 class RowKey(NamedTuple):
@@ -30,10 +30,7 @@ class RowKey(NamedTuple):
     @property
     def label(self) -> str:
         """What it is called in legends."""
-        if not self.selected_on:
-            return {"lambda=0.0": "lambda=0.0 (global)", "lambda=1.0": "lambda=1.0 (local)"}.get(self.model, self.model)
-        star = " *" if self.seen_test else ""
-        return f"{self.model.removesuffix('=best')} by {self.selected_on}{star}"
+        return row_label(self.model, self.selected_on)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,10 +150,7 @@ def client_rows(run: Run, key: RowKey) -> pa.Table | None:
     model = row["choice"] if key.selected_on else key.model
     if not model:
         return None
-    field = pc.field
-    return run.clients.filter((field("round") == row["round"]) & run.measured.rows & (field("model") == model)).sort_by(
-        "client"
-    )
+    return rows_of_clients(run.clients, model, row["round"], run.measured)
 
 
 def bins(run: Run, key: RowKey) -> pa.Table:
@@ -169,19 +163,6 @@ def bins(run: Run, key: RowKey) -> pa.Table:
         & (field("model") == key.model)
         & (field("selected_on") == key.selected_on)
     ).sort_by("bin")
-
-
-def attendance(run: Run) -> pa.Table:
-    """Returns which client was in the cohort of which round: round, client, bytes_down, bytes_up.
-
-    Known of the rounds whose cohort was scored (``evaluation.cohort_every``).
-    """
-    chosen = run.clients.filter((pc.field("cohort") == "selected") & (pc.field("phase") == "trained"))
-    grouped = chosen.group_by(["round", "client"]).aggregate([("bytes_down", "max"), ("bytes_up", "max")])
-    names = {"bytes_down_max": "bytes_down", "bytes_up_max": "bytes_up"}
-    return grouped.rename_columns([names.get(name, name) for name in grouped.column_names]).sort_by(
-        [("round", "ascending"), ("client", "ascending")]
-    )
 
 
 def split_sizes(partition: pa.Table) -> dict[str, np.ndarray]:

@@ -249,7 +249,7 @@ def _configurations(comparison: Comparison) -> list[Block]:
     if not rows:
         return []
     columns = [Column("option", numeric=False), *(Column(group.label, numeric=False) for group in comparison.groups)]
-    cells = [[Cell(path), *(Cell(value or "-") for value in values)] for path, values in rows.items()]
+    cells = [[Cell(path), *map(Cell, values)] for path, values in rows.items()]
     text = "Options in which the configurations differ; - where a method has no such option. The seed is none of them."
     return [Table("configuration-table", text, columns, cells, sortable=False)]
 

@@ -20,7 +20,6 @@ from rayfl.report.figures import client_distribution, reliability
 from rayfl.report.process import OpenParts, cohorts, partition_picture, phases
 from rayfl.report.rows import (
     RowKey,
-    attendance,
     client_rows,
     evaluated,
     final_by_key,
@@ -33,7 +32,8 @@ from rayfl.results.personalized import of_clients
 from rayfl.results.schemas import first_metric, metrics_of
 from rayfl.runs.loading import Run
 from rayfl.runs.measured import Measured
-from rayfl.runs.summary import headline_metrics, row_label
+from rayfl.runs.rows import attendance
+from rayfl.runs.summary import headline_metrics, label_of
 
 CLIENTS_FILE = "figures/clients.csv"
 SEEN_TEST = "* chosen on test data, as some papers do: not a fair estimate"
@@ -81,7 +81,7 @@ def client_table(run: Run, shown: RowKey) -> pa.Table | None:
         {} if shared is None else dict(zip(shared["client"].to_pylist(), shared[first.name].to_pylist(), strict=True))
     )
     taken: dict[int, list[Mapping[str, Any]]] = {}
-    for row in attendance(run).to_pylist():
+    for row in attendance(run.clients).to_pylist():
         taken.setdefault(row["client"], []).append(row)
     clients = rows["client"].to_pylist()
     return pa.table(
@@ -184,7 +184,7 @@ def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
         mark: Mark = "own" if key == own else ""
         cells.append(
             [
-                Cell(row_label(row), mark=mark),
+                Cell(label_of(row), mark=mark),
                 Cell(of_clients(row["clients"], run.num_clients), row["clients"], mark),
                 _spread(row, first, mark),
                 _number(row[f"{first.name}_worst5"], first, mark),
@@ -213,7 +213,7 @@ def _clients(run: Run, shown: RowKey, clients: pa.Table) -> list[Block]:
     values = first.sign * np.asarray(clients[_column(first)].to_numpy(zero_copy_only=False), dtype=float)
     order = np.argsort(values, kind="stable")
     worst = clients.take(order[: math.ceil(len(order) / 20)])
-    model = row_label(final_by_key(run)[shown])
+    model = label_of(final_by_key(run)[shown])
     listed = clients if len(order) <= _MOST_CLIENTS else clients.take(order[:_MOST_CLIENTS])
     limit = "" if listed is clients else f" The worst {_MOST_CLIENTS:,} by {first.label}; the file has {len(order):,}."
     those = f"the clients that were evaluated ({of_clients(len(order), run.num_clients)})"

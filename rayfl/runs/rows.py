@@ -23,6 +23,19 @@ def where(table: pa.Table, **values: Any) -> pa.Table:
     return table
 
 
+def row_label(model: str, selected_on: str = "", choice: str = "") -> str:
+    """Returns what a row is called in tables and legends: a choice among a sweep says on what it was made.
+
+    Args:
+        model: of the row.
+        selected_on: what it was chosen on; empty for a row that was not.
+        choice: which of the sweep was chosen, if that is to be said.
+    """
+    if not selected_on:
+        return {"lambda=0.0": "lambda=0.0 (global)", "lambda=1.0": "lambda=1.0 (local)"}.get(model, model)
+    return f"{choice or model.removesuffix('=best')}, by {selected_on}{' *' if 'test' in selected_on else ''}"
+
+
 def summaries(rounds: pa.Table, model: str, selected_on: str = "", measured: Measured = EVERYBODY) -> pa.Table:
     """Returns the rows of a model by ascending round, one an evaluation; figures and tables take their numbers here.
 
@@ -45,6 +58,31 @@ def final_rows(rounds: pa.Table, measured: Measured = EVERYBODY) -> list[dict[st
     rows = rounds.filter(measured.rows).to_pylist()
     last = max((row["round"] for row in rows), default=0)
     return [row for row in rows if row["round"] == last]
+
+
+def rows_of_clients(clients: pa.Table, model: str, round: int, measured: Measured = EVERYBODY) -> pa.Table:
+    """Returns the rows of a model after a round, one for each client that was evaluated, by client.
+
+    Args:
+        clients: schema ``rayfl.results.schemas.CLIENTS_SCHEMA``.
+        model: name of the row.
+        round: after which round.
+        measured: which evaluations count.
+    """
+    return where(clients.filter(measured.rows), round=round, model=model).sort_by("client")
+
+
+def attendance(clients: pa.Table) -> pa.Table:
+    """Returns which client was in the cohort of which round: round, client, bytes_down, bytes_up.
+
+    It is known of the rounds whose cohort was scored (``evaluation.cohort_every``).
+    """
+    chosen = where(clients, cohort="selected", phase="trained")
+    grouped = chosen.group_by(["round", "client"]).aggregate([("bytes_down", "max"), ("bytes_up", "max")])
+    names = {"bytes_down_max": "bytes_down", "bytes_up_max": "bytes_up"}
+    return grouped.rename_columns([names.get(name, name) for name in grouped.column_names]).sort_by(
+        [("round", "ascending"), ("client", "ascending")]
+    )
 
 
 def received(run: RunFolder, split: Split) -> pa.Table:

@@ -15,7 +15,7 @@ from rayfl.metrics import Metric
 from rayfl.results.personalized import PersonalizedRows, of_clients, recorded_clients
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.measured import Measured
-from rayfl.runs.rows import final_rows
+from rayfl.runs.rows import final_rows, row_label
 
 _SKIPPED_SHOWN = 10
 _ROUNDS_SHOWN = 5
@@ -51,7 +51,7 @@ def summary_table(result: Result) -> Table:
     for row in rows:
         style = "bold" if own.is_summary(row) else None
         table.add_row(
-            row_label(row),
+            label_of(row),
             of_clients(row["clients"], everybody),
             _spread(row, first),
             first.shown(row[f"{first.name}_worst5"]),
@@ -87,14 +87,9 @@ def skipped_table(result: Result) -> Table:
     return table
 
 
-def row_label(row: Mapping[str, Any]) -> str:
-    """Returns what a row is called in tables for people: a choice among a sweep says on what it was made."""
-    if not row["selected_on"]:
-        names = {"lambda=0.0": "lambda=0.0 (global)", "lambda=1.0": "lambda=1.0 (local)"}
-        return names.get(row["model"], str(row["model"]))
-    star = " *" if "test" in row["selected_on"] else ""
-    what = row["choice"] or row["model"].removesuffix("=best")
-    return f"{what}, by {row['selected_on']}{star}"
+def label_of(row: Mapping[str, Any]) -> str:
+    """Returns what a row of ``rounds.parquet`` is called in tables for people."""
+    return row_label(row["model"], row["selected_on"], row["choice"] or "")
 
 
 def headline_metrics(rounds: pa.Table) -> tuple[Metric, Metric]:

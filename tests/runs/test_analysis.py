@@ -16,6 +16,7 @@ from rayfl.runs.curves import accuracy_curve, download_effect, mean_over_seeds
 from rayfl.runs.folder import open_run
 from rayfl.runs.loading import load_run
 from rayfl.runs.rows import model_rows
+from rayfl.runs.summary import label_of
 from rayfl.storage.files import Storage
 from rayfl.tracking.timings import read_timings
 from tests.support.experiments import small_experiment
@@ -82,3 +83,10 @@ def test_the_rows_of_a_model_are_found_by_one_function(tmp_path: Path) -> None:
     rows = model_rows(opened, "global")
     assert drawn.values.tolist() == rows["top1"].to_pylist() == list(accuracy_curve(result.rounds, "global").values())
     assert drawn.rounds.tolist() == rows["round"].to_pylist() == [1, 2, 3, 4]
+
+
+def test_a_row_is_called_the_same_in_every_table_and_legend() -> None:
+    row = {"model": "lambda=best", "selected_on": "test per client", "choice": ""}
+    assert label_of(row) == RowKey("lambda=best", "test per client").label == "lambda, by test per client *"
+    assert label_of(row | {"choice": "lambda=0.5"}) == "lambda=0.5, by test per client *"
+    assert label_of({"model": "lambda=1.0", "selected_on": "", "choice": None}) == RowKey("lambda=1.0").label
