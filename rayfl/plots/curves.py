@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.errors import ConfigError, RunError
+from rayfl.metrics import Metric
 from rayfl.plots.phases import mark_phases
 from rayfl.plots.series import Series, seeds_together, series_of
-from rayfl.plots.style import Measure, draw_curve, first_of, legend_below, measure, new_figure
+from rayfl.plots.style import bounds_of, draw_curve, first_of, legend_below, measure, new_figure, whole_numbers
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Split
 from rayfl.runs.rows import model_rows, models_in, received, where
@@ -56,11 +57,11 @@ def draw(
     for line, metric in enumerate(metrics):
         for column, axis in enumerate(shown):
             axes = panels[line][column]
-            _panel(axes, rows, metric, axis, measure(metric, tables))
+            _panel(axes, rows, measure(metric, tables), axis)
             if line == 1:
                 axes.set_xlabel(_AXES[axis])
             if column == 0:
-                axes.set_ylabel(measure(metric, tables).label)
+                axes.set_ylabel(measure(metric, tables).axis)
             if axis == "rounds":
                 mark_phases(axes, runs, named=line == 0)
     legend_below(figure, panels[0][0])
@@ -122,14 +123,17 @@ def _seconds(run: RunFolder) -> dict[int, float]:
     return dict(zip((int(line["round"]) for line in lines), accumulate(costs), strict=True))
 
 
-def _panel(axes: Axes, rows: list[dict[str, Any]], metric: str, axis: str, shown: Measure) -> None:
-    factor = shown.factor
+def _panel(axes: Axes, rows: list[dict[str, Any]], metric: Metric, axis: str) -> None:
+    """Draws a metric of all series against one of the axes."""
     labels = list(dict.fromkeys(row["series"] for row in rows))
     for label, model in dict.fromkeys((row["series"], row["model"]) for row in rows):
         mine = [row for row in rows if (row["series"], row["model"]) == (label, model)]
         xs = np.array([row[_COLUMNS[axis]] for row in mine])
-        mean = factor * np.array([row[metric] for row in mine])
-        spread = factor * np.array([row[f"{metric}_std_over_seeds"] for row in mine])
+        mean = metric.scale * np.array([row[metric.name] for row in mine])
+        spread = metric.scale * np.array([row[f"{metric.name}_std_over_seeds"] for row in mine])
         dashed = model == "global" and any(row["series"] == label and row["model"] != model for row in rows)
         band = spread if mine[0]["seeds"] > 1 else None
-        draw_curve(axes, labels.index(label), f"{label} ({model})", xs, mean, band, "--" if dashed else None)
+        linestyle = "--" if dashed else None
+        draw_curve(axes, labels.index(label), f"{label} ({model})", xs, mean, band, bounds_of(metric), linestyle)
+    if axis == "rounds":
+        whole_numbers(axes)

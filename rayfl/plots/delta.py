@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rayfl.errors import RunError
 from rayfl.plots.series import Series, seeds_together, series_of
-from rayfl.plots.style import DELTA, colour, legend_below, marker, need_accuracy, new_figure, whole_numbers
+from rayfl.plots.style import DELTA, colour, draw_curve, legend_below, need_accuracy, new_figure, whole_numbers
 from rayfl.runs.curves import accuracy_curve, download_effect
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import where
@@ -23,7 +23,6 @@ _OWN = "hpm"
 """The row of what FedPHP's clients go on with, after training and after the next download."""
 _TRAINED = ((_OWN,), ("local", "lambda=0.0"))
 """Rows of trained models; SuPerFed's is called local in its first phase and lambda=0.0 in its second."""
-_FEW = 30
 
 
 def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
@@ -47,8 +46,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
         mine = [row for row in rows if row["series"] == label]
         _stages(stages, mine, position)
         xs, delta = (np.array([row[column] for row in mine]) for column in ("round", "delta"))
-        mark = marker(position) if len(xs) <= _FEW else None
-        deltas.plot(xs, 100 * delta, color=colour(position), marker=mark, label=label)
+        draw_curve(deltas, position, str(label), xs, 100 * delta)
     deltas.axhline(0, color="0.4", linewidth=0.8)
     stages.set(xlabel="round", ylabel="accuracy (%)", title="+ after training, x next download")
     deltas.set(xlabel="round", ylabel=f"{DELTA}_t (percentage points)", title="effect of the next download")

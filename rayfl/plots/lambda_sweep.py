@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rayfl.errors import ConfigError, RunError
 from rayfl.plots.series import Series, need_methods, series_of
-from rayfl.plots.style import LAMBDA, colour, first_of, legend_below, marker, measure, new_figure
+from rayfl.plots.style import LAMBDA, bounds_of, draw_curve, first_of, legend_below, measure, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_round, model_rows, received, where
@@ -44,13 +44,8 @@ def draw(runs: Sequence[RunFolder], metric: str | None = None, split: Split = "t
         xs, mean, spread = (
             np.array([row[column] for row in mine]) for column in ("lambda", metric, f"{metric}_std_over_clients")
         )
-        low, high = shown.factor * (mean - spread), shown.factor * (mean + spread)
-        # No client is above 100 % or below 0.
-        low = low if metric == "r2" else np.maximum(low, 0)
-        high = np.minimum(high, shown.factor) if shown.factor == 100 or metric in ("ece", "mce") else high
-        axes.plot(xs, shown.factor * mean, color=colour(position), marker=marker(position), label=label)
-        axes.fill_between(xs, low, high, color=colour(position), alpha=0.15, linewidth=0)
-    axes.set(xlabel=f"{LAMBDA} (0: federated model, 1: local model)", ylabel=shown.label, xlim=(-0.02, 1.02))
+        draw_curve(axes, position, label, xs, shown.scale * mean, shown.scale * spread, bounds_of(shown))
+    axes.set(xlabel=f"{LAMBDA} (0: federated model, 1: local model)", ylabel=shown.axis, xlim=(-0.02, 1.02))
     legend_below(figure, axes)
     return figure, pa.Table.from_pylist(rows)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,26 +73,8 @@ _STYLE: Any = {
 }
 
 
-@dataclass(frozen=True)
-class Measure:
-    """How a metric is shown: a label, a factor, and decimals in annotations."""
-
-    label: str
-    factor: float
-    decimals: int
-
-
-_MEASURES = {
-    "loss": Measure("loss (nats)", 1, 3),
-    "top1": Measure("accuracy (%)", 100, 1),
-    "top5": Measure("top-5 accuracy (%)", 100, 1),
-    "ece": Measure("ECE", 1, 3),
-    "mce": Measure("MCE", 1, 3),
-}
-
-
-def measure(metric: str, tables: Sequence[pa.Table] = ()) -> Measure:
-    """How a metric is shown.
+def measure(metric: str, tables: Sequence[pa.Table] = ()) -> Metric:
+    """Returns the metric of a name, which says how its values are shown.
 
     Args:
         metric: its name.
@@ -107,14 +88,7 @@ def measure(metric: str, tables: Sequence[pa.Table] = ()) -> Measure:
             shown = [*[name for name in METRICS if name in names], *[name for name in names if name not in METRICS]]
             raise ConfigError(f"--metric: there is no {metric!r}; there are {', '.join(shown)}")
         found = next(one for one in known if one.name == metric)
-    if metric in _MEASURES and found in CLASSIFICATION.metrics:
-        return _MEASURES[metric]
-    return Measure(found.axis, found.scale, found.digits)
-
-
-def better_of(metric: str, tables: Sequence[pa.Table]) -> str:
-    """Whether more of a metric is better (``higher``), or less (``lower``)."""
-    return next(one.better for one in metrics_of(tables[0]) if one.name == metric)
+    return found
 
 
 def first_of(runs: Sequence[RunFolder]) -> Metric:
@@ -177,6 +151,7 @@ def draw_curve(
     x: np.ndarray,
     y: np.ndarray,
     spread: np.ndarray | None = None,
+    bounds: tuple[float, float] = (-np.inf, np.inf),
     linestyle: str | None = None,
 ) -> None:
     """Draws the curve of a series, with a band of ``y - spread`` to ``y + spread``.
@@ -188,6 +163,7 @@ def draw_curve(
         x: shape (T,).
         y: shape (T,).
         spread: shape (T,); None, or no finite value: no band.
+        bounds: what values can be, see :func:`bounds_of`; a band goes no further.
         linestyle: in place of the series' own.
     """
     axes.plot(
@@ -199,7 +175,25 @@ def draw_curve(
         label=label,
     )
     if spread is not None and np.isfinite(spread).any():
-        axes.fill_between(x, y - spread, y + spread, color=colour(position), alpha=0.18, linewidth=0)
+        axes.fill_between(x, *band(y, spread, bounds), color=colour(position), alpha=0.18, linewidth=0)
+
+
+def band(y: np.ndarray, spread: np.ndarray, bounds: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the edges of the band ``y - spread`` to ``y + spread`` within bounds, shape (T,) each.
+
+    A mean that is itself beyond a bound, as the loss of a task of one's own may be, is its own edge.
+    """
+    low, high = bounds
+    return np.maximum(y - spread, np.minimum(y, low)), np.minimum(y + spread, np.maximum(y, high))
+
+
+def bounds_of(metric: Metric) -> tuple[float, float]:
+    """Returns the least and the largest value that a metric can have, in units of what is shown."""
+    if metric.unit == "%":
+        return 0, metric.scale
+    if metric in CLASSIFICATION.metrics and metric.name != "loss":
+        return 0, 1
+    return 0 if metric.better == "lower" else -np.inf, np.inf
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:

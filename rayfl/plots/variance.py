@@ -11,14 +11,12 @@ import pyarrow as pa
 from rayfl.errors import RunError
 from rayfl.plots.phases import mark_phases
 from rayfl.plots.series import seeds_together, series_of
-from rayfl.plots.style import colour, legend_below, marker, new_figure, whole_numbers
+from rayfl.plots.style import draw_curve, legend_below, new_figure, whole_numbers
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_FEW = 20
 
 
 def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
@@ -51,11 +49,8 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
     for position, label in enumerate(dict.fromkeys(row["series"] for row in rows)):
         mine = [row for row in rows if row["series"] == label]
         xs, mean, spread = (np.array([row[c] for row in mine]) for c in ("round", "update_variance", "std_over_seeds"))
-        mark = marker(position) if len(xs) <= _FEW else None
-        axes.plot(xs, mean, color=colour(position), marker=mark, label=label)
-        if mine[0]["seeds"] > 1:
-            low = np.maximum(mean - spread, mean / 100)
-            axes.fill_between(xs, low, mean + spread, color=colour(position), alpha=0.2, linewidth=0)
+        # On a logarithmic axis a band cannot reach 0.
+        draw_curve(axes, position, label, xs, mean, spread, (float(mean.min()) / 100, np.inf))
     if min(row["update_variance"] for row in rows) > 0:
         axes.set_yscale("log")
         # The usual one writes formulas, which are switched off.

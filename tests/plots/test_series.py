@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 import rayfl
 from rayfl.data.partitions.picture import SPLIT_COLOURS
 from rayfl.errors import ConfigError
+from rayfl.metrics import CLASSIFICATION, Metric
 from rayfl.plots.phases import second_phase
 from rayfl.plots.series import fields_that_differ, need_same_but, seeds_together, series_of
-from rayfl.plots.style import COLOURS, TAU, colour, draw_curve, marker
+from rayfl.plots.style import COLOURS, TAU, band, bounds_of, colour, draw_curve, marker, new_figure, paper_style
 from tests.plots.conftest import Runs
 
 
@@ -76,3 +77,22 @@ def test_curves_look_alike_in_plots_and_reports() -> None:
     assert (band.get_color(), band.get_linestyle()) == (COLOURS[1], "--")
     assert (long.get_color(), long.get_linestyle(), long.get_marker()) == (COLOURS[2], "--", "")
     assert len(axes.collections) == 1
+
+
+def test_bands_stay_where_values_can_be() -> None:
+    y, spread = np.array([0.1, 2.0, -0.5]), np.array([0.4, 0.5, 0.1])
+    low, high = band(y, spread, bounds_of(CLASSIFICATION.metrics[2]))
+    assert low.tolist() == [0, 1.5, -0.5]  # a loss of one's own that is below zero is drawn where it is
+    assert high.tolist() == pytest.approx([0.5, 2.5, -0.4])
+    assert [
+        edge.tolist() for edge in band(np.array([97.0, 2.0]), np.array([5.0, 5.0]), bounds_of(CLASSIFICATION.first))
+    ] == [
+        [92, 0],
+        [100, 7],
+    ]
+    assert bounds_of(Metric("r2", "R2", "higher")) == (-math.inf, math.inf)
+    with paper_style():
+        axes = new_figure(3, 2).subplots()
+        draw_curve(axes, 0, "loss", np.arange(3), y, spread, bounds_of(Metric("loss", "loss", "lower")))
+    (drawn,) = axes.collections
+    assert drawn.get_paths()[0].vertices[:, 1].min() == -0.5
