@@ -87,11 +87,12 @@ def report(
 ) -> None:
     """Write a report on a run, or on several side by side: one HTML page, and its figures as files."""
     from rayfl.data.files.whole import new_file
+    from rayfl.report.clients import CLIENTS_FILE
     from rayfl.report.comparison import compare as compared
     from rayfl.report.formats import file_name, formatted
     from rayfl.report.page import as_table, check_folder, write
     from rayfl.report.several import comparison_table, page_of_runs
-    from rayfl.report.single import CLIENTS_FILE, page_of_run
+    from rayfl.report.single import page_of_run
 
     loaded = _loaded(runs, models, split, cohort, phase)
     wanted = _wanted(loaded, metrics, models)

@@ -125,9 +125,9 @@ class Page:
         return [block.drawing for section in self.sections for block in section.blocks if isinstance(block, Figure)]
 
 
-def figures(drawings: Sequence[Drawing | None]) -> list[Block]:
-    """Blocks of those that are there."""
-    return [Figure(drawing) for drawing in drawings if drawing is not None]
+def figures(drawings: Sequence[Drawing | Table | None]) -> list[Block]:
+    """Returns the blocks of those drawings that are there; tables stand in for charts of one point."""
+    return [Figure(one) if isinstance(one, Drawing) else one for one in drawings if one is not None]
 
 
 def number(value: float, digits: int, mark: Mark = "") -> Cell:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -140,22 +140,28 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     check_same_data(runs)
     runs = [run.viewed(chosen=wanted.models[0] if _one_row(wanted) else "") for run in runs]
     evaluated = [run for run in runs if final_by_key(run)]
-    notes = [
-        f"{run.uri} is left out: {_who(run.measured)} were never evaluated on {run.measured.split} data"
-        f"{run.measured.when} ({run.rounds_completed} of {run.total_rounds} rounds are done)"
+    notes = _gathered(
+        (
+            run,
+            f"left out, {_who(run.measured)} were never evaluated on {run.measured.split} data{run.measured.when} "
+            f"({run.rounds_completed} of {run.total_rounds} rounds are done)",
+        )
         for run in runs
         if not final_by_key(run)
-    ]
+    )
     if not evaluated:
         raise RunError(f"there is nothing to compare yet: {'; '.join(notes)}")
-    notes += [
-        f"{run.uri} is unfinished, {run.rounds_completed} of {run.total_rounds} rounds are done: it is shown after its "
-        "last evaluation, but is in no test, joins no other seed, and is never the best"
+    notes += _gathered(
+        (
+            run,
+            f"unfinished, {run.rounds_completed} of {run.total_rounds} rounds are done: shown after its last "
+            "evaluation, but in no test, joined with no other seed, and never the best",
+        )
         for run in evaluated
         if not run.finished
-    ]
-    notes += [f"{run.uri} is in no test and in no curve: {why}" for run in evaluated if (why := lacking(run))]
-    notes += [f"{run.uri}: {note}" for run in runs for note in run.notes]
+    )
+    notes += _gathered((run, f"in no test and in no curve, {why}") for run in evaluated if (why := lacking(run)))
+    notes += _gathered((run, note) for run in runs for note in run.notes)
     chosen = bool(wanted.metrics)
     wanted = wanted if chosen else replace(wanted, metrics=metrics_for(evaluated))
     groups = group_runs(evaluated)
@@ -185,6 +191,14 @@ def check_models(runs: Sequence[Run], models: Sequence[str]) -> None:
 
 def _one_row(wanted: Wanted) -> bool:
     return len(wanted.models) == 1 and wanted.models[0] != PERSONALIZED
+
+
+def _gathered(notes: Iterable[tuple[Run, str]]) -> list[str]:
+    """Returns notes with the runs that they are about; equal notes are one."""
+    runs: dict[str, dict[str, None]] = {}
+    for run, note in notes:
+        runs.setdefault(note, {})[run.uri] = None
+    return [f"{', '.join(uris)}: {note}" for note, uris in runs.items()]
 
 
 def _who(measured: Measured) -> str:

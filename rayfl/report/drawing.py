@@ -15,6 +15,7 @@ import pyarrow as pa
 from rayfl.data.files.whole import new_file
 from rayfl.data.partitions.picture import SPLIT_COLOURS
 from rayfl.plots.style import COLOURS, COMMON
+from rayfl.report.charts import Chart
 from rayfl.results.plain_csv import write_csv
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Drawing:
         caption: what is to be seen, how it was computed, and for people who do not see it what it shows.
         figure: the figure.
         data: what it shows, as a table.
+        chart: what the page's script draws in its place; None where there is only the picture.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Drawing:
     caption: str
     figure: Figure
     data: pa.Table
+    chart: Chart | None = None
 
 
 @contextmanager

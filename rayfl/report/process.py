@@ -14,7 +14,9 @@ from rayfl.data.partitions.picture import KINDS, draw_partition, label_matrix
 from rayfl.errors import RayflError
 from rayfl.examples import SPLITS
 from rayfl.experiment.parts import Parts
-from rayfl.plots.style import colour
+from rayfl.plots.style import colour, whole_numbers
+from rayfl.report.blocks import Cell, Column, Table, number
+from rayfl.report.charts import Axis, Chart, Series
 from rayfl.report.drawing import FAINT, Drawing, table_of
 from rayfl.report.rows import split_sizes
 from rayfl.runs.loading import Run
@@ -68,10 +70,10 @@ def _sizes(partition: pa.Table, reason: str) -> Drawing:
     figure = Figure(figsize=(_WIDTH, 2.8), layout="constrained")
     axes = figure.subplots()
     order, base = np.argsort(-total, kind="stable"), np.zeros(len(total))
-    for number, split in enumerate(SPLITS):
+    for position, split in enumerate(SPLITS):
         sizes = by_split[split][order]
         axes.stairs(
-            base + sizes, np.arange(len(total) + 1), baseline=base, fill=True, color=colour(number), label=split
+            base + sizes, np.arange(len(total) + 1), baseline=base, fill=True, color=colour(position), label=split
         )
         base = base + sizes
     axes.set(xlabel="clients, largest first", ylabel="samples", xlim=(0, len(total)))
@@ -81,28 +83,35 @@ def _sizes(partition: pa.Table, reason: str) -> Drawing:
     return Drawing("partition", "Partition", caption, figure, data)
 
 
-def phases(run: Run) -> Drawing | None:
-    """Seconds of every round by phase; None for runs without times."""
+def phases(run: Run) -> Drawing | Table | None:
+    """Returns the seconds of every round by phase; of a single round a table; None for runs without times."""
     from matplotlib.figure import Figure
 
     if not run.timings:
         return None
     rounds = np.array([int(line["round"]) for line in run.timings])
     seconds = {phase: np.array([line.get(phase, 0.0) for line in run.timings]) for phase in _PHASES}
+    what = (
+        "Wall time of the rounds: waiting for clients, the rest of the method's round, evaluation, and waiting for the "
+        "commit of an earlier round."
+    )
+    if len(rounds) == 1:
+        rows = [[Cell(phase), number(float(values[0]), 3)] for phase, values in seconds.items()]
+        columns = [Column("phase", numeric=False), Column("seconds")]
+        return Table("phases-table", f"{what} There is one round with times, round {rounds[0]}.", columns, rows)
     figure = Figure(figsize=(_WIDTH, 2.8), layout="constrained")
     axes = figure.subplots()
     base = np.zeros(len(rounds))
-    for number, (phase, values) in enumerate(seconds.items()):
-        axes.bar(rounds, values, width=0.9, bottom=base, color=colour(number), label=phase, linewidth=0)
+    for position, (phase, values) in enumerate(seconds.items()):
+        axes.bar(rounds, values, width=0.9, bottom=base, color=colour(position), label=phase, linewidth=0)
         base = base + values
     axes.set(xlabel="round", ylabel="seconds", xlim=(rounds.min() - 0.6, rounds.max() + 0.6))
+    whole_numbers(axes)
     figure.legend(loc="outside right upper")
     words = ", ".join(f"{phase} {values.sum():.1f} s" for phase, values in seconds.items())
-    caption = (
-        "Wall time of the rounds: waiting for clients, the rest of the method's round, evaluation, and waiting for the "
-        f"commit of an earlier round. In all: {words}."
-    )
-    return Drawing("phases", "Time per phase", caption, figure, table_of({"round": rounds, **seconds}))
+    chart = Chart([Axis("round", whole=True)], "seconds", 3, [Series(p, [rounds], v) for p, v in seconds.items()])
+    table = table_of({"round": rounds, **seconds})
+    return Drawing("phases", "Time per phase", f"{what} In all: {words}.", figure, table, chart)
 
 
 def cohorts(run: Run) -> Drawing | None:

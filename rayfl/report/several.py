@@ -11,13 +11,14 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from rayfl.report.blocks import Block, Cell, Code, Column, Mark, Page, Paragraph, Section, Table, figures, number
+from rayfl.report.cells import SEEN_TEST
 from rayfl.report.columns import Metric
 from rayfl.report.comparison import Comparison, Line
 from rayfl.report.curves import progress_of_groups
 from rayfl.report.figures import client_distribution_of_groups, reliability_of_groups
 from rayfl.report.grouping import config_table, shown_model
+from rayfl.report.setup import commands
 from rayfl.report.significance import LEVEL, PairTest
-from rayfl.report.single import SEEN_TEST, commands
 from rayfl.runs.loading import Run
 
 _UNFINISHED = "† unfinished: after its last evaluation so far; never the best"

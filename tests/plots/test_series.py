@@ -71,10 +71,10 @@ def test_curves_look_alike_in_plots_and_reports() -> None:
     x = np.arange(3.0)
     draw_curve(axes, 1, "plain", x, x)
     draw_curve(axes, 9, "band", x, x, np.array([0.5, np.nan, 0.5]))
-    draw_curve(axes, 2, "long", np.arange(41.0), np.arange(41.0), np.full(41, np.nan), "--")
-    plain, band, long = axes.lines
+    draw_curve(axes, 2, "long", np.arange(41.0), np.arange(41.0), np.full(41, np.nan), linestyle="--")
+    plain, banded, long = axes.lines
     assert (plain.get_color(), plain.get_linestyle(), plain.get_marker()) == (COLOURS[1], "-", marker(1))
-    assert (band.get_color(), band.get_linestyle()) == (COLOURS[1], "--")
+    assert (banded.get_color(), banded.get_linestyle()) == (COLOURS[1], "--")
     assert (long.get_color(), long.get_linestyle(), long.get_marker()) == (COLOURS[2], "--", "")
     assert len(axes.collections) == 1
 
