@@ -112,12 +112,14 @@ class Page:
         subtitle: a line below it.
         sections: in order.
         notes: what a reader must know first, a sentence each.
+        details: what the page says of a client that is chosen, as JSON (:mod:`rayfl.report.details`); empty: nothing.
     """
 
     title: str
     subtitle: str
     sections: Sequence[Section]
     notes: Sequence[str] = field(default_factory=list)
+    details: str = ""
 
     @property
     def figures(self) -> list[Drawing]:

@@ -12,6 +12,8 @@ import pyarrow as pa
 from rayfl.metrics import CLASSIFICATION, Metric
 from rayfl.report.blocks import Block, Cell, Column, Table, figures, number
 from rayfl.report.cells import metric_cell
+from rayfl.report.details import client_details
+from rayfl.report.drawing import Drawing
 from rayfl.report.figures import client_distribution
 from rayfl.report.rows import RowKey, client_rows, final_by_key
 from rayfl.results.personalized import of_clients
@@ -68,11 +70,9 @@ def clients_section(run: Run, shown: RowKey, clients: pa.Table) -> list[Block]:
         shown: the row that is shown.
         clients: of :func:`client_table`.
     """
-    keys = [key for key in (RowKey("global"), shown) if key in final_by_key(run)]
-    drawn = client_distribution(run, list(dict.fromkeys(keys)))
+    drawn = client_distribution(run, _keys(run, shown))
     first = first_metric(run.rounds)
-    values = first.sign * np.asarray(clients[_column(first)].to_numpy(zero_copy_only=False), dtype=float)
-    order = np.argsort(values, kind="stable")
+    order = _worst_first(run, clients)
     worst = clients.take(order[: math.ceil(len(order) / 20)])
     model = label_of(final_by_key(run)[shown])
     listed = clients if len(order) <= _MOST_CLIENTS else clients.take(order[:_MOST_CLIENTS])
@@ -88,6 +88,23 @@ def clients_section(run: Run, shown: RowKey, clients: pa.Table) -> list[Block]:
             listed,
         ),
     ]
+
+
+def details_of_clients(run: Run, shown: RowKey, clients: pa.Table, partition: Drawing | None) -> str:
+    """Returns what the page says of each client of its table when it is chosen; see :func:`client_details`."""
+    listed = clients["client"].take(_worst_first(run, clients)[:_MOST_CLIENTS]).to_pylist()
+    return client_details(run, _keys(run, shown), sorted(listed), partition)
+
+
+def _keys(run: Run, shown: RowKey) -> list[RowKey]:
+    """Returns the global model's row, if there is one, and the one that is shown."""
+    return list(dict.fromkeys(key for key in (RowKey("global"), shown) if key in final_by_key(run)))
+
+
+def _worst_first(run: Run, clients: pa.Table) -> np.ndarray:
+    first = first_metric(run.rounds)
+    values = first.sign * np.asarray(clients[_column(first)].to_numpy(zero_copy_only=False), dtype=float)
+    return np.argsort(values, kind="stable")
 
 
 def _client_table(run: Run, name: str, caption: str, clients: pa.Table) -> Table:

@@ -12,7 +12,7 @@ from rayfl.config.redaction import redact
 from rayfl.metrics import CLASSIFICATION
 from rayfl.report.blocks import Block, Cell, Column, Facts, Mark, Page, Paragraph, Section, Table, figures
 from rayfl.report.cells import SEEN_TEST, metric_cell, spread_cell
-from rayfl.report.clients import client_table, clients_section
+from rayfl.report.clients import client_table, clients_section, details_of_clients
 from rayfl.report.curves import progress_of_models
 from rayfl.report.figures import reliability
 from rayfl.report.process import OpenParts, cohorts, partition_picture, phases
@@ -45,17 +45,19 @@ def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]
         notes.append(f"No number here is that of the method's personalized model: {lacking(run.viewed(chosen=''))}.")
     shown = shown_key(run) or next((key for key in rows if not key.selected_on), None)
     clients = None if shown is None else client_table(run, shown)
+    partition = partition_picture(run, open_parts)
     sections = [
         Section("summary", "Summary", [_facts(run), *([_summary(run, rows)] if rows else [])]),
         Section("progress", "Progress", figures(progress_of_models(run))),
         Section("clients", "Clients", [] if shown is None or clients is None else clients_section(run, shown, clients)),
         Section("calibration", "Calibration", [] if shown is None else _calibration(run, shown)),
-        Section("data", "Data", figures([partition_picture(run, open_parts)])),
+        Section("data", "Data", figures([partition])),
         Section("process", "Course of the run", _course(run)),
         Section("setup", "Configuration and environment", setup(run)),
     ]
     subtitle = f"{run.method} on {run.dataset}, {run.rounds_completed} of {run.total_rounds} rounds, seed {run.seed}"
-    return Page(run.name, subtitle, [section for section in sections if section.blocks], notes), clients
+    details = "" if shown is None or clients is None else details_of_clients(run, shown, clients, partition)
+    return Page(run.name, subtitle, [section for section in sections if section.blocks], notes, details), clients
 
 
 def _facts(run: Run) -> Facts:

@@ -185,7 +185,7 @@ def test_unfinished_runs_are_shown_apart_and_never_best(copied: Copied, runs: li
     assert lines
     assert not any(cell.best for line in lines for cell in line.cells.values())
     assert {test.second for test in comparison.clients} == {"superfed"}
-    assert any("is unfinished, 4 of 9 rounds" in note for note in comparison.notes)
+    assert any(": unfinished, 4 of 9 rounds" in note for note in comparison.notes)
 
 
 def test_runs_without_evaluation_are_left_out(copied: Copied, runs: list[Run]) -> None:
@@ -195,6 +195,16 @@ def test_runs_without_evaluation_are_left_out(copied: Copied, runs: list[Run]) -
     loaded = load_run(str(begun), METHODS)
     assert own_key(loaded) is None
     comparison = compare([runs[0], runs[2], loaded])
-    assert any("is left out: its clients were never evaluated" in note for note in comparison.notes)
+    assert any(": left out, its clients were never evaluated" in note for note in comparison.notes)
     with pytest.raises(RunError, match="nothing to compare yet"):
         compare([loaded])
+
+
+def test_equal_notes_are_one_note(copied: Copied, runs: list[Run]) -> None:
+    """Both seeds are unfinished alike: one note names both, and what differs stays apart."""
+    unfinished = [configured(copied(f"fedavg-{seed}"), train={"rounds": 9}) for seed in (0, 1)]
+    notes = [note for note in compare([*unfinished, runs[2]]).notes if "unfinished" in note]
+    assert notes == [
+        f"{unfinished[0].uri}, {unfinished[1].uri}: unfinished, 4 of 9 rounds are done: shown after its last "
+        "evaluation, but in no test, joined with no other seed, and never the best"
+    ]
