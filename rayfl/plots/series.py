@@ -93,7 +93,7 @@ def seeds_together(curves: Sequence[dict[int, float]]) -> dict[int, tuple[float,
 
 def _labels(runs: Sequence[RunFolder]) -> list[str]:
     """The method, and where several runs have it, in what they differ."""
-    methods = [run.config.algorithm.name.rpartition(":")[2] for run in runs]
+    methods = [run.title for run in runs]
     result = []
     for run, method in zip(runs, methods, strict=True):
         rivals = [other for other, name in zip(runs, methods, strict=True) if name == method]

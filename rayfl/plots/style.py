@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pyarrow as pa
 from rayfl.data.partitions.picture import PLAIN_TEXT
 from rayfl.errors import ConfigError
 from rayfl.metrics import CLASSIFICATION, Metric
+from rayfl.naming.spelling import nearest
 from rayfl.results.schemas import METRICS, first_metric, metrics_of
 from rayfl.runs.folder import RunFolder
 
@@ -113,19 +116,84 @@ def _listed(metrics: Sequence[Metric]) -> str:
     return ", ".join(metric.name for metric in metrics)
 
 
+@dataclass(frozen=True)
+class Size:
+    """How large a figure is in a paper.
+
+    Attributes:
+        width: of the column or of the text, in inches.
+        font: size of labels in points; ticks and legends are one point smaller.
+    """
+
+    width: float
+    font: float
+
+
+SIZES = {
+    "icml-column": Size(3.25, 8),
+    "icml": Size(6.75, 8),
+    "neurips": Size(5.5, 9),
+    "iclr": Size(5.5, 9),
+    "aistats-column": Size(3.25, 8),
+    "cvpr-column": Size(3.25, 8),
+    "cvpr": Size(6.875, 8),
+    "aaai-column": Size(3.3, 8),
+    "aaai": Size(7.0, 8),
+    "ieee-column": Size(3.5, 8),
+    "ieee": Size(7.16, 8),
+    "jmlr": Size(6.0, 9),
+}
+"""Widths by venue, as their style files have them. Fonts are STIX, which looks like the Times of these styles and comes
+with Matplotlib, so that a figure is the same on every machine."""
+
+_size: ContextVar[Size | None] = ContextVar("size", default=None)
+_FLATTER = 0.7
+"""A figure that becomes n times as wide becomes n^0.7 times as high: labels keep their size and need their room."""
+
+
+def size_of(name: str) -> Size:
+    """Returns the size of a name; raises ConfigError, naming all, when there is none."""
+    if name not in SIZES:
+        raise ConfigError(f"--size: there is no {name!r}{nearest(name, SIZES)}; there are {', '.join(SIZES)}")
+    return SIZES[name]
+
+
 @contextmanager
-def paper_style() -> Iterator[None]:
-    """Inside, figures are drawn and must be saved."""
+def paper_style(size: Size | None = None) -> Iterator[None]:
+    """Inside, figures are drawn and must be saved.
+
+    Args:
+        size: what figures are made for; None: sizes that suit a screen, without serifs.
+    """
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
-        yield
+    token = _size.set(size)
+    try:
+        with matplotlib.rc_context(_STYLE | ({} if size is None else _printed(size))):
+            yield
+    finally:
+        _size.reset(token)
+
+
+def _printed(size: Size) -> dict[str, Any]:
+    small = dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize"), size.font - 1)
+    large = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), size.font)
+    lines = {"lines.linewidth": 1.2, "lines.markersize": 3, "axes.linewidth": 0.6, "grid.linewidth": 0.5}
+    return {"font.family": "STIXGeneral", **large, **small, **lines}
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, sizes in inches."""
+    """Returns an empty figure.
+
+    Args:
+        width: in inches, unless :func:`paper_style` has a size.
+        height: in inches for that width.
+    """
     from matplotlib.figure import Figure
 
+    size = _size.get()
+    if size is not None:
+        width, height = size.width, height * (size.width / width) ** _FLATTER
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -200,7 +268,9 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     """One legend for all panels, below them, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1 or (labels and len(figure.axes) > 1):
-        widest = _LEGEND_HANDLE_IN + _LEGEND_CHARACTER_IN * max(map(len, labels))
+        size = _size.get()
+        scale = 1 if size is None else (size.font - 1) / _STYLE["legend.fontsize"]
+        widest = scale * (_LEGEND_HANDLE_IN + _LEGEND_CHARACTER_IN * max(map(len, labels)))
         columns = max(1, min(len(labels), int(figure.get_figwidth() / widest)))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 

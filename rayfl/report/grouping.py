@@ -113,8 +113,8 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     labels = []
     for members in groups:
         run = members[0]
-        same = [other[0] for other in groups if other[0].method == run.method]
-        labels.append(run.method + (f" ({_apart(run, same)})" if len(same) > 1 else ""))
+        same = [other[0] for other in groups if other[0].title == run.title]
+        labels.append(run.title + (f" ({_apart(run, same)})" if len(same) > 1 else ""))
     return [
         label if labels.count(label) == 1 else f"{label} [{members[0].name}]"
         for label, members in zip(labels, groups, strict=True)

@@ -23,7 +23,7 @@ from rayfl.config.redaction import redact
 from rayfl.data.partitions.assignment import ASSIGNMENT_SCHEMA, assignment_hash
 from rayfl.errors import DamageError, RayflError, RunError
 from rayfl.results.personalized import PersonalizedRows, personalized_rows_of, recorded_clients
-from rayfl.results.schemas import ALL_TABLES
+from rayfl.results.schemas import ALL_TABLES, METHOD_KEY
 from rayfl.runs.damage import described
 from rayfl.runs.measured import Measured
 from rayfl.storage.commits import CommitStore
@@ -84,6 +84,12 @@ class Run:
     def method(self) -> str:
         """The method's name."""
         return str(self.content["algorithm"]["name"])
+
+    @property
+    def title(self) -> str:
+        """What the method is called in legends and tables: of a user's own the name that its class gives itself."""
+        recorded = (self.rounds.schema.metadata or {}).get(METHOD_KEY)
+        return self.method.rpartition(":")[2] if recorded is None else recorded.decode()
 
     @property
     def dataset(self) -> str:

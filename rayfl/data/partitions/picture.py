@@ -28,6 +28,8 @@ _MOST_IN_ORDER = 200
 """More clients are sorted by their commonest class, so that groups can be seen where single columns cannot."""
 _MOST_TICKS = 26
 _LARGEST_BUBBLE = 0.85
+DPI = 150
+"""Dots per inch where none are asked for."""
 SPLIT_COLOURS = ("#2f6db5", "#8fb8de", "#e08a3c")
 """Of the splits train, validation and test."""
 
@@ -122,8 +124,13 @@ def check_format(destination: Path) -> None:
         raise ConfigError(f"--out: {destination} must end in {', '.join(_FORMATS)}")
 
 
-def save_figure(figure: Figure, destination: Path) -> None:
+def save_figure(figure: Figure, destination: Path, dpi: int = DPI) -> None:
     """Writes a picture in the format that its name ends in.
+
+    Args:
+        figure: the picture.
+        destination: where to.
+        dpi: dots per inch of what is made of pixels.
 
     Raises:
         ConfigError: another ending than .png, .pdf and .svg.
@@ -133,7 +140,7 @@ def save_figure(figure: Figure, destination: Path) -> None:
 
     check_format(destination)
     with new_file(destination) as file, matplotlib.rc_context(PLAIN_TEXT):
-        figure.savefig(file, format=destination.suffix[1:].lower(), dpi=150)
+        figure.savefig(file, format=destination.suffix[1:].lower(), dpi=dpi)
 
 
 def _bubbles(axes: Axes, counts: np.ndarray) -> None:

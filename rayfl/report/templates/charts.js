@@ -35,7 +35,7 @@
       tables.push([kept.map((i) => xs[i]), ...columns.map((column) => kept.map((i) => column[i]))]);
       const stroke = () => colour(`series-${number % COLOURS}`);
       const at = series.length;
-      owners.push({ number, at, names: new Map(kept.map((i) => [xs[i], i])) });
+      owners.push({ number, at, end: at + columns.length, names: new Map(kept.map((i) => [xs[i], i])) });
       series.push({
         label: one.label, show: visible[number], stroke, width: 2, spanGaps: true,
         dash: DASHES[Math.floor(number / COLOURS) % DASHES.length],
@@ -76,7 +76,8 @@
       const entry = button("", true, () => {
         visible[number] = !visible[number];
         entry.setAttribute("aria-pressed", String(visible[number]));
-        draw();
+        const mine = current?.owners.find((one) => one.number === number);
+        for (let at = mine?.at; at < mine?.end; at++) current.plot.setSeries(at, { show: visible[number] });
       });
       entry.append(swatch, one.label, " ", values[number]);
       return entry;
