@@ -88,7 +88,7 @@ def test_every_command_shows_the_method_by_the_model_that_it_says(
     assert "by accuracy of memory" in page.text
     told("report", "mine", "other", "--out", "both")
     rows = Document((folder / "both" / "report.html").read_text(encoding="utf-8")).tables["comparison-table"]
-    (own,) = [row for row in rows if row[0] == "remembering:Remembering" and row[1].endswith("(own)")]
+    (own,) = [row for row in rows if row[0] == "remembering" and row[1].endswith("(own)")]
     assert (own[1], own[4].removesuffix(" (best)")) == ("memory (own)", accuracy)
     tests = Document((folder / "both" / "report.html").read_text(encoding="utf-8")).tables["clients-test"]
     other = next(row for row in rows if row[0] == "fedavg" and row[1] == "global (own)")
@@ -99,6 +99,7 @@ def test_every_command_shows_the_method_by_the_model_that_it_says(
     told("plot", "curves", "mine", "--x", "rounds")
     models = csv.read_csv(folder / "curves.csv")
     assert set(models["model"].to_pylist()) == {"memory", "global"}
+    assert set(models["series"].to_pylist()) == {"remembering"}  # the name that the class gives itself
     assert set(models["clients"].to_pylist()) == {20}
 
 

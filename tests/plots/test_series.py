@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
+from PIL import Image
+from pyarrow import csv
+from typer.testing import CliRunner
 
 import rayfl
+from rayfl.cli.entry import app
 from rayfl.data.partitions.picture import SPLIT_COLOURS
 from rayfl.errors import ConfigError
 from rayfl.metrics import CLASSIFICATION, Metric
+from rayfl.plots.output import write_plot
 from rayfl.plots.phases import second_phase
 from rayfl.plots.series import fields_that_differ, need_same_but, seeds_together, series_of
-from rayfl.plots.style import COLOURS, TAU, band, bounds_of, colour, draw_curve, marker, new_figure, paper_style
+from rayfl.plots.style import (
+    COLOURS,
+    TAU,
+    band,
+    bounds_of,
+    colour,
+    draw_curve,
+    marker,
+    new_figure,
+    paper_style,
+    size_of,
+)
 from tests.plots.conftest import Runs
 
 
@@ -96,3 +113,46 @@ def test_bands_stay_where_values_can_be() -> None:
         draw_curve(axes, 0, "loss", np.arange(3), y, spread, bounds_of(Metric("loss", "loss", "lower")))
     (drawn,) = axes.collections
     assert drawn.get_paths()[0].vertices[:, 1].min() == -0.5
+
+
+def test_figures_for_papers_have_the_venues_width_and_fonts(tmp_path: Path) -> None:
+    import matplotlib
+
+    with paper_style():
+        screen = new_figure(5.0, 4.0)
+        assert screen.get_size_inches().tolist() == [5.0, 4.0]
+    with paper_style(size_of("icml-column")):
+        figure = new_figure(5.0, 4.0)
+        assert matplotlib.rcParams["font.family"] == ["STIXGeneral"]
+        assert (matplotlib.rcParams["font.size"], matplotlib.rcParams["legend.fontsize"]) == (8, 7)
+    width, height = figure.get_size_inches()
+    assert width == 3.25
+    assert 4.0 * 3.25 / 5.0 < height < 4.0  # labels keep their size, so it is not flattened as much as it is narrowed
+    assert new_figure(5.0, 4.0).get_size_inches()[0] == 5.0
+    with pytest.raises(ConfigError, match=r"--size: there is no 'icml-colum'.*icml-column.*jmlr"):
+        size_of("icml-colum")
+
+
+def test_dots_per_inch_are_those_that_are_asked_for(made: Runs, tmp_path: Path) -> None:
+    run = made("fedavg")
+    write_plot("clients", [run], tmp_path / "f.png", dpi=100, size="ieee-column")
+    with Image.open(tmp_path / "f.png") as image:
+        assert image.width == 350
+    for name, dpi, message in (("f.pdf", 300, "made of lines"), ("f.png", 5000, "not within 30 and 1200")):
+        with pytest.raises(ConfigError, match=message):
+            write_plot("clients", [run], tmp_path / name, dpi=dpi)
+    assert not (tmp_path / "f.pdf").exists()
+
+
+def test_a_folder_of_runs_stands_for_all_of_them(made: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made("fedavg").storage.local_path
+    assert folder is not None
+    for name in ("a", "b"):
+        shutil.copytree(folder, tmp_path / "sweep" / name)
+    config = tmp_path / "sweep" / "b" / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 0", "seed: 1"))
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["plot", "clients", "sweep"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "clients of 2 runs -> clients.png, clients.csv" in done.output
+    assert set(csv.read_csv(tmp_path / "clients.csv")["seed"].to_pylist()) == {0, 1}
