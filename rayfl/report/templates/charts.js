@@ -163,7 +163,7 @@
       panel.append(
         make("h4", {}, name), make("dl", {}, ...facts),
         ...(details.rounds.length > 1 ? [chart(curve, `${name}: ${details.label} by round`, "", null)] : []),
-        ...(bars.length ? [make("table", { class: "bars" }, make("caption", {}, `Samples of the client by ${details.kind}, over all splits`), make("tbody", {}, ...bars))] : []),
+        ...(bars.length ? [make("table", { class: "bars", id: "client-labels" }, make("caption", {}, `Samples of the client by ${details.kind}, over all splits`), make("tbody", {}, ...bars))] : []),
       );
     }
     return { whole: make("div", { class: "chosen" }, make("label", {}, "Client ", list), panel), open };
