@@ -27,7 +27,7 @@ _MODES = ("mm", "lm")
 
 
 def draw(runs: Sequence[RunFolder], split: Split = "test") -> tuple[Figure, pa.Table]:
-    """A panel per nu (rows) and mu (columns), or one panel over L/R, whichever the runs differ in.
+    """Draws a panel per nu (rows) and mu (columns), or one panel over L/R, whichever the runs differ in.
 
     Panels show accuracy over all clients after the last round against lambda, with standard deviations over clients,
     and name the best mean and, in brackets, the global model's. Over L/R it is that of the lambda that was chosen on
@@ -91,7 +91,7 @@ def _over_weights(runs: Sequence[RunFolder], split: Split) -> tuple[Figure, pa.T
 
 
 def _cell(runs: Sequence[RunFolder], split: Split) -> list[dict[str, Any]]:
-    """One experiment's line."""
+    """Returns the rows of one experiment's line."""
     algorithm = runs[0].config.algorithm
     _, table = draw_sweep(runs, "top1", split)
     label = {"nu": algorithm.nu, "mu": algorithm.proximal_weight, "mode": algorithm.mode}
@@ -170,7 +170,7 @@ def _over_ratio(runs: Sequence[RunFolder], split: Split) -> tuple[Figure, pa.Tab
 
 
 def _whiskers(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """Percent below and above a mean accuracy, shape (2, n): no client is beyond 0 and 100 %."""
+    """Returns the percent below and above a mean accuracy, shape (2, n): no client is beyond 0 and 100 %."""
     return 100 * np.stack([np.minimum(spread, mean), np.minimum(spread, 1 - mean)])
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def draw(
     runs: Sequence[RunFolder], metric: str | None = None, model: str | None = None, split: Split = "test"
 ) -> tuple[Figure, pa.Table]:
-    """A metric of every client after the last evaluation, sorted, against the share of clients below.
+    """Draws a metric of every client after the last evaluation, sorted, against the share of clients below.
 
     The worst twentieth, whose mean the tables have as ``top1_worst5``, is shaded. All seeds' clients are pooled.
 

@@ -69,7 +69,7 @@ def draw(
 
 
 def _models(series: Series, model: str | None, split: Split) -> list[str | None]:
-    """The rows of a series that are drawn; None: the personalized model."""
+    """Returns the rows of a series that are drawn; None: the personalized model."""
     if model is not None:
         return [model]
     known = models_in(received(series.runs[0], split))
@@ -79,7 +79,7 @@ def _models(series: Series, model: str | None, split: Split) -> list[str | None]
 def _rows(
     series: Series, model: str | None, split: Split, shown: Sequence[str], metrics: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """A row per round that all seeds have evaluated."""
+    """Returns a row for each round that all seeds have evaluated."""
     name = series.runs[0].own.label if model is None else model
     tables = [model_rows(run, model, split).sort_by("round") for run in series.runs]
     rounds = [table["round"].to_pylist() for table in tables]
@@ -117,7 +117,7 @@ def _rows(
 
 
 def _seconds(run: RunFolder) -> dict[int, float]:
-    """Seconds of training until a round."""
+    """Returns the seconds of training until each round."""
     lines = run.timings
     costs = [sum(line.get(phase, 0.0) for phase in ("clients", "server", "commit")) for line in lines]
     return dict(zip((int(line["round"]) for line in lines), accumulate(costs), strict=True))

@@ -26,7 +26,7 @@ _TRAINED = ((_OWN,), ("local", "lambda=0.0"))
 
 
 def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
-    """Left: test accuracy of a round's clients after training (+), and with what they receive next (x). Right: delta_t.
+    """Draws a round's clients' test accuracy after training (+) and with what they receive next (x), and delta_t.
 
     delta_t is the mean over the round's clients of Acc(next download) - Acc(after training) (Li et al., ECML PKDD
     2021, eq. 4). For FedPHP both are the inherited private model, so it is 0; for other methods the trained model and

@@ -24,7 +24,7 @@ _PANELS = {"local": None, "global": "global"}
 
 
 def draw(runs: Sequence[RunFolder], split: Split = "test") -> tuple[Figure, pa.Table]:
-    """Mean accuracy over all clients after the last round, of the clients' models (left) and the global one (right).
+    """Draws the mean accuracy over all clients after the last round: the clients' models left, the global one right.
 
     Args:
         runs: of FLOCO or FLOCO+, which differ in tau, rho and seeds only; cells are means over seeds.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def draw(runs: Sequence[RunFolder], metric: str | None = None, split: Split = "test") -> tuple[Figure, pa.Table]:
-    """Mean over clients after the last round; the band is one standard deviation over clients to both sides.
+    """Draws the mean over clients after the last round, with a band of one standard deviation over clients.
 
     Means and standard deviations are averaged over seeds. Runs of APFL with fixed alpha are the points of one more
     line, at their alpha: its mixture of federated and local model.

@@ -1,4 +1,4 @@
-"""Runs as series of a figure: repetitions with other seeds are one series, and every series has a short label."""
+"""Groups runs into the series of a figure: repetitions with other seeds are one series, with a short label."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Series:
 
     @property
     def config(self) -> ExperimentConfig:
-        """The configuration of the first."""
+        """Returns the configuration of the first run."""
         return self.runs[0].config
 
 
@@ -42,7 +42,7 @@ def experiment(run: RunFolder) -> dict[str, Any]:
 
 
 def series_of(runs: Sequence[RunFolder]) -> list[Series]:
-    """The runs as series, in the order given.
+    """Returns the runs as series, in the order given.
 
     Raises:
         ConfigError: when two runs have all in common, the seed too.
@@ -60,7 +60,7 @@ def series_of(runs: Sequence[RunFolder]) -> list[Series]:
 
 
 def fields_that_differ(runs: Iterable[RunFolder]) -> list[str]:
-    """Dotted paths of what makes the runs other experiments."""
+    """Returns the dotted paths in which the runs are different experiments."""
     return list(varied([experiment(run) for run in runs]))
 
 
@@ -92,7 +92,7 @@ def seeds_together(curves: Sequence[dict[int, float]]) -> dict[int, tuple[float,
 
 
 def _labels(runs: Sequence[RunFolder]) -> list[str]:
-    """The method, and where several runs have it, in what they differ."""
+    """Returns the method's name of each, and where several have it the options in which they differ."""
     methods = [run.title for run in runs]
     result = []
     for run, method in zip(runs, methods, strict=True):

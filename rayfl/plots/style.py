@@ -1,4 +1,4 @@
-"""How all figures look: colours that everybody can tell apart, fonts that survive a column of a paper."""
+"""The look of all figures: colours that everybody can tell apart, fonts and widths of papers, how a curve is drawn."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def measure(metric: str, tables: Sequence[pa.Table] = ()) -> Metric:
 
 
 def first_of(runs: Sequence[RunFolder]) -> Metric:
-    """What the runs of a figure are judged by.
+    """Returns the metric by which the runs of a figure are judged.
 
     Raises:
         ConfigError: they have different tasks.
@@ -118,7 +118,7 @@ def _listed(metrics: Sequence[Metric]) -> str:
 
 @dataclass(frozen=True)
 class Size:
-    """How large a figure is in a paper.
+    """The size of a figure in a paper.
 
     Attributes:
         width: of the column or of the text, in inches.
@@ -198,17 +198,17 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def colour(position: int) -> str:
-    """The colour of the n-th series."""
+    """Returns the colour of the n-th series."""
     return COLOURS[position % len(COLOURS)]
 
 
 def marker(position: int) -> str:
-    """The marker of the n-th series; with the colour it tells 64 series apart."""
+    """Returns the marker of the n-th series; with the colour it tells 64 series apart."""
     return MARKERS[(position + position // len(COLOURS)) % len(MARKERS)]
 
 
 def dashes(position: int) -> str:
-    """The dashes of the n-th series: solid lines until colours come again."""
+    """Returns the dashes of the n-th series: solid lines until colours come again."""
     return DASHES[position // len(COLOURS) % len(DASHES)]
 
 
@@ -265,7 +265,7 @@ def bounds_of(metric: Metric) -> tuple[float, float]:
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """One legend for all panels, below them, in as many columns as fit."""
+    """Draws one legend for all panels below them, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1 or (labels and len(figure.axes) > 1):
         size = _size.get()
@@ -276,12 +276,12 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 
 
 def subscript(number: int) -> str:
-    """A number below the line."""
+    """Returns a number as subscript digits."""
     return "".join(chr(ord("\N{SUBSCRIPT ZERO}") + int(digit)) for digit in str(number))
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Ticks of rounds are whole."""
+    """Makes the ticks of the horizontal axis integers, as rounds are."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))

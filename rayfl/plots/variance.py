@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
-    """Total variance of the cohort's updates (Grinwald et al., NeurIPS 2024, eqs. 12 and 13) by round.
+    """Draws the total variance of the cohort's updates (Grinwald et al., NeurIPS 2024, eqs. 12 and 13) by round.
 
     Args:
         runs: any whose method has such updates; a band is the sample standard deviation over seeds.

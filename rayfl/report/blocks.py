@@ -123,7 +123,7 @@ class Page:
 
     @property
     def figures(self) -> list[Drawing]:
-        """All figures, in order."""
+        """Returns all figures in order."""
         return [block.drawing for section in self.sections for block in section.blocks if isinstance(block, Figure)]
 
 
@@ -133,7 +133,7 @@ def figures(drawings: Sequence[Drawing | Table | None]) -> list[Block]:
 
 
 def number(value: float, digits: int, mark: Mark = "") -> Cell:
-    """A cell with a number; what is not finite is a dash and sorts last."""
+    """Returns a cell with a number; what is not finite is a dash and sorts last."""
     if value != value or value in (float("inf"), float("-inf")):
         return Cell("-", float("inf"), mark)
     return Cell(f"{value:,.{digits}f}", float(value), mark)

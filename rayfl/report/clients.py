@@ -133,7 +133,7 @@ def _client_table(run: Run, name: str, caption: str, clients: pa.Table) -> Table
 
 
 def others(run: Run) -> list[Metric]:
-    """The metrics that a table of clients has next to the first: of classification loss, ECE and MCE."""
+    """Returns the metrics that a table of clients has next to the first: of classification loss, ECE and MCE."""
     metrics = metrics_of(run.rounds)
     return [metric for name in ("loss", "ece", "mce") for metric in metrics if metric.name == name] + [
         metric for metric in metrics[1:] if metric not in CLASSIFICATION.metrics and metric.name != "loss"

@@ -22,7 +22,7 @@ from rayfl.runs.rows import PERSONALIZED, row_label
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is compared.
+    """The rows and columns that are compared.
 
     Attributes:
         metrics: the columns; the first is the one that is tested. Empty: those of the runs' task.
@@ -33,7 +33,7 @@ class Wanted:
     models: Sequence[str] = ()
 
     def takes(self, key: RowKey, own: RowKey | None) -> bool:
-        """Whether a row is shown, given that of its method's personalized model."""
+        """Returns whether a row is shown, given that of its method's personalized model."""
         return key.model in self.models or (PERSONALIZED in self.models and key == own)
 
 
@@ -93,7 +93,7 @@ class Line:
 
     @property
     def eligible(self) -> bool:
-        """Whether it may be best: all rounds done, and not chosen on test data."""
+        """Returns whether it may be best: all rounds done, and not chosen on test data."""
         return self.finished and not self.key.seen_test
 
 
@@ -121,12 +121,12 @@ class Comparison:
 
     @property
     def tested(self) -> Metric:
-        """The metric that is tested."""
+        """Returns the metric that is tested."""
         return self.wanted.metrics[0]
 
     @property
     def measured(self) -> Measured:
-        """What was evaluated."""
+        """Returns which evaluations the numbers are of."""
         return self.groups[0].runs[0].measured
 
 

@@ -113,7 +113,7 @@ def save_table(table: pa.Table, destination: Path) -> None:
 
 
 def inline_svg(drawing: Drawing) -> str:
-    """The figure as an SVG element for a page that defines the colours ``--ink``, ``--paper``, ``--series-0`` ...
+    """Returns the figure as an SVG element; the page defines the colours ``--ink``, ``--paper``, ``--series-0`` ...
 
     Its ids are unique among figures of different names, and it refers to nothing outside.
     """
@@ -132,12 +132,12 @@ def inline_svg(drawing: Drawing) -> str:
 
 
 def table_of(columns: Mapping[str, object]) -> pa.Table:
-    """A table from columns of equal length."""
+    """Returns a table of columns of equal length."""
     return pa.table({name: pa.array(list(values)) for name, values in columns.items()})  # type: ignore[call-overload]
 
 
 def _laid_out(figure: Figure) -> Figure:
-    """The figure, its parts put in place once and not again for every file: that takes most of the time."""
+    """Returns the figure with its parts put in place once, not for each file: that takes most of the time."""
     if figure.get_layout_engine() is not None:
         figure.draw_without_rendering()
         figure.set_layout_engine(None)

@@ -145,7 +145,7 @@ def _in_words(one: _Ranked, metric: Metric) -> str:
 
 
 def reliability(run: Run, keys: Sequence[RowKey]) -> Drawing | None:
-    """Accuracy by confidence, a panel for each model; None for runs without recorded bins."""
+    """Returns the accuracy by confidence, a panel for each model; None for runs without recorded bins."""
     from matplotlib.figure import Figure
 
     found = [(key, bins(run, key)) for key in keys]
@@ -190,7 +190,7 @@ def reliability(run: Run, keys: Sequence[RowKey]) -> Drawing | None:
 
 
 def reliability_of_groups(groups: Sequence[Group]) -> Drawing | None:
-    """Accuracy minus confidence by confidence, a line for each method's personalized model; seeds pooled."""
+    """Returns accuracy minus confidence by confidence, a line for each method's personalized model; seeds pooled."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH * 0.72, 3.6), layout="constrained")
@@ -226,7 +226,7 @@ def reliability_of_groups(groups: Sequence[Group]) -> Drawing | None:
 
 
 def _pooled(rows: pa.Table) -> np.ndarray:
-    """Samples, sum of confidences and hits by bin, shape (3, bins)."""
+    """Returns samples, sum of confidences and hits by bin, shape (3, bins)."""
     places = rows["bin"].to_numpy() - 1
     n = rows["n"].to_numpy().astype(float)
     weights = (n, n * rows["confidence"].to_numpy(), n * rows["accuracy"].to_numpy())

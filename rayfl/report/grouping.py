@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but the seed belong together; runs on different data cannot be compared."""
+"""Groups runs that differ in nothing but the seed, and refuses to compare runs on different data."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Group:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds of its runs are done."""
+        """Returns whether all rounds of its runs are done."""
         return all(run.finished for run in self.runs)
 
     @property
     def by_seed(self) -> dict[int, Run]:
-        """Its runs by seed."""
+        """Returns the runs by seed."""
         return {run.seed: run for run in self.runs}
 
 
@@ -68,7 +68,7 @@ def check_same_data(runs: Sequence[Run]) -> None:
 
 
 def on_same_data(one: Run, other: Run) -> bool:
-    """Whether numbers of two runs may be compared; see :func:`check_same_data`."""
+    """Returns whether numbers of two runs may be compared; see :func:`check_same_data`."""
     if one.partition_hash and one.partition_hash == other.partition_hash:
         return True
     may_differ = one.seed != other.seed or not (one.partition_hash and other.partition_hash)
@@ -76,7 +76,7 @@ def on_same_data(one: Run, other: Run) -> bool:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """The groups, in the order of their first runs. Unfinished runs are groups of their own.
+    """Returns the groups in the order of their first runs. Unfinished runs are groups of their own.
 
     Raises:
         RunError: two runs have the same configuration and seed.
@@ -97,7 +97,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def shown_model(groups: Sequence[Group]) -> str:
-    """The model that stands for each run, in words."""
+    """Returns in words which model stands for each run."""
     chosen = groups[0].runs[0].chosen
     return f"the row {chosen}" if chosen else "each method's personalized model (never chosen on test data)"
 
@@ -109,7 +109,7 @@ def config_table(groups: Sequence[Group]) -> dict[str, list[str]]:
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The methods' names, with the differing values where a method comes more than once."""
+    """Returns the methods' names, with the differing values where a method comes more than once."""
     labels = []
     for members in groups:
         run = members[0]

@@ -34,7 +34,7 @@ def check_folder(folder: Path) -> None:
 
 
 def render(page: Page) -> str:
-    """The page as HTML: styles, script and figures are in it, and it is allowed to load nothing."""
+    """Returns the page as HTML: styles, script and figures are in it, and it is allowed to load nothing."""
     templates = resources.files("rayfl.report") / "templates"
     text = {name: (templates / name).read_text(encoding="utf-8") for name in (*_SCRIPTS, *_STYLES)}
     script = "\n".join(f"/*!\n{text[name]}*/" if name == _LICENCE else text[name] for name in _SCRIPTS)
@@ -84,7 +84,7 @@ def write(page: Page, folder: Path, tables: dict[str, pa.Table]) -> Path:
 
 
 def as_table(table: Table) -> pa.Table:
-    """The texts of a table of a page, by heading."""
+    """Returns the texts of a table of a page by heading."""
     return pa.table(
         {column.heading: [row[place].text for row in table.rows] for place, column in enumerate(table.columns)}
     )

@@ -31,7 +31,7 @@ _MOST_DOTS = 1500
 
 
 def partition_picture(run: Run, open_parts: OpenParts) -> Drawing | None:
-    """Samples by client and class; without the data set, by client alone; None where nothing is known.
+    """Returns the samples by client and class; without the data set by client alone; None where nothing is known.
 
     What stands in the way of the classes is said in the caption.
     """
@@ -147,6 +147,6 @@ def cohorts(run: Run) -> Drawing | None:
 
 
 def _span(values: np.ndarray) -> str:
-    """The smallest and the largest in words."""
+    """Returns the smallest and the largest value in words."""
     low, high = int(values.min()), int(values.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -25,7 +25,7 @@ _OPTIONS = {
 
 
 def protocol(comparisons: Mapping[str, Comparison]) -> str:
-    """The options that all runs have alike, in words, and the names of those in which they differ."""
+    """Returns the options that all runs have alike, in words, and the names of those in which they differ."""
     runs = [run for one in comparisons.values() for group in one.groups for run in group.runs]
     parts = []
     if len({one.dataset for one in runs}) == 1 and len(comparisons) == 1:
@@ -45,7 +45,7 @@ def protocol(comparisons: Mapping[str, Comparison]) -> str:
 
 
 def paper_caption(comparisons: Mapping[str, Comparison], headings: Sequence[str], by_seed: bool | None) -> str:
-    """The whole caption, as plain text.
+    """Returns the whole caption as plain text.
 
     Args:
         comparisons: by data set.
@@ -79,7 +79,7 @@ def _measured(comparisons: Mapping[str, Comparison], headings: Sequence[str], by
 
 
 def marks_caption(over_clients: bool, over_seeds: bool) -> str:
-    """What the marks of tests mean; empty where no test was made."""
+    """Returns what the marks of tests mean; empty where no test was made."""
     kinds = [text for text, made in (("c: paired over clients", over_clients), ("s: over seeds", over_seeds)) if made]
     if not kinds:
         return ""

@@ -17,19 +17,19 @@ from rayfl.runs.rows import final_rows, row_label, rows_of_clients, summaries
 
 
 class RowKey(NamedTuple):
-    """Which model a row of ``rounds.parquet`` is about, and what chose it among a sweep (mostly nothing)."""
+    """The model that a row of ``rounds.parquet`` is about, and what it was chosen on if it was chosen among a sweep."""
 
     model: str
     selected_on: str = ""
 
     @property
     def seen_test(self) -> bool:
-        """Whether the choice has seen the test data."""
+        """Returns whether the choice has seen the test data."""
         return "test" in self.selected_on
 
     @property
     def label(self) -> str:
-        """What it is called in legends."""
+        """Returns what the row is called in legends."""
         return row_label(self.model, self.selected_on)
 
 
@@ -55,7 +55,7 @@ class Curve:
 
 
 def key_of(row: Mapping[str, Any]) -> RowKey:
-    """The key of a row of ``rounds.parquet``."""
+    """Returns the key of a row of ``rounds.parquet``."""
     return RowKey(str(row["model"]), str(row["selected_on"]))
 
 
@@ -65,7 +65,7 @@ def final_by_key(run: Run) -> dict[RowKey, dict[str, Any]]:
 
 
 def shown_key(run: Run) -> RowKey | None:
-    """The row that stands for the run: the one that was chosen, else its personalized model; None where it lacks it."""
+    """Returns the row that stands for a run: the chosen one, else its personalized model; None where it is missing."""
     if not run.chosen:
         return own_key(run)
     wanted = RowKey(run.chosen, "validation" if run.chosen.endswith("=best") else "")
@@ -73,7 +73,7 @@ def shown_key(run: Run) -> RowKey | None:
 
 
 def own_key(run: Run) -> RowKey | None:
-    """The row that is the method's personalized model, never chosen on test data; None where that was not evaluated.
+    """Returns the row of the method's personalized model, never chosen on test data; None if it was not evaluated.
 
     No other row stands in for it: a number under the name of a method is that of its personalized model, or none.
     """
@@ -82,7 +82,7 @@ def own_key(run: Run) -> RowKey | None:
 
 
 def lacking(run: Run) -> str:
-    """Why a run that was evaluated lacks the row that stands for it; empty where it has one."""
+    """Returns why a run that was evaluated lacks the row that stands for it; empty where it has one."""
     if not final_by_key(run) or shown_key(run) is not None:
         return ""
     if run.chosen:
@@ -96,7 +96,7 @@ def lacking(run: Run) -> str:
 
 
 def evaluated(run: Run) -> str:
-    """Whose samples the last evaluation was of, in words: ``all 14 clients``, or ``12 of 14 clients``."""
+    """Returns in words whose samples the last evaluation was of: ``all 14 clients``, or ``12 of 14 clients``."""
     count = max((int(row["clients"]) for row in final_by_key(run).values()), default=0)
     if run.measured.cohort == "selected":
         return f"the last cohort, {count} clients"
@@ -104,7 +104,7 @@ def evaluated(run: Run) -> str:
 
 
 def main_keys(run: Run) -> list[RowKey]:
-    """The rows worth a curve: of a sweep its choice by validation and its local end; the personalized model last."""
+    """Returns the rows with a curve, the personalized model last; of a sweep its choice and its local end."""
     rows = run.rounds.filter(run.measured.rows).select(["model", "selected_on"])
     keys = dict.fromkeys(key_of(row) for row in rows.to_pylist())
     if run.own.sweep is not None:
@@ -115,12 +115,12 @@ def main_keys(run: Run) -> list[RowKey]:
 
 
 def compared_keys(run: Run) -> list[RowKey]:
-    """The rows of a table of methods: everything but the single members of a sweep."""
+    """Returns the rows of a table of methods: all but the single members of a sweep."""
     return [key for key in final_by_key(run) if key.selected_on or not run.own.is_member(key.model)]
 
 
 def curve(run: Run, key: RowKey, metric: str) -> Curve | None:
-    """A metric of a row over the run; None where it was never measured."""
+    """Returns a metric of a row over the run; None where it was never measured."""
     chosen = summaries(run.rounds, key.model, key.selected_on, run.measured)
     if not chosen.num_rows:
         return None
@@ -136,13 +136,13 @@ def curve(run: Run, key: RowKey, metric: str) -> Curve | None:
 
 
 def wall_seconds(run: Run) -> float | None:
-    """Wall time of all completed rounds; None where some of them have no times."""
+    """Returns the seconds of all completed rounds; None where times of some are missing."""
     seconds = _seconds_until(run, np.array([run.rounds_completed]))
     return None if seconds is None else float(seconds[0])
 
 
 def client_rows(run: Run, key: RowKey) -> pa.Table | None:
-    """The rows of clients for the last evaluation of a model, by client.
+    """Returns the rows of clients for the last evaluation of a model, by client.
 
     None where each client has a model of its own choice, which has no rows of its own.
     """
@@ -154,7 +154,7 @@ def client_rows(run: Run, key: RowKey) -> pa.Table | None:
 
 
 def bins(run: Run, key: RowKey) -> pa.Table:
-    """The calibration bins of a row of the last evaluation, ascending; empty where there are none."""
+    """Returns the calibration bins of a row of the last evaluation, ascending; empty where there are none."""
     row = final_by_key(run)[key]
     field = pc.field
     return run.calibration.filter(
@@ -166,7 +166,7 @@ def bins(run: Run, key: RowKey) -> pa.Table:
 
 
 def split_sizes(partition: pa.Table) -> dict[str, np.ndarray]:
-    """Samples of every client by split, int64 of shape (K,)."""
+    """Returns the samples of every client by split, int64 of shape (K,)."""
     count = (pc.max(partition["client"]).as_py() or 0) + 1
     owned = {
         split: partition.filter((pc.field("split") == split) & (pc.field("client") >= 0))["client"].to_numpy()

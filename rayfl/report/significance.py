@@ -45,7 +45,7 @@ class PairTest:
 
     @property
     def significant(self) -> bool:
-        """Whether the adjusted p-value is below :data:`LEVEL`."""
+        """Returns whether the adjusted p-value is below :data:`LEVEL`."""
         return self.adjusted < LEVEL
 
 

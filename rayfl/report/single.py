@@ -34,7 +34,7 @@ from rayfl.runs.summary import headline_metrics, label_of
 
 
 def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]:
-    """The page, and the table of its clients for :data:`CLIENTS_FILE`; None where no client was evaluated."""
+    """Returns the page, and the table of its clients for :data:`CLIENTS_FILE`; None where no client was evaluated."""
     rows, own = final_by_key(run), own_key(run)
     notes = list(dict.fromkeys(run.notes))
     if not run.finished:
@@ -84,7 +84,7 @@ def _facts(run: Run) -> Facts:
 
 
 def _extensions(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Where a run was given more rounds than it was begun with, in words; empty where it never was."""
+    """Returns in words where a run was given more rounds; empty where it never was."""
     known = [entry for entry in entries if isinstance(entry.get("rounds"), int)]
     return ", ".join(
         f"after round {entry.get('rounds_completed', '?')} from {before['rounds']} to {entry['rounds']} rounds"

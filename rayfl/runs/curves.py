@@ -41,7 +41,7 @@ def accuracy_curve(rounds: pa.Table, model: str, cohort: Cohort = "all", phase: 
 
 
 def download_effect(clients: pa.Table, received: str = "global", trained: str = "local") -> dict[int, dict[int, float]]:
-    """delta_t of FedPHP (Li et al., ECML PKDD 2021, eq. 4) by completed round and client.
+    """Returns delta_t of FedPHP (Li et al., ECML PKDD 2021, eq. 4) by completed round and client.
 
     The test accuracy of the model that a client of round t downloads next, minus that of its personalized model
     right after its training in round t. Negative: the download destroys what the client had learned. Needs runs

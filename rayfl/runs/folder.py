@@ -129,7 +129,7 @@ def open_run(path: str, schema: type[ExperimentConfig], trust: bool = False) -> 
 
 
 def is_run_folder(source: object) -> bool:
-    """Whether what is given in place of a configuration is the folder of a run: a URI, or a folder on a disk."""
+    """Returns whether what stands in place of a configuration is a run's folder: a URI, or a folder on a disk."""
     if not isinstance(source, str | Path):
         return False
     return "://" in str(source) or Path(source).expanduser().is_dir()
@@ -138,7 +138,7 @@ def is_run_folder(source: object) -> bool:
 def reopened(
     path: str, schema: type[ExperimentConfig], overrides: Sequence[str] | Mapping[str, Any]
 ) -> ExperimentConfig:
-    """The configuration of a run that is to go on where it lies, with other values for some options.
+    """Returns the configuration of a run that is to go on where it lies, with other values for some options.
 
     Code that it names is imported.
 
@@ -178,7 +178,7 @@ def _recorded(storage: Storage) -> dict[str, Any]:
 
 
 def _moved(config: ExperimentConfig, storage: Storage) -> ExperimentConfig:
-    """The configuration of the same run where it lies now."""
+    """Returns the configuration of the same run where it lies now."""
     local = storage.local_path
     if local is not None:
         return config.model_copy(update={"storage_path": str(local.parent), "name": local.name})

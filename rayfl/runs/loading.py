@@ -87,7 +87,7 @@ class Run:
 
     @property
     def title(self) -> str:
-        """What the method is called in legends and tables: of a user's own the name that its class gives itself."""
+        """Returns the method's name in legends and tables; of a user's own method the one that its class says."""
         recorded = (self.rounds.schema.metadata or {}).get(METHOD_KEY)
         return self.method.rpartition(":")[2] if recorded is None else recorded.decode()
 
@@ -187,7 +187,7 @@ class Run:
 
     @property
     def recorded(self) -> bool:
-        """Whether its tables say themselves which rows are the method's personalized model."""
+        """Returns whether its tables say themselves which rows are the method's personalized model."""
         return PersonalizedRows.recorded(self.rounds) is not None
 
     @cached_property
@@ -199,7 +199,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done."""
+        """Returns whether all rounds are done."""
         return self.rounds_completed >= self.total_rounds
 
     @cached_property
@@ -259,7 +259,7 @@ def load_runs(uris: Sequence[str], methods: Mapping[str, Any], models: Sequence[
 
 
 def runs_in(uri: str) -> list[str]:
-    """The runs that a folder stands for: itself, or if it is none, those that lie in it, by name.
+    """Returns the runs that a folder stands for: itself, or if it is no run those that lie in it, by name.
 
     A sweep's folder and a reproduction's have a run's folder for each of their experiments.
     """

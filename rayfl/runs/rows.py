@@ -17,7 +17,7 @@ PERSONALIZED = "personalized"
 
 
 def where(table: pa.Table, **values: Any) -> pa.Table:
-    """The rows in which columns have the given values."""
+    """Returns the rows in which columns have the given values."""
     for column, value in values.items():
         table = table.filter(pc.equal(table[column], value))
     return table
@@ -91,7 +91,7 @@ def received(run: RunFolder, split: Split) -> pa.Table:
 
 
 def personalized_rows(run: RunFolder, split: Split = "test") -> pa.Table:
-    """The summaries of the personalized model over all clients; of a sweep those chosen on validation data.
+    """Returns the summaries of the personalized model over all clients; of a sweep those chosen on validation data.
 
     Raises:
         RunError: when there are none, and what would record them.
@@ -109,7 +109,7 @@ def personalized_rows(run: RunFolder, split: Split = "test") -> pa.Table:
 
 
 def model_rows(run: RunFolder, model: str | None, split: Split = "test") -> pa.Table:
-    """The summaries of a model over all clients.
+    """Returns the summaries of a model over all clients.
 
     Args:
         run: the run.
@@ -130,12 +130,12 @@ def model_rows(run: RunFolder, model: str | None, split: Split = "test") -> pa.T
 
 
 def models_in(rows: pa.Table) -> list[str]:
-    """The models of some rows in the order they were recorded, without chosen ones."""
+    """Returns the models of some rows in the order they were recorded, without chosen ones."""
     return [str(name) for name in where(rows, selected_on="")["model"].unique().to_pylist()]
 
 
 def named_model(run: RunFolder, model: str | None, models: Collection[str], round: int) -> str:
-    """The row of ``clients.parquet`` that is meant by the name of a model.
+    """Returns the row of ``clients.parquet`` that is meant by the name of a model.
 
     Args:
         run: the run.
@@ -149,7 +149,7 @@ def named_model(run: RunFolder, model: str | None, models: Collection[str], roun
 
 
 def personalized_model(run: RunFolder, round: int) -> str:
-    """The row of ``clients.parquet`` that is the personalized model after a round.
+    """Returns the row of ``clients.parquet`` that is the personalized model after a round.
 
     Of a sweep it is the member that did best on validation data at the newest evaluation until then.
 
@@ -165,5 +165,5 @@ def personalized_model(run: RunFolder, round: int) -> str:
 
 
 def last_round(rows: pa.Table) -> int:
-    """The newest round of some rows."""
+    """Returns the newest round of some rows."""
     return int(pc.max(rows["round"]).as_py())

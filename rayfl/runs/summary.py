@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""Makes the tables that a run ends with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shown_rows(result: Result) -> list[dict[str, Any]]:
 
 
 def summary_table(result: Result) -> Table:
-    """Two metrics of the task (accuracy and ECE) of every model: mean +- standard deviation over clients, and how many.
+    """Returns two metrics (accuracy and ECE) of every model, mean +- standard deviation over clients, and how many.
 
     On test data; of runs that score none, on validation data.
     """
@@ -93,7 +93,7 @@ def label_of(row: Mapping[str, Any]) -> str:
 
 
 def headline_metrics(rounds: pa.Table) -> tuple[Metric, Metric]:
-    """The two metrics that a short table shows: the task's first and second; of classification accuracy and ECE."""
+    """Returns the two metrics of a short table: the task's first and second; of classification accuracy and ECE."""
     first, second, *_ = metrics = metrics_of(rounds)
     return first, next((metric for metric in metrics if metric.name == "ece"), second)
 
