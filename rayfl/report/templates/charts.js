@@ -53,8 +53,8 @@
       width: box.clientWidth, height: HEIGHT, series, bands, legend: { show: false },
       scales: { x: { time: false }, y: least === null ? {} : { range: [least, most] } },
       axes: [
-        { ...look, label: data.axes[axis].label, ...(data.axes[axis].whole ? { incrs: MAGNITUDES } : {}) },
-        { ...look, label: data.label, size: 60 },
+        { ...look, label: data.axes[axis].label, size: 36, labelSize: 22, ...(data.axes[axis].whole ? { incrs: MAGNITUDES } : {}) },
+        { ...look, label: data.label, size: 56, labelSize: 22 },
       ],
       cursor: { drag: { x: true, y: false }, dataIdx: (self, at, index) => (at ? nearest(self.data[at], index) : index) },
       hooks,
