@@ -35,6 +35,7 @@ from cluster.rounds.recorder import Progress, Recorder
 from cluster.rounds.session import ray_session
 from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import load_config
+from rayfl.config.own_code import own_name
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.partitions.assignment import to_parquet
 from rayfl.engine.precision import arithmetic
@@ -132,6 +133,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
                 measures=parts.task.measures,
                 simulated=parts.schedule is not None,
                 buffered=parts.buffered,
+                method=own_name(method),
             )
         )
         if progress is None and config.init.what == "commit":

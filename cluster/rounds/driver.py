@@ -14,6 +14,7 @@ from cluster.rounds.interrupts import StopRequest
 from cluster.rounds.recorder import Progress, Recorder
 from cluster.rounds.skipped import SkippedClients
 from cluster.rounds.stopwatch import Stopwatch
+from rayfl.config.own_code import own_name
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
 from rayfl.results.personalized import check_personalized
@@ -259,6 +260,7 @@ class Driver:
             measures=self._parts.task.measures,
             simulated=self._parts.schedule is not None,
             buffered=self._parts.buffered,
+            method=own_name(self._algorithm),
         )
         progress = self._recorder.restore(tables, thoroughly)
         self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})

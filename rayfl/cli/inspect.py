@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -51,13 +50,13 @@ def register(app: typer.Typer, load: Load) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Show in which values two configurations differ, all resolved. Exit status 1 if they do."""
-        from rayfl.config.differences import differences
+        from rayfl.config.differences import differences, text_of
 
         for target in (first, second):
             if "=" in target and "://" not in target and not Path(target).expanduser().exists():
                 raise ConfigError(f"{target!r} is no preset, file or folder: diff takes no overrides")
         left, right = (configuration(target, None, trust, load) for target in (first, second))
-        found = differences(left, right)
+        found = differences(left.model_dump(mode="json"), right.model_dump(mode="json"))
         if as_json:
             listed = [{"field": path, "first": one, "second": other} for path, one, other in found]
             same = left.fingerprint() == right.fingerprint()
@@ -68,8 +67,7 @@ def register(app: typer.Typer, load: Load) -> None:
         for name in (first, second):
             table.add_column(name, overflow="fold")
         for path, *values in found:
-            texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
-            table.add_row(path, *texts)
+            table.add_row(path, *map(text_of, values))
         if found:
             terminal.out().print(table)
         same = left.fingerprint() == right.fingerprint()
@@ -85,7 +83,7 @@ def register(app: typer.Typer, load: Load) -> None:
 def clients(
     run: Run,
     model: Model = None,
-    split: Annotated[str, typer.Option(help="validation or test.")] = "test",
+    split: Annotated[Literal["test", "validation"], typer.Option(help="Whose numbers.")] = "test",
     round: Annotated[int | None, typer.Option(help="After which round; default: the last evaluation.")] = None,
     sort: Annotated[str | None, typer.Option(help="A column; default: by number.")] = None,
     descending: Annotated[bool, typer.Option("--descending", help="The largest first.")] = False,
@@ -98,10 +96,10 @@ def clients(
     """List the clients of a run: samples, metrics, how often they were selected, bytes."""
     from rayfl.results.personalized import of_clients
     from rayfl.results.plain_csv import plain_cell
-    from rayfl.runs.listing import chosen_rows, client_rows
+    from rayfl.runs.listing import chosen_rows, listed_clients
 
     opened = _open(run, trust)
-    rows, name, evaluated = client_rows(opened, model, split, round)
+    rows, name, evaluated = listed_clients(opened, model, split, round)
     found, columns = chosen_rows(rows, filter or [], sort, descending, limit), tuple(rows[0])
     if as_csv and as_json:
         raise ConfigError("--csv and --json: choose one")

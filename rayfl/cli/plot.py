@@ -24,7 +24,9 @@ def register(app: typer.Typer) -> None:
 
 def plot(
     kind: Annotated[str, typer.Argument(help=f"One of {', '.join(KINDS)}.")],
-    runs: Annotated[list[str], typer.Argument(help="Folders of runs: paths or URIs (file, s3, gs).")],
+    runs: Annotated[
+        list[str], typer.Argument(help="Folders of runs, of sweeps or of reproductions: paths or URIs (file, s3, gs).")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="File to write: .png, .svg or .pdf; default: the kind, .png, in this folder.")
     ] = None,
@@ -40,12 +42,21 @@ def plot(
     clients: Annotated[str | None, typer.Option(help="landscape, simplex: numbers of clients, such as 3,17.")] = None,
     points: Annotated[int | None, typer.Option(help="landscape, simplex: points of the grid along an edge.")] = None,
     samples: Annotated[int | None, typer.Option(help="landscape, simplex: at most this many samples.")] = None,
+    dpi: Annotated[int | None, typer.Option(help="Dots per inch of a .png; default: 150.")] = None,
+    size: Annotated[
+        str,
+        typer.Option(
+            help="The figure's width and fonts for a paper: icml-column, icml, neurips, iclr, aistats-column, "
+            "cvpr-column, cvpr, aaai-column, aaai, ieee-column, ieee or jmlr; default: for a screen."
+        ),
+    ] = "",
     trust: Trust = False,
 ) -> None:
     from algorithms.registry import Experiment
     from rayfl.plots.kinds import check_options, kind_of
     from rayfl.plots.output import write_plot
     from rayfl.runs.folder import open_run
+    from rayfl.runs.loading import runs_in
 
     given: dict[str, Any] = {
         "x": x, "metric": metric, "model": model, "split": split, "plane": plane, "points": points, "samples": samples,
@@ -55,9 +66,10 @@ def plot(
     kind_of(kind)
     check_options(kind, list(options))
     destination = Path(f"{kind}.png") if out is None else out
-    numbers = write_plot(kind, [open_run(run, Experiment, trust) for run in runs], destination, **options)
+    opened = [open_run(run, Experiment, trust) for given in runs for run in runs_in(given)]
+    numbers = write_plot(kind, opened, destination, dpi=dpi, size=size, **options)
     terminal.out().print(
-        f"{kind} of {len(runs)} runs -> {destination}, {numbers}", markup=False, highlight=False, soft_wrap=True
+        f"{kind} of {len(opened)} runs -> {destination}, {numbers}", markup=False, highlight=False, soft_wrap=True
     )
 
 

@@ -87,11 +87,12 @@ def report(
 ) -> None:
     """Write a report on a run, or on several side by side: one HTML page, and its figures as files."""
     from rayfl.data.files.whole import new_file
+    from rayfl.report.clients import CLIENTS_FILE
     from rayfl.report.comparison import compare as compared
     from rayfl.report.formats import file_name, formatted
     from rayfl.report.page import as_table, check_folder, write
     from rayfl.report.several import comparison_table, page_of_runs
-    from rayfl.report.single import CLIENTS_FILE, page_of_run
+    from rayfl.report.single import page_of_run
 
     loaded = _loaded(runs, models, split, cohort, phase)
     wanted = _wanted(loaded, metrics, models)
@@ -172,7 +173,7 @@ def _loaded(runs: Sequence[str], models: Sequence[str] | None, split: str, cohor
     if (cohort, phase) == ("all", "trained"):
         raise ConfigError("--phase trained needs --cohort selected: only a round's cohort is scored after training")
     measured = Measured(split, cohort, phase)  # type: ignore[arg-type]  # typer has looked at the words
-    loaded = [replace(run, measured=measured) for run in load_runs(runs, METHODS, models or ())]
+    loaded = [run.viewed(measured=measured) for run in load_runs(runs, METHODS, models or ())]
     check_models(loaded, models or ())
     return loaded
 
@@ -212,7 +213,7 @@ def _standing(run: Run, models: Sequence[str] | None) -> Run:
     if models and len(models) > 1:
         raise ConfigError("--model: the page of a single run is about one row; name one")
     name = models[0] if models else ""
-    return replace(run, chosen="" if name in ("", PERSONALIZED, run.own.model) else name)
+    return run.viewed(chosen="" if name in ("", PERSONALIZED, run.own.model) else name)
 
 
 def _warn(text: str) -> None:

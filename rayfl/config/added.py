@@ -38,7 +38,7 @@ COUNTED: Mapping[str, Any] = {"engine.precision": "float32"}
 
 
 def values_of_before(recorded: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """By dotted path, the options of :data:`ADDED` that a configuration has and its record does not.
+    """Returns by dotted path the options of :data:`ADDED` that a configuration has and its record does not.
 
     A run's ``config.yaml`` has all options that there were: what it lacks came later, and the run has done what was
     done before.
@@ -55,7 +55,7 @@ def values_of_before(recorded: Mapping[str, Any], resolved: Mapping[str, Any]) -
 
 
 def changed_defaults(config: BaseModel) -> dict[str, Any]:
-    """By dotted path, the values of before of options that are at their defaults, where these do another thing."""
+    """Returns by dotted path the earlier values of options at their defaults, where the defaults now mean another."""
     found = {}
     for path, before in ADDED.items():
         *parents, key = path.split(".")
@@ -73,7 +73,7 @@ def changed_defaults(config: BaseModel) -> dict[str, Any]:
 
 
 def without(content: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
-    """A plain configuration without some options, by their dotted paths; those it does not have are ignored."""
+    """Returns a plain configuration without some options, by their dotted paths; those it does not have are ignored."""
     left = dict(content)
     for path in paths:
         key, _, rest = path.partition(".")
@@ -85,12 +85,12 @@ def without(content: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
 
 
 def without_added(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A plain configuration without the options of :data:`ADDED` that are at the value of before."""
+    """Returns a plain configuration without the options of :data:`ADDED` that are at the value of before."""
     return without(content, [path for path, before in ADDED.items() if value_at(content, path) == before])
 
 
 def comparable(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a ``config.yaml`` so that what rayfls of any age wrote of one experiment is the same."""
+    """Returns the content of a ``config.yaml`` such that all versions of rayfl have the same for one experiment."""
     before = {**ADDED, **COUNTED}
     same = [path for path, value in before.items() if value_at(recorded, path) == value]
     begun = value_at(recorded, "init.from") not in (None, ABSENT)
@@ -102,7 +102,7 @@ ABSENT = object()
 
 
 def value_at(content: Any, path: str) -> Any:
-    """The value at a dotted path of plain data; :data:`ABSENT` if there is none."""
+    """Returns the value at a dotted path of plain data; :data:`ABSENT` if there is none."""
     for key in path.split("."):
         if not isinstance(content, Mapping) or key not in content:
             return ABSENT

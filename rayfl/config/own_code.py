@@ -42,6 +42,15 @@ def schema_without_code(
     return _with_named_method(schema, str(name))
 
 
+def own_name(method: BaseModel) -> str:
+    """Returns the name that a user's own method gives itself in its class; empty for all other methods."""
+    if not names_an_object(getattr(method, "name", "")):
+        return ""
+    written: Any = type(method).__bases__[0]
+    default = written.model_fields["name"].default
+    return default if isinstance(default, str) else ""
+
+
 def named_code(
     config: ExperimentConfig, sections: Sequence[str] = ("dataset", "task", "model", "algorithm")
 ) -> list[str]:

@@ -36,7 +36,7 @@ REMOVED: Mapping[str, Removed] = {
 
 
 def removed_from(content: Mapping[str, Any]) -> dict[str, Any]:
-    """By dotted path, the removed options that a configuration has at other values than their defaults."""
+    """Returns by dotted path the removed options that a configuration has at other values than their defaults."""
     found = {path: value_at(content, path) for path in REMOVED}
     return {path: value for path, value in found.items() if value is not ABSENT and value != REMOVED[path].default}
 

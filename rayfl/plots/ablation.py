@@ -13,6 +13,7 @@ from rayfl.plots.lambda_sweep import draw as draw_sweep
 from rayfl.plots.series import need_methods, need_same_but, series_of
 from rayfl.plots.style import LAMBDA, MU, NU, colour, legend_below, marker, need_accuracy, new_figure
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_round, model_rows, personalized_rows, where
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ _NU, _MU, _START, _MODE = (
 _MODES = ("mm", "lm")
 
 
-def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Table]:
-    """A panel per nu (rows) and mu (columns), or one panel over L/R, whichever the runs differ in.
+def draw(runs: Sequence[RunFolder], split: Split = "test") -> tuple[Figure, pa.Table]:
+    """Draws a panel per nu (rows) and mu (columns), or one panel over L/R, whichever the runs differ in.
 
     Panels show accuracy over all clients after the last round against lambda, with standard deviations over clients,
     and name the best mean and, in brackets, the global model's. Over L/R it is that of the lambda that was chosen on
@@ -65,7 +66,7 @@ def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Tab
     return _over_weights(runs, split)
 
 
-def _over_weights(runs: Sequence[RunFolder], split: str) -> tuple[Figure, pa.Table]:
+def _over_weights(runs: Sequence[RunFolder], split: Split) -> tuple[Figure, pa.Table]:
     rows = [row for series in series_of(runs) for row in _cell(series.runs, split)]
     nus, mus = (sorted({row[column] for row in rows}) for column in ("nu", "mu"))
     figure = new_figure(0.8 + 1.9 * len(mus), 0.9 + 1.6 * len(nus))
@@ -89,8 +90,8 @@ def _over_weights(runs: Sequence[RunFolder], split: str) -> tuple[Figure, pa.Tab
     return figure, pa.Table.from_pylist(rows)
 
 
-def _cell(runs: Sequence[RunFolder], split: str) -> list[dict[str, Any]]:
-    """One experiment's line."""
+def _cell(runs: Sequence[RunFolder], split: Split) -> list[dict[str, Any]]:
+    """Returns the rows of one experiment's line."""
     algorithm = runs[0].config.algorithm
     _, table = draw_sweep(runs, "top1", split)
     label = {"nu": algorithm.nu, "mu": algorithm.proximal_weight, "mode": algorithm.mode}
@@ -130,7 +131,7 @@ def _panel(axes: Axes, rows: list[dict[str, Any]]) -> None:
     axes.set_xlim(-0.05, 1.05)
 
 
-def _over_ratio(runs: Sequence[RunFolder], split: str) -> tuple[Figure, pa.Table]:
+def _over_ratio(runs: Sequence[RunFolder], split: Split) -> tuple[Figure, pa.Table]:
     rows = []
     for series in series_of(runs):
         algorithm = series.config.algorithm
@@ -169,10 +170,10 @@ def _over_ratio(runs: Sequence[RunFolder], split: str) -> tuple[Figure, pa.Table
 
 
 def _whiskers(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """Percent below and above a mean accuracy, shape (2, n): no client is beyond 0 and 100 %."""
+    """Returns the percent below and above a mean accuracy, shape (2, n): no client is beyond 0 and 100 %."""
     return 100 * np.stack([np.minimum(spread, mean), np.minimum(spread, 1 - mean)])
 
 
-def _mean_last(runs: Sequence[RunFolder], model: str, split: str) -> float:
+def _mean_last(runs: Sequence[RunFolder], model: str, split: Split) -> float:
     tables = [model_rows(run, model, split) for run in runs]
     return float(np.mean([where(table, round=last_round(table))["top1"][0].as_py() for table in tables]))

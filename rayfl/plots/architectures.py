@@ -14,13 +14,14 @@ from rayfl.models.zoo import Candidates
 from rayfl.plots.series import Series, series_of
 from rayfl.plots.style import colour, legend_below, need_accuracy, new_figure
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_round, personalized_model, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Table]:
+def draw(runs: Sequence[RunFolder], split: Split = "test") -> tuple[Figure, pa.Table]:
     """Left: clients by architecture in the newest commit. Right: accuracy of all clients after the last round.
 
     Runs with ``algorithm.initial_architecture=0`` (1, ...) and ``algorithm.model_tuning=false`` are the fixed
@@ -72,11 +73,11 @@ def _check(runs: Sequence[RunFolder]) -> None:
     for run in runs:
         if not isinstance(run.config.model, Candidates):
             raise ConfigError(
-                f"{run.storage.uri} has one architecture for all clients: architectures is of runs with "
+                f"{run.uri} has one architecture for all clients: architectures is of runs with "
                 "model.candidates (algorithm=fedme)"
             )
         if run.config.model != runs[0].config.model:
-            raise ConfigError(f"{run.storage.uri} has other model.candidates than {runs[0].storage.uri}")
+            raise ConfigError(f"{run.uri} has other model.candidates than {runs[0].uri}")
 
 
 def _names(run: RunFolder) -> list[str]:
@@ -90,7 +91,7 @@ def _names(run: RunFolder) -> list[str]:
     ]
 
 
-def _rows(series: Series, names: Sequence[str], split: str) -> list[dict[str, Any]]:
+def _rows(series: Series, names: Sequence[str], split: Split) -> list[dict[str, Any]]:
     counts: Counter[int] = Counter()
     accuracies: dict[int, list[float]] = {}
     everybody = []

@@ -9,20 +9,19 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.plots.series import series_of
-from rayfl.plots.style import better_of, colour, first_of, legend_below, marker, measure, new_figure
+from rayfl.plots.style import draw_curve, first_of, legend_below, measure, new_figure
 from rayfl.runs.folder import RunFolder
-from rayfl.runs.listing import client_rows
+from rayfl.runs.listing import listed_clients
+from rayfl.runs.measured import Split
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FEW = 50
-
 
 def draw(
-    runs: Sequence[RunFolder], metric: str | None = None, model: str | None = None, split: str = "test"
+    runs: Sequence[RunFolder], metric: str | None = None, model: str | None = None, split: Split = "test"
 ) -> tuple[Figure, pa.Table]:
-    """A metric of every client after the last evaluation, sorted, against the share of clients below.
+    """Draws a metric of every client after the last evaluation, sorted, against the share of clients below.
 
     The worst twentieth, whose mean the tables have as ``top1_worst5``, is shaded. All seeds' clients are pooled.
 
@@ -36,25 +35,23 @@ def draw(
         RayflError: for another metric, and when a run has no such rows.
     """
     metric = first_of(runs).name if metric is None else metric
-    tables = [run.clients for run in runs]
-    shown, better = measure(metric, tables), better_of(metric, tables)
+    shown = measure(metric, [run.clients for run in runs])
     figure = new_figure(4.6, 3.5)
     axes = figure.subplots()
     rows: list[dict[str, Any]] = []
     for position, series in enumerate(series_of(runs)):
         found: list[dict[str, Any]] = []
         for run in series.runs:
-            listed, name, round = client_rows(run, model, split, None)
+            listed, name, round = listed_clients(run, model, split, None)
             key: dict[str, Any] = {"series": series.label, "seed": run.config.seed, "model": name, "round": round}
             found += [key | {column: row[column] for column in ("client", "name", "n", metric)} for row in listed]
         found = sorted((row for row in found if row[metric] is not None), key=lambda row: row[metric])
         rows += found
         share = (np.arange(len(found)) + 0.5) / len(found)
-        values = shown.factor * np.array([row[metric] for row in found])
-        mark = marker(position) if len(found) <= _FEW else None
-        axes.plot(100 * share, values, color=colour(position), marker=mark, markersize=3, label=series.label)
-    worst = (0, 5) if better == "higher" else (95, 100)
+        values = shown.scale * np.array([row[metric] for row in found])
+        draw_curve(axes, position, series.label, 100 * share, values)
+    worst = (0, 5) if shown.better == "higher" else (95, 100)
     axes.axvspan(*worst, color="0.93", zorder=0)
-    axes.set(xlabel="clients (%), sorted", ylabel=shown.label, xlim=(0, 100))
+    axes.set(xlabel="clients (%), sorted", ylabel=shown.axis, xlim=(0, 100))
     legend_below(figure, axes)
     return figure, pa.Table.from_pylist(rows)

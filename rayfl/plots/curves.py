@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.errors import ConfigError, RunError
+from rayfl.metrics import Metric
 from rayfl.plots.phases import mark_phases
-from rayfl.plots.series import Series, over_seeds, series_of
-from rayfl.plots.style import Measure, colour, first_of, legend_below, marker, measure, new_figure
+from rayfl.plots.series import Series, seeds_together, series_of
+from rayfl.plots.style import bounds_of, draw_curve, first_of, legend_below, measure, new_figure, whole_numbers
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.measured import Split
 from rayfl.runs.rows import model_rows, models_in, received, where
 
 if TYPE_CHECKING:
@@ -22,17 +24,15 @@ if TYPE_CHECKING:
 
 _AXES = {"rounds": "round", "bytes": "sent, both ways (MB)", "seconds": "training time (s)"}
 _COLUMNS = {"rounds": "round", "bytes": "megabytes", "seconds": "seconds"}
-_FEW = 12
-"""Curves with more evaluations have no markers."""
 
 
 def draw(
-    runs: Sequence[RunFolder], x: str | None = None, model: str | None = None, split: str = "test"
+    runs: Sequence[RunFolder], x: str | None = None, model: str | None = None, split: Split = "test"
 ) -> tuple[Figure, pa.Table]:
-    """Mean of the first metric (accuracy) and loss over all clients; a band is the standard deviation over seeds.
+    """Draws the mean of the first metric (accuracy) and the loss over all clients, with bands over seeds.
 
     Args:
-        runs: any; those that differ in their seeds only are one curve.
+        runs: any; those that differ in their seeds only are one curve, with a band of one sample standard deviation.
         x: ``rounds``, ``bytes`` (of all messages until then) or ``seconds`` (clients, server and commits, without
             evaluation); None: all three.
         model: a row; None: the personalized model, and dashed the global one.
@@ -57,19 +57,19 @@ def draw(
     for line, metric in enumerate(metrics):
         for column, axis in enumerate(shown):
             axes = panels[line][column]
-            _panel(axes, rows, metric, axis, measure(metric, tables))
+            _panel(axes, rows, measure(metric, tables), axis)
             if line == 1:
                 axes.set_xlabel(_AXES[axis])
             if column == 0:
-                axes.set_ylabel(measure(metric, tables).label)
+                axes.set_ylabel(measure(metric, tables).axis)
             if axis == "rounds":
                 mark_phases(axes, runs, named=line == 0)
     legend_below(figure, panels[0][0])
     return figure, pa.Table.from_pylist(rows)
 
 
-def _models(series: Series, model: str | None, split: str) -> list[str | None]:
-    """The rows of a series that are drawn; None: the personalized model."""
+def _models(series: Series, model: str | None, split: Split) -> list[str | None]:
+    """Returns the rows of a series that are drawn; None: the personalized model."""
     if model is not None:
         return [model]
     known = models_in(received(series.runs[0], split))
@@ -77,19 +77,19 @@ def _models(series: Series, model: str | None, split: str) -> list[str | None]:
 
 
 def _rows(
-    series: Series, model: str | None, split: str, shown: Sequence[str], metrics: Sequence[str]
+    series: Series, model: str | None, split: Split, shown: Sequence[str], metrics: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """A row per round that all seeds have evaluated."""
+    """Returns a row for each round that all seeds have evaluated."""
     name = series.runs[0].own.label if model is None else model
     tables = [model_rows(run, model, split).sort_by("round") for run in series.runs]
     rounds = [table["round"].to_pylist() for table in tables]
     found = {
-        metric: over_seeds(
+        metric: seeds_together(
             [dict(zip(r, t[metric].to_pylist(), strict=True)) for r, t in zip(rounds, tables, strict=True)]
         )
         for metric in metrics
     }
-    sent = over_seeds(
+    sent = seeds_together(
         [
             {
                 r: (down + up) / 1e6
@@ -102,13 +102,13 @@ def _rows(
         r: min(count for table in tables for count in where(table, round=r)["clients"].to_pylist())
         for r in found[metrics[0]]
     }
-    seconds = over_seeds([_seconds(run) for run in series.runs]) if "seconds" in shown else {}
+    seconds = seeds_together([_seconds(run) for run in series.runs]) if "seconds" in shown else {}
     result = []
     for round in found[metrics[0]]:
         row: dict[str, Any] = {"series": series.label, "model": name, "round": round, "megabytes": sent[round][0]}
         if seconds:
             if round not in seconds:
-                raise RunError(f"{series.runs[0].storage.uri}: timings.jsonl lacks round {round}; use --x rounds")
+                raise RunError(f"{series.runs[0].uri}: timings.jsonl lacks round {round}; use --x rounds")
             row["seconds"] = seconds[round][0]
         for metric in metrics:
             row |= {metric: found[metric][round][0], f"{metric}_std_over_seeds": found[metric][round][1]}
@@ -117,30 +117,23 @@ def _rows(
 
 
 def _seconds(run: RunFolder) -> dict[int, float]:
-    """Seconds of training until a round."""
+    """Returns the seconds of training until each round."""
     lines = run.timings
     costs = [sum(line.get(phase, 0.0) for phase in ("clients", "server", "commit")) for line in lines]
     return dict(zip((int(line["round"]) for line in lines), accumulate(costs), strict=True))
 
 
-def _panel(axes: Axes, rows: list[dict[str, Any]], metric: str, axis: str, shown: Measure) -> None:
-    factor = shown.factor
+def _panel(axes: Axes, rows: list[dict[str, Any]], metric: Metric, axis: str) -> None:
+    """Draws a metric of all series against one of the axes."""
     labels = list(dict.fromkeys(row["series"] for row in rows))
-    few = len({row["round"] for row in rows}) <= _FEW
     for label, model in dict.fromkeys((row["series"], row["model"]) for row in rows):
         mine = [row for row in rows if (row["series"], row["model"]) == (label, model)]
         xs = np.array([row[_COLUMNS[axis]] for row in mine])
-        mean = factor * np.array([row[metric] for row in mine])
-        spread = factor * np.array([row[f"{metric}_std_over_seeds"] for row in mine])
-        position = labels.index(label)
+        mean = metric.scale * np.array([row[metric.name] for row in mine])
+        spread = metric.scale * np.array([row[f"{metric.name}_std_over_seeds"] for row in mine])
         dashed = model == "global" and any(row["series"] == label and row["model"] != model for row in rows)
-        axes.plot(
-            xs,
-            mean,
-            color=colour(position),
-            linestyle="--" if dashed else "-",
-            marker=marker(position) if few else None,
-            label=f"{label} ({model})",
-        )
-        if mine[0]["seeds"] > 1:
-            axes.fill_between(xs, mean - spread, mean + spread, color=colour(position), alpha=0.2, linewidth=0)
+        band = spread if mine[0]["seeds"] > 1 else None
+        linestyle = "--" if dashed else None
+        draw_curve(axes, labels.index(label), f"{label} ({model})", xs, mean, band, bounds_of(metric), linestyle)
+    if axis == "rounds":
+        whole_numbers(axes)

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.errors import RunError
-from rayfl.plots.series import Series, over_seeds, series_of
-from rayfl.plots.style import DELTA, colour, legend_below, marker, need_accuracy, new_figure, whole_numbers
+from rayfl.plots.series import Series, seeds_together, series_of
+from rayfl.plots.style import DELTA, colour, draw_curve, legend_below, need_accuracy, new_figure, whole_numbers
 from rayfl.runs.curves import accuracy_curve, download_effect
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import where
@@ -23,11 +23,10 @@ _OWN = "hpm"
 """The row of what FedPHP's clients go on with, after training and after the next download."""
 _TRAINED = ((_OWN,), ("local", "lambda=0.0"))
 """Rows of trained models; SuPerFed's is called local in its first phase and lambda=0.0 in its second."""
-_FEW = 30
 
 
 def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
-    """Left: test accuracy of a round's clients after training (+), and with what they receive next (x). Right: delta_t.
+    """Draws a round's clients' test accuracy after training (+) and with what they receive next (x), and delta_t.
 
     delta_t is the mean over the round's clients of Acc(next download) - Acc(after training) (Li et al., ECML PKDD
     2021, eq. 4). For FedPHP both are the inherited private model, so it is 0; for other methods the trained model and
@@ -47,8 +46,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
         mine = [row for row in rows if row["series"] == label]
         _stages(stages, mine, position)
         xs, delta = (np.array([row[column] for row in mine]) for column in ("round", "delta"))
-        mark = marker(position) if len(xs) <= _FEW else None
-        deltas.plot(xs, 100 * delta, color=colour(position), marker=mark, label=label)
+        draw_curve(deltas, position, str(label), xs, 100 * delta)
     deltas.axhline(0, color="0.4", linewidth=0.8)
     stages.set(xlabel="round", ylabel="accuracy (%)", title="+ after training, x next download")
     deltas.set(xlabel="round", ylabel=f"{DELTA}_t (percentage points)", title="effect of the next download")
@@ -60,7 +58,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
 
 def _rows(series: Series) -> list[dict[str, object]]:
     found = [_curves(run) for run in series.runs]
-    after, before, delta, clients = (over_seeds(list(curves)) for curves in zip(*found, strict=True))
+    after, before, delta, clients = (seeds_together(list(curves)) for curves in zip(*found, strict=True))
     return [
         {
             "series": series.label,
@@ -81,8 +79,7 @@ def _curves(run: RunFolder) -> tuple[dict[int, float], dict[int, float], dict[in
     rows = {phase: set(where(test, phase=phase)["model"].to_pylist()) for phase in ("received", "trained")}
     if not rows["received"]:
         raise RunError(
-            f"{run.storage.uri} has no rows of what its cohorts receive next: run it with "
-            "evaluation.cohort_received=true"
+            f"{run.uri} has no rows of what its cohorts receive next: run it with evaluation.cohort_received=true"
         )
     received = next((name for name in (_OWN, "global") if name in rows["received"]), None)
     trained = next((names for names in _TRAINED if rows["trained"].intersection(names)), None)
@@ -92,7 +89,7 @@ def _curves(run: RunFolder) -> tuple[dict[int, float], dict[int, float], dict[in
         trained = (run.own.model,)
     if received is None or trained is None:
         raise RunError(
-            f"{run.storage.uri}: {run.config.algorithm.name} has no global or personalized model of its cohorts before "
+            f"{run.uri}: {run.config.algorithm.name} has no global or personalized model of its cohorts before "
             "and after training; delta_t is not defined"
         )
     after: dict[int, float] = {}

@@ -12,6 +12,7 @@ from rayfl.errors import ConfigError
 from rayfl.plots.series import need_methods, need_same_but, series_of
 from rayfl.plots.style import RHO, SEQUENTIAL, TAU, need_accuracy, new_figure
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_round, model_rows, where
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ _PANELS = {"local": None, "global": "global"}
 """The rows of the panels; None: the personalized model."""
 
 
-def draw(runs: Sequence[RunFolder], split: str = "test") -> tuple[Figure, pa.Table]:
-    """Mean accuracy over all clients after the last round, of the clients' models (left) and the global one (right).
+def draw(runs: Sequence[RunFolder], split: Split = "test") -> tuple[Figure, pa.Table]:
+    """Draws the mean accuracy over all clients after the last round: the clients' models left, the global one right.
 
     Args:
         runs: of FLOCO or FLOCO+, which differ in tau, rho and seeds only; cells are means over seeds.

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Draw(Protocol):
-    """What the module of a kind offers under the name ``draw``."""
+    """The function ``draw`` that the module of a kind has."""
 
     def __call__(self, runs: Sequence[RunFolder], **options: Any) -> tuple[Figure, pa.Table]:
-        """The figure, and its numbers as a table; raises RayflError when the runs cannot give it."""
+        """Returns the figure, and its numbers as a table; raises RayflError when the runs cannot give it."""
         ...
 
 
@@ -43,7 +43,7 @@ class Kind:
 
     @property
     def draw(self) -> Draw:
-        """The function that draws it; its module is imported only now."""
+        """Returns the function that draws it; its module is imported only now."""
         function: Draw = import_module(f"rayfl.plots.{self.module}").draw
         return function
 
@@ -104,7 +104,7 @@ KINDS: dict[str, Kind] = {
 
 
 def kind_of(name: str) -> Kind:
-    """The kind of a name; raises ConfigError, naming all, when there is none."""
+    """Returns the kind of a name; raises ConfigError, naming all, when there is none."""
     if name not in KINDS:
         raise ConfigError(f"there is no kind {name!r}{nearest(name, KINDS)}; there are: {', '.join(KINDS)}")
     return KINDS[name]

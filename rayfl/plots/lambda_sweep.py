@@ -10,16 +10,17 @@ import pyarrow as pa
 
 from rayfl.errors import ConfigError, RunError
 from rayfl.plots.series import Series, need_methods, series_of
-from rayfl.plots.style import LAMBDA, colour, first_of, legend_below, marker, measure, new_figure
+from rayfl.plots.style import LAMBDA, bounds_of, draw_curve, first_of, legend_below, measure, new_figure
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_round, model_rows, received, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(runs: Sequence[RunFolder], metric: str | None = None, split: str = "test") -> tuple[Figure, pa.Table]:
-    """Mean over clients after the last round; the band is one standard deviation over clients to both sides.
+def draw(runs: Sequence[RunFolder], metric: str | None = None, split: Split = "test") -> tuple[Figure, pa.Table]:
+    """Draws the mean over clients after the last round, with a band of one standard deviation over clients.
 
     Means and standard deviations are averaged over seeds. Runs of APFL with fixed alpha are the points of one more
     line, at their alpha: its mixture of federated and local model.
@@ -43,13 +44,8 @@ def draw(runs: Sequence[RunFolder], metric: str | None = None, split: str = "tes
         xs, mean, spread = (
             np.array([row[column] for row in mine]) for column in ("lambda", metric, f"{metric}_std_over_clients")
         )
-        low, high = shown.factor * (mean - spread), shown.factor * (mean + spread)
-        # No client is above 100 % or below 0.
-        low = low if metric == "r2" else np.maximum(low, 0)
-        high = np.minimum(high, shown.factor) if shown.factor == 100 or metric in ("ece", "mce") else high
-        axes.plot(xs, shown.factor * mean, color=colour(position), marker=marker(position), label=label)
-        axes.fill_between(xs, low, high, color=colour(position), alpha=0.15, linewidth=0)
-    axes.set(xlabel=f"{LAMBDA} (0: federated model, 1: local model)", ylabel=shown.label, xlim=(-0.02, 1.02))
+        draw_curve(axes, position, label, xs, shown.scale * mean, shown.scale * spread, bounds_of(shown))
+    axes.set(xlabel=f"{LAMBDA} (0: federated model, 1: local model)", ylabel=shown.axis, xlim=(-0.02, 1.02))
     legend_below(figure, axes)
     return figure, pa.Table.from_pylist(rows)
 
@@ -58,12 +54,12 @@ def _check(runs: Sequence[RunFolder]) -> None:
     for run in runs:
         algorithm = run.config.algorithm
         if algorithm.name == "apfl" and algorithm.adaptive:
-            raise ConfigError(f"{run.storage.uri}: with algorithm.adaptive=true every client has an alpha of its own")
+            raise ConfigError(f"{run.uri}: with algorithm.adaptive=true every client has an alpha of its own")
         if run.own.sweep is None:
             need_methods([run], ["superfed", "apfl"], "the figure lambda")
 
 
-def _rows(series: Series, metric: str, split: str) -> list[dict[str, Any]]:
+def _rows(series: Series, metric: str, split: Split) -> list[dict[str, Any]]:
     algorithm = series.config.algorithm
     if algorithm.name == "apfl":
         return [
@@ -87,7 +83,7 @@ def _rows(series: Series, metric: str, split: str) -> list[dict[str, Any]]:
     ]
     if not names:
         raise RunError(
-            f"{series.runs[0].storage.uri} has no rows {prefix}... in the split {split}: the second phase has not "
+            f"{series.runs[0].uri} has no rows {prefix}... in the split {split}: the second phase has not "
             "begun (algorithm.start), or the run is not at its end"
         )
     return [
@@ -102,7 +98,7 @@ def _rows(series: Series, metric: str, split: str) -> list[dict[str, Any]]:
     ]
 
 
-def _last(run: RunFolder, model: str, split: str) -> dict[str, Any]:
+def _last(run: RunFolder, model: str, split: Split) -> dict[str, Any]:
     rows = model_rows(run, model, split)
     row: dict[str, Any] = where(rows, round=last_round(rows)).to_pylist()[0]
     return row

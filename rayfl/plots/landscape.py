@@ -75,8 +75,8 @@ def draw(
     check_counts(points, _FEWEST, samples)
     _check(runs, plane, clients)
     models = [CommittedModels(run) for run in runs]
-    labels = {series.runs[0].storage.uri: series.label for series in series_of(runs)}
-    titles = [labels.get(run.storage.uri, run.name) for run in runs]
+    labels = {series.runs[0].uri: series.label for series in series_of(runs)}
+    titles = [labels.get(run.uri, run.name) for run in runs]
     if plane == "random":
         panels = [_around(m, title, points, samples, split) for m, title in zip(models, titles, strict=True)]
     elif len(runs) == 1:
@@ -101,12 +101,10 @@ def _check(runs: Sequence[RunFolder], plane: str, clients: Sequence[int] | None)
         raise ConfigError("--clients: only the plane through models of one run has clients' models")
     for run in runs[1:]:
         both = experiment(run), experiment(runs[0])
-        if both[0].get("model.name") != both[1].get("model.name") or run.parts.partition_hash != (
+        if both[0]["model"]["name"] != both[1]["model"]["name"] or run.parts.partition_hash != (
             runs[0].parts.partition_hash
         ):
-            raise ConfigError(
-                f"landscape: {run.storage.uri} has another model or other data than {runs[0].storage.uri}"
-            )
+            raise ConfigError(f"landscape: {run.uri} has another model or other data than {runs[0].uri}")
 
 
 def _global(models: CommittedModels) -> Model:

@@ -7,21 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.data.files.whole import new_file
-from rayfl.data.partitions.picture import check_format, save_figure
+from rayfl.data.partitions.picture import DPI, check_format, save_figure
 from rayfl.errors import ConfigError
 from rayfl.plots.kinds import check_options, kind_of
-from rayfl.plots.style import paper_style
+from rayfl.plots.style import paper_style, size_of
 from rayfl.results.plain_csv import write_csv
 from rayfl.runs.folder import RunFolder
 
 
-def write_plot(name: str, runs: Sequence[RunFolder], destination: Path, **options: Any) -> Path:
+def write_plot(
+    name: str, runs: Sequence[RunFolder], destination: Path, *, dpi: int | None = None, size: str = "", **options: Any
+) -> Path:
     """Writes a figure, and its numbers under the same name with the ending ``.csv``.
 
     Args:
         name: the kind, one of ``rayfl.plots.kinds.KINDS``.
         runs: the runs, in the order of the legend.
         destination: ``.png``, ``.svg`` or ``.pdf``.
+        dpi: dots per inch of a ``.png``; None: 150.
+        size: one of ``rayfl.plots.style.SIZES``, with the fonts of papers; empty: for a screen.
         **options: of the kind.
 
     Returns:
@@ -34,15 +38,19 @@ def write_plot(name: str, runs: Sequence[RunFolder], destination: Path, **option
     kind = kind_of(name)
     check_format(destination)
     check_options(name, list(options))
+    if dpi is not None and destination.suffix.lower() != ".png":
+        raise ConfigError(f"--dpi: {destination.name} is made of lines, not of pixels; give --out a name with .png")
+    if dpi is not None and not 30 <= dpi <= 1200:
+        raise ConfigError(f"--dpi: {dpi} is not within 30 and 1200")
     if not runs:
         raise ConfigError(f"{name} needs the folder of a run")
-    seen = [run.storage.uri for run in runs]
+    seen = [run.uri for run in runs]
     twice = next((uri for position, uri in enumerate(seen) if uri in seen[:position]), None)
     if twice is not None:
         raise ConfigError(f"the run {twice} is given twice")
-    with paper_style():
+    with paper_style(size_of(size) if size else None):
         figure, table = kind.draw(runs, **options)
-        save_figure(figure, destination)
+        save_figure(figure, destination, dpi or DPI)
     numbers = destination.with_suffix(".csv")
     with new_file(numbers) as file:
         write_csv(table, file)

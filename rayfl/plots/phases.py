@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def second_phase(config: ExperimentConfig) -> tuple[int, str] | None:
-    """After how many rounds a method's second phase begins, and the paper's symbol; None without one."""
+    """Returns after how many rounds a method's second phase begins, and the paper's symbol; None without one."""
     algorithm = config.algorithm
     if algorithm.name == "superfed":
         return math.floor(algorithm.start * config.train.rounds + 1e-9), "L"
@@ -25,7 +25,7 @@ def second_phase(config: ExperimentConfig) -> tuple[int, str] | None:
 
 
 def mark_phases(axes: Axes, runs: Sequence[RunFolder], named: bool = True) -> None:
-    """A dotted line for every second phase of the runs, with its symbol above."""
+    """Draws a dotted line for every second phase of the runs, with its symbol above."""
     found = sorted({phase for phase in (second_phase(run.config) for run in runs) if phase is not None})
     for position, (round, symbol) in enumerate(found):
         axes.axvline(round, color="0.5", linestyle=":", linewidth=1)

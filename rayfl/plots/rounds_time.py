@@ -58,7 +58,7 @@ def _row(series: Series) -> dict[str, object]:
     for run in series.runs:
         if run.config.cluster.backend == "inline":
             raise RunError(
-                f"{run.storage.uri} was made in one process (cluster.backend=inline), where the clients' time is part "
+                f"{run.uri} was made in one process (cluster.backend=inline), where the clients' time is part "
                 "of the server's: run it with cluster.backend=ray"
             )
     lines = [line for run in series.runs for line in run.timings]

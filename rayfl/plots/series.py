@@ -1,4 +1,4 @@
-"""Runs as series of a figure: repetitions with other seeds are one series, and every series has a short label."""
+"""Groups runs into the series of a figure: repetitions with other seeds are one series, with a short label."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from rayfl.config.differences import flattened
+from rayfl.config.differences import text_of, varied
 from rayfl.config.identity import FREE
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
+from rayfl.runs.curves import mean_over_seeds
 from rayfl.runs.folder import RunFolder
 
 _OF_ONE_EXPERIMENT = FREE | {"seed", "evaluation", "engine"}
@@ -33,19 +32,17 @@ class Series:
 
     @property
     def config(self) -> ExperimentConfig:
-        """The configuration of the first."""
+        """Returns the configuration of the first run."""
         return self.runs[0].config
 
 
 def experiment(run: RunFolder) -> dict[str, Any]:
-    """Returns what makes an experiment another one: all values but the seed, places, processes and evaluation."""
-    return {
-        path: value for path, value in flattened(run.config).items() if path.partition(".")[0] not in _OF_ONE_EXPERIMENT
-    }
+    """Returns the sections that make an experiment another one: all but the seed, places, processes and evaluation."""
+    return {key: value for key, value in run.content.items() if key not in _OF_ONE_EXPERIMENT}
 
 
 def series_of(runs: Sequence[RunFolder]) -> list[Series]:
-    """The runs as series, in the order given.
+    """Returns the runs as series, in the order given.
 
     Raises:
         ConfigError: when two runs have all in common, the seed too.
@@ -56,17 +53,15 @@ def series_of(runs: Sequence[RunFolder]) -> list[Series]:
     for members in groups.values():
         seeds = [run.config.seed for run in members]
         if len(set(seeds)) < len(seeds):
-            names = " and ".join(run.storage.uri for run in members)
+            names = " and ".join(run.uri for run in members)
             raise ConfigError(f"{names} are one experiment with one seed: give one of them, or runs with other seeds")
     first = [members[0] for members in groups.values()]
     return [Series(label, tuple(members)) for label, members in zip(_labels(first), groups.values(), strict=True)]
 
 
 def fields_that_differ(runs: Iterable[RunFolder]) -> list[str]:
-    """Dotted paths of what makes the runs other experiments."""
-    contents = [experiment(run) for run in runs]
-    paths = dict.fromkeys(path for content in contents for path in content)
-    return [path for path in paths if len({_text(content.get(path)) for content in contents}) > 1]
+    """Returns the dotted paths in which the runs are different experiments."""
+    return list(varied([experiment(run) for run in runs]))
 
 
 def need_methods(runs: Sequence[RunFolder], names: Sequence[str], kind: str) -> None:
@@ -74,7 +69,7 @@ def need_methods(runs: Sequence[RunFolder], names: Sequence[str], kind: str) -> 
     for run in runs:
         if run.config.algorithm.name not in names:
             raise ConfigError(
-                f"{run.storage.uri} is a run of {run.config.algorithm.name}; {kind} is of runs with algorithm="
+                f"{run.uri} is a run of {run.config.algorithm.name}; {kind} is of runs with algorithm="
                 f"{' or '.join(names)}"
             )
 
@@ -89,27 +84,21 @@ def need_same_but(runs: Sequence[RunFolder], free: Sequence[str], kind: str) -> 
         )
 
 
-def over_seeds(curves: Sequence[dict[int, float]]) -> dict[int, tuple[float, float]]:
-    """Mean and population standard deviation over curves by the rounds that all of them have."""
+def seeds_together(curves: Sequence[dict[int, float]]) -> dict[int, tuple[float, float]]:
+    """Returns mean and sample standard deviation over curves by the rounds that all of them have; nan of one curve."""
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
-    return {
-        round: (float(np.mean(values)), float(np.std(values)))
-        for round in shared
-        for values in [[curve[round] for curve in curves]]
-    }
+    found = [mean_over_seeds([curve[round] for curve in curves]) for round in shared]
+    return {round: (float(mean), float(spread)) for round, (mean, spread) in zip(shared, found, strict=True)}
 
 
 def _labels(runs: Sequence[RunFolder]) -> list[str]:
-    """The method, and where several runs have it, in what they differ."""
-    methods = [run.config.algorithm.name.rpartition(":")[2] for run in runs]
+    """Returns the method's name of each, and where several have it the options in which they differ."""
+    methods = [run.title for run in runs]
     result = []
     for run, method in zip(runs, methods, strict=True):
         rivals = [other for other, name in zip(runs, methods, strict=True) if name == method]
-        content = experiment(run)
-        values = [f"{path.rpartition('.')[2]}={_text(content.get(path))}" for path in fields_that_differ(rivals)]
+        place = rivals.index(run)
+        options = varied([experiment(other) for other in rivals])
+        values = [f"{path.rpartition('.')[2]}={text_of(found[place])}" for path, found in options.items()]
         result.append(", ".join([method, *values]))
     return result
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -54,7 +54,7 @@ def draw(
     places: torch.Tensor | None = models.server.get("points")
     if places is None:
         raise RunError(
-            f"{run.storage.uri}: clients get their points at algorithm.assignment_round="
+            f"{run.uri}: clients get their points at algorithm.assignment_round="
             f"{run.config.algorithm.assignment_round}; the newest commit is of round {models.rounds_completed}"
         )
     alphas = places.numpy()
@@ -85,7 +85,7 @@ def _checked(runs: Sequence[RunFolder]) -> RunFolder:
     dimension = runs[0].config.algorithm.simplex_dimension
     if dimension != 2:
         raise ConfigError(
-            f"{runs[0].storage.uri}: only a simplex of dimension 2 is a triangle that can be drawn, this one has "
+            f"{runs[0].uri}: only a simplex of dimension 2 is a triangle that can be drawn, this one has "
             f"{dimension}: run it with algorithm.simplex_dimension=2"
         )
     return runs[0]

@@ -1,17 +1,20 @@
-"""How all figures look: colours that everybody can tell apart, fonts that survive a column of a paper."""
+"""The look of all figures: colours that everybody can tell apart, fonts and widths of papers, how a curve is drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from rayfl.data.partitions.picture import PLAIN_TEXT
 from rayfl.errors import ConfigError
 from rayfl.metrics import CLASSIFICATION, Metric
+from rayfl.naming.spelling import nearest
 from rayfl.results.schemas import METRICS, first_metric, metrics_of
 from rayfl.runs.folder import RunFolder
 
@@ -19,9 +22,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
-"""Okabe and Ito's palette for colour-blind readers; its yellow is too faint for lines on white."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+COLOURS = ("#0b62a8", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0e7490", "#57534e")
+"""Of series, in plots and reports: told apart in colour vision deficiencies as far as eight can be, and dark enough for
+lines on white. Pages show others in their place in the dark (``report/templates/style.css``)."""
+DASHES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MOST_MARKED = 40
+"""Longer curves have no markers."""
 SEQUENTIAL = "viridis"
 """The colour map of values; its order survives grey printing."""
 
@@ -39,51 +46,38 @@ LAMBDA, MU, NU, RHO, TAU, THETA, DELTA = (
 _LEGEND_HANDLE_IN, _LEGEND_CHARACTER_IN = 0.5, 0.075
 """About how much room an entry of a legend takes, in inches."""
 
+COMMON: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    **PLAIN_TEXT,
+    "svg.hashsalt": "rayfl",
+}
+"""Matplotlib's settings for every figure, of plots and of reports."""
+
 _STYLE: Any = {
+    **COMMON,
     "font.size": 10,
     "axes.titlesize": 10,
     "axes.labelsize": 10,
     "legend.fontsize": 9,
     "xtick.labelsize": 9,
     "ytick.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
     "grid.color": "0.9",
     "lines.linewidth": 1.6,
     "lines.markersize": 4,
-    "legend.frameon": False,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     # Text stays text: journals refuse Type 3 fonts.
     "pdf.fonttype": 42,
-    "svg.fonttype": "none",
-    **PLAIN_TEXT,
-    "svg.hashsalt": "rayfl",
 }
 
 
-@dataclass(frozen=True)
-class Measure:
-    """How a metric is shown: a label, a factor, and decimals in annotations."""
-
-    label: str
-    factor: float
-    decimals: int
-
-
-_MEASURES = {
-    "loss": Measure("loss (nats)", 1, 3),
-    "top1": Measure("accuracy (%)", 100, 1),
-    "top5": Measure("top-5 accuracy (%)", 100, 1),
-    "ece": Measure("ECE", 1, 3),
-    "mce": Measure("MCE", 1, 3),
-}
-
-
-def measure(metric: str, tables: Sequence[pa.Table] = ()) -> Measure:
-    """How a metric is shown.
+def measure(metric: str, tables: Sequence[pa.Table] = ()) -> Metric:
+    """Returns the metric of a name, which says how its values are shown.
 
     Args:
         metric: its name.
@@ -97,18 +91,11 @@ def measure(metric: str, tables: Sequence[pa.Table] = ()) -> Measure:
             shown = [*[name for name in METRICS if name in names], *[name for name in names if name not in METRICS]]
             raise ConfigError(f"--metric: there is no {metric!r}; there are {', '.join(shown)}")
         found = next(one for one in known if one.name == metric)
-    if metric in _MEASURES and found in CLASSIFICATION.metrics:
-        return _MEASURES[metric]
-    return Measure(found.axis, found.scale, found.digits)
-
-
-def better_of(metric: str, tables: Sequence[pa.Table]) -> str:
-    """Whether more of a metric is better (``higher``), or less (``lower``)."""
-    return next(one.better for one in metrics_of(tables[0]) if one.name == metric)
+    return found
 
 
 def first_of(runs: Sequence[RunFolder]) -> Metric:
-    """What the runs of a figure are judged by.
+    """Returns the metric by which the runs of a figure are judged.
 
     Raises:
         ConfigError: they have different tasks.
@@ -129,48 +116,172 @@ def _listed(metrics: Sequence[Metric]) -> str:
     return ", ".join(metric.name for metric in metrics)
 
 
+@dataclass(frozen=True)
+class Size:
+    """The size of a figure in a paper.
+
+    Attributes:
+        width: of the column or of the text, in inches.
+        font: size of labels in points; ticks and legends are one point smaller.
+    """
+
+    width: float
+    font: float
+
+
+SIZES = {
+    "icml-column": Size(3.25, 8),
+    "icml": Size(6.75, 8),
+    "neurips": Size(5.5, 9),
+    "iclr": Size(5.5, 9),
+    "aistats-column": Size(3.25, 8),
+    "cvpr-column": Size(3.25, 8),
+    "cvpr": Size(6.875, 8),
+    "aaai-column": Size(3.3, 8),
+    "aaai": Size(7.0, 8),
+    "ieee-column": Size(3.5, 8),
+    "ieee": Size(7.16, 8),
+    "jmlr": Size(6.0, 9),
+}
+"""Widths by venue, as their style files have them. Fonts are STIX, which looks like the Times of these styles and comes
+with Matplotlib, so that a figure is the same on every machine."""
+
+_size: ContextVar[Size | None] = ContextVar("size", default=None)
+_FLATTER = 0.7
+"""A figure that becomes n times as wide becomes n^0.7 times as high: labels keep their size and need their room."""
+
+
+def size_of(name: str) -> Size:
+    """Returns the size of a name; raises ConfigError, naming all, when there is none."""
+    if name not in SIZES:
+        raise ConfigError(f"--size: there is no {name!r}{nearest(name, SIZES)}; there are {', '.join(SIZES)}")
+    return SIZES[name]
+
+
 @contextmanager
-def paper_style() -> Iterator[None]:
-    """Inside, figures are drawn and must be saved."""
+def paper_style(size: Size | None = None) -> Iterator[None]:
+    """Inside, figures are drawn and must be saved.
+
+    Args:
+        size: what figures are made for; None: sizes that suit a screen, without serifs.
+    """
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
-        yield
+    token = _size.set(size)
+    try:
+        with matplotlib.rc_context(_STYLE | ({} if size is None else _printed(size))):
+            yield
+    finally:
+        _size.reset(token)
+
+
+def _printed(size: Size) -> dict[str, Any]:
+    small = dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize"), size.font - 1)
+    large = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), size.font)
+    lines = {"lines.linewidth": 1.2, "lines.markersize": 3, "axes.linewidth": 0.6, "grid.linewidth": 0.5}
+    return {"font.family": "STIXGeneral", **large, **small, **lines}
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, sizes in inches."""
+    """Returns an empty figure.
+
+    Args:
+        width: in inches, unless :func:`paper_style` has a size.
+        height: in inches for that width.
+    """
     from matplotlib.figure import Figure
 
+    size = _size.get()
+    if size is not None:
+        width, height = size.width, height * (size.width / width) ** _FLATTER
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def colour(position: int) -> str:
-    """The colour of the n-th series."""
+    """Returns the colour of the n-th series."""
     return COLOURS[position % len(COLOURS)]
 
 
 def marker(position: int) -> str:
-    """The marker of the n-th series; with the colour it tells 7 series apart, and further ones by their order."""
+    """Returns the marker of the n-th series; with the colour it tells 64 series apart."""
     return MARKERS[(position + position // len(COLOURS)) % len(MARKERS)]
 
 
+def dashes(position: int) -> str:
+    """Returns the dashes of the n-th series: solid lines until colours come again."""
+    return DASHES[position // len(COLOURS) % len(DASHES)]
+
+
+def draw_curve(
+    axes: Axes,
+    position: int,
+    label: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    spread: np.ndarray | None = None,
+    bounds: tuple[float, float] = (-np.inf, np.inf),
+    linestyle: str | None = None,
+) -> None:
+    """Draws the curve of a series, with a band of ``y - spread`` to ``y + spread``.
+
+    Args:
+        axes: to draw on.
+        position: of the series; decides on colour, dashes and marker.
+        label: for the legend.
+        x: shape (T,).
+        y: shape (T,).
+        spread: shape (T,); None, or no finite value: no band.
+        bounds: what values can be, see :func:`bounds_of`; a band goes no further.
+        linestyle: in place of the series' own.
+    """
+    axes.plot(
+        x,
+        y,
+        color=colour(position),
+        linestyle=dashes(position) if linestyle is None else linestyle,
+        marker=marker(position) if len(x) <= MOST_MARKED else "",
+        label=label,
+    )
+    if spread is not None and np.isfinite(spread).any():
+        axes.fill_between(x, *band(y, spread, bounds), color=colour(position), alpha=0.18, linewidth=0)
+
+
+def band(y: np.ndarray, spread: np.ndarray, bounds: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the edges of the band ``y - spread`` to ``y + spread`` within bounds, shape (T,) each.
+
+    A mean that is itself beyond a bound, as the loss of a task of one's own may be, is its own edge.
+    """
+    low, high = bounds
+    return np.maximum(y - spread, np.minimum(y, low)), np.minimum(y + spread, np.maximum(y, high))
+
+
+def bounds_of(metric: Metric) -> tuple[float, float]:
+    """Returns the least and the largest value that a metric can have, in units of what is shown."""
+    if metric.unit == "%":
+        return 0, metric.scale
+    if metric in CLASSIFICATION.metrics and metric.name != "loss":
+        return 0, 1
+    return 0 if metric.better == "lower" else -np.inf, np.inf
+
+
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """One legend for all panels, below them, in as many columns as fit."""
+    """Draws one legend for all panels below them, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1 or (labels and len(figure.axes) > 1):
-        widest = _LEGEND_HANDLE_IN + _LEGEND_CHARACTER_IN * max(map(len, labels))
+        size = _size.get()
+        scale = 1 if size is None else (size.font - 1) / _STYLE["legend.fontsize"]
+        widest = scale * (_LEGEND_HANDLE_IN + _LEGEND_CHARACTER_IN * max(map(len, labels)))
         columns = max(1, min(len(labels), int(figure.get_figwidth() / widest)))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def subscript(number: int) -> str:
-    """A number below the line."""
+    """Returns a number as subscript digits."""
     return "".join(chr(ord("\N{SUBSCRIPT ZERO}") + int(digit)) for digit in str(number))
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Ticks of rounds are whole."""
+    """Makes the ticks of the horizontal axis integers, as rounds are."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))

@@ -10,22 +10,20 @@ import pyarrow as pa
 
 from rayfl.errors import RunError
 from rayfl.plots.phases import mark_phases
-from rayfl.plots.series import over_seeds, series_of
-from rayfl.plots.style import colour, legend_below, marker, new_figure, whole_numbers
+from rayfl.plots.series import seeds_together, series_of
+from rayfl.plots.style import draw_curve, legend_below, new_figure, whole_numbers
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FEW = 20
-
 
 def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
-    """Total variance of the cohort's updates (Grinwald et al., NeurIPS 2024, eqs. 12 and 13) by round.
+    """Draws the total variance of the cohort's updates (Grinwald et al., NeurIPS 2024, eqs. 12 and 13) by round.
 
     Args:
-        runs: any whose method has such updates; a band is the standard deviation over seeds.
+        runs: any whose method has such updates; a band is the sample standard deviation over seeds.
 
     Raises:
         RunError: for a run without them, saying why.
@@ -34,8 +32,8 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
 
     rows: list[dict[str, Any]] = []
     for series in series_of(runs):
-        fewest = over_seeds([_clients(run) for run in series.runs])
-        for round, (value, std) in over_seeds([_variance(run) for run in series.runs]).items():
+        fewest = seeds_together([_clients(run) for run in series.runs])
+        for round, (value, std) in seeds_together([_variance(run) for run in series.runs]).items():
             rows.append(
                 {
                     "series": series.label,
@@ -51,11 +49,8 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
     for position, label in enumerate(dict.fromkeys(row["series"] for row in rows)):
         mine = [row for row in rows if row["series"] == label]
         xs, mean, spread = (np.array([row[c] for row in mine]) for c in ("round", "update_variance", "std_over_seeds"))
-        mark = marker(position) if len(xs) <= _FEW else None
-        axes.plot(xs, mean, color=colour(position), marker=mark, label=label)
-        if mine[0]["seeds"] > 1:
-            low = np.maximum(mean - spread, mean / 100)
-            axes.fill_between(xs, low, mean + spread, color=colour(position), alpha=0.2, linewidth=0)
+        # On a logarithmic axis a band cannot reach 0.
+        draw_curve(axes, position, label, xs, mean, spread, (float(mean.min()) / 100, np.inf))
     if min(row["update_variance"] for row in rows) > 0:
         axes.set_yscale("log")
         # The usual one writes formulas, which are switched off.
@@ -80,14 +75,14 @@ def _variance(run: RunFolder) -> dict[int, float]:
     table = where(run.rounds, cohort="selected", phase="trained")
     if not table.num_rows:
         raise RunError(
-            f"{run.storage.uri} has no rows of its cohorts: run it with evaluation.cohort_every=1 (it is "
+            f"{run.uri} has no rows of its cohorts: run it with evaluation.cohort_every=1 (it is "
             f"{run.config.evaluation.cohort_every})"
         )
     pairs = zip(table["round"].to_pylist(), table["update_variance"].to_pylist(), strict=True)
     found = {round: value for round, value in pairs if value is not None}
     if not found:
         raise RunError(
-            f"{run.storage.uri}: {run.config.algorithm.name} has no updates of a last layer that the server averages, "
+            f"{run.uri}: {run.config.algorithm.name} has no updates of a last layer that the server averages, "
             "so its runs have no update_variance"
         )
     return found

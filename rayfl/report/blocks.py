@@ -112,26 +112,28 @@ class Page:
         subtitle: a line below it.
         sections: in order.
         notes: what a reader must know first, a sentence each.
+        details: what the page says of a client that is chosen, as JSON (:mod:`rayfl.report.details`); empty: nothing.
     """
 
     title: str
     subtitle: str
     sections: Sequence[Section]
     notes: Sequence[str] = field(default_factory=list)
+    details: str = ""
 
     @property
     def figures(self) -> list[Drawing]:
-        """All figures, in order."""
+        """Returns all figures in order."""
         return [block.drawing for section in self.sections for block in section.blocks if isinstance(block, Figure)]
 
 
-def figures(drawings: Sequence[Drawing | None]) -> list[Block]:
-    """Blocks of those that are there."""
-    return [Figure(drawing) for drawing in drawings if drawing is not None]
+def figures(drawings: Sequence[Drawing | Table | None]) -> list[Block]:
+    """Returns the blocks of those drawings that are there; tables stand in for charts of one point."""
+    return [Figure(one) if isinstance(one, Drawing) else one for one in drawings if one is not None]
 
 
 def number(value: float, digits: int, mark: Mark = "") -> Cell:
-    """A cell with a number; what is not finite is a dash and sorts last."""
+    """Returns a cell with a number; what is not finite is a dash and sorts last."""
     if value != value or value in (float("inf"), float("-inf")):
         return Cell("-", float("inf"), mark)
     return Cell(f"{value:,.{digits}f}", float(value), mark)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rayfl.errors import RunError
 from rayfl.metrics import CLASSIFICATION
 from rayfl.metrics import Metric as TaskMetric
-from rayfl.report.rows import final_rows
+from rayfl.report.rows import final_by_key
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.loading import Run
 
@@ -35,7 +35,7 @@ class Metric:
     by_client: bool = True
 
     def text(self, value: float | None) -> str:
-        """A number of the column; a dash for one that is missing."""
+        """Returns a number of the column as text; a dash for one that is missing."""
         return "-" if value is None or math.isnan(value) else f"{value:.{self.digits}f}"
 
 
@@ -55,7 +55,7 @@ _OTHERS = (
 
 
 def columns_of(runs: Sequence[Run]) -> dict[str, Metric]:
-    """Everything that methods can be compared by, by its column: the runs' task decides.
+    """Returns by column everything that methods can be compared by: the runs' task decides.
 
     Raises:
         RunError: they have different tasks.
@@ -70,12 +70,12 @@ def columns_of(runs: Sequence[Run]) -> dict[str, Metric]:
 
 
 def metrics_for(runs: Sequence[Run]) -> tuple[Metric, ...]:
-    """The columns of a comparison where none are chosen.
+    """Returns the columns of a comparison where none are chosen.
 
     Raises:
         RunError: the runs have different tasks.
     """
-    evaluated = [run for run in runs if final_rows(run)] or runs
+    evaluated = [run for run in runs if final_by_key(run)] or runs
     found = list(dict.fromkeys(metrics_of(run.rounds) for run in evaluated))
     if len(found) > 1:
         names = "; ".join(", ".join(metric.name for metric in metrics) for metrics in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,17 +11,18 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.naming.spelling import nearest
 from rayfl.report.columns import Metric, metrics_for
 from rayfl.report.grouping import Group, check_same_data, group_runs
-from rayfl.report.rows import RowKey, compared_keys, final_rows, lacking, own_key, wall_seconds
+from rayfl.report.rows import RowKey, compared_keys, final_by_key, lacking, own_key, wall_seconds
 from rayfl.report.significance import PairTest, over_clients, over_seeds
 from rayfl.results.personalized import of_clients
+from rayfl.runs.curves import mean_over_seeds
 from rayfl.runs.loading import Run
 from rayfl.runs.measured import Measured
-from rayfl.runs.rows import PERSONALIZED
+from rayfl.runs.rows import PERSONALIZED, row_label
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is compared.
+    """The rows and columns that are compared.
 
     Attributes:
         metrics: the columns; the first is the one that is tested. Empty: those of the runs' task.
@@ -32,7 +33,7 @@ class Wanted:
     models: Sequence[str] = ()
 
     def takes(self, key: RowKey, own: RowKey | None) -> bool:
-        """Whether a row is shown, given that of its method's personalized model."""
+        """Returns whether a row is shown, given that of its method's personalized model."""
         return key.model in self.models or (PERSONALIZED in self.models and key == own)
 
 
@@ -92,7 +93,7 @@ class Line:
 
     @property
     def eligible(self) -> bool:
-        """Whether it may be best: all rounds done, and not chosen on test data."""
+        """Returns whether it may be best: all rounds done, and not chosen on test data."""
         return self.finished and not self.key.seen_test
 
 
@@ -120,12 +121,12 @@ class Comparison:
 
     @property
     def tested(self) -> Metric:
-        """The metric that is tested."""
+        """Returns the metric that is tested."""
         return self.wanted.metrics[0]
 
     @property
     def measured(self) -> Measured:
-        """What was evaluated."""
+        """Returns which evaluations the numbers are of."""
         return self.groups[0].runs[0].measured
 
 
@@ -137,24 +138,30 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
         ConfigError: no run has a row that was asked for.
     """
     check_same_data(runs)
-    runs = [replace(run, chosen=wanted.models[0] if _one_row(wanted) else "") for run in runs]
-    evaluated = [run for run in runs if final_rows(run)]
-    notes = [
-        f"{run.uri} is left out: {_who(run.measured)} were never evaluated on {run.measured.split} data"
-        f"{run.measured.when} ({run.rounds_completed} of {run.total_rounds} rounds are done)"
+    runs = [run.viewed(chosen=wanted.models[0] if _one_row(wanted) else "") for run in runs]
+    evaluated = [run for run in runs if final_by_key(run)]
+    notes = _gathered(
+        (
+            run,
+            f"left out, {_who(run.measured)} were never evaluated on {run.measured.split} data{run.measured.when} "
+            f"({run.rounds_completed} of {run.total_rounds} rounds are done)",
+        )
         for run in runs
-        if not final_rows(run)
-    ]
+        if not final_by_key(run)
+    )
     if not evaluated:
         raise RunError(f"there is nothing to compare yet: {'; '.join(notes)}")
-    notes += [
-        f"{run.uri} is unfinished, {run.rounds_completed} of {run.total_rounds} rounds are done: it is shown after its "
-        "last evaluation, but is in no test, joins no other seed, and is never the best"
+    notes += _gathered(
+        (
+            run,
+            f"unfinished, {run.rounds_completed} of {run.total_rounds} rounds are done: shown after its last "
+            "evaluation, but in no test, joined with no other seed, and never the best",
+        )
         for run in evaluated
         if not run.finished
-    ]
-    notes += [f"{run.uri} is in no test and in no curve: {why}" for run in evaluated if (why := lacking(run))]
-    notes += [f"{run.uri}: {note}" for run in runs for note in run.notes]
+    )
+    notes += _gathered((run, f"in no test and in no curve, {why}") for run in evaluated if (why := lacking(run)))
+    notes += _gathered((run, note) for run in runs for note in run.notes)
     chosen = bool(wanted.metrics)
     wanted = wanted if chosen else replace(wanted, metrics=metrics_for(evaluated))
     groups = group_runs(evaluated)
@@ -173,7 +180,7 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
 
 def check_models(runs: Sequence[Run], models: Sequence[str]) -> None:
     """Raises ConfigError for a row that no run has, naming those that there are."""
-    found = dict.fromkeys(key.model for run in runs for key in final_rows(run))
+    found = dict.fromkeys(key.model for run in runs for key in final_by_key(run))
     for name in models:
         if found and name not in found and name != PERSONALIZED:
             raise ConfigError(
@@ -184,6 +191,14 @@ def check_models(runs: Sequence[Run], models: Sequence[str]) -> None:
 
 def _one_row(wanted: Wanted) -> bool:
     return len(wanted.models) == 1 and wanted.models[0] != PERSONALIZED
+
+
+def _gathered(notes: Iterable[tuple[Run, str]]) -> list[str]:
+    """Returns notes with the runs that they are about; equal notes are one."""
+    runs: dict[str, dict[str, None]] = {}
+    for run, note in notes:
+        runs.setdefault(note, {})[run.uri] = None
+    return [f"{', '.join(uris)}: {note}" for note, uris in runs.items()]
 
 
 def _who(measured: Measured) -> str:
@@ -203,25 +218,22 @@ def _lines(group: Group, wanted: Wanted) -> list[Line]:
     keys = dict.fromkeys(
         key
         for run in group.runs
-        for key in (final_rows(run) if wanted.models else compared_keys(run))
+        for key in (final_by_key(run) if wanted.models else compared_keys(run))
         if not wanted.models or wanted.takes(key, own_key(run))
     )
     return [_line(group, key, wanted.metrics) for key in keys]
 
 
 def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
-    runs = [run for run in group.runs if key in final_rows(run)]
-    rows = [final_rows(run)[key] for run in runs]
+    runs = [run for run in group.runs if key in final_by_key(run)]
+    rows = [final_by_key(run)[key] for run in runs]
     seconds = [wall_seconds(run) for run in runs]
     choices = dict.fromkeys(row["choice"] for row in rows if row["choice"])
-    model = key.label
-    if choices:
-        prefix = key.model.removesuffix("best")
-        values = ", ".join(choice.removeprefix(prefix) for choice in choices)
-        model = f"{prefix}{values} by {key.selected_on}{' *' if key.seen_test else ''}"
+    prefix = key.model.removesuffix("best")
+    chosen = ", ".join(choice if n == 0 else choice.removeprefix(prefix) for n, choice in enumerate(choices))
     return Line(
         method=group.label,
-        model=model,
+        model=row_label(*key, chosen),
         key=key,
         own=any(own_key(run) == key for run in runs),
         finished=group.finished,
@@ -238,13 +250,13 @@ def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
 
 
 def _cell(rows: Sequence[dict[str, float]], metric: Metric) -> Cell:
-    values = metric.scale * np.array([row[metric.column] for row in rows], dtype=float)
+    mean, spread = mean_over_seeds(metric.scale * np.array([row[metric.column] for row in rows], dtype=float))
     spreads = [row[f"{metric.column}_std"] for row in rows] if metric.by_client else []
     spreads = [spread for spread in spreads if spread is not None]
     return Cell(
-        float(values.mean()),
+        float(mean),
         metric.scale * float(np.mean(spreads)) if spreads else None,
-        float(values.std(ddof=1)) if len(values) > 1 else None,
+        float(spread) if len(rows) > 1 else None,
     )
 
 

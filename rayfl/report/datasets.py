@@ -13,7 +13,7 @@ from rayfl.runs.loading import Run
 
 
 def compare_by_dataset(runs: Sequence[Run], wanted: Wanted) -> dict[str, Comparison]:
-    """By the name of the data, the comparison of the runs that were made on them, in the order of the first runs.
+    """Returns the comparisons of the runs on each data set by the name of the data, in the order of the first runs.
 
     Best, second and tests are found for each data set apart; numbers on different data are never set against each
     other.
@@ -34,7 +34,7 @@ def compare_by_dataset(runs: Sequence[Run], wanted: Wanted) -> dict[str, Compari
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """The data sets' names; with the partition, and then the seed, where they do not tell the data apart."""
+    """Returns the data sets' names; with the partition, and then the seed, where they do not tell the data apart."""
     for describe in (lambda run: run.dataset, _with_partition, lambda run: f"{_with_partition(run)}, seed {run.seed}"):
         names = [describe(run) for run in runs]
         if len(set(names)) == len(names):
@@ -44,11 +44,11 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _with_partition(run: Run) -> str:
-    found = described(run.config.get("partition") or {"name": "natural"})
+    found = described(run.content.get("partition") or {"name": "natural"})
     return f"{run.dataset}, {found}"
 
 
 def described(section: Mapping[str, Any]) -> str:
-    """A section of a configuration in words: its name, and the options that are set."""
+    """Returns a section of a configuration in words: its name, and the options that are set."""
     options = [f"{key}={value}" for key, value in section.items() if key != "name" and value not in (None, {}, [])]
     return f"{section['name']} ({', '.join(options)})" if options else str(section["name"])

@@ -13,26 +13,23 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rayfl.data.files.whole import new_file
-from rayfl.data.partitions.picture import PLAIN_TEXT
+from rayfl.data.partitions.picture import SPLIT_COLOURS
+from rayfl.plots.style import COLOURS, COMMON
+from rayfl.report.charts import Chart
 from rayfl.results.plain_csv import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, PAPER, GRID, FAINT = "#1c1d1f", "#fefefe", "#dcdde0", "#8a8d93"
-SERIES = ("#0b62a8", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0e7490", "#57534e")
-"""Told apart in colour vision deficiencies as far as eight can be; lines differ in their dashes, too."""
-DASHES = ("-", "--", "-.", ":")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 FORMATS = ("png", "svg", "pdf")
-_PARTITION = ("#2f6db5", "#8fb8de", "#e08a3c")
 _VARIABLES = {
     INK: "ink",
     PAPER: "paper",
     GRID: "grid",
     FAINT: "faint",
-    **{colour: f"series-{number}" for number, colour in enumerate(SERIES)},
-    **{colour: f"split-{number}" for number, colour in enumerate(_PARTITION)},
+    **{colour: f"series-{number}" for number, colour in enumerate(COLOURS)},
+    **{colour: f"split-{number}" for number, colour in enumerate(SPLIT_COLOURS)},
     "#000000": "ink",
     "#ffffff": "paper",
     "#ebebeb": "grid",
@@ -40,11 +37,9 @@ _VARIABLES = {
 }
 """Names of the page's colours by those that are drawn with."""
 _STYLE: Any = {
+    **COMMON,
     "font.family": "DejaVu Sans",
     "font.size": 9,
-    "svg.fonttype": "none",
-    **PLAIN_TEXT,
-    "svg.hashsalt": "rayfl",
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,
     "axes.facecolor": PAPER,
@@ -52,10 +47,6 @@ _STYLE: Any = {
     "axes.labelcolor": INK,
     "axes.titlesize": 9,
     "axes.titlecolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
     "grid.color": GRID,
     "grid.linewidth": 0.6,
     "text.color": INK,
@@ -63,7 +54,6 @@ _STYLE: Any = {
     "ytick.color": INK,
     "lines.linewidth": 1.5,
     "lines.markersize": 3.5,
-    "legend.frameon": False,
     "legend.fontsize": 8.5,
 }
 _NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
@@ -80,6 +70,7 @@ class Drawing:
         caption: what is to be seen, how it was computed, and for people who do not see it what it shows.
         figure: the figure.
         data: what it shows, as a table.
+        chart: what the page's script draws in its place; None where there is only the picture.
     """
 
     name: str
@@ -87,6 +78,7 @@ class Drawing:
     caption: str
     figure: Figure
     data: pa.Table
+    chart: Chart | None = None
 
 
 @contextmanager
@@ -121,7 +113,7 @@ def save_table(table: pa.Table, destination: Path) -> None:
 
 
 def inline_svg(drawing: Drawing) -> str:
-    """The figure as an SVG element for a page that defines the colours ``--ink``, ``--paper``, ``--series-0`` ...
+    """Returns the figure as an SVG element; the page defines the colours ``--ink``, ``--paper``, ``--series-0`` ...
 
     Its ids are unique among figures of different names, and it refers to nothing outside.
     """
@@ -140,12 +132,12 @@ def inline_svg(drawing: Drawing) -> str:
 
 
 def table_of(columns: Mapping[str, object]) -> pa.Table:
-    """A table from columns of equal length."""
+    """Returns a table of columns of equal length."""
     return pa.table({name: pa.array(list(values)) for name, values in columns.items()})  # type: ignore[call-overload]
 
 
 def _laid_out(figure: Figure) -> Figure:
-    """The figure, its parts put in place once and not again for every file: that takes most of the time."""
+    """Returns the figure with its parts put in place once, not for each file: that takes most of the time."""
     if figure.get_layout_engine() is not None:
         figure.draw_without_rendering()
         figure.set_layout_engine(None)

@@ -3,65 +3,109 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from rayfl.metrics import NUM_BINS, Metric, summarize
-from rayfl.report.drawing import DASHES, FAINT, SERIES, Drawing, table_of
+from rayfl.plots.style import colour, dashes, draw_curve
+from rayfl.report.blocks import Cell, Column, Table
+from rayfl.report.cells import metric_cell
+from rayfl.report.charts import Axis, Chart, Series
+from rayfl.report.drawing import FAINT, Drawing, table_of
 from rayfl.report.grouping import Group
-from rayfl.report.rows import RowKey, bins, client_rows, evaluated, final_rows, shown_key
+from rayfl.report.rows import RowKey, bins, client_rows, evaluated, final_by_key, shown_key
 from rayfl.results.schemas import first_metric
 from rayfl.runs.loading import Run
 
 _WIDTH = 9.6
 
 
-def client_distribution(run: Run, keys: Sequence[RowKey]) -> Drawing | None:
-    """Accuracies of all clients, sorted and as a histogram; None where no row has its own clients."""
+def client_distribution(run: Run, keys: Sequence[RowKey]) -> Drawing | Table | None:
+    """Returns the first metric of all clients, sorted and as a histogram; None where no row has its own clients."""
     found = [(key.label, client_rows(run, key)) for key in keys]
     first = first_metric(run.rounds)
-    return _distribution([(label, _values(rows, first)) for label, rows in found if rows is not None], first)
+    return _distribution(
+        [_ranked(label, rows, first, "{name}") for label, rows in found if rows is not None], first, run.measured.split
+    )
 
 
-def client_distribution_of_groups(groups: Sequence[Group]) -> Drawing | None:
-    """Numbers of all clients with the methods' personalized models; the clients of all seeds together."""
-    found, first = [], first_metric(groups[0].runs[0].rounds)
+def client_distribution_of_groups(groups: Sequence[Group]) -> Drawing | Table | None:
+    """Returns the numbers of all clients with the methods' personalized models; the clients of all seeds together."""
+    first, found = first_metric(groups[0].runs[0].rounds), []
     for group in groups:
         keys = [(run, shown_key(run)) for run in group.runs]
-        rows = [client_rows(run, key) for run, key in keys if key is not None]
-        values = [_values(one, first) for one in rows if one is not None]
-        if values:
-            found.append((group.label, np.concatenate(values)))
-    return _distribution(found, first, " The clients of all seeds together.")
+        rows = [(run.seed, client_rows(run, key)) for run, key in keys if key is not None]
+        parts = [_ranked(group.label, one, first, f"{{name}}, seed {seed}") for seed, one in rows if one is not None]
+        if parts:
+            found.append(_together(parts, first))
+    # A client of several runs has no one row that a click could open.
+    found = [replace(one, clients=np.zeros(0, int)) for one in found]
+    return _distribution(found, first, groups[0].runs[0].measured.split, " The clients of all seeds together.")
 
 
-def _values(rows: pa.Table, metric: Metric) -> np.ndarray:
-    return np.asarray(rows[metric.name].to_numpy(zero_copy_only=False), dtype=float)
+@dataclass(frozen=True, eq=False)
+class _Ranked:
+    """The clients of a line, the worst first: values, names and numbers of shape (K,)."""
+
+    label: str
+    values: np.ndarray
+    names: np.ndarray
+    clients: np.ndarray
 
 
-def _distribution(found: Sequence[tuple[str, np.ndarray]], metric: Metric, remark: str = "") -> Drawing | None:
+def _ranked(label: str, rows: pa.Table, metric: Metric, named: str) -> _Ranked:
+    values = np.asarray(rows[metric.name].to_numpy(zero_copy_only=False), dtype=float)
+    pairs = zip(rows["client"].to_pylist(), rows["name"].to_pylist(), strict=True)
+    told = [f"client {client}" if name == str(client) else f"client {client} ({name})" for client, name in pairs]
+    names = np.array([named.format(name=one) for one in told], dtype=object)
+    return _sorted(_Ranked(label, values, names, rows["client"].to_numpy()), metric)
+
+
+def _together(parts: Sequence[_Ranked], metric: Metric) -> _Ranked:
+    columns = (np.concatenate([getattr(one, name) for one in parts]) for name in ("values", "names", "clients"))
+    return _sorted(_Ranked(parts[0].label, *columns), metric)
+
+
+def _sorted(one: _Ranked, metric: Metric) -> _Ranked:
+    """Returns the clients with a finite value, the worst first: the lowest accuracies, the largest errors."""
+    order = np.argsort(metric.sign * one.values, kind="stable")
+    order = order[np.isfinite(one.values[order])]
+    return _Ranked(one.label, one.values[order], one.names[order], one.clients[order])
+
+
+def _distribution(found: Sequence[_Ranked], metric: Metric, split: str, remark: str = "") -> Drawing | Table | None:
     from matplotlib.figure import Figure
 
-    # The worst clients first: the lowest accuracies, the largest errors.
-    found = [(label, metric.sign * np.sort(metric.sign * values[np.isfinite(values)])) for label, values in found]
-    found = [(label, values) for label, values in found if len(values)]
+    found = [one for one in found if len(one.values)]
     if not found:
         return None
+    if all(len(one.values) == 1 for one in found):
+        rows = [[Cell(one.label), Cell(str(one.names[0])), metric_cell(float(one.values[0]), metric)] for one in found]
+        columns = [Column("line", numeric=False), Column("client", numeric=False), Column(metric.heading)]
+        return Table(
+            "clients-numbers",
+            f"{split.capitalize()} {metric.label} of the one client that was evaluated.",
+            columns,
+            rows,
+        )
     figure = Figure(figsize=(_WIDTH, 3.2 + 0.17 * -(-len(found) // 4)), layout="constrained")
     left, right = figure.subplots(1, 2)
-    of_shares = metric.unit == "%"
-    scale, heading = metric.scale, metric.heading
-    ends = [value for _, values in found for value in (scale * values.min(), scale * values.max())]
+    of_shares, scale, heading = metric.unit == "%", metric.scale, metric.axis
+    ends = [value for one in found for value in (scale * one.values.min(), scale * one.values.max())]
     edges = np.linspace(0, 100, 21) if of_shares else np.linspace(min(ends), max(max(ends), min(ends) + 1e-9), 21)
-    for number, (label, values) in enumerate(found):
-        colour, dashes = SERIES[number % len(SERIES)], DASHES[number // len(SERIES) % len(DASHES)]
-        share = 100 * (np.arange(len(values)) + 0.5) / len(values)
-        left.plot(share, scale * values, color=colour, linestyle=dashes, label=label)
-        heights = np.histogram(scale * values, edges)[0] * 100 / len(values)
-        right.stairs(heights, edges, color=colour, linestyle=dashes, linewidth=1.4)
+    series = []
+    for position, one in enumerate(found):
+        share = 100 * (np.arange(len(one.values)) + 0.5) / len(one.values)
+        draw_curve(left, position, one.label, share, scale * one.values)
+        look = {"color": colour(position), "linestyle": dashes(position)}
+        heights = np.histogram(scale * one.values, edges)[0] * 100 / len(one.values)
+        right.stairs(heights, edges, linewidth=1.4, **look)
         if len(found) <= 2:
-            right.stairs(heights, edges, color=colour, alpha=0.18, fill=True)
+            right.stairs(heights, edges, color=colour(position), alpha=0.18, fill=True)
+        names, clients = list(map(str, one.names)), [int(client) for client in one.clients]
+        series.append(Series(one.label, [share], scale * one.values, None, names, clients))
     left.axvspan(0, 5, color=FAINT, alpha=0.25, linewidth=0)
     left.text(5.8, 0.02, "worst 5 %", fontsize=8, transform=left.get_xaxis_transform())
     left.set(xlabel="clients, worst first (%)", ylabel=heading, xlim=(0, 100))
@@ -71,39 +115,37 @@ def _distribution(found: Sequence[tuple[str, np.ndarray]], metric: Metric, remar
         right.set_xlim(0, 100)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(found)))
-
-    def told(value: float) -> str:
-        return f"{scale * value:.1f} %" if of_shares else f"{scale * value:.{metric.digits}f}"
-
-    words = [
-        f"{label}, {len(v)} clients: {'lowest' if metric.sign > 0 else 'highest'} {told(v[0])}, worst 5 % "
-        f"{told(summarize(v, mode=metric.mode).worst5)}, median {told(np.median(v))}, "
-        f"{'highest' if metric.sign > 0 else 'lowest'} {told(v[-1])}"
-        for label, v in found
-    ]
+    words = [_in_words(one, metric) for one in found]
+    column = "accuracy" if metric.name == "top1" else metric.name
     data = table_of(
         {
-            "line": np.repeat([label for label, _ in found], [len(v) for _, v in found]),
-            "place": np.concatenate([np.arange(1, len(v) + 1) for _, v in found]),
-            ("accuracy" if metric.name == "top1" else metric.name): np.concatenate([v for _, v in found]),
+            "line": np.repeat([one.label for one in found], [len(one.values) for one in found]),
+            "place": np.concatenate([np.arange(1, len(one.values) + 1) for one in found]),
+            column: np.concatenate([one.values for one in found]),
         }
     )
     caption = (
-        f"Test {metric.label} of every client that was evaluated, after the last evaluation. Left: clients sorted, the "
-        f"worst first; the shaded part is the worst 5 %. Right: share of the clients by {metric.label}.{remark} "
-        f"{'; '.join(words)}."
+        f"{split.capitalize()} {metric.label} of every client that was evaluated, after the last evaluation. Left: "
+        "clients sorted, the worst first; the shaded part is the worst 5 %. Right: share of the clients by "
+        f"{metric.label}.{remark} {'; '.join(words)}."
     )
-    return Drawing(
-        f"clients-{'accuracy' if metric.name == 'top1' else metric.name}",
-        "Distribution over clients",
-        caption,
-        figure,
-        data,
+    bounds = (0.0, 100.0) if of_shares else (None, None)
+    chart = Chart([Axis("clients, worst first (%)")], heading, metric.digits, series, points=True, bounds=bounds)
+    return Drawing(f"clients-{column}", "Distribution over clients", caption, figure, data, chart)
+
+
+def _in_words(one: _Ranked, metric: Metric) -> str:
+    least, most = ("lowest", "highest") if metric.sign > 0 else ("highest", "lowest")
+    worst5 = summarize(one.values, mode=metric.mode).worst5
+    middle = float(np.median(one.values))
+    return (
+        f"{one.label}, {len(one.values)} clients: {least} {metric.told(one.values[0])}, worst 5 % "
+        f"{metric.told(worst5)}, median {metric.told(middle)}, {most} {metric.told(one.values[-1])}"
     )
 
 
 def reliability(run: Run, keys: Sequence[RowKey]) -> Drawing | None:
-    """Accuracy by confidence, a panel for each model; None for runs without recorded bins."""
+    """Returns the accuracy by confidence, a panel for each model; None for runs without recorded bins."""
     from matplotlib.figure import Figure
 
     found = [(key, bins(run, key)) for key in keys]
@@ -114,15 +156,15 @@ def reliability(run: Run, keys: Sequence[RowKey]) -> Drawing | None:
     panels = figure.subplots(2, len(found), sharex=True, sharey="row", squeeze=False, height_ratios=[3, 1])
     words = []
     for (key, rows), above, below in zip(found, *panels, strict=True):
-        row = final_rows(run)[key]
+        row = final_by_key(run)[key]
         right = rows["bin"].to_numpy() / NUM_BINS
         accuracy, confidence, n = (rows[name].to_numpy() for name in ("accuracy", "confidence", "n"))
         middle, width = right - 0.5 / NUM_BINS, 0.92 / NUM_BINS
-        above.bar(middle, np.minimum(accuracy, confidence), width, color=SERIES[0], label="accuracy")
+        above.bar(middle, np.minimum(accuracy, confidence), width, color=colour(0), label="accuracy")
         over, under = np.maximum(confidence - accuracy, 0), np.maximum(accuracy - confidence, 0)
-        above.bar(middle, over, width, bottom=accuracy, color=SERIES[1], alpha=0.6, label="confidence above it")
+        above.bar(middle, over, width, bottom=accuracy, color=colour(1), alpha=0.6, label="confidence above it")
         above.bar(
-            middle, under, width, bottom=confidence, color=SERIES[0], alpha=0.5, label="accuracy above confidence"
+            middle, under, width, bottom=confidence, color=colour(0), alpha=0.5, label="accuracy above confidence"
         )
         above.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=1)
         below.bar(middle, 100 * n / n.sum(), width, color=FAINT)
@@ -148,13 +190,13 @@ def reliability(run: Run, keys: Sequence[RowKey]) -> Drawing | None:
 
 
 def reliability_of_groups(groups: Sequence[Group]) -> Drawing | None:
-    """Accuracy minus confidence by confidence, a line for each method's personalized model; seeds pooled."""
+    """Returns accuracy minus confidence by confidence, a line for each method's personalized model; seeds pooled."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH * 0.72, 3.6), layout="constrained")
     axes = figure.subplots()
-    tables, words = [], []
-    for number, group in enumerate(groups):
+    tables, words, series = [], [], []
+    for position, group in enumerate(groups):
         known = [(run, key) for run in group.runs if (key := shown_key(run)) is not None]
         rows = pa.concat_tables([bins(run, key) for run, key in known]) if known else None
         if rows is None or not rows.num_rows:
@@ -162,14 +204,9 @@ def reliability_of_groups(groups: Sequence[Group]) -> Drawing | None:
         n, confidence, hits = _pooled(rows)
         filled = n > 0
         gap = np.where(filled, hits - confidence, 0) / np.maximum(n, 1)
-        axes.plot(
-            confidence[filled] / n[filled],
-            gap[filled],
-            color=SERIES[number % len(SERIES)],
-            linestyle=DASHES[number // len(SERIES) % len(DASHES)],
-            marker="o",
-            label=group.label,
-        )
+        x = confidence[filled] / n[filled]
+        draw_curve(axes, position, group.label, x, gap[filled])
+        series.append(Series(group.label, [x], gap[filled]))
         ece, mce = float((np.abs(gap) * n).sum() / n.sum()), float(np.abs(gap[filled]).max())
         words.append(f"{group.label}: ECE {ece:.3f}, MCE {mce:.3f}")
         numbers = np.arange(1, NUM_BINS + 1)[filled]
@@ -184,11 +221,12 @@ def reliability_of_groups(groups: Sequence[Group]) -> Drawing | None:
         f"{groups[0].runs[0].measured.split.capitalize()} samples of all clients and seeds together, "
         f"in {NUM_BINS} bins of confidence. Below zero: more confident than right. {'; '.join(words)}."
     )
-    return Drawing("reliability", "Reliability of confidences", caption, figure, pa.concat_tables(tables))
+    chart = Chart([Axis("confidence")], "accuracy - confidence", 3, series, points=True)
+    return Drawing("reliability", "Reliability of confidences", caption, figure, pa.concat_tables(tables), chart)
 
 
 def _pooled(rows: pa.Table) -> np.ndarray:
-    """Samples, sum of confidences and hits by bin, shape (3, bins)."""
+    """Returns samples, sum of confidences and hits by bin, shape (3, bins)."""
     places = rows["bin"].to_numpy() - 1
     n = rows["n"].to_numpy().astype(float)
     weights = (n, n * rows["confidence"].to_numpy(), n * rows["accuracy"].to_numpy())

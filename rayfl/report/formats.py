@@ -45,7 +45,7 @@ null.
 
 
 def formatted(comparisons: Mapping[str, Comparison], wanted: Format) -> str:
-    """Comparisons by data set, in one of the formats for programs and papers."""
+    """Returns comparisons by data set as text in one of the formats for programs and papers."""
     if wanted == "csv":
         buffer = io.BytesIO()
         write_csv(pa.Table.from_pylist(numbers(comparisons), schema=NUMBERS_SCHEMA), buffer)
@@ -57,7 +57,7 @@ def formatted(comparisons: Mapping[str, Comparison], wanted: Format) -> str:
 
 
 def numbers(comparisons: Mapping[str, Comparison]) -> list[dict[str, Any]]:
-    """Rows of :data:`NUMBERS_SCHEMA`."""
+    """Returns the rows of :data:`NUMBERS_SCHEMA`."""
     return [
         {
             "dataset": name,
@@ -76,7 +76,7 @@ def numbers(comparisons: Mapping[str, Comparison]) -> list[dict[str, Any]]:
 
 
 def as_json(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
-    """Everything that a comparison knows, as plain data."""
+    """Returns all that a comparison has as plain data."""
     return {
         "schema": JSON_SCHEMA,
         "protocol": protocol(comparisons),
@@ -111,7 +111,7 @@ def _test(test: PairTest) -> dict[str, Any]:
 
 
 def as_markdown(table: PaperTable) -> str:
-    """A table in GitHub's Markdown: the best bold, the second underlined."""
+    """Returns a table in GitHub's Markdown: the best bold, the second underlined."""
     headings = [
         " ".join(part for part in (name if len(table.datasets) > 1 else "", metric.heading) if part)
         for name in table.datasets
@@ -140,7 +140,7 @@ def _in_markdown(text: str) -> str:
 
 
 def as_latex(table: PaperTable) -> str:
-    """A table environment for the package booktabs, with its caption."""
+    """Returns a table environment for the package booktabs, with its caption."""
     columns, several = len(table.datasets) * len(table.metrics), len(table.datasets) > 1
     head = [f" & {' & '.join(_in_latex(metric.heading) for _ in table.datasets for metric in table.metrics)} \\\\"]
     if several:
@@ -193,6 +193,6 @@ def _in_latex(text: str) -> str:
 
 
 def file_name(wanted: Format) -> str:
-    """The name of the file that a report has in a format."""
+    """Returns the name of the file that a report has in a format."""
     ending = {"markdown": "md", "latex": "tex"}.get(wanted, wanted)
     return f"comparison.{ending}"

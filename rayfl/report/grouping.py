@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but the seed belong together; runs on different data cannot be compared."""
+"""Groups runs that differ in nothing but the seed, and refuses to compare runs on different data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from rayfl.config.added import comparable
+from rayfl.config.differences import ABSENT, text_of, varied
 from rayfl.config.identity import FREE
 from rayfl.config.redaction import redacted
 from rayfl.errors import RunError
@@ -36,12 +37,12 @@ class Group:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds of its runs are done."""
+        """Returns whether all rounds of its runs are done."""
         return all(run.finished for run in self.runs)
 
     @property
     def by_seed(self) -> dict[int, Run]:
-        """Its runs by seed."""
+        """Returns the runs by seed."""
         return {run.seed: run for run in self.runs}
 
 
@@ -57,8 +58,8 @@ def check_same_data(runs: Sequence[Run]) -> None:
     for one, other in combinations(runs, 2):
         if on_same_data(one, other):
             continue
-        changes = differences(_data(one), _data(other))
-        how = "; ".join(f"{path}: {left} and {right}" for path, (left, right) in changes.items())
+        changes = varied([redacted(_data(run)) for run in (one, other)])
+        how = "; ".join(f"{path}: {' and '.join(map(_text, values))}" for path, values in changes.items())
         raise RunError(
             f"{one.uri} and {other.uri} were made on different data "
             f"({how or 'the same configuration and seed, but another partition.parquet'}): numbers on different "
@@ -67,15 +68,15 @@ def check_same_data(runs: Sequence[Run]) -> None:
 
 
 def on_same_data(one: Run, other: Run) -> bool:
-    """Whether numbers of two runs may be compared; see :func:`check_same_data`."""
+    """Returns whether numbers of two runs may be compared; see :func:`check_same_data`."""
     if one.partition_hash and one.partition_hash == other.partition_hash:
         return True
     may_differ = one.seed != other.seed or not (one.partition_hash and other.partition_hash)
-    return may_differ and not differences(_data(one), _data(other))
+    return may_differ and not varied([_data(one), _data(other)])
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """The groups, in the order of their first runs. Unfinished runs are groups of their own.
+    """Returns the groups in the order of their first runs. Unfinished runs are groups of their own.
 
     Raises:
         RunError: two runs have the same configuration and seed.
@@ -96,37 +97,24 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def shown_model(groups: Sequence[Group]) -> str:
-    """The model that stands for each run, in words."""
+    """Returns in words which model stands for each run."""
     chosen = groups[0].runs[0].chosen
     return f"the row {chosen}" if chosen else "each method's personalized model (never chosen on test data)"
 
 
 def config_table(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """By dotted path, what the configurations of several groups have where they are not all equal; "" where lacking."""
-    flat = [_flat(redacted(_identity(group.runs[0]))) for group in groups]
-    paths = dict.fromkeys(path for one in flat for path in one)
-    rows = {path: [one.get(path, "") for one in flat] for path in paths}
-    return {path: values for path, values in rows.items() if len(set(values)) > 1}
-
-
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """By dotted path, the values in which two configurations differ."""
-    left, right = _flat(redacted(one)), _flat(redacted(other))
-    paths = dict.fromkeys([*left, *right])
-    return {
-        path: (left.get(path, "nothing"), right.get(path, "nothing"))
-        for path in paths
-        if left.get(path) != right.get(path)
-    }
+    """Returns by dotted path what the configurations of several groups have where they are not all equal."""
+    options = varied([redacted(_identity(group.runs[0])) for group in groups])
+    return {path: [text_of(value) for value in values] for path, values in options.items()}
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The methods' names, with the differing values where a method comes more than once."""
+    """Returns the methods' names, with the differing values where a method comes more than once."""
     labels = []
     for members in groups:
         run = members[0]
-        same = [other[0] for other in groups if other[0].method == run.method]
-        labels.append(run.method + (f" ({_apart(run, same)})" if len(same) > 1 else ""))
+        same = [other[0] for other in groups if other[0].title == run.title]
+        labels.append(run.title + (f" ({_apart(run, same)})" if len(same) > 1 else ""))
     return [
         label if labels.count(label) == 1 else f"{label} [{members[0].name}]"
         for label, members in zip(labels, groups, strict=True)
@@ -134,14 +122,9 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _apart(run: Run, others: Sequence[Run]) -> str:
-    flat = [_flat(redacted(_identity(other))) for other in others]
-    own = _flat(redacted(_identity(run)))
-    paths = dict.fromkeys(path for one in flat for path in one)
-    parts = [
-        f"{path.rpartition('.')[2]}={own.get(path, 'none')}"
-        for path in paths
-        if len({one.get(path) for one in flat}) > 1
-    ]
+    place = others.index(run)
+    options = varied([redacted(_identity(other)) for other in others])
+    parts = [f"{path.rpartition('.')[2]}={_text(values[place])}" for path, values in options.items()]
     if not run.finished:
         parts.append("unfinished")
     text = ", ".join(parts)
@@ -149,11 +132,11 @@ def _apart(run: Run, others: Sequence[Run]) -> str:
 
 
 def _identity(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in comparable(run.config).items() if key not in FREE | {"seed"}}
+    return {key: value for key, value in comparable(run.content).items() if key not in FREE | {"seed"}}
 
 
 def _data(run: Run) -> dict[str, Any]:
-    config = comparable(run.config)
+    config = comparable(run.content)
     sections = {key: config.get(key) for key in _DATA}
     dataset = sections["dataset"]
     if isinstance(dataset, Mapping):
@@ -161,11 +144,5 @@ def _data(run: Run) -> dict[str, Any]:
     return sections
 
 
-def _flat(value: Any, path: str = "") -> dict[str, str]:
-    if isinstance(value, Mapping) and value:
-        return {
-            inner: text
-            for key, part in value.items()
-            for inner, text in _flat(part, f"{path}.{key}" if path else str(key)).items()
-        }
-    return {path: "null" if value is None else str(value)}
+def _text(value: Any) -> str:
+    return "none" if value == ABSENT else text_of(value)

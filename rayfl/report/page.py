@@ -20,6 +20,10 @@ from rayfl.report.drawing import Drawing, inline_svg, save, save_table
 
 FILE = "report.html"
 FIGURES = "figures"
+_LICENCE = "uPlot.LICENSE"
+_SCRIPTS = (_LICENCE, "uPlot.iife.min.js", "sort.js", "charts.js")
+"""What a page runs, in this order: uPlot 1.6.32 (https://github.com/leeoniya/uPlot, MIT), and our own."""
+_STYLES = ("uPlot.min.css", "style.css")
 
 
 def check_folder(folder: Path) -> None:
@@ -30,9 +34,10 @@ def check_folder(folder: Path) -> None:
 
 
 def render(page: Page) -> str:
-    """The page as HTML: styles, script and figures are in it, and it is allowed to load nothing."""
+    """Returns the page as HTML: styles, script and figures are in it, and it is allowed to load nothing."""
     templates = resources.files("rayfl.report") / "templates"
-    script = (templates / "sort.js").read_text(encoding="utf-8")
+    text = {name: (templates / name).read_text(encoding="utf-8") for name in (*_SCRIPTS, *_STYLES)}
+    script = "\n".join(f"/*!\n{text[name]}*/" if name == _LICENCE else text[name] for name in _SCRIPTS)
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: (templates / name).read_text(encoding="utf-8")),
         autoescape=True,
@@ -43,10 +48,11 @@ def render(page: Page) -> str:
     return environment.get_template("report.html").render(
         page=page,
         version=version("rayfl"),
-        style=_ours((templates / "style.css").read_text(encoding="utf-8")),
+        style=_ours("\n".join(text[name] for name in _STYLES)),
         script=_ours(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         svg=_svg,
+        data=_ours,
     )
 
 
@@ -78,7 +84,7 @@ def write(page: Page, folder: Path, tables: dict[str, pa.Table]) -> Path:
 
 
 def as_table(table: Table) -> pa.Table:
-    """The texts of a table of a page, by heading."""
+    """Returns the texts of a table of a page by heading."""
     return pa.table(
         {column.heading: [row[place].text for row in table.rows] for place, column in enumerate(table.columns)}
     )
@@ -90,5 +96,5 @@ def _svg(drawing: Drawing) -> Any:
 
 
 def _ours(text: str) -> Markup:
-    """Text that rayfl itself wrote, or escaped, and that goes into a page as it is."""
+    """Returns text that rayfl itself wrote, or escaped, and that goes into a page as it is."""
     return Markup(text)  # noqa: S704

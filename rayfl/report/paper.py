@@ -96,7 +96,7 @@ def _cell(cell: Cell, metric: Metric, by_seed: bool, marks: str) -> PaperCell:
 
 
 def _marks(comparison: Comparison, metric: Metric) -> dict[str, str]:
-    """By method, what tests say about it and the best one."""
+    """Returns by method the marks of the tests against the best one."""
     best = [line.method for line in comparison.lines if line.cells[metric.column].best]
     if len(best) != 1 or len(comparison.wanted.models) > 1:
         return {}

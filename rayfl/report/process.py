@@ -14,9 +14,13 @@ from rayfl.data.partitions.picture import KINDS, draw_partition, label_matrix
 from rayfl.errors import RayflError
 from rayfl.examples import SPLITS
 from rayfl.experiment.parts import Parts
-from rayfl.report.drawing import FAINT, SERIES, Drawing, table_of
-from rayfl.report.rows import attendance, split_sizes
+from rayfl.plots.style import colour, whole_numbers
+from rayfl.report.blocks import Cell, Column, Table, number
+from rayfl.report.charts import Axis, Chart, Series
+from rayfl.report.drawing import FAINT, Drawing, table_of
+from rayfl.report.rows import split_sizes
 from rayfl.runs.loading import Run
+from rayfl.runs.rows import attendance
 
 OpenParts = Callable[[Mapping[str, Any]], Parts]
 """Makes data set and partition of a configuration; raises RayflError where it cannot or should not."""
@@ -27,14 +31,14 @@ _MOST_DOTS = 1500
 
 
 def partition_picture(run: Run, open_parts: OpenParts) -> Drawing | None:
-    """Samples by client and class; without the data set, by client alone; None where nothing is known.
+    """Returns the samples by client and class; without the data set by client alone; None where nothing is known.
 
     What stands in the way of the classes is said in the caption.
     """
     if run.partition is None:
         return None
     try:
-        parts = open_parts(run.config)
+        parts = open_parts(run.content)
         if parts.partition_hash == run.partition_hash:
             return _classes(parts.dataset)
         reason = "the configuration now gives another partition, so the data set's files have changed since the run"
@@ -66,10 +70,10 @@ def _sizes(partition: pa.Table, reason: str) -> Drawing:
     figure = Figure(figsize=(_WIDTH, 2.8), layout="constrained")
     axes = figure.subplots()
     order, base = np.argsort(-total, kind="stable"), np.zeros(len(total))
-    for number, split in enumerate(SPLITS):
+    for position, split in enumerate(SPLITS):
         sizes = by_split[split][order]
         axes.stairs(
-            base + sizes, np.arange(len(total) + 1), baseline=base, fill=True, color=SERIES[number], label=split
+            base + sizes, np.arange(len(total) + 1), baseline=base, fill=True, color=colour(position), label=split
         )
         base = base + sizes
     axes.set(xlabel="clients, largest first", ylabel="samples", xlim=(0, len(total)))
@@ -79,35 +83,42 @@ def _sizes(partition: pa.Table, reason: str) -> Drawing:
     return Drawing("partition", "Partition", caption, figure, data)
 
 
-def phases(run: Run) -> Drawing | None:
-    """Seconds of every round by phase; None for runs without times."""
+def phases(run: Run) -> Drawing | Table | None:
+    """Returns the seconds of every round by phase; of a single round a table; None for runs without times."""
     from matplotlib.figure import Figure
 
     if not run.timings:
         return None
     rounds = np.array([int(line["round"]) for line in run.timings])
     seconds = {phase: np.array([line.get(phase, 0.0) for line in run.timings]) for phase in _PHASES}
+    what = (
+        "Wall time of the rounds: waiting for clients, the rest of the method's round, evaluation, and waiting for the "
+        "commit of an earlier round."
+    )
+    if len(rounds) == 1:
+        rows = [[Cell(phase), number(float(values[0]), 3)] for phase, values in seconds.items()]
+        columns = [Column("phase", numeric=False), Column("seconds")]
+        return Table("phases-table", f"{what} There is one round with times, round {rounds[0]}.", columns, rows)
     figure = Figure(figsize=(_WIDTH, 2.8), layout="constrained")
     axes = figure.subplots()
     base = np.zeros(len(rounds))
-    for number, (phase, values) in enumerate(seconds.items()):
-        axes.bar(rounds, values, width=0.9, bottom=base, color=SERIES[number], label=phase, linewidth=0)
+    for position, (phase, values) in enumerate(seconds.items()):
+        axes.bar(rounds, values, width=0.9, bottom=base, color=colour(position), label=phase, linewidth=0)
         base = base + values
     axes.set(xlabel="round", ylabel="seconds", xlim=(rounds.min() - 0.6, rounds.max() + 0.6))
+    whole_numbers(axes)
     figure.legend(loc="outside right upper")
     words = ", ".join(f"{phase} {values.sum():.1f} s" for phase, values in seconds.items())
-    caption = (
-        "Wall time of the rounds: waiting for clients, the rest of the method's round, evaluation, and waiting for the "
-        f"commit of an earlier round. In all: {words}."
-    )
-    return Drawing("phases", "Time per phase", caption, figure, table_of({"round": rounds, **seconds}))
+    chart = Chart([Axis("round", whole=True)], "seconds", 3, [Series(p, [rounds], v) for p, v in seconds.items()])
+    table = table_of({"round": rounds, **seconds})
+    return Drawing("phases", "Time per phase", f"{what} In all: {words}.", figure, table, chart)
 
 
 def cohorts(run: Run) -> Drawing | None:
     """Returns which client took part in which round; None where cohorts were not scored."""
     from matplotlib.figure import Figure
 
-    present = attendance(run)
+    present = attendance(run.clients)
     if not present.num_rows:
         return None
     rounds, clients = present["round"].to_numpy(), present["client"].to_numpy()
@@ -118,11 +129,11 @@ def cohorts(run: Run) -> Drawing | None:
     figure = Figure(figsize=(_WIDTH, 3.0), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[3, 1])
     if len(rounds) <= _MOST_DOTS:
-        left.scatter(rounds, clients, s=10, marker="s", color=SERIES[0], linewidth=0)
+        left.scatter(rounds, clients, s=10, marker="s", color=colour(0), linewidth=0)
         left.set(xlabel="round", ylabel="client", ylim=(-0.6, count - 0.4))
         left.locator_params(integer=True)
     else:
-        left.stairs(np.sort(times)[::-1], np.arange(count + 1), fill=True, color=SERIES[0])
+        left.stairs(np.sort(times)[::-1], np.arange(count + 1), fill=True, color=colour(0))
         left.set(xlabel="clients, most often first", ylabel="rounds", xlim=(0, count))
     right.hist(times, np.arange(times.max() + 2) - 0.5, color=FAINT, rwidth=0.9)
     right.set(xlabel="rounds with the client", ylabel="clients")
@@ -136,6 +147,6 @@ def cohorts(run: Run) -> Drawing | None:
 
 
 def _span(values: np.ndarray) -> str:
-    """The smallest and the largest in words."""
+    """Returns the smallest and the largest value in words."""
     low, high = int(values.min()), int(values.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

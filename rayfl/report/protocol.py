@@ -25,11 +25,11 @@ _OPTIONS = {
 
 
 def protocol(comparisons: Mapping[str, Comparison]) -> str:
-    """The options that all runs have alike, in words, and the names of those in which they differ."""
+    """Returns the options that all runs have alike, in words, and the names of those in which they differ."""
     runs = [run for one in comparisons.values() for group in one.groups for run in group.runs]
     parts = []
     if len({one.dataset for one in runs}) == 1 and len(comparisons) == 1:
-        parts += [runs[0].dataset, f"partition {described(runs[0].config.get('partition') or {'name': 'natural'})}"]
+        parts += [runs[0].dataset, f"partition {described(runs[0].content.get('partition') or {'name': 'natural'})}"]
     counts = {run.num_clients for run in runs}
     if len(counts) == 1 and None not in counts:
         parts.append(f"{counts.pop()} clients")
@@ -45,7 +45,7 @@ def protocol(comparisons: Mapping[str, Comparison]) -> str:
 
 
 def paper_caption(comparisons: Mapping[str, Comparison], headings: Sequence[str], by_seed: bool | None) -> str:
-    """The whole caption, as plain text.
+    """Returns the whole caption as plain text.
 
     Args:
         comparisons: by data set.
@@ -79,7 +79,7 @@ def _measured(comparisons: Mapping[str, Comparison], headings: Sequence[str], by
 
 
 def marks_caption(over_clients: bool, over_seeds: bool) -> str:
-    """What the marks of tests mean; empty where no test was made."""
+    """Returns what the marks of tests mean; empty where no test was made."""
     kinds = [text for text, made in (("c: paired over clients", over_clients), ("s: over seeds", over_seeds)) if made]
     if not kinds:
         return ""
@@ -94,7 +94,7 @@ def _capital(text: str) -> str:
 
 
 def _value(run: Run, path: str) -> Any:
-    found = value_at(run.config, path)
+    found = value_at(run.content, path)
     if found is ABSENT:
         return None
     return described(found) if isinstance(found, Mapping) else found

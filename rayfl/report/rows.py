@@ -13,27 +13,24 @@ import pyarrow.compute as pc
 from rayfl.examples import SPLITS
 from rayfl.results.personalized import of_clients
 from rayfl.runs.loading import Run
-from rayfl.runs.summary import last_evaluation
+from rayfl.runs.rows import final_rows, row_label, rows_of_clients, summaries
 
 
 class RowKey(NamedTuple):
-    """Which model a row of ``rounds.parquet`` is about, and what chose it among a sweep (mostly nothing)."""
+    """The model that a row of ``rounds.parquet`` is about, and what it was chosen on if it was chosen among a sweep."""
 
     model: str
     selected_on: str = ""
 
     @property
     def seen_test(self) -> bool:
-        """Whether the choice has seen the test data."""
+        """Returns whether the choice has seen the test data."""
         return "test" in self.selected_on
 
     @property
     def label(self) -> str:
-        """What it is called in legends."""
-        if not self.selected_on:
-            return {"lambda=0.0": "lambda=0.0 (global)", "lambda=1.0": "lambda=1.0 (local)"}.get(self.model, self.model)
-        star = " *" if self.seen_test else ""
-        return f"{self.model.removesuffix('=best')} by {self.selected_on}{star}"
+        """Returns what the row is called in legends."""
+        return row_label(self.model, self.selected_on)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,38 +55,38 @@ class Curve:
 
 
 def key_of(row: Mapping[str, Any]) -> RowKey:
-    """The key of a row of ``rounds.parquet``."""
+    """Returns the key of a row of ``rounds.parquet``."""
     return RowKey(str(row["model"]), str(row["selected_on"]))
 
 
-def final_rows(run: Run) -> dict[RowKey, dict[str, Any]]:
-    """The rows of the run's last evaluation (``run.measured``), in the order they were recorded; may be empty."""
-    return {key_of(row): row for row in last_evaluation(run.rounds, run.measured)}
+def final_by_key(run: Run) -> dict[RowKey, dict[str, Any]]:
+    """Returns the rows of the run's last evaluation (``run.measured``) by their keys; none of a run without any."""
+    return {key_of(row): row for row in final_rows(run.rounds, run.measured)}
 
 
 def shown_key(run: Run) -> RowKey | None:
-    """The row that stands for the run: the one that was chosen, else its personalized model; None where it lacks it."""
+    """Returns the row that stands for a run: the chosen one, else its personalized model; None where it is missing."""
     if not run.chosen:
         return own_key(run)
     wanted = RowKey(run.chosen, "validation" if run.chosen.endswith("=best") else "")
-    return wanted if wanted in final_rows(run) else None
+    return wanted if wanted in final_by_key(run) else None
 
 
 def own_key(run: Run) -> RowKey | None:
-    """The row that is the method's personalized model, never chosen on test data; None where that was not evaluated.
+    """Returns the row of the method's personalized model, never chosen on test data; None if it was not evaluated.
 
     No other row stands in for it: a number under the name of a method is that of its personalized model, or none.
     """
     wanted = RowKey(*run.own.summary)
-    return wanted if wanted in final_rows(run) else None
+    return wanted if wanted in final_by_key(run) else None
 
 
 def lacking(run: Run) -> str:
-    """Why a run that was evaluated lacks the row that stands for it; empty where it has one."""
-    if not final_rows(run) or shown_key(run) is not None:
+    """Returns why a run that was evaluated lacks the row that stands for it; empty where it has one."""
+    if not final_by_key(run) or shown_key(run) is not None:
         return ""
     if run.chosen:
-        return f"it has no row {run.chosen!r}; there are {', '.join(dict.fromkeys(k.model for k in final_rows(run)))}"
+        return f"it has no row {run.chosen!r}; there are {', '.join(dict.fromkeys(k.model for k in final_by_key(run)))}"
     if run.own.sweep is not None:
         return (
             f"it has no {run.own.sweep} that was chosen on validation data: its second phase has not begun, or no "
@@ -99,15 +96,15 @@ def lacking(run: Run) -> str:
 
 
 def evaluated(run: Run) -> str:
-    """Whose samples the last evaluation was of, in words: ``all 14 clients``, or ``12 of 14 clients``."""
-    count = max((int(row["clients"]) for row in final_rows(run).values()), default=0)
+    """Returns in words whose samples the last evaluation was of: ``all 14 clients``, or ``12 of 14 clients``."""
+    count = max((int(row["clients"]) for row in final_by_key(run).values()), default=0)
     if run.measured.cohort == "selected":
         return f"the last cohort, {count} clients"
     return f"{'all ' if count == run.num_clients else ''}{of_clients(count, run.num_clients)} clients"
 
 
 def main_keys(run: Run) -> list[RowKey]:
-    """The rows worth a curve: of a sweep its choice by validation and its local end; the personalized model last."""
+    """Returns the rows with a curve, the personalized model last; of a sweep its choice and its local end."""
     rows = run.rounds.filter(run.measured.rows).select(["model", "selected_on"])
     keys = dict.fromkeys(key_of(row) for row in rows.to_pylist())
     if run.own.sweep is not None:
@@ -118,16 +115,13 @@ def main_keys(run: Run) -> list[RowKey]:
 
 
 def compared_keys(run: Run) -> list[RowKey]:
-    """The rows of a table of methods: everything but the single members of a sweep."""
-    return [key for key in final_rows(run) if key.selected_on or not run.own.is_member(key.model)]
+    """Returns the rows of a table of methods: all but the single members of a sweep."""
+    return [key for key in final_by_key(run) if key.selected_on or not run.own.is_member(key.model)]
 
 
 def curve(run: Run, key: RowKey, metric: str) -> Curve | None:
-    """A metric of a row over the run; None where it was never measured."""
-    field = pc.field
-    chosen = run.rounds.filter(
-        run.measured.rows & (field("model") == key.model) & (field("selected_on") == key.selected_on)
-    ).sort_by("round")
+    """Returns a metric of a row over the run; None where it was never measured."""
+    chosen = summaries(run.rounds, key.model, key.selected_on, run.measured)
     if not chosen.num_rows:
         return None
     rounds = chosen["round"].to_numpy()
@@ -142,29 +136,26 @@ def curve(run: Run, key: RowKey, metric: str) -> Curve | None:
 
 
 def wall_seconds(run: Run) -> float | None:
-    """Wall time of all completed rounds; None where some of them have no times."""
+    """Returns the seconds of all completed rounds; None where times of some are missing."""
     seconds = _seconds_until(run, np.array([run.rounds_completed]))
     return None if seconds is None else float(seconds[0])
 
 
 def client_rows(run: Run, key: RowKey) -> pa.Table | None:
-    """The rows of clients for the last evaluation of a model, by client.
+    """Returns the rows of clients for the last evaluation of a model, by client.
 
     None where each client has a model of its own choice, which has no rows of its own.
     """
-    row = final_rows(run)[key]
+    row = final_by_key(run)[key]
     model = row["choice"] if key.selected_on else key.model
     if not model:
         return None
-    field = pc.field
-    return run.clients.filter((field("round") == row["round"]) & run.measured.rows & (field("model") == model)).sort_by(
-        "client"
-    )
+    return rows_of_clients(run.clients, model, row["round"], run.measured)
 
 
 def bins(run: Run, key: RowKey) -> pa.Table:
-    """The calibration bins of a row of the last evaluation, ascending; empty where there are none."""
-    row = final_rows(run)[key]
+    """Returns the calibration bins of a row of the last evaluation, ascending; empty where there are none."""
+    row = final_by_key(run)[key]
     field = pc.field
     return run.calibration.filter(
         (field("round") == row["round"])
@@ -174,21 +165,8 @@ def bins(run: Run, key: RowKey) -> pa.Table:
     ).sort_by("bin")
 
 
-def attendance(run: Run) -> pa.Table:
-    """Returns which client was in the cohort of which round: round, client, bytes_down, bytes_up.
-
-    Known of the rounds whose cohort was scored (``evaluation.cohort_every``).
-    """
-    chosen = run.clients.filter((pc.field("cohort") == "selected") & (pc.field("phase") == "trained"))
-    grouped = chosen.group_by(["round", "client"]).aggregate([("bytes_down", "max"), ("bytes_up", "max")])
-    names = {"bytes_down_max": "bytes_down", "bytes_up_max": "bytes_up"}
-    return grouped.rename_columns([names.get(name, name) for name in grouped.column_names]).sort_by(
-        [("round", "ascending"), ("client", "ascending")]
-    )
-
-
 def split_sizes(partition: pa.Table) -> dict[str, np.ndarray]:
-    """Samples of every client by split, int64 of shape (K,)."""
+    """Returns the samples of every client by split, int64 of shape (K,)."""
     count = (pc.max(partition["client"]).as_py() or 0) + 1
     owned = {
         split: partition.filter((pc.field("split") == split) & (pc.field("client") >= 0))["client"].to_numpy()

@@ -11,13 +11,14 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from rayfl.report.blocks import Block, Cell, Code, Column, Mark, Page, Paragraph, Section, Table, figures, number
+from rayfl.report.cells import SEEN_TEST
 from rayfl.report.columns import Metric
 from rayfl.report.comparison import Comparison, Line
 from rayfl.report.curves import progress_of_groups
 from rayfl.report.figures import client_distribution_of_groups, reliability_of_groups
 from rayfl.report.grouping import config_table, shown_model
+from rayfl.report.setup import commands
 from rayfl.report.significance import LEVEL, PairTest
-from rayfl.report.single import SEEN_TEST, commands
 from rayfl.runs.loading import Run
 
 _UNFINISHED = "† unfinished: after its last evaluation so far; never the best"
@@ -33,7 +34,7 @@ _BEST = (
 
 
 def page_of_runs(runs: Sequence[Run], comparison: Comparison) -> Page:
-    """The page."""
+    """Returns the page on several runs."""
     groups = comparison.groups
     sections = [
         Section("comparison", "Comparison", [comparison_table(comparison)]),
@@ -54,7 +55,7 @@ def page_of_runs(runs: Sequence[Run], comparison: Comparison) -> Page:
 
 
 def caption(comparison: Comparison) -> str:
-    """Returns what was compared, honestly."""
+    """Returns what the numbers of a comparison are, for the head of its table."""
     lines = comparison.lines
     rounds = sorted({line.rounds for line in lines})
     after = f"after round {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]} rounds"
@@ -71,7 +72,7 @@ def caption(comparison: Comparison) -> str:
 
 
 def _worst(metrics: Sequence[Metric]) -> str:
-    """What the column of the worst clients is; nothing where there is none."""
+    """Returns what the column of the worst clients means; nothing where there is none."""
     worst = next((metric for metric in metrics if metric.column.endswith("_worst5")), None)
     if worst is None:
         return ""
@@ -82,7 +83,7 @@ def _worst(metrics: Sequence[Metric]) -> str:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """All lines as a table of a page."""
+    """Returns all lines as a table of a page."""
     texts, metrics = ("method", "model", "clients"), comparison.wanted.metrics
     headings = [*texts, "seeds", *(heading for metric in metrics for heading in _headings(metric))]
     return Table(
@@ -96,13 +97,13 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def _headings(metric: Metric) -> list[str]:
-    """A column of its own for each kind of spread: what is over clients is never beside what is over seeds."""
+    """Returns the headings of a metric: spreads over clients and over seeds have columns of their own."""
     name = _plain(metric)
     return [metric.heading, *([f"{name} {_CLIENTS}"] if metric.by_client else []), f"{name} {_SEEDS}"]
 
 
 def terminal_table(comparison: Comparison) -> RenderableType:
-    """The table and the tests against the best method, for a terminal."""
+    """Returns the table and the tests for a terminal."""
     table = RichTable(
         title="Methods side by side", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1)
     )
@@ -137,7 +138,7 @@ def terminal_table(comparison: Comparison) -> RenderableType:
 
 
 def _on_terminal(comparison: Comparison) -> dict[Metric, str]:
-    """The headings of all columns that were chosen, else of as many as there is room for."""
+    """Returns the headings of the columns that were chosen, else of those that a terminal has room for."""
     metrics = comparison.wanted.metrics
     shown = {metric: _ON_TERMINALS.get(metric.column, f"{metric.heading}\n") for metric in metrics}
     if comparison.chosen:
@@ -175,7 +176,7 @@ def _cells(line: Line, metrics: Sequence[Metric]) -> list[Cell]:
 
 
 def _numbers(line: Line, metric: Metric) -> list[Cell]:
-    """A mean and its spreads, as :func:`_headings` has them."""
+    """Returns a mean and its spreads, as :func:`_headings` has them."""
     cell = line.cells[metric.column]
     spreads = [*([cell.over_clients] if metric.by_client else []), cell.over_seeds]
     return [
@@ -249,7 +250,7 @@ def _configurations(comparison: Comparison) -> list[Block]:
     if not rows:
         return []
     columns = [Column("option", numeric=False), *(Column(group.label, numeric=False) for group in comparison.groups)]
-    cells = [[Cell(path), *(Cell(value or "-") for value in values)] for path, values in rows.items()]
+    cells = [[Cell(path), *map(Cell, values)] for path, values in rows.items()]
     text = "Options in which the configurations differ; - where a method has no such option. The seed is none of them."
     return [Table("configuration-table", text, columns, cells, sortable=False)]
 

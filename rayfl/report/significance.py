@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import wilcoxon
 
 from rayfl.report.grouping import Group
-from rayfl.report.rows import client_rows, final_rows, shown_key
+from rayfl.report.rows import client_rows, final_by_key, shown_key
 from rayfl.runs.loading import Run
 
 LEVEL = 0.05
@@ -45,7 +45,7 @@ class PairTest:
 
     @property
     def significant(self) -> bool:
-        """Whether the adjusted p-value is below :data:`LEVEL`."""
+        """Returns whether the adjusted p-value is below :data:`LEVEL`."""
         return self.adjusted < LEVEL
 
 
@@ -160,5 +160,5 @@ def _by_client(run: Run, metric: str) -> Mapping[int, float]:
 
 def _mean(run: Run, metric: str) -> float:
     key = shown_key(run)
-    value = None if key is None else final_rows(run)[key][metric]
+    value = None if key is None else final_by_key(run)[key][metric]
     return float("nan") if value is None else float(value)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from scipy.stats import kendalltau
 
 from rayfl.config.paper_presets import method_row
@@ -17,6 +16,9 @@ from rayfl.reproduction.reference import Cell, Protocol, ReferenceTable, Status
 from rayfl.reproduction.scaling import scaled_window
 from rayfl.reproduction.tables import PlannedRun, Reproduction
 from rayfl.results.personalized import PersonalizedRows, recorded_clients
+from rayfl.runs.curves import mean_over_seeds
+from rayfl.runs.measured import Measured as Evaluations
+from rayfl.runs.rows import summaries
 
 _SCALES = {"percent": 100.0}
 
@@ -164,18 +166,18 @@ def rank_agreement(rows: Sequence[Comparison]) -> float | None:
 
 def _rows(rounds: pa.Table, protocol: Protocol, run: PlannedRun) -> list[dict[str, Any]]:
     """The row that compares, of every round that has one, in their order."""
-    own, field = PersonalizedRows.of(run.config.algorithm), pc.field
-    place = (field("split") == "test") & (field("cohort") == protocol.cohort) & (field("phase") == protocol.phase)
-    rows = rounds.filter(place).to_pylist()
-    named = method_row(run.setting, run.method)
+    own, named = PersonalizedRows.of(run.config.algorithm), method_row(run.setting, run.method)
+    evaluations = Evaluations("test", protocol.cohort, protocol.phase)
+
+    def found(model: str, selected_on: str = "") -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = summaries(rounds, model, selected_on, evaluations).to_pylist()
+        return rows
+
     if protocol.row == "global" or own.sweep is None or named is not None:
-        name = "global" if protocol.row == "global" else named or own.model
-        return [row for row in rows if row["model"] == name and not row["selected_on"]]
-    best = [row for row in rows if row["model"] == own.summary[0]]
+        return found("global" if protocol.row == "global" else named or own.model)
     for judge in (protocol.selected_on, "validation", "test"):
-        found = [row for row in best if judge and row["selected_on"] == judge]
-        if found:
-            return found
+        if judge and (rows := found(own.summary[0], judge)):
+            return rows
     return []
 
 
@@ -188,14 +190,15 @@ def _compared(table: ReferenceTable, setting: str, method: str, values: Sequence
     cell: Cell | None = table.settings[setting][method] if table.settings else None
     spreads = [value.std for value in values if value.std is not None]
     paper_std = None if cell is None else cell.std
+    mean, spread = map(float, mean_over_seeds([value.value for value in values])) if values else (None, None)
     return Comparison(
         table=table.name,
         setting=setting,
         method=method,
         seeds=len(values),
-        ours=fmean(value.value for value in values) if values else None,
+        ours=mean,
         ours_std_over_clients=fmean(spreads) if spreads else None,
-        ours_std_over_seeds=stdev(value.value for value in values) if len(values) > 1 else None,
+        ours_std_over_seeds=spread if len(values) > 1 else None,
         clients=min((value.clients for value in values), default=None),
         everybody=values[0].everybody if values else None,
         paper=None if cell is None else cell.mean,

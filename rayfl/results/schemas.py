@@ -21,6 +21,9 @@ PERSONALIZED_KEY, SWEEP_KEY = b"rayfl.personalized", b"rayfl.sweep"
 CLIENTS_KEY = b"rayfl.clients"
 """Where they have K, the number of all clients; tables of older runs have not."""
 
+METHOD_KEY = b"rayfl.method"
+"""Where tables have the name that a method of a user's own gives itself; those of other methods have none."""
+
 METRICS_KEY = b"rayfl.metrics"
 """Where tables have what the task is judged by, as JSON; those of classification without further metrics have not."""
 

@@ -13,6 +13,7 @@ from rayfl.results.calibration import CALIBRATION_SCHEMA, bin_rows
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.schemas import (
     CLIENTS_KEY,
+    METHOD_KEY,
     METRICS,
     PARTITION_KEY,
     SKIPPED_SCHEMA,
@@ -41,6 +42,7 @@ class ResultTables:
         measures: of the task.
         simulated: whether devices are simulated.
         buffered: whether rounds have no barrier.
+        method: the name that a user's own method gives itself, kept in the tables' metadata; empty leaves it out.
 
     Attributes:
         committed: by table, how many rows there were before these.
@@ -64,17 +66,20 @@ class ResultTables:
         measures: Measures = CLASSIFICATION,
         simulated: bool = False,
         buffered: bool = False,
+        method: str = "",
     ) -> None:
         self._names = names
         self._sweep = sweep
         self._partition = partition
-        self._personalized = personalized
+        self._personalized, self._method = personalized, method
         self._measures, self._simulated, self._buffered = measures, simulated, buffered
         self._columns = (*METRICS, *(metric.name for metric in own_metrics(measures.metrics)))
         self.metadata = {PARTITION_KEY: partition.encode(), CLIENTS_KEY: str(len(names)).encode()}
         if personalized is not None:
             self.metadata |= PersonalizedRows(personalized, sweep).metadata
         self.metadata |= metrics_metadata(measures.metrics)
+        if method:
+            self.metadata[METHOD_KEY] = method.encode()
         given = {"clients": clients, "rounds": rounds, "skipped": skipped, "calibration": calibration}
         self.committed = {name: (committed or {}).get(name, 0) for name in given}
         schemas = {name: schema_of(name, measures.metrics, simulated, buffered) for name in given}
@@ -113,6 +118,7 @@ class ResultTables:
             measures=self._measures,
             simulated=self._simulated,
             buffered=self._buffered,
+            method=self._method,
         )
 
     def add_skipped(self, round: int, failures: Mapping[int, tuple[str, str]]) -> None:

@@ -107,7 +107,7 @@ class CommittedModels:
         if row not in found:
             raise ConfigError(
                 f"--model: {self.run.config.algorithm.name} has no model {row!r} after round {self.rounds_completed} "
-                f"in {self.run.storage.uri}; there are {', '.join(found)}"
+                f"in {self.run.uri}; there are {', '.join(found)}"
             )
         return found[row]
 
@@ -121,7 +121,7 @@ class CommittedModels:
         found = [self.parts.dataset.load(client)[split] for client in chosen]
         x, y = torch.cat([part.x for part in found]), torch.cat([part.y for part in found])
         if not len(y):
-            raise RunError(f"{self.run.storage.uri}: no samples in the split {split}")
+            raise RunError(f"{self.run.uri}: no samples in the split {split}")
         if len(y) > most:
             order = self.parts.streams.generator("inspection").permutation(len(y))[:most]
             places = torch.from_numpy(order).sort().values
@@ -146,4 +146,4 @@ def check_client(run: RunFolder, client: int) -> None:
     """Raises ConfigError unless there is such a client."""
     clients = run.parts.dataset.num_clients
     if not 0 <= client < clients:
-        raise ConfigError(f"there is no client {client} in {run.storage.uri}: they are numbered 0 to {clients - 1}")
+        raise ConfigError(f"there is no client {client} in {run.uri}: they are numbered 0 to {clients - 1}")

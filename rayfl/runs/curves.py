@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rayfl.results.schemas import first_metric
+from rayfl.runs.measured import Cohort, Measured, Phase
+from rayfl.runs.rows import summaries, where
 
 
-def accuracy_curve(rounds: pa.Table, model: str, cohort: str = "all", phase: str = "received") -> dict[int, float]:
-    """Mean test accuracy, or what the run's task is judged by, over clients by completed round.
+def mean_over_seeds(values: Sequence[float] | np.ndarray) -> tuple[Any, Any]:
+    """Returns the mean and the sample standard deviation over seeds, as all tables and figures have them.
+
+    Args:
+        values: an entry for each seed, shape (seeds, ...).
+
+    Returns:
+        Two numbers or arrays of shape (...); with one seed the standard deviation is nan.
+    """
+    found = np.asarray(values, dtype=float)
+    spread = found.std(axis=0, ddof=1) if len(found) > 1 else np.full(found.shape[1:], np.nan)[()]
+    return found.mean(axis=0), spread
+
+
+def accuracy_curve(rounds: pa.Table, model: str, cohort: Cohort = "all", phase: Phase = "received") -> dict[int, float]:
+    """Returns the mean test accuracy, or what the run's task is judged by, over clients by completed round.
 
     Args:
         rounds: summaries, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
@@ -19,12 +36,12 @@ def accuracy_curve(rounds: pa.Table, model: str, cohort: str = "all", phase: str
         cohort: ``all`` or ``selected``.
         phase: ``received`` or ``trained``.
     """
-    chosen = _rows(rounds, {"model": model, "cohort": cohort, "phase": phase, "split": "test", "selected_on": ""})
-    return dict(sorted(zip(chosen["round"].to_pylist(), chosen[first_metric(rounds).name].to_pylist(), strict=True)))
+    chosen = summaries(rounds, model, measured=Measured("test", cohort, phase))
+    return dict(zip(chosen["round"].to_pylist(), chosen[first_metric(rounds).name].to_pylist(), strict=True))
 
 
 def download_effect(clients: pa.Table, received: str = "global", trained: str = "local") -> dict[int, dict[int, float]]:
-    """delta_t of FedPHP (Li et al., ECML PKDD 2021, eq. 4) by completed round and client.
+    """Returns delta_t of FedPHP (Li et al., ECML PKDD 2021, eq. 4) by completed round and client.
 
     The test accuracy of the model that a client of round t downloads next, minus that of its personalized model
     right after its training in round t. Negative: the download destroys what the client had learned. Needs runs
@@ -36,19 +53,13 @@ def download_effect(clients: pa.Table, received: str = "global", trained: str = 
         trained: the personalized model's row after training.
     """
     key = {"cohort": "selected", "split": "test"}
-    after = _by_round_and_client(_rows(clients, {**key, "phase": "trained", "model": trained}))
-    before = _by_round_and_client(_rows(clients, {**key, "phase": "received", "model": received}))
+    after = _by_round_and_client(where(clients, **key, phase="trained", model=trained))
+    before = _by_round_and_client(where(clients, **key, phase="received", model=received))
     result: dict[int, dict[int, float]] = {}
     for (round, client), accuracy in sorted(before.items()):
         if (round, client) in after:
             result.setdefault(round, {})[client] = accuracy - after[round, client]
     return result
-
-
-def _rows(table: pa.Table, wanted: Mapping[str, str]) -> pa.Table:
-    for column, value in wanted.items():
-        table = table.filter(pc.equal(table[column], value))
-    return table
 
 
 def _by_round_and_client(rows: pa.Table) -> dict[tuple[int, int], float]:

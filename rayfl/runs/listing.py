@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from rayfl.errors import ConfigError, RunError
 from rayfl.results.schemas import METRICS, metrics_of
 from rayfl.runs.folder import RunFolder
-from rayfl.runs.rows import last_round, named_model, where
+from rayfl.runs.measured import Measured, Split
+from rayfl.runs.rows import attendance, last_round, named_model, rows_of_clients, where
 
 _BEFORE, _AFTER = ("client", "name", "n"), ("selected", "last", "skipped", "down", "up")
 COLUMNS = (*_BEFORE, *METRICS, *_AFTER)
@@ -33,10 +34,10 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def client_rows(
-    run: RunFolder, model: str | None, split: str, round: int | None
+def listed_clients(
+    run: RunFolder, model: str | None, split: Split, round: int | None
 ) -> tuple[list[dict[str, Any]], str, int]:
-    """A row with :data:`COLUMNS` for every client that was evaluated.
+    """Returns a row with :data:`COLUMNS` for every client that was evaluated.
 
     Selections, bytes and skipped rounds are those up to the round; of selections only those that were scored
     (``evaluation.cohort_every``).
@@ -53,24 +54,21 @@ def client_rows(
     Raises:
         RunError: when there are no such rows, naming what there is.
     """
-    table = where(run.clients, cohort="all", phase="received", split=split)
+    table = run.clients.filter(Measured(split).rows)
     if not table.num_rows:
-        raise RunError(f"{run.storage.uri} has no evaluation of all clients on the split {split}")
+        raise RunError(f"{run.uri} has no evaluation of all clients on the split {split}")
     chosen = last_round(table) if round is None else round
-    rows = where(table, round=chosen)
-    if not rows.num_rows:
+    models = where(table, round=chosen)["model"].unique().to_pylist()
+    if not models:
         shown = ", ".join(map(str, sorted(table["round"].unique().to_pylist())))
-        raise RunError(f"{run.storage.uri}: all clients were evaluated after rounds {shown}, not after {chosen}")
-    models = rows["model"].unique().to_pylist()
+        raise RunError(f"{run.uri}: all clients were evaluated after rounds {shown}, not after {chosen}")
     name = named_model(run, model, models, chosen)
     if name not in models:
-        raise RunError(f"{run.storage.uri} has no model {name!r} after round {chosen}; there are: {', '.join(models)}")
-    trained = where(run.clients, cohort="selected", phase="trained")
-    trained = trained.filter(pc.less_equal(trained["round"], chosen))
-    parts = _by_client(trained.group_by(["client", "round"]).aggregate([("bytes_down", "max"), ("bytes_up", "max")]))
-    left_out = _by_client(run.skipped.filter(pc.less_equal(run.skipped["round"], chosen)))
+        raise RunError(f"{run.uri} has no model {name!r} after round {chosen}; there are: {', '.join(models)}")
+    until = pc.field("round") <= chosen
+    parts, left_out = _by_client(attendance(run.clients).filter(until)), _by_client(run.skipped.filter(until))
     names, listed = metric_columns(run.clients), []
-    for row in where(rows, model=name).sort_by("client").to_pylist():
+    for row in rows_of_clients(table, name, chosen, Measured(split)).to_pylist():
         own = parts.get(row["client"], [])
         listed.append(
             {column: row[column] for column in (*_BEFORE, *names)}
@@ -78,8 +76,8 @@ def client_rows(
                 "selected": len(own),
                 "last": max((part["round"] for part in own), default=0),
                 "skipped": len({part["round"] for part in left_out.get(row["client"], [])}),
-                "down": sum(part["bytes_down_max"] or 0 for part in own),
-                "up": sum(part["bytes_up_max"] or 0 for part in own),
+                "down": sum(part["bytes_down"] or 0 for part in own),
+                "up": sum(part["bytes_up"] or 0 for part in own),
             }
         )
     return listed, name, chosen
@@ -91,7 +89,7 @@ def chosen_rows(
     """The rows that meet all conditions, sorted.
 
     Args:
-        rows: of :func:`client_rows`.
+        rows: of :func:`listed_clients`.
         conditions: ``column<value``, with one of < <= > >= = !=; names are compared as text.
         sort: a column; None keeps the order.
         descending: the largest first.

@@ -1,4 +1,4 @@
-"""Reads what a run has left in its folder.
+"""Reads what a run has left in its folder, for reports, plots, and commands.
 
 No code that the run's configuration names is imported: the folder may be somebody else's.
 """
@@ -9,8 +9,9 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from copy import copy
+from functools import cached_property
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +23,7 @@ from rayfl.config.redaction import redact
 from rayfl.data.partitions.assignment import ASSIGNMENT_SCHEMA, assignment_hash
 from rayfl.errors import DamageError, RayflError, RunError
 from rayfl.results.personalized import PersonalizedRows, personalized_rows_of, recorded_clients
-from rayfl.results.schemas import ALL_TABLES
+from rayfl.results.schemas import ALL_TABLES, METHOD_KEY
 from rayfl.runs.damage import described
 from rayfl.runs.measured import Measured
 from rayfl.storage.commits import CommitStore
@@ -35,81 +36,199 @@ from rayfl.tracking.timings import read_timings
 _MANIFEST = re.compile(r"manifest-(\d+)\.json")
 
 
-@dataclass(frozen=True, eq=False)
 class Run:
-    """A run as its folder has it.
+    """A run as its folder has it. Files are read when they are first asked for.
+
+    Args:
+        storage: the folder.
+        content: its configuration as plain data.
+        method: the run's method as a class or an object, where no code of a user has to be imported for it; else None.
+        named: rows that the user names for runs that do not say which is the personalized model.
 
     Attributes:
-        uri: the folder, without credentials.
-        name: its last part.
-        config: the resolved configuration.
-        own: which rows are the method's personalized model.
-        num_clients: K; None where neither the tables nor a partition say it.
-        rounds: summaries, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
-        clients: rows of clients, schema ``rayfl.results.schemas.CLIENTS_SCHEMA``.
-        skipped: clients that were left out, schema ``rayfl.results.tables.SKIPPED_SCHEMA``.
-        damage: what damage to files has cost the run, schema ``rayfl.results.tables.DAMAGE_SCHEMA``.
-        calibration: bins, schema ``rayfl.results.calibration.CALIBRATION_SCHEMA``; empty in runs from before there were
-            any.
-        timings: seconds by phase, a mapping a round.
-        partition: who owns which sample, schema ``rayfl.data.partitions.assignment.ASSIGNMENT_SCHEMA``; None where it
-            is missing.
-        partition_hash: SHA-256 of that; empty where it is missing.
-        environment: with what it was made, an entry for each start; empty where that is not known.
-        rounds_completed: rounds done.
-        notes: what a reader should know, a sentence each.
         measured: which of its evaluations are looked at.
         chosen: the row that stands for the run; empty for its method's personalized model.
     """
 
-    uri: str
-    name: str
-    config: Mapping[str, Any]
-    own: PersonalizedRows
-    num_clients: int | None
-    rounds: pa.Table
-    clients: pa.Table
-    skipped: pa.Table
-    calibration: pa.Table
-    damage: pa.Table
-    timings: Sequence[Mapping[str, float]]
-    partition: pa.Table | None
-    partition_hash: str
-    environment: Sequence[Mapping[str, Any]]
-    rounds_completed: int
-    notes: list[str] = field(default_factory=list)
-    measured: Measured = field(default_factory=Measured)
-    chosen: str = ""
+    def __init__(self, storage: Storage, content: Mapping[str, Any], method: Any, named: Sequence[str] = ()) -> None:
+        self.storage = storage
+        self.content = content
+        self._method = method
+        self._named = tuple(named)
+        self.measured = Measured()
+        self.chosen = ""
+
+    def viewed(self, measured: Measured | None = None, chosen: str | None = None) -> Self:
+        """Returns the same run, of which other evaluations are looked at or for which another row stands.
+
+        Args:
+            measured: see the class; None: as here.
+            chosen: see the class; None: as here.
+        """
+        other = copy(self)
+        other.measured = self.measured if measured is None else measured
+        other.chosen = self.chosen if chosen is None else chosen
+        return other
+
+    @property
+    def uri(self) -> str:
+        """The folder, without credentials."""
+        return _shown(self.storage)
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return re.split(r"[/\\]", self.uri.partition("?")[0].rstrip("/"))[-1]
 
     @property
     def method(self) -> str:
         """The method's name."""
-        return str(self.config["algorithm"]["name"])
+        return str(self.content["algorithm"]["name"])
+
+    @property
+    def title(self) -> str:
+        """Returns the method's name in legends and tables; of a user's own method the one that its class says."""
+        recorded = (self.rounds.schema.metadata or {}).get(METHOD_KEY)
+        return self.method.rpartition(":")[2] if recorded is None else recorded.decode()
 
     @property
     def dataset(self) -> str:
         """The data set's name."""
-        return str(self.config["dataset"]["name"])
+        return str(self.content["dataset"]["name"])
 
     @property
     def seed(self) -> int:
         """Seed of every random stream."""
-        return int(self.config["seed"])
+        return int(self.content["seed"])
 
     @property
     def total_rounds(self) -> int:
         """Rounds that the configuration asks for."""
-        return int(self.config["train"]["rounds"])
+        return int(self.content["train"]["rounds"])
+
+    @cached_property
+    def rounds(self) -> pa.Table:
+        """Summaries over clients, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``."""
+        return self._table("rounds")
+
+    @cached_property
+    def clients(self) -> pa.Table:
+        """One row per client, schema ``rayfl.results.schemas.CLIENTS_SCHEMA``."""
+        return self._table("clients")
+
+    @cached_property
+    def skipped(self) -> pa.Table:
+        """Clients that were left out, schema ``rayfl.results.schemas.SKIPPED_SCHEMA``; older runs have none."""
+        return self._table("skipped")
+
+    @cached_property
+    def calibration(self) -> pa.Table:
+        """Bins, schema ``rayfl.results.calibration.CALIBRATION_SCHEMA``; older runs have none."""
+        return self._table("calibration")
+
+    @cached_property
+    def damage(self) -> pa.Table:
+        """What damage to files has cost the run, schema ``rayfl.results.schemas.DAMAGE_SCHEMA``."""
+        return self._table("damage")
+
+    @cached_property
+    def timings(self) -> list[dict[str, float]]:
+        """Seconds by phase, a mapping a round, by ascending round; empty where there are none."""
+        return self._lines()
+
+    def _lines(self) -> list[dict[str, float]]:
+        try:
+            lines = [{phase: float(value) for phase, value in line.items()} for line in read_timings(self.storage)]
+            return sorted(lines, key=lambda line: line["round"])
+        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DamageError(
+                f"timings.jsonl in {self.uri} is damaged ({error}): delete it to do without times"
+            ) from None
+
+    @cached_property
+    def partition(self) -> pa.Table | None:
+        """Who owns which sample, schema ``rayfl.data.partitions.assignment.ASSIGNMENT_SCHEMA``; None if missing."""
+        try:
+            table = pq.read_table(io.BytesIO(self.storage.read("partition.parquet")))
+        except FileNotFoundError:
+            return None
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DamageError(f"partition.parquet in {self.uri} is damaged ({error}): {_LOOK}") from None
+        if not table.schema.equals(ASSIGNMENT_SCHEMA):
+            raise DamageError(f"partition.parquet in {self.uri} has other columns than a partition: {_LOOK}")
+        return table
+
+    @cached_property
+    def partition_hash(self) -> str:
+        """SHA-256 of the partition; empty where it is missing."""
+        return "" if self.partition is None else assignment_hash(self.partition)
+
+    @cached_property
+    def environment(self) -> list[dict[str, Any]]:
+        """With what the run was made, an entry for each start; empty where that is not known."""
+        return read_environment(self.storage)
+
+    @cached_property
+    def num_clients(self) -> int | None:
+        """K; None where neither the tables nor a partition say it."""
+        recorded = recorded_clients(self.rounds)
+        if recorded is not None or self.partition is None:
+            return recorded
+        return int(pc.max(self.partition["client"]).as_py()) + 1
+
+    @cached_property
+    def own(self) -> PersonalizedRows:
+        """Which rows are the method's personalized model.
+
+        Raises:
+            RunError: nobody knows, in a run of a user's own method that an older rayfl made.
+        """
+        return personalized_rows_of(self.rounds, self._method, self.uri, self.method, self._named)
 
     @property
     def recorded(self) -> bool:
-        """Whether its tables say themselves which rows are the method's personalized model."""
+        """Returns whether its tables say themselves which rows are the method's personalized model."""
         return PersonalizedRows.recorded(self.rounds) is not None
+
+    @cached_property
+    def rounds_completed(self) -> int:
+        """Rounds done."""
+        numbers = [_MANIFEST.fullmatch(name) for name in CommitStore(self.storage).manifests()]
+        evaluated = max(self.rounds["round"].to_pylist(), default=0)
+        return max([evaluated, *(int(found[1]) for found in numbers if found)])
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done."""
+        """Returns whether all rounds are done."""
         return self.rounds_completed >= self.total_rounds
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What a reader should know, a sentence each."""
+        notes = described(self.damage)
+        if self.partition is None:
+            notes.append("partition.parquet is missing: which samples the clients own is not known")
+        return notes
+
+    def _table(self, name: str) -> pa.Table:
+        """Reads a table.
+
+        Raises:
+            DamageError: when it cannot be read, or has other columns than a table of this name.
+        """
+        try:
+            table = from_parquet(self.storage.read(f"{name}.parquet"))
+        except FileNotFoundError:
+            return self._missing(name)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DamageError(f"{name}.parquet in {self.uri} is damaged ({error}): {_LOOK}") from None
+        if not set(ALL_TABLES[name]) <= set(table.schema):
+            raise DamageError(f"{name}.parquet in {self.uri} has other columns than a table of {name}: {_LOOK}")
+        return table
+
+    def _missing(self, name: str) -> pa.Table:
+        """Returns what stands for a table that is not there."""
+        return ALL_TABLES[name].empty_table()
 
 
 def load_runs(uris: Sequence[str], methods: Mapping[str, Any], models: Sequence[str] = ()) -> list[Run]:
@@ -140,7 +259,7 @@ def load_runs(uris: Sequence[str], methods: Mapping[str, Any], models: Sequence[
 
 
 def runs_in(uri: str) -> list[str]:
-    """The runs that a folder stands for: itself, or if it is none, those that lie in it, by name.
+    """Returns the runs that a folder stands for: itself, or if it is no run those that lie in it, by name.
 
     A sweep's folder and a reproduction's have a run's folder for each of their experiments.
     """
@@ -166,37 +285,21 @@ def load_run(uri: str, methods: Mapping[str, Any], models: Sequence[str] = ()) -
         DamageError: a file of it cannot be read, naming it.
     """
     storage = Storage(uri.rstrip("/") or "/")
-    shown = redact(str(storage.local_path or uri).rstrip("/"))
-    config = _config(storage, shown)
-    tables = {name: _table(storage, shown, name) for name in ALL_TABLES}
-    if tables["rounds"].num_rows and not tables["clients"].num_rows:
-        raise DamageError(f"{shown} has rounds.parquet, but clients.parquet is missing: {_LOOK}")
-    notes = described(tables["damage"])
-    method = str(config["algorithm"]["name"])
-    own = personalized_rows_of(tables["rounds"], methods.get(method), shown, method, models)
-    partition = _partition(storage, shown)
-    if partition is None:
-        notes.append("partition.parquet is missing: which samples the clients own is not known")
-    return Run(
-        uri=shown,
-        name=re.split(r"[/\\]", shown.partition("?")[0].rstrip("/"))[-1],
-        config=config,
-        own=own,
-        num_clients=_num_clients(tables["rounds"], partition),
-        **tables,
-        timings=_timings(storage, shown),
-        partition=partition,
-        partition_hash="" if partition is None else assignment_hash(partition),
-        environment=read_environment(storage),
-        rounds_completed=_rounds_completed(storage, tables["rounds"]),
-        notes=notes,
-    )
+    content = _content(storage)
+    run = Run(storage, content, methods.get(str(content["algorithm"]["name"])), models)
+    if run.rounds.num_rows and not run.clients.num_rows:
+        raise DamageError(f"{run.uri} has rounds.parquet, but clients.parquet is missing: {_LOOK}")
+    # All that a report may ask for is read now: what is damaged is said before anything is made of the rest.
+    for name in (*ALL_TABLES, "own", "notes", "timings", "partition_hash", "rounds_completed"):
+        getattr(run, name)
+    return run
 
 
 _LOOK = "`rayfl verify` says what else is wrong; the command that started the run writes its tables again"
 
 
-def _config(storage: Storage, shown: str) -> Mapping[str, Any]:
+def _content(storage: Storage) -> Mapping[str, Any]:
+    shown = _shown(storage)
     try:
         content = read_yaml(storage.read("config.yaml"))
     except FileNotFoundError:
@@ -213,47 +316,5 @@ def _config(storage: Storage, shown: str) -> Mapping[str, Any]:
     return dict(content)
 
 
-def _table(storage: Storage, shown: str, name: str) -> pa.Table:
-    schema = ALL_TABLES[name]
-    try:
-        table = from_parquet(storage.read(f"{name}.parquet"))
-    except FileNotFoundError:
-        return schema.empty_table()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DamageError(f"{name}.parquet in {shown} is damaged ({error}): {_LOOK}") from None
-    if not set(schema) <= set(table.schema):
-        raise DamageError(f"{name}.parquet in {shown} has other columns than a table of {name}: {_LOOK}")
-    return table
-
-
-def _partition(storage: Storage, shown: str) -> pa.Table | None:
-    try:
-        table = pq.read_table(io.BytesIO(storage.read("partition.parquet")))
-    except FileNotFoundError:
-        return None
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DamageError(f"partition.parquet in {shown} is damaged ({error}): {_LOOK}") from None
-    if not table.schema.equals(ASSIGNMENT_SCHEMA):
-        raise DamageError(f"partition.parquet in {shown} has other columns than a partition: {_LOOK}")
-    return table
-
-
-def _timings(storage: Storage, shown: str) -> list[dict[str, float]]:
-    try:
-        lines = [{phase: float(value) for phase, value in line.items()} for line in read_timings(storage)]
-        return sorted(lines, key=lambda line: line["round"])
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DamageError(f"timings.jsonl in {shown} is damaged ({error}): delete it to do without times") from None
-
-
-def _rounds_completed(storage: Storage, rounds: pa.Table) -> int:
-    numbers = [_MANIFEST.fullmatch(name) for name in CommitStore(storage).manifests()]
-    evaluated = max(rounds["round"].to_pylist(), default=0)
-    return max([evaluated, *(int(found[1]) for found in numbers if found)])
-
-
-def _num_clients(rounds: pa.Table, partition: pa.Table | None) -> int | None:
-    recorded = recorded_clients(rounds)
-    if recorded is not None or partition is None:
-        return recorded
-    return int(pc.max(partition["client"]).as_py()) + 1
+def _shown(storage: Storage) -> str:
+    return redact(str(storage.local_path or storage.uri).rstrip("/"))

@@ -1,4 +1,4 @@
-"""Which rows of a run's tables are its method's personalized model."""
+"""Finds rows in a run's tables: the last evaluation, a model's, those of the method's personalized model."""
 
 from __future__ import annotations
 
@@ -10,44 +10,106 @@ import pyarrow.compute as pc
 
 from rayfl.errors import RunError
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.measured import EVERYBODY, Measured, Split
 
 PERSONALIZED = "personalized"
 """What users may say for the method's personalized model, whatever its row is called."""
 
 
 def where(table: pa.Table, **values: Any) -> pa.Table:
-    """The rows in which columns have the given values."""
+    """Returns the rows in which columns have the given values."""
     for column, value in values.items():
         table = table.filter(pc.equal(table[column], value))
     return table
 
 
-def received(run: RunFolder, split: str) -> pa.Table:
-    """The summaries of all clients before local training."""
-    return where(run.rounds, cohort="all", phase="received", split=split)
+def row_label(model: str, selected_on: str = "", choice: str = "") -> str:
+    """Returns what a row is called in tables and legends: a choice among a sweep says on what it was made.
+
+    Args:
+        model: of the row.
+        selected_on: what it was chosen on; empty for a row that was not.
+        choice: which of the sweep was chosen, if that is to be said.
+    """
+    if not selected_on:
+        return {"lambda=0.0": "lambda=0.0 (global)", "lambda=1.0": "lambda=1.0 (local)"}.get(model, model)
+    return f"{choice or model.removesuffix('=best')}, by {selected_on}{' *' if 'test' in selected_on else ''}"
 
 
-def personalized_rows(run: RunFolder, split: str = "test") -> pa.Table:
-    """The summaries of the personalized model over all clients; of a sweep those chosen on validation data.
+def summaries(rounds: pa.Table, model: str, selected_on: str = "", measured: Measured = EVERYBODY) -> pa.Table:
+    """Returns the rows of a model by ascending round, one an evaluation; figures and tables take their numbers here.
+
+    Args:
+        rounds: summaries, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
+        model: name of the row (``global``, ``hpm``, ``lambda=0.5``).
+        selected_on: what a row that was chosen among a sweep was chosen on.
+        measured: which evaluations count.
+    """
+    return where(rounds.filter(measured.rows), model=model, selected_on=selected_on).sort_by("round")
+
+
+def final_rows(rounds: pa.Table, measured: Measured = EVERYBODY) -> list[dict[str, Any]]:
+    """Returns the rows of the last evaluation, in the order in which they were recorded; none where there was none.
+
+    Args:
+        rounds: summaries, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
+        measured: which evaluations count.
+    """
+    rows = rounds.filter(measured.rows).to_pylist()
+    last = max((row["round"] for row in rows), default=0)
+    return [row for row in rows if row["round"] == last]
+
+
+def rows_of_clients(clients: pa.Table, model: str, round: int, measured: Measured = EVERYBODY) -> pa.Table:
+    """Returns the rows of a model after a round, one for each client that was evaluated, by client.
+
+    Args:
+        clients: schema ``rayfl.results.schemas.CLIENTS_SCHEMA``.
+        model: name of the row.
+        round: after which round.
+        measured: which evaluations count.
+    """
+    return where(clients.filter(measured.rows), round=round, model=model).sort_by("client")
+
+
+def attendance(clients: pa.Table) -> pa.Table:
+    """Returns which client was in the cohort of which round: round, client, bytes_down, bytes_up.
+
+    It is known of the rounds whose cohort was scored (``evaluation.cohort_every``).
+    """
+    chosen = where(clients, cohort="selected", phase="trained")
+    grouped = chosen.group_by(["round", "client"]).aggregate([("bytes_down", "max"), ("bytes_up", "max")])
+    names = {"bytes_down_max": "bytes_down", "bytes_up_max": "bytes_up"}
+    return grouped.rename_columns([names.get(name, name) for name in grouped.column_names]).sort_by(
+        [("round", "ascending"), ("client", "ascending")]
+    )
+
+
+def received(run: RunFolder, split: Split) -> pa.Table:
+    """Returns the summaries of all clients before local training."""
+    return run.rounds.filter(Measured(split).rows)
+
+
+def personalized_rows(run: RunFolder, split: Split = "test") -> pa.Table:
+    """Returns the summaries of the personalized model over all clients; of a sweep those chosen on validation data.
 
     Raises:
         RunError: when there are none, and what would record them.
     """
     rows = received(run, split)
-    model, selected_on = run.own.summary
-    found = where(rows, model=model, selected_on=selected_on)
+    found = summaries(run.rounds, *run.own.summary, Measured(split))
     if not found.num_rows:
         choice = f" chosen among {run.own.sweep}=... on validation data" if run.own.sweep else ""
         raise RunError(
-            f"{run.storage.uri} has no rows of its personalized model{choice} in the split {split}: either the run has "
+            f"{run.uri} has no rows of its personalized model{choice} in the split {split}: either the run has "
             "not come so far, or holdout.validation or evaluation.splits leave the split out. Name another model with "
             f"--model: {', '.join(models_in(rows))}"
         )
     return found
 
 
-def model_rows(run: RunFolder, model: str | None, split: str = "test") -> pa.Table:
-    """The summaries of a model over all clients.
+def model_rows(run: RunFolder, model: str | None, split: Split = "test") -> pa.Table:
+    """Returns the summaries of a model over all clients.
 
     Args:
         run: the run.
@@ -58,22 +120,22 @@ def model_rows(run: RunFolder, model: str | None, split: str = "test") -> pa.Tab
         RunError: when there are none, naming the models that have some.
     """
     rows = received(run, split)
-    found = where(rows, model=model or "", selected_on="")
+    found = summaries(run.rounds, model or "", measured=Measured(split))
     if found.num_rows:
         return found
     if model in (None, PERSONALIZED):
         return personalized_rows(run, split)
     known = ", ".join(models_in(rows)) or "none"
-    raise RunError(f"{run.storage.uri} has no model {model!r} in the split {split}; there are: {known}")
+    raise RunError(f"{run.uri} has no model {model!r} in the split {split}; there are: {known}")
 
 
 def models_in(rows: pa.Table) -> list[str]:
-    """The models of some rows in the order they were recorded, without chosen ones."""
+    """Returns the models of some rows in the order they were recorded, without chosen ones."""
     return [str(name) for name in where(rows, selected_on="")["model"].unique().to_pylist()]
 
 
 def named_model(run: RunFolder, model: str | None, models: Collection[str], round: int) -> str:
-    """The row of ``clients.parquet`` that is meant by the name of a model.
+    """Returns the row of ``clients.parquet`` that is meant by the name of a model.
 
     Args:
         run: the run.
@@ -87,7 +149,7 @@ def named_model(run: RunFolder, model: str | None, models: Collection[str], roun
 
 
 def personalized_model(run: RunFolder, round: int) -> str:
-    """The row of ``clients.parquet`` that is the personalized model after a round.
+    """Returns the row of ``clients.parquet`` that is the personalized model after a round.
 
     Of a sweep it is the member that did best on validation data at the newest evaluation until then.
 
@@ -98,10 +160,10 @@ def personalized_model(run: RunFolder, round: int) -> str:
         return run.own.model
     found = [row for row in personalized_rows(run).to_pylist() if row["round"] <= round]
     if not found:
-        raise RunError(f"{run.storage.uri} has no personalized model chosen until round {round}; name one with --model")
+        raise RunError(f"{run.uri} has no personalized model chosen until round {round}; name one with --model")
     return str(max(found, key=lambda row: row["round"])["choice"])
 
 
 def last_round(rows: pa.Table) -> int:
-    """The newest round of some rows."""
+    """Returns the newest round of some rows."""
     return int(pc.max(rows["round"]).as_py())

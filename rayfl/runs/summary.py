@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""Makes the tables that a run ends with."""
 
 from __future__ import annotations
 
@@ -14,31 +14,20 @@ from rayfl.experiment.result import Result
 from rayfl.metrics import Metric
 from rayfl.results.personalized import PersonalizedRows, of_clients, recorded_clients
 from rayfl.results.schemas import metrics_of
-from rayfl.runs.measured import EVERYBODY, Measured
+from rayfl.runs.measured import Measured
+from rayfl.runs.rows import final_rows, row_label
 
 _SKIPPED_SHOWN = 10
 _ROUNDS_SHOWN = 5
 
 
-def final_rows(result: Result) -> list[dict[str, Any]]:
-    """The test rows of all clients after the last evaluation, in the order they were recorded."""
-    return last_evaluation(result.rounds)
-
-
-def last_evaluation(rounds: pa.Table, measured: Measured = EVERYBODY) -> list[dict[str, Any]]:
-    """The rows of the last evaluation that a table of summaries has, of those that are chosen."""
-    rows = rounds.filter(measured.rows).to_pylist()
-    last = max((row["round"] for row in rows), default=0)
-    return [row for row in rows if row["round"] == last]
-
-
 def shown_rows(result: Result) -> list[dict[str, Any]]:
-    """The rows of all clients after the last evaluation: on test data, or where none are scored on validation data."""
-    return final_rows(result) or last_evaluation(result.rounds, Measured("validation"))
+    """Returns the rows of all clients after the last evaluation: on test data, else on validation data."""
+    return final_rows(result.rounds) or final_rows(result.rounds, Measured("validation"))
 
 
 def summary_table(result: Result) -> Table:
-    """Two metrics of the task (accuracy and ECE) of every model: mean +- standard deviation over clients, and how many.
+    """Returns two metrics (accuracy and ECE) of every model, mean +- standard deviation over clients, and how many.
 
     On test data; of runs that score none, on validation data.
     """
@@ -62,7 +51,7 @@ def summary_table(result: Result) -> Table:
     for row in rows:
         style = "bold" if own.is_summary(row) else None
         table.add_row(
-            row_label(row),
+            label_of(row),
             of_clients(row["clients"], everybody),
             _spread(row, first),
             first.shown(row[f"{first.name}_worst5"]),
@@ -98,18 +87,13 @@ def skipped_table(result: Result) -> Table:
     return table
 
 
-def row_label(row: Mapping[str, Any]) -> str:
-    """Returns what a row is called in tables for people: a choice among a sweep says on what it was made."""
-    if not row["selected_on"]:
-        names = {"lambda=0.0": "lambda=0.0 (global)", "lambda=1.0": "lambda=1.0 (local)"}
-        return names.get(row["model"], str(row["model"]))
-    star = " *" if "test" in row["selected_on"] else ""
-    what = row["choice"] or row["model"].removesuffix("=best")
-    return f"{what}, by {row['selected_on']}{star}"
+def label_of(row: Mapping[str, Any]) -> str:
+    """Returns what a row of ``rounds.parquet`` is called in tables for people."""
+    return row_label(row["model"], row["selected_on"], row["choice"] or "")
 
 
 def headline_metrics(rounds: pa.Table) -> tuple[Metric, Metric]:
-    """The two metrics that a short table shows: the task's first and second; of classification accuracy and ECE."""
+    """Returns the two metrics of a short table: the task's first and second; of classification accuracy and ECE."""
     first, second, *_ = metrics = metrics_of(rounds)
     return first, next((metric for metric in metrics if metric.name == "ece"), second)
 

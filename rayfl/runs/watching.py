@@ -86,7 +86,7 @@ def standing(path: str, schema: type[ExperimentConfig]) -> tuple[Standing, LiveV
     entries = read_environment(run.storage)
     devices = entries[-1].get("devices") if entries else None
     found = Standing(
-        folder=run.storage.uri,
+        folder=run.uri,
         method=run.config.algorithm.name,
         dataset=run.config.dataset.name,
         rounds_completed=completed,

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from rayfl.metrics import Metric, first_best
 from rayfl.results.personalized import of_clients
+from rayfl.runs.curves import mean_over_seeds
 from rayfl.sweeps.measures import Measure
 
 SEED = "seed"
@@ -127,7 +128,7 @@ def _group(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], measure: Meas
     for name in _metric_columns(measure):
         values = [row[name] for row in done if row[name] is not None]
         group[name] = float(np.mean(values)) if values else None
-        group[f"{name}{_OVER_SEEDS}"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        group[f"{name}{_OVER_SEEDS}"] = float(mean_over_seeds(values)[1]) if len(values) > 1 else None
         spreads = [row[f"{name}{_OVER_CLIENTS}"] for row in done if row[f"{name}{_OVER_CLIENTS}"] is not None]
         group[f"{name}{_OVER_CLIENTS}"] = float(np.mean(spreads)) if spreads else None
     for name in _COUNTS:

@@ -19,7 +19,7 @@ from algorithms.registry import METHODS, Experiment
 from rayfl.config.loading import load_config
 from rayfl.experiment.parts import Parts
 from rayfl.experiment.result import Result
-from rayfl.runs.summary import final_rows
+from rayfl.runs.rows import final_rows
 from rayfl.storage.tables import from_parquet
 
 _PLAIN_SGD = ["train.momentum=0", "train.weight_decay=0"]
@@ -68,7 +68,7 @@ def _run(preset: str, settings: list[str]) -> str:
 
 
 def _row(result: Result) -> str:
-    rows = final_rows(result)
+    rows = final_rows(result.rounds)
     algorithm = result.config.algorithm
     overall = next((row for row in rows if row["model"] == "global"), None)
     own = _personalized(rows, algorithm)

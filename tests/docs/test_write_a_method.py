@@ -16,7 +16,7 @@ from algorithms.registry import Experiment
 from rayfl.cli.entry import app
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.errors import ConfigError
-from rayfl.runs.summary import final_rows
+from rayfl.runs.rows import final_rows
 from tests.support.documents import Document
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "write-a-method.md"
@@ -58,7 +58,7 @@ def test_the_page_runs(folder: Path) -> None:
 def test_the_method_personalizes_and_continues(folder: Path) -> None:
     settings = {"algorithm": "remembering:Remembering", "storage_path": str(folder), "name": "run", **INLINE}
     result = rayfl.run("quickstart", **settings, **{"train.rounds": 4})
-    rows = {row["model"]: row for row in final_rows(result)}
+    rows = {row["model"]: row for row in final_rows(result.rounds)}
     assert rows["memory"]["top1"] > rows["global"]["top1"]
     again = rayfl.run("quickstart", **settings, **{"train.rounds": 4})
     assert again.clients.equals(result.clients)
@@ -70,7 +70,7 @@ def test_every_command_shows_the_method_by_the_model_that_it_says(
     settings = {"storage_path": str(folder), **INLINE, "train.rounds": 4, "evaluation.every": 2}
     mine = rayfl.run("quickstart", algorithm="remembering:Remembering", name="mine", **settings)
     rayfl.run("quickstart", algorithm="fedavg", name="other", **settings)
-    memory = next(row for row in final_rows(mine) if row["model"] == "memory")
+    memory = next(row for row in final_rows(mine.rounds) if row["model"] == "memory")
     # Cells of a narrow terminal would be broken into lines.
     monkeypatch.setenv("COLUMNS", "160")
     # The class is needed for none of it.
@@ -88,7 +88,7 @@ def test_every_command_shows_the_method_by_the_model_that_it_says(
     assert "by accuracy of memory" in page.text
     told("report", "mine", "other", "--out", "both")
     rows = Document((folder / "both" / "report.html").read_text(encoding="utf-8")).tables["comparison-table"]
-    (own,) = [row for row in rows if row[0] == "remembering:Remembering" and row[1].endswith("(own)")]
+    (own,) = [row for row in rows if row[0] == "remembering" and row[1].endswith("(own)")]
     assert (own[1], own[4].removesuffix(" (best)")) == ("memory (own)", accuracy)
     tests = Document((folder / "both" / "report.html").read_text(encoding="utf-8")).tables["clients-test"]
     other = next(row for row in rows if row[0] == "fedavg" and row[1] == "global (own)")
@@ -99,6 +99,7 @@ def test_every_command_shows_the_method_by_the_model_that_it_says(
     told("plot", "curves", "mine", "--x", "rounds")
     models = csv.read_csv(folder / "curves.csv")
     assert set(models["model"].to_pylist()) == {"memory", "global"}
+    assert set(models["series"].to_pylist()) == {"remembering"}  # the name that the class gives itself
     assert set(models["clients"].to_pylist()) == {20}
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
+from html import unescape
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from algorithms.registry import METHODS
+from rayfl.report.rows import RowKey, final_by_key
+from rayfl.runs.loading import load_run
 from tests.support.documents import Document, rendered
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -33,6 +38,72 @@ const beyond = [...document.querySelectorAll("caption")].filter(
 );
 const [wide, room] = [document.documentElement.scrollWidth, document.documentElement.clientWidth];
 document.title = `${document.querySelectorAll("caption").length} captions, ${beyond.length} cut, ${wide - room} px`;
+"""
+
+LOOKING = """
+"use strict";
+const fire = (target, kind, x, y) =>
+  target.dispatchEvent(
+    new MouseEvent(kind, { bubbles: true, cancelable: true, clientX: x, clientY: y, movementX: 1, button: 0 })
+  );
+const wait = () => new Promise((done) => setTimeout(done, 150));
+const over = (figure) => {
+  const found = figure.querySelector(".u-over");
+  return [found, found.getBoundingClientRect()];
+};
+addEventListener("load", async () => {
+  await wait();
+  const figures = [...document.querySelectorAll("figure.alive")];
+  const [progress, clients] = [figures[0], figures.find((one) => one.querySelector(".chosen"))];
+  const found = { alive: figures.length, hidden: getComputedStyle(progress.querySelector(".picture")).display };
+  let [chart, box] = over(progress);
+  fire(chart, "mouseenter", box.left + 5, box.top + 20);
+  fire(chart, "mousemove", box.right - 1, box.top + 20);
+  await wait();
+  found.values = [...progress.querySelectorAll(".legend button")].map((one) => one.textContent);
+  found.where = progress.querySelector(".where").textContent;
+  fire(chart, "mousedown", box.left + 40, box.top + 20);
+  fire(chart, "mousemove", box.left + 200, box.top + 30);
+  await wait();
+  fire(document, "mouseup", box.left + 200, box.top + 30);
+  await wait();
+  found.zoomed = !progress.querySelector(".reset").hidden;
+  progress.querySelector(".reset").click();
+  found.back = progress.querySelector(".reset").hidden;
+  const entry = progress.querySelector(".legend button");
+  entry.click();
+  found.pressed = entry.getAttribute("aria-pressed");
+  progress.querySelectorAll(".against button")[1].click();
+  found.against = [...progress.querySelectorAll(".against button")].map((one) => one.getAttribute("aria-pressed"));
+  [chart, box] = over(clients);
+  for (let y = 0; y < box.height && !clients.querySelector(".client h4"); y += 6) {
+    fire(chart, "mousedown", box.right - 2, box.top + y);
+    fire(document, "mouseup", box.right - 2, box.top + y);
+    fire(chart, "click", box.right - 2, box.top + y);
+  }
+  found.clicked = clients.querySelector("select").value;
+  const list = clients.querySelector("select");
+  list.value = "3";
+  list.dispatchEvent(new Event("change"));
+  await wait();
+  found.client = [...clients.querySelectorAll(".client dd")].map((one) => one.textContent);
+  found.curve = clients.querySelector(".client .u-over") !== null;
+  const cells = [...clients.querySelectorAll(".bars tr")].map((one) => [...one.cells]);
+  found.labels = cells.map(([label, count]) => [label.textContent, count.textContent]);
+  progress.querySelector(".swap button").click();
+  found.picture = getComputedStyle(progress.querySelector(".picture")).display;
+  found.wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  document.title = JSON.stringify(found);
+});
+"""
+
+DISPLAYED = """
+"use strict";
+addEventListener("load", () => setTimeout(() => {
+  const of = (name) => [...document.querySelectorAll(`.${name}`)].map((one) => getComputedStyle(one).display);
+  const names = ["picture", "chart", "chosen", "swap"];
+  document.title = JSON.stringify(Object.fromEntries(names.map((name) => [name, of(name)])));
+}, 200));
 """
 
 
@@ -84,6 +155,50 @@ def test_tables_can_be_sorted_and_nothing_is_complained_about(page: Path) -> Non
     heading = next(a for tag, a in document.tags if tag == "th" and a.get("aria-sort"))
     assert heading["aria-sort"] == "descending"
     assert document.count("svg") == document.count("figure") > 5
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_a_reader_can_look_into_charts(page: Path, finished: Path, width: int) -> None:
+    looked = followed_by(LOOKING, page, f"looking-{width}.html")
+    html, complaints = browse(looked, "--dump-dom", f"--window-size={width},1600", "--virtual-time-budget=6000")
+    assert complaints == ""
+    found = json.loads(unescape(html[html.index("<title>") + 7 : html.index("</title>")]))
+    run = load_run(str(finished / "superfed-mm-0"), METHODS)
+    assert (found["alive"], found["hidden"], found["picture"], found["wide"]) == (6, "none", "block", 0)
+    accuracy = 100 * final_by_key(run)[RowKey("global")]["top1"]
+    assert found["values"][0] == f"global {accuracy:.2f}"
+    assert found["where"] == "rounds completed: 4"
+    assert (found["zoomed"], found["back"]) == (True, True)
+    assert (found["pressed"], found["against"]) == ("false", ["false", "true", "false"])
+    assert found["clicked"] in {"0", "1", "2", "3", "4"}
+    assert found["client"] == next(row for row in Document(html).tables["clients-table"] if row[0] == "3")
+    assert found["curve"]
+    partition = run.partition
+    assert partition is not None
+    assert sum(int(count) for _, count in found["labels"]) == sum(c == 3 for c in partition["client"].to_pylist())
+    assert len(found["labels"]) == 2  # classes_per_client
+
+
+def test_without_scripts_the_page_has_its_pictures(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    still = page.with_name("still.html")
+    still.write_text(re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL), encoding="utf-8")
+    html, _ = browse(still, "--dump-dom")
+    document = Document(html)
+    assert document.count("svg") == document.count("figure") > 5
+    assert document.count("button") == 0
+    assert not any("alive" in str(a.get("class", "")) for tag, a in document.tags if tag == "figure")
+    assert len(text.encode()) < 1_500_000
+
+
+def test_on_paper_the_page_has_its_pictures_in_place_of_charts(page: Path) -> None:
+    """What the style sheet says for paper is applied to the screen, where it can be asked for."""
+    paper = page.with_name("paper.html")
+    paper.write_text(page.read_text(encoding="utf-8").replace("@media print", "@media screen"), encoding="utf-8")
+    html, _ = browse(followed_by(DISPLAYED, paper, "displayed.html"), "--dump-dom", "--virtual-time-budget=3000")
+    shown = json.loads(unescape(html[html.index("<title>") + 7 : html.index("</title>")]))
+    assert set(shown["picture"]) == {"block"} and len(shown["picture"]) > 5
+    assert set(shown["chart"]) == set(shown["chosen"]) == set(shown["swap"]) == {"none"}
 
 
 def test_the_pages_own_policy_lets_its_script_run(page: Path) -> None:

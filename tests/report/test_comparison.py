@@ -15,7 +15,7 @@ from algorithms.registry import METHODS
 from rayfl.errors import RunError
 from rayfl.report.comparison import compare
 from rayfl.report.grouping import config_table, group_runs
-from rayfl.report.rows import RowKey, final_rows, own_key
+from rayfl.report.rows import RowKey, final_by_key, own_key
 from rayfl.report.several import comparison_table
 from rayfl.runs.loading import Run, load_run, load_runs
 
@@ -57,7 +57,7 @@ def test_seeds_are_grouped_and_averaged(runs: list[Run]) -> None:
         ("superfed", [0, 1]),
     ]
     line = next(line for line in comparison.lines if (line.method, line.key) == ("fedavg", RowKey("global")))
-    values = [100 * final_rows(run)[RowKey("global")]["top1"] for run in runs[:2]]
+    values = [100 * final_by_key(run)[RowKey("global")]["top1"] for run in runs[:2]]
     assert line.cells["top1"].mean == pytest.approx(sum(values) / 2)
     assert line.cells["top1"].over_seeds == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert line.seeds == 2
@@ -66,13 +66,13 @@ def test_seeds_are_grouped_and_averaged(runs: list[Run]) -> None:
 
 def test_what_is_over_clients_is_never_in_the_column_of_what_is_over_seeds(runs: list[Run]) -> None:
     alone = compare([runs[0], runs[2]]).lines[0]
-    row = final_rows(runs[0])[alone.key]
+    row = final_by_key(runs[0])[alone.key]
     assert (alone.cells["top1"].over_clients, alone.cells["top1"].over_seeds) == (
         pytest.approx(100 * row["top1_std"]),
         None,
     )
     assert alone.cells["top1_worst5"].over_clients is None
-    seeds = [final_rows(run)[alone.key] for run in runs[:2]]
+    seeds = [final_by_key(run)[alone.key] for run in runs[:2]]
     both = compare(runs).lines[0]
     assert both.cells["top1"].over_clients == pytest.approx(50 * sum(row["top1_std"] for row in seeds))
     # One group of two seeds and one of a single one: the columns stay apart.
@@ -185,7 +185,7 @@ def test_unfinished_runs_are_shown_apart_and_never_best(copied: Copied, runs: li
     assert lines
     assert not any(cell.best for line in lines for cell in line.cells.values())
     assert {test.second for test in comparison.clients} == {"superfed"}
-    assert any("is unfinished, 4 of 9 rounds" in note for note in comparison.notes)
+    assert any(": unfinished, 4 of 9 rounds" in note for note in comparison.notes)
 
 
 def test_runs_without_evaluation_are_left_out(copied: Copied, runs: list[Run]) -> None:
@@ -195,6 +195,16 @@ def test_runs_without_evaluation_are_left_out(copied: Copied, runs: list[Run]) -
     loaded = load_run(str(begun), METHODS)
     assert own_key(loaded) is None
     comparison = compare([runs[0], runs[2], loaded])
-    assert any("is left out: its clients were never evaluated" in note for note in comparison.notes)
+    assert any(": left out, its clients were never evaluated" in note for note in comparison.notes)
     with pytest.raises(RunError, match="nothing to compare yet"):
         compare([loaded])
+
+
+def test_equal_notes_are_one_note(copied: Copied, runs: list[Run]) -> None:
+    """Both seeds are unfinished alike: one note names both, and what differs stays apart."""
+    unfinished = [configured(copied(f"fedavg-{seed}"), train={"rounds": 9}) for seed in (0, 1)]
+    notes = [note for note in compare([*unfinished, runs[2]]).notes if "unfinished" in note]
+    assert notes == [
+        f"{unfinished[0].uri}, {unfinished[1].uri}: unfinished, 4 of 9 rounds are done: shown after its last "
+        "evaluation, but in no test, joined with no other seed, and never the best"
+    ]

@@ -21,7 +21,7 @@ from algorithms.registry import METHODS
 from rayfl.cli.entry import app
 from rayfl.errors import RayflError
 from rayfl.report.formats import JSON_SCHEMA, NUMBERS_SCHEMA
-from rayfl.report.rows import RowKey, final_rows
+from rayfl.report.rows import RowKey, final_by_key
 from rayfl.runs.loading import load_run, load_runs, runs_in
 
 Copied = Callable[..., Path]
@@ -67,7 +67,7 @@ def test_csv_has_every_number_in_a_column_of_its_own(folders: list[Path]) -> Non
     found = list(csv.DictReader(io.StringIO(ran("compare", *folders, "--format", "csv").stdout)))
     assert list(found[0]) == NUMBERS_SCHEMA.names
     (row,) = [r for r in found if (r["method"], r["model"], r["metric"]) == ("fedavg", "global", "top1")]
-    finals = [final_rows(load_run(str(folder), METHODS))[RowKey("global")] for folder in folders[:2]]
+    finals = [final_by_key(load_run(str(folder), METHODS))[RowKey("global")] for folder in folders[:2]]
     assert float(row["mean"]) == pytest.approx(sum(final["top1"] for final in finals) / 2)
     assert float(row["std_over_clients"]) == pytest.approx(sum(final["top1_std"] for final in finals) / 2)
     assert float(row["std_over_seeds"]) == pytest.approx(abs(finals[0]["top1"] - finals[1]["top1"]) / 2**0.5)

@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from algorithms.registry import METHODS
+from algorithms.registry import METHODS, Experiment
 from rayfl.errors import ConfigError, DamageError, RunError
 from rayfl.report.comparison import check_models, compare
-from rayfl.report.rows import RowKey, final_rows, lacking, own_key, wall_seconds
-from rayfl.results.schemas import PARTITION_KEY, TABLES
+from rayfl.report.rows import RowKey, final_by_key, lacking, own_key, wall_seconds
+from rayfl.results.schemas import ALL_TABLES, PARTITION_KEY, TABLES
+from rayfl.runs.folder import open_run
 from rayfl.runs.loading import load_run, load_runs
 from tests.support.documents import Document, rendered
 
@@ -37,6 +38,28 @@ def test_a_finished_run(finished: Path) -> None:
     assert run.environment[0]["versions"]["rayfl"]
     assert wall_seconds(run) == pytest.approx(sum(sum(line.values()) - line["round"] for line in run.timings))
     assert own_key(load_run(str(finished / "fedavg-0"), METHODS)) == RowKey("global")
+
+
+def test_reports_and_plots_read_a_run_alike(finished: Path) -> None:
+    """What is opened with its configuration checked says the same of itself as what a report reads."""
+    path = str(finished / "superfed-mm-0")
+    read, opened = load_run(path, METHODS), open_run(path, Experiment)
+    assert isinstance(opened, type(read))
+    for name in ("uri", "name", "method", "dataset", "seed", "total_rounds", "own", "num_clients", "rounds_completed"):
+        assert getattr(opened, name) == getattr(read, name), name
+    for name in ("timings", "partition_hash", "environment", "notes"):
+        assert getattr(opened, name) == getattr(read, name), name
+    for name in ALL_TABLES:
+        assert getattr(opened, name).equals(getattr(read, name)), name
+
+
+def test_plots_need_times_and_say_so_each_time(copied: Copied) -> None:
+    run = copied("fedavg-0")
+    (run / "timings.jsonl").unlink()
+    opened = open_run(str(run), Experiment)
+    for _ in range(2):
+        with pytest.raises(RunError, match="no timings"):
+            _ = opened.timings
 
 
 @pytest.mark.parametrize("name", ["rounds", "clients", "skipped", "calibration", "partition"])
@@ -113,7 +136,7 @@ def test_an_unfinished_run(copied: Copied) -> None:
     change(run, train=content["train"] | {"rounds": 9})
     loaded = load_run(str(run), METHODS)
     assert not loaded.finished
-    assert next(iter(final_rows(loaded).values()))["round"] == 4
+    assert next(iter(final_by_key(loaded).values()))["round"] == 4
 
 
 def of_an_older_rayfl(run: Path) -> None:
@@ -163,7 +186,7 @@ def test_no_other_row_stands_in_for_the_personalized_model(copied: Copied) -> No
     comparison = compare([loaded, load_run(str(copied("fedavg-0")), METHODS)])
     assert not any(line.own for line in comparison.lines if line.method == "superfed")
     assert comparison.clients == []
-    assert [note for note in comparison.notes if "is in no test and in no curve" in note]
+    assert [note for note in comparison.notes if "in no test and in no curve" in note]
     page = Document(rendered(run))
     assert "No number here is that of the method's personalized model" in page.text
     assert "by accuracy of global" in page.text

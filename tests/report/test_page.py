@@ -24,7 +24,7 @@ from rayfl.cli.entry import app, main
 from rayfl.report.comparison import compare
 from rayfl.report.drawing import save, styled
 from rayfl.report.process import phases
-from rayfl.report.rows import RowKey, final_rows, own_key
+from rayfl.report.rows import RowKey, final_by_key, own_key
 from rayfl.report.several import terminal_table
 from rayfl.runs.loading import load_run, load_runs
 from tests.support.documents import Document, rendered
@@ -65,7 +65,9 @@ def report(request: pytest.FixtureRequest) -> Path:
 def test_nothing_is_loaded_from_elsewhere(report: Path) -> None:
     text = (report / "report.html").read_text(encoding="utf-8")
     addresses = set(re.findall(r"[a-z]+://[^\s\"'<>)]+", text))
-    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert text.count("https://github.com/leeoniya/uPlot") == 1  # in the library's first comment
+    namespaces = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert addresses <= namespaces | {"https://github.com/leeoniya/uPlot"}
     page = document(report)
     assert "@import" not in text and page.count("link") == page.count("img") == page.count("iframe") == 0
     for reference in page.references:
@@ -81,7 +83,9 @@ def test_nothing_is_loaded_from_elsewhere(report: Path) -> None:
 def test_only_the_own_script_may_run(report: Path) -> None:
     text = (report / "report.html").read_text(encoding="utf-8")
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
-    assert len(scripts) == text.count("<script") == 1
+    assert len(scripts) == 1
+    assert text.count("<script") == 1 + len(re.findall(r'<script type="application/json" (?:class|id)="[\w-]+">', text))
+    assert "Copyright (c) 2022 Leon Sorokin" in scripts[0]  # the licence of the library goes with it
     digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
     policy = next(str(a["content"]) for tag, a in document(report).tags if a.get("http-equiv"))
     assert f"script-src 'sha256-{digest}'" in policy
@@ -124,8 +128,8 @@ def test_figures_follow_the_pages_colours_and_their_files_come_with_their_data(r
 def test_the_summary_is_that_of_the_run(single: Path, finished: Path) -> None:
     run = load_run(str(finished / "superfed-mm-0"), METHODS)
     rows = document(single).tables["summary-table"][1:]
-    assert len(rows) == len(final_rows(run))
-    for cells, row in zip(rows, final_rows(run).values(), strict=True):
+    assert len(rows) == len(final_by_key(run))
+    for cells, row in zip(rows, final_by_key(run).values(), strict=True):
         assert cells[1] == "5"
         assert cells[2] == f"{100 * row['top1']:.2f} +- {100 * row['top1_std']:.2f}"
         assert cells[3] == f"{100 * row['top1_worst5']:.2f}"
@@ -138,7 +142,7 @@ def test_every_client_is_there(single: Path, finished: Path) -> None:
     rows = document(single).tables["clients-table"][1:]
     key = own_key(run)
     assert key is not None
-    choice = final_rows(run)[key]["choice"]
+    choice = final_by_key(run)[key]["choice"]
     values = {
         row["client"]: row["top1"]
         for row in run.clients.to_pylist()
@@ -155,7 +159,7 @@ def test_every_client_is_there(single: Path, finished: Path) -> None:
 def test_the_bins_are_those_of_the_pooled_errors(single: Path, finished: Path) -> None:
     run = load_run(str(finished / "superfed-mm-0"), METHODS)
     table = csv.read_csv(single / "figures" / "reliability.csv").to_pylist()
-    row = final_rows(run)[RowKey("global")]
+    row = final_by_key(run)[RowKey("global")]
     bins = [entry for entry in table if entry["model"] == "global"]
     gaps = [abs(entry["accuracy"] - entry["confidence"]) for entry in bins]
     n = [entry["n"] for entry in bins]
@@ -213,7 +217,8 @@ def test_hostile_names_are_shown_as_they_are(copied: Copied) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(content))
     text = rendered(run)
     page = Document(text)
-    assert page.count("img") == 0 and page.count("script") == 1
+    assert page.count("img") == 0
+    assert [a.get("type") for tag, a in page.tags if tag == "script" and a.get("type") != "application/json"] == [None]
     assert not [a for _, a in page.tags if any(name.startswith("on") for name in a)]
     assert page.wrongly_closed == []
     assert HOSTILE in page.text

@@ -6,9 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import rayfl
-from rayfl.runs.curves import accuracy_curve, download_effect
+from algorithms.registry import METHODS, Experiment
+from rayfl.plots.series import seeds_together
+from rayfl.report.rows import RowKey, curve
+from rayfl.runs.curves import accuracy_curve, download_effect, mean_over_seeds
+from rayfl.runs.folder import open_run
+from rayfl.runs.loading import load_run
+from rayfl.runs.rows import model_rows
+from rayfl.runs.summary import label_of
 from rayfl.storage.files import Storage
 from rayfl.tracking.timings import read_timings
 from tests.support.experiments import small_experiment
@@ -54,3 +62,31 @@ def test_timings_are_kept_by_round_and_phase(tmp_path: Path) -> None:
     assert all({"clients", "server", "evaluation", "commit"} <= set(line) for line in lines)
     assert all(value >= 0 for line in lines for value in line.values())
     assert read_timings(Storage(str(tmp_path / "nothing"))) == []
+
+
+def test_one_number_in_every_table_and_figure() -> None:
+    """Two seeds with 0.2 and 0.4: the sample standard deviation is 0.2 / sqrt(2) wherever it is shown; one has none."""
+    mean, spread = mean_over_seeds([0.2, 0.4])
+    assert (mean, spread) == (pytest.approx(0.3), pytest.approx(0.2 / 2**0.5))
+    assert seeds_together([{1: 0.2, 2: 0.5}, {1: 0.4}]) == {1: (mean, spread)}
+    alone, nothing = mean_over_seeds(np.array([[0.5, 0.6]]))
+    assert alone.tolist() == [0.5, 0.6]
+    assert np.isnan(nothing).all()
+
+
+def test_the_rows_of_a_model_are_found_by_one_function(tmp_path: Path) -> None:
+    """The report's curve, the plots' rows and the accuracy curve are the same numbers."""
+    result = rayfl.run(experiment(tmp_path, "fedavg"))
+    opened, read = open_run(result.path, Experiment), load_run(result.path, METHODS)
+    drawn = curve(read, RowKey("global"), "top1")
+    assert drawn is not None
+    rows = model_rows(opened, "global")
+    assert drawn.values.tolist() == rows["top1"].to_pylist() == list(accuracy_curve(result.rounds, "global").values())
+    assert drawn.rounds.tolist() == rows["round"].to_pylist() == [1, 2, 3, 4]
+
+
+def test_a_row_is_called_the_same_in_every_table_and_legend() -> None:
+    row = {"model": "lambda=best", "selected_on": "test per client", "choice": ""}
+    assert label_of(row) == RowKey("lambda=best", "test per client").label == "lambda, by test per client *"
+    assert label_of(row | {"choice": "lambda=0.5"}) == "lambda=0.5, by test per client *"
+    assert label_of({"model": "lambda=1.0", "selected_on": "", "choice": None}) == RowKey("lambda=1.0").label

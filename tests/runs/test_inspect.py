@@ -26,7 +26,7 @@ from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError, DamageError, RayflError, RunError
 from rayfl.runs.committed import CommittedModels
 from rayfl.runs.folder import RunFolder, open_run
-from rayfl.runs.listing import COLUMNS, chosen_rows, client_rows
+from rayfl.runs.listing import COLUMNS, chosen_rows, listed_clients
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from tests.support.experiments import small_experiment
@@ -213,7 +213,7 @@ def test_without_rows_and_state_there_is_nothing_to_compare(tmp_path: Path) -> N
 
 
 def test_clients(superfed: RunFolder) -> None:
-    rows, name, round = client_rows(superfed, "lambda=0.5", "test", None)
+    rows, name, round = listed_clients(superfed, "lambda=0.5", "test", None)
     assert (name, round, [row["client"] for row in rows]) == ("lambda=0.5", 3, [0, 1, 2, 3, 4])
     cohorts = [superfed.parts.cohort(t) for t in range(3)]
     for row in rows:
@@ -225,7 +225,7 @@ def test_clients(superfed: RunFolder) -> None:
 
 
 def test_clients_are_filtered_sorted_and_written_as_csv(superfed: RunFolder) -> None:
-    rows, *_ = client_rows(superfed, "personalized", "test", None)
+    rows, *_ = listed_clients(superfed, "personalized", "test", None)
     middle = sorted(row["loss"] for row in rows)[2]
     text = command(
         "clients", superfed.storage.uri, "--csv", "--sort", "loss", "--descending", "--filter", f"loss>={middle!r}",
@@ -260,11 +260,11 @@ def test_clients_that_were_not_evaluated(superfed: RunFolder) -> None:
         (("global", "test", 9), "after rounds 1, 2, 3, not after 9"),
     ):
         with pytest.raises(RunError, match=message):
-            client_rows(superfed, *arguments)
+            listed_clients(superfed, *arguments)
 
 
 def test_diff(folder: Path, superfed: RunFolder) -> None:
-    first, second = superfed.config, opened(folder / "fedavg").config
+    first, second = superfed.content, opened(folder / "fedavg").content
     found = {path: values for path, *values in differences(first, second)}
     assert found["algorithm.name"] == ["superfed", "fedavg"]
     assert found["algorithm.mode"] == ["mm", "-"]
@@ -279,9 +279,11 @@ def test_diff(folder: Path, superfed: RunFolder) -> None:
 
 
 def test_diff_of_a_configuration_with_itself_is_empty() -> None:
-    config = load_config(Experiment, "quickstart", [])
+    config, other = (
+        load_config(Experiment, "quickstart", overrides).model_dump(mode="json")
+        for overrides in ([], ["seed=1", "cluster.backend=inline"])
+    )
     assert differences(config, config) == []
-    other = load_config(Experiment, "quickstart", ["seed=1", "cluster.backend=inline"])
     assert [path for path, *_ in differences(config, other)] == ["seed", "cluster.backend"]
 
 

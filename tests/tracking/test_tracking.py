@@ -15,7 +15,8 @@ from rayfl.experiment.result import Result
 from rayfl.metrics import Statistics
 from rayfl.results.schemas import ROUNDS_SCHEMA
 from rayfl.results.tables import ResultTables
-from rayfl.runs.summary import final_rows, skipped_table, summary_table
+from rayfl.runs.rows import final_rows
+from rayfl.runs.summary import skipped_table, summary_table
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.console import ConsoleProgress
 from rayfl.tracking.tensorboard import TensorBoard
@@ -125,7 +126,7 @@ def test_the_final_table_marks_choices_on_test_data() -> None:
     assert any("lambda=0.5, by test *" in line and "90.00" in line for line in lines)
     assert "* chosen on test data" in text
     assert "lambda=1.0 (local)" in text
-    assert {row["split"] for row in final_rows(whole)} == {"test"}
+    assert {row["split"] for row in final_rows(whole.rounds)} == {"test"}
 
 
 def test_the_final_table_says_how_many_of_the_clients_it_is_about() -> None:
@@ -152,7 +153,7 @@ def test_the_final_table_of_a_run_that_scores_no_test_data_is_of_validation_data
 
 def test_the_final_table_of_a_run_without_evaluation_is_empty() -> None:
     text, whole = summary(ResultTables(["a"], "lambda"), "evaluation.splits=[validation]")
-    assert final_rows(whole) == []
+    assert final_rows(whole.rounds) == []
     assert "*" not in text.replace("+-", "")
     assert whole.rounds.schema == ROUNDS_SCHEMA
 

@@ -28,7 +28,10 @@ _MOST_IN_ORDER = 200
 """More clients are sorted by their commonest class, so that groups can be seen where single columns cannot."""
 _MOST_TICKS = 26
 _LARGEST_BUBBLE = 0.85
-_COLOURS = ("#2f6db5", "#8fb8de", "#e08a3c")
+DPI = 150
+"""Dots per inch where none are asked for."""
+SPLIT_COLOURS = ("#2f6db5", "#8fb8de", "#e08a3c")
+"""Of the splits train, validation and test."""
 
 
 _TENTHS = 10
@@ -108,7 +111,7 @@ def _drawn(dataset: FederatedDataset, title: str) -> Figure:
     _sizes(above, sizes)
     above.tick_params(bottom=len(counts) <= _MOST_IN_ORDER)
     totals = counts.sum(0)
-    beside.barh(np.arange(classes), totals, height=0.8, color=_COLOURS[0])
+    beside.barh(np.arange(classes), totals, height=0.8, color=SPLIT_COLOURS[0])
     beside.set(xlabel="samples", xlim=(0, max(1, totals.max()) * 1.05))
     beside.tick_params(labelleft=False)
     beside.locator_params(axis="x", nbins=3)
@@ -121,8 +124,13 @@ def check_format(destination: Path) -> None:
         raise ConfigError(f"--out: {destination} must end in {', '.join(_FORMATS)}")
 
 
-def save_figure(figure: Figure, destination: Path) -> None:
+def save_figure(figure: Figure, destination: Path, dpi: int = DPI) -> None:
     """Writes a picture in the format that its name ends in.
+
+    Args:
+        figure: the picture.
+        destination: where to.
+        dpi: dots per inch of what is made of pixels.
 
     Raises:
         ConfigError: another ending than .png, .pdf and .svg.
@@ -132,7 +140,7 @@ def save_figure(figure: Figure, destination: Path) -> None:
 
     check_format(destination)
     with new_file(destination) as file, matplotlib.rc_context(PLAIN_TEXT):
-        figure.savefig(file, format=destination.suffix[1:].lower(), dpi=150)
+        figure.savefig(file, format=destination.suffix[1:].lower(), dpi=dpi)
 
 
 def _bubbles(axes: Axes, counts: np.ndarray) -> None:
@@ -150,7 +158,7 @@ def _bubbles(axes: Axes, counts: np.ndarray) -> None:
             units="xy",
             offsets=np.column_stack([client, label]),
             transOffset=axes.transData,
-            facecolors=_COLOURS[0],
+            facecolors=SPLIT_COLOURS[0],
             linewidths=0,
         )
     )
@@ -195,7 +203,7 @@ def _sizes(axes: Axes, sizes: np.ndarray) -> None:
     clients = np.arange(len(sizes))
     edges = np.arange(len(sizes) + 1) - 0.5
     base = np.zeros(len(sizes))
-    for split, column, colour in zip(SPLITS, sizes.T, _COLOURS, strict=True):
+    for split, column, colour in zip(SPLITS, sizes.T, SPLIT_COLOURS, strict=True):
         if not column.any():
             continue
         if len(sizes) <= _MOST_BUBBLES:
