@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
 from rayfl.engine.flat import Layout
 from rayfl.engine.linear_program import LinearProgram
+from rayfl.engine.looped import step_keys
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_chain import write_gradients
+from rayfl.engine.stacked_gradients import StackedGradients
 from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.engine.terms import TRAINED
 from rayfl.engine.untouched import Untouched
@@ -51,6 +52,10 @@ class StackedTerms:
         along = program.along()
         self._weights = [convert((along @ m.weights).reshape(3, -1)) for m in program.measures]
         self._columns = self._segments()
+        self._keys = step_keys(ranked, ranked[0].plan.steps, task, device)
+        self._gradients = [
+            StackedGradients(partial(_loss, task), task, first=not n) for n in range(len(program.points))
+        ]
         self._views: dict[tuple[int, int, int], dict[str, Tensor]] = {}
         self._now = 0
         mixed = slice(0, program.mixed)
@@ -62,8 +67,9 @@ class StackedTerms:
         """Moves the first ``active`` clients along the gradients of a mini-batch of each."""
         program = self._program
         read, other = self._blocks[self._now][:active], self._blocks[1 - self._now][:active]
-        for point, row in zip(program.points, program.gradients, strict=True):
-            self._write_gradients(self._leaves(point, active), self._leaves(row, active), x, y, mask)
+        key = None if self._keys is None else self._keys[number, :active]
+        for place, (point, row) in enumerate(zip(program.points, program.gradients, strict=True)):
+            self._write_gradients(place, self._leaves(point, active), self._leaves(row, active), (key, x, y, mask))
         matrices = self._matrices[number + 1, :active]
         if self._entering is not None:
             matrices = self._with_measured(matrices, self._entering[number + 1, :active], read)
@@ -139,19 +145,17 @@ class StackedTerms:
         return found
 
     def _write_gradients(
-        self, model: dict[str, Tensor], room: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor | None
+        self, place: int, model: dict[str, Tensor], room: dict[str, Tensor], batch: tuple[Any, ...]
     ) -> None:
-        task = self._task
+        """Writes the gradients of a loss; ``batch`` is the step's key, x, y and mask."""
+        task, (_, x, y, mask) = self._task, batch
         layers = task.chain(model) if isinstance(task, Classification) else None
         if layers is not None and isinstance(task, Classification):
             write_gradients(layers, task.chain(room) or [], x, y, mask)
             return
-
-        def loss(one: Tree, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-            return task.loss(one, Batch(x, y, mask))
-
-        made = vmap(grad(loss), in_dims=(0, 0, 0, None if mask is None else 0))(model, x, y, mask)
-        torch._foreach_copy_(list(room.values()), [made[name] for name in room])
+        with torch.enable_grad():
+            made = self._gradients[place](model, list(room), *batch)
+        torch._foreach_copy_(list(room.values()), made)
 
     def _leaves(self, row: int, active: int) -> dict[str, Tensor]:
         """A row of the first clients as models, by name."""
@@ -168,6 +172,10 @@ class StackedTerms:
 
     def _client(self, rank: int, row: int) -> dict[str, Tensor]:
         return self._layout.leaves(self._blocks[self._now][rank, row])
+
+
+def _loss(task: Task, model: Tree, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    return task.loss(model, Batch(x, y, mask))
 
 
 def _model(tree: Mapping[str, Any], key: str) -> Mapping[str, Tensor]:
