@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rayfl.diagnosis.device_errors import Pieces, check_context, free_device_memory, ran_out_of_memory
 from rayfl.engine import looped, vectorized
+from rayfl.engine.capture import Capture, CudaGraphs
 from rayfl.engine.precision import Precision, why_not
 from rayfl.engine.requests import SERVER, GradientRequest, OutputRequest, Request, TrainRequest
 from rayfl.engine.tasks import Task
@@ -42,6 +43,11 @@ class EngineConfig(BaseModel):
         "bfloat16: networks compute in bfloat16 in steps and evaluation (autocast), while parameters, momenta, losses "
         "and sums stay float32",
     )
+    capture: bool = Field(
+        False,
+        description="record a step of stacked clients as a CUDA graph, and replay it for those that are alike: the "
+        "host then launches one graph a step; the results are the same",
+    )
 
 
 class Engine:
@@ -66,6 +72,8 @@ class Engine:
         self.vectorized = wanted and not obstacle
         notes = [f"clients are trained one by one: {obstacle}"] if wanted and obstacle else []
         notes += why_not(config.precision, device)
+        on_gpu = device.type == "cuda"
+        notes += [] if on_gpu or not config.capture else [f"engine.capture is for GPUs, it changes nothing on {device}"]
         self.note = "; ".join(notes)
         if self.note:
             _log.warning("%s", self.note)
@@ -74,6 +82,7 @@ class Engine:
         if config.precision == "bfloat16":
             for candidate in task.candidates:
                 candidate.network.compute_in(torch.bfloat16)
+        self._capture = Capture(CudaGraphs(device)) if config.capture and self.vectorized and on_gpu else None
         self._said: set[str] = set()
         self._of_gradients, self._of_outputs = Pieces("samples of a gradient"), Pieces("samples of a forward pass")
 
@@ -135,7 +144,7 @@ class Engine:
         Every attempt begins with the requests as they were: an update writes nothing before all of it is computed.
         """
         try:
-            return list(vectorized.train(requests, task, self.device))
+            return list(vectorized.train(requests, task, self.device, self._capture))
         except BaseException as error:
             if len(requests) == 1:
                 return [self._own(as_error(error))]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfl.engine.feed import of_step
 from rayfl.engine.looped import moved_paths, step_keys
 from rayfl.engine.optimizers import Kept, clipped, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
@@ -25,10 +26,11 @@ class StackedAutograd:
         ranked: the clients, those with most steps first.
         task: what is learned.
         device: where to compute.
-        masked: whether mini-batches have masks.
     """
 
-    def __init__(self, ranked: Sequence[TrainRequest], task: Task, device: torch.device, masked: bool) -> None:
+    phase = 0
+
+    def __init__(self, ranked: Sequence[TrainRequest], task: Task, device: torch.device) -> None:
         first = ranked[0]
         self._paths = [path for path, _ in leaves(first.trainable)]
         self._model = _stack([request.trainable for request in ranked], device)
@@ -42,12 +44,12 @@ class StackedAutograd:
         dims = (self._frozen_dims, None if self._draws is None else 0)
         self._gradients = StackedGradients(_on_tensors(first, task), task, dims)
 
-    def step(self, number: int, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
+    def step(self, number: int | Tensor, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
         """Moves the first ``active`` clients along the gradients of a mini-batch of each."""
         now = {path: leaf[:active] for path, leaf in self._parameters.items()}
         fixed = None if self._frozen is None else _first(self._frozen, self._frozen_dims, active)
-        draw = None if self._draws is None else map_leaves(lambda leaf: leaf[number, :active], self._draws)
-        key = None if self._keys is None else self._keys[number, :active]
+        draw = None if self._draws is None else map_leaves(lambda leaf: of_step(leaf, number, active), self._draws)
+        key = None if self._keys is None else of_step(self._keys, number, active)
         gradients = self._gradients(now, self._moved, key, x, y, mask, fixed, draw)
         with torch.no_grad():
             self._mover.step(gradients, active)
