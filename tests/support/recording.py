@@ -70,7 +70,7 @@ class _Operations(TorchDispatchMode):
 
 
 class Recording:
-    """Records work twice, refuses what a CUDA graph refuses, and replays operations on the memory of the recording.
+    """Records work, sees that two steps on are the same operations on the same memory, refuses what a CUDA graph refuses, and replays operations on the memory of the recording.
 
     Attributes:
         launched: how often work was run for itself.
@@ -89,7 +89,7 @@ class Recording:
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         runs = []
-        for _ in range(2):
+        for _ in range(3):  # every other step may use its memory in turn
             operations = _Operations()
             try:
                 with operations:
@@ -97,7 +97,7 @@ class Recording:
             finally:
                 operations.undo()
             runs.append(operations)
-        return self._checked(*runs)
+        return self._checked(runs[0], runs[2])
 
     def _checked(self, first: _Operations, second: _Operations) -> Callable[[], None]:
         for one, other in zip(first.persistent(), second.persistent(), strict=True):
