@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayfl.data.images.augment import AugmentConfig, Augmentation, Variations
+from rayfl.data.images.augment import Augmentation, AugmentConfig, Variations
 from rayfl.engine import vectorized
 from rayfl.engine.capture import Capture
 from rayfl.engine.engine import Engine, EngineConfig
@@ -30,7 +30,11 @@ from tests.support.toys import assert_equal
 torch.set_num_threads(1)
 
 IMAGE = InputSpec("image", (1, 6, 6), 4)
-LINE = loss(at=line("federated", "local", drawn("coefficient"))) + 0.1 * squared_distance("federated", "received")
+SUM = (
+    loss(at=line("federated", "local", drawn("coefficient")))
+    + 0.1 * squared_distance("federated", "received")
+    + squared_cosine("federated", "local")
+)
 MODELS: dict[str, tuple[Callable[[], Any], InputSpec]] = {
     "two_nn": (lambda: TwoNN(hidden=(8,)).build(IMAGE), IMAGE),
     "small_cnn": (SmallCNN, IMAGE),
@@ -48,7 +52,9 @@ def updates_of(
     for k, size in enumerate(sizes):
         trained = {"federated": network.initialize(100), "local": network.initialize(k)}
         frozen = {"received": trained["federated"]}
-        one = request(examples(size, spec, k), trained, LINE + squared_cosine("federated", "local"), client=k, epochs=epochs)
+        one = request(
+            examples(size, spec, k), trained, SUM, client=k, epochs=epochs
+        )
         draws = {"coefficient": np.random.default_rng(k).random(one.plan.steps)}
         found.append(replace(one, draws=draws, frozen=frozen, kept=Kept()))
     return found

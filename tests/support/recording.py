@@ -10,8 +10,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_WAITS = frozenset("_local_scalar_dense item is_nonzero nonzero masked_select _unique2 equal _pin_memory".split())
-_DRAWS = frozenset("bernoulli bernoulli_ rand randn randint uniform_ normal_ native_dropout random_".split())
+_WAITS = frozenset(
+    ["_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "_unique2", "equal", "_pin_memory"]
+)
+_DRAWS = frozenset(
+    ["bernoulli", "bernoulli_", "rand", "randn", "randint", "uniform_", "normal_", "native_dropout", "random_"]
+)
 
 
 def _memory(tensor: Tensor) -> int:
@@ -70,7 +74,9 @@ class _Operations(TorchDispatchMode):
 
 
 class Recording:
-    """Records work, sees that two steps on are the same operations on the same memory, refuses what a CUDA graph refuses, and replays operations on the memory of the recording.
+    """Records work, refuses what a CUDA graph refuses, and replays the operations on the memory of the recording.
+
+    It sees that two steps on are the same operations on the same memory.
 
     Attributes:
         launched: how often work was run for itself.
