@@ -175,7 +175,7 @@ class Engine:
         if reason not in self._said:
             self._said.add(reason)
             _log.warning(
-                "%d clients failed together, but not one by one: %s; clients with %s are trained one by one from now on",
+                "%d clients failed together, but not one by one: %s; those with %s are trained one by one from now on",
                 len(requests),
                 reason,
                 _name_of(objective),

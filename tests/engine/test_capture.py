@@ -52,9 +52,7 @@ def updates_of(
     for k, size in enumerate(sizes):
         trained = {"federated": network.initialize(100), "local": network.initialize(k)}
         frozen = {"received": trained["federated"]}
-        one = request(
-            examples(size, spec, k), trained, SUM, client=k, epochs=epochs
-        )
+        one = request(examples(size, spec, k), trained, SUM, client=k, epochs=epochs)
         draws = {"coefficient": np.random.default_rng(k).random(one.plan.steps)}
         found.append(replace(one, draws=draws, frozen=frozen, kept=Kept()))
     return found

@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 
 SPEC = InputSpec("image", (1, 28, 28), 10)
 CLIENTS = 4
-MOST = {"superfed": (48, 15.0), "ditto": (22, 15.0), "floco": (75, 15.0), "fedphp": (165, 15.0)}
+MOST = {"superfed": (48, 15.0), "ditto": (22, 7.0), "floco": (60, 9.0), "fedphp": (165, 10.0)}
 """Launches of a stacked step, and models that it reads and writes for each client."""
 
 
