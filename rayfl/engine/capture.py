@@ -46,7 +46,8 @@ class CudaGraphs:
     def warm(self, work: Work) -> None:
         """See :class:`Recorder`."""
         if self._stream is None:
-            self._stream, self._pool = torch.cuda.Stream(self._device), torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             work()

@@ -97,7 +97,8 @@ def keys_of(seeds: Sequence[int], begun: Sequence[int], steps: int) -> np.ndarra
     bits = np.asarray(seeds, np.uint64) + number * np.uint64(_GAMMA)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(_FIRST)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(_SECOND)
-    return (bits ^ (bits >> np.uint64(31))).view(np.int64)
+    found: np.ndarray = (bits ^ (bits >> np.uint64(31))).view(np.int64)
+    return found
 
 
 def is_stacked(tensor: Tensor) -> bool:

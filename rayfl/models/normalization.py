@@ -32,7 +32,7 @@ class _StackableNorm(_BatchNorm, Stackable):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps of shape (b, channels, ...)."""
-        self._check_input_dim(x)
+        self._check_input_dim(x)  # type: ignore[no-untyped-call]
         mean, variance, momentum = self.running_mean, self.running_var, self.momentum or 0.0
         own = self.training or mean is None
         mask = self.forward_pass.mask_of(x) if own and self.training else None

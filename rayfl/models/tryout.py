@@ -92,8 +92,8 @@ def _why_padding_matters(
     if not torch.allclose(first, second, rtol=1e-4, atol=1e-5):
         return "the model's outputs depend on the other samples of the batch"
     # Statistics of two samples magnify round-off.
-    near = {"rtol": 0.1, "atol": 0.01} if network.batch_statistics else {"rtol": 1e-4, "atol": 1e-5}
-    if not torch.allclose(first, expected, **near):
+    rtol, atol = (0.1, 0.01) if network.batch_statistics else (1e-4, 1e-5)
+    if not torch.allclose(first, expected, rtol=rtol, atol=atol):
         return "the model's outputs depend on the size of the batch"
     return ""
 

@@ -353,6 +353,8 @@ def assert_close(left: Any, right: Any, atol: float = 1e-10, path: str = "") -> 
             assert_close(left[key], right[key], atol, f"{path}/{key}")
     elif isinstance(left, Tensor) and left.dtype == torch.bool:
         assert torch.equal(left, right), f"{path}: {int((left ^ right).sum())} differ"
+    elif isinstance(left, Tensor) and not left.numel():
+        assert left.shape == right.shape, path
     elif isinstance(left, Tensor):
         assert (left - right).abs().max() <= atol, f"{path}: differ by {(left - right).abs().max()}"
     else:
