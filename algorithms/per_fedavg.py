@@ -125,15 +125,15 @@ def slope(model: Model, at: Model, batch: Batch, task: Task) -> Tree:
         batch: the samples.
         task: the loss.
     """
-    buffers = copy(_buffers(model, task))
 
     def value(moved: Model) -> Tensor:
-        return task.loss({**buffers, **moved}, batch)
+        # copied here: torch.func.grad lets nobody write to what lies outside of the function
+        return task.loss({**copy(_buffers(model, task)), **moved}, batch)
 
     if task.network.vectorizable:
         found: Tree = torch.func.grad(value)(dict(at))
         return found
-    # torch.func allows no layer that counts its batches, and the stack has none
+    # a network that cannot be stacked may have layers that torch.func refuses
     parts = torch.autograd.grad(value(at), list(at.values()), create_graph=True, materialize_grads=True)
     return dict(zip(at, parts, strict=True))
 

@@ -12,12 +12,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rayfl.diagnosis.device_errors import Pieces, check_context, free_device_memory, ran_out_of_memory
 from rayfl.engine import looped, vectorized
+from rayfl.engine.capture import Capture, CudaGraphs
 from rayfl.engine.precision import Precision, why_not
-from rayfl.engine.requests import SERVER, GradientRequest, OutputRequest, Request, TrainRequest
+from rayfl.engine.requests import SERVER, GradientRequest, Objective, OutputRequest, Request, TrainRequest
 from rayfl.engine.tasks import Task
 from rayfl.errors import as_error, text_of
 
 _log = logging.getLogger(__name__)
+_REMEMBERED = 64
+"""Objectives that cannot be stacked; some methods make one every round."""
 UNMEASURED_WIDTH = 32
 """Clients stacked at a time where nothing says how many the memory has room for."""
 
@@ -41,6 +44,11 @@ class EngineConfig(BaseModel):
         description="float32: factors as they are; tf32: GPUs round the factors of float32 to 10 bits of mantissa; "
         "bfloat16: networks compute in bfloat16 in steps and evaluation (autocast), while parameters, momenta, losses "
         "and sums stay float32",
+    )
+    capture: bool = Field(
+        False,
+        description="record a step of stacked clients as a CUDA graph, and replay it for those that are alike: the "
+        "host then launches one graph a step; the results are the same",
     )
 
 
@@ -66,6 +74,8 @@ class Engine:
         self.vectorized = wanted and not obstacle
         notes = [f"clients are trained one by one: {obstacle}"] if wanted and obstacle else []
         notes += why_not(config.precision, device)
+        on_gpu = device.type == "cuda"
+        notes += [] if on_gpu or not config.capture else [f"engine.capture is for GPUs, it changes nothing on {device}"]
         self.note = "; ".join(notes)
         if self.note:
             _log.warning("%s", self.note)
@@ -74,7 +84,9 @@ class Engine:
         if config.precision == "bfloat16":
             for candidate in task.candidates:
                 candidate.network.compute_in(torch.bfloat16)
+        self._capture = Capture(CudaGraphs(device)) if config.capture and self.vectorized and on_gpu else None
         self._said: set[str] = set()
+        self._unstackable: list[Objective] = []
         self._of_gradients, self._of_outputs = Pieces("samples of a gradient"), Pieces("samples of a forward pass")
 
     def check(self, error: Exception | None = None) -> None:
@@ -135,12 +147,12 @@ class Engine:
         Every attempt begins with the requests as they were: an update writes nothing before all of it is computed.
         """
         try:
-            return list(vectorized.train(requests, task, self.device))
+            return list(vectorized.train(requests, task, self.device, self._capture))
         except BaseException as error:
-            if len(requests) == 1:
+            too_large, reason = ran_out_of_memory(error), _first_line(error)
+            if too_large and len(requests) == 1:
                 return [self._own(as_error(error))]
             self.check(as_error(error))
-            too_large, reason = ran_out_of_memory(error), _first_line(error)
         # Not in the handler: until it is left, the error keeps the tensors of the failed attempt.
         self.release()
         if not too_large:
@@ -151,11 +163,23 @@ class Engine:
         return [*self._train_stacked(requests[:half], task), *self._train_stacked(requests[half:], task)]
 
     def _train_one_by_one(self, requests: Sequence[TrainRequest], task: Task, reason: str) -> list[Any]:
-        """Trains the clients of a stack that failed: the one that it failed because of raises alone, too."""
+        """Trains the clients of a stack that failed: the one that it failed because of raises alone, too.
+
+        Where none does, their objective cannot be stacked, and no other stack is tried with it.
+        """
         replies = [self._answer(self._train_looped, request, task) for request in requests]
-        if not any(isinstance(reply, Exception) for reply in replies) and reason not in self._said:
+        if any(isinstance(reply, Exception) for reply in replies):
+            return replies
+        objective = requests[0].objective
+        self._unstackable = [*self._unstackable, objective][-_REMEMBERED:]
+        if reason not in self._said:
             self._said.add(reason)
-            _log.warning("%d clients failed together, but not one by one: %s", len(requests), reason)
+            _log.warning(
+                "%d clients failed together, but not one by one: %s; those with %s are trained one by one from now on",
+                len(requests),
+                reason,
+                _name_of(objective),
+            )
         return replies
 
     def _train_looped(self, request: TrainRequest, task: Task) -> Any:
@@ -188,7 +212,8 @@ class Engine:
         trains = [request for request in group if isinstance(request, TrainRequest)]
         if len(trains) < len(group):
             return [TypeError(f"a procedure may await what a client offers, not a {type(first).__name__}")] * len(group)
-        stacked = self.vectorized and first.client != SERVER  # which has nobody to be stacked with
+        # The server has nobody to be stacked with.
+        stacked = self.vectorized and first.client != SERVER and trains[0].objective not in self._unstackable
         if stacked and any(request.plan.steps for request in trains):
             found = self._answer(self._train_stacked, trains, task)
             return [found] * len(trains) if isinstance(found, Exception) else found
@@ -197,6 +222,10 @@ class Engine:
 
 def _steps(request: Request) -> int:
     return request.plan.steps if isinstance(request, TrainRequest) else 0
+
+
+def _name_of(objective: Objective) -> str:
+    return f"the objective {getattr(objective, '__qualname__', type(objective).__name__)}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -82,9 +82,9 @@ def evaluate_together(asked: Sequence[Asked], task: Task, batch_size: int) -> li
     """
     found: list[dict[str, Statistics]] = [{} for _ in asked]
     measures = task.measures
-    # Of other measures the sums are others; and with statistics of a batch, a prediction may depend on the batch.
+    # Of other measures the sums are others; and a prediction may depend on the batch in which it is made.
     plain = type(measures) is ClassificationMeasures and not measures.further
-    if not isinstance(task, Classification) or not plain or task.network.batch_statistics:
+    if not isinstance(task, Classification) or not plain or task.network.batch_predictions:
         return found
     groups: dict[tuple[str, ...], list[int]] = {}
     # Those with as many samples side by side, so that there is little padding.

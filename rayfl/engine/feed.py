@@ -56,14 +56,27 @@ class Feed:
         """How many of the ranked clients still have a step to do."""
         return sum(1 for steps in self._steps if steps > step)
 
-    def batch(self, step: int, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def batch(self, step: int | Tensor, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """x (active, b, *shape), y (active, b), mask (active, b) or None."""
-        index = self._index[step, :active]
+        index = of_step(self._index, step, active)
         x = self._x[index]
         if self._augmentation is not None:
-            drawn = {name: values[step, :active].flatten(0, 1) for name, values in self._drawn.items()}
+            drawn = {name: of_step(values, step, active).flatten(0, 1) for name, values in self._drawn.items()}
             x = self._augmentation(x.flatten(0, 1), drawn).view(x.shape)
-        return x, self._y[index], None if self.masks is None else self.masks[step, :active]
+        return x, self._y[index], None if self.masks is None else of_step(self.masks, step, active)
+
+
+def of_step(values: Tensor, step: int | Tensor, active: int) -> Tensor:
+    """What the first clients have in a step.
+
+    Args:
+        values: shape (steps, clients, ...).
+        step: its number; or on the device, int64 of shape (1,), where it is read when the step is taken.
+        active: how many clients.
+    """
+    if isinstance(step, Tensor):
+        return values[:, :active].index_select(0, step)[0]
+    return values[step, :active]
 
 
 @lru_cache

@@ -13,9 +13,10 @@ from rayfl.engine.flat import ALIGNMENT_BYTES, Layout
 from rayfl.engine.memory import Memory
 from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
 from rayfl.engine.step import step_of
-from rayfl.engine.tasks import Batch, Task, recorded_names
+from rayfl.engine.tasks import Batch, Task, begin_step, recorded_names, tells_steps
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import MethodError
+from rayfl.models.forward_pass import keys_of
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
 
 _GATHERED_BYTES = 1 << 18
@@ -34,12 +35,30 @@ def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
     memory = Memory(request, Layout.of(request.trainable, moved), device)
     lent = Untouched(request.frozen or {}, recorded_names(task))
     take = step_of(request, task, memory)
-    with _seeded(request.seed, task, device):
+    with _seeded(request.seed ^ request.begun, task, device):
+        keys = step_keys([request], request.plan.steps, task, device)
         for number, batch in enumerate(_batches(request, device)):
+            if keys is not None:
+                begin_step(task, keys[number, 0])
             take(batch, number)
     check_frozen(lent)
     memory.keep()
     return map_leaves(Tensor.detach, memory.tree)
+
+
+def step_keys(requests: Sequence[TrainRequest], steps: int, task: Task, device: torch.device) -> Tensor | None:
+    """The keys of the steps' random numbers, int64 of shape (steps, clients); None where no network is told of steps.
+
+    Args:
+        requests: one a client.
+        steps: how many steps the longest takes.
+        task: has the networks.
+        device: where the keys are wanted.
+    """
+    if not tells_steps(task):
+        return None
+    keys = keys_of([request.seed for request in requests], [request.begun for request in requests], steps)
+    return torch.from_numpy(keys).to(device)
 
 
 def check_frozen(lent: Untouched) -> None:
@@ -84,7 +103,7 @@ def _stretches(bounds: Sequence[int], row: int) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def _seeded(seed: int, task: Task, device: torch.device) -> Iterator[None]:
-    """Dropout draws from ``seed``; the global generators are as before afterwards."""
+    """What a network's own code draws comes from ``seed``; the global generators are as before afterwards."""
     if not any(candidate.network.stochastic for candidate in task.candidates):
         yield
         return
@@ -125,6 +144,8 @@ def gradient(request: GradientRequest, task: Task, device: torch.device, pieces:
         torch._foreach_add_(total, list(parts), alpha=len(rows) / len(y))
 
     with _seeded(request.seed, task, device):
+        if tells_steps(task):
+            begin_step(task, torch.from_numpy(keys_of([request.seed], [0], 1))[0, 0].to(device))
         for part in torch.split(torch.arange(len(y), device=device), request.batch_size):
             pieces.of(part, add)
     check_frozen(lent)

@@ -17,7 +17,7 @@ async def in_pieces(
     factors: Sequence[float],
     each_epoch: Callable[[Tree], Awaitable[None]] | None,
 ) -> Tree:
-    """A training pass in pieces of an epoch, and of one learning rate; without dropout the same as in one piece.
+    """A training pass in pieces of an epoch, and of one learning rate, otherwise the same as in one piece.
 
     Args:
         request: the whole pass.
@@ -25,12 +25,10 @@ async def in_pieces(
         factors: by step, what multiplies the learning rate.
         each_epoch: called with the tree as trained so far.
     """
-    tree, kept, number = request.trainable, Kept() if request.kept is None else request.kept, 0
+    tree, kept = request.trainable, Kept() if request.kept is None else request.kept
     for place, whole in enumerate(request.pieces(epoch)):
         for piece in whole.paced(factors[place * epoch :][: whole.plan.steps]):
-            # each piece seeds dropout with another number
-            tree = await Ask(replace(piece, trainable=tree, kept=kept, seed=request.seed ^ number))
-            number += 1
+            tree = await Ask(replace(piece, trainable=tree, kept=kept))
         if each_epoch is not None:
             await each_epoch(tree)
     return tree

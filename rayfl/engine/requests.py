@@ -37,13 +37,14 @@ class TrainRequest:
         draws: None, or a tree of arrays with one entry a step along dimension 0.
         plan: the mini-batches.
         rule: how steps move what is trained.
-        seed: seed of PyTorch's generator for networks with dropout.
+        seed: of the random numbers of networks, such as dropout's.
         groups: first keys of ``trainable``, and how what lies under them is treated.
         max_grad_norm: largest norm of a step's gradient; None sets no limit.
         kept: None for an optimizer that begins afresh and leaves nothing; or what it has kept, which the engine
             replaces by what it keeps in the end.
         task: what the objective is given; None stands for the engine's own task.
         variations: how the samples of ``plan.order`` are changed, row by row; None: not at all.
+        begun: how many steps with this seed there have been before.
     """
 
     client: int
@@ -60,6 +61,7 @@ class TrainRequest:
     kept: Kept | None = None
     task: Task | None = None
     variations: Variations | None = None
+    begun: int = 0
 
     def part(self, first: int, last: int) -> TrainRequest:
         """The request of steps ``first`` to ``last`` (excluded) alone."""
@@ -67,6 +69,7 @@ class TrainRequest:
         return replace(
             self,
             plan=self.plan.part(first, last),
+            begun=self.begun + first,
             draws=None if self.draws is None else map_leaves(lambda d: d[first:last], self.draws),
             variations=None if self.variations is None else self.variations.part(bounds[first], bounds[last]),
         )
@@ -130,7 +133,7 @@ class GradientRequest:
         point: the tree at which the gradient is taken; not modified.
         objective: called without draws.
         batch_size: samples at a time.
-        seed: seed of PyTorch's generator for networks with dropout.
+        seed: of the random numbers of networks, such as dropout's.
         frozen: a tree the objective reads; None when it reads none.
         task: what the objective is given; None stands for the engine's own task.
     """

@@ -1,19 +1,20 @@
-"""A stack of clients whose objective is differentiated whole: ``vmap(grad(objective))``."""
+"""A stack of clients whose objective is differentiated whole: the gradient of the sum of ``vmap(objective)``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
-from rayfl.engine.looped import moved_paths
+from rayfl.engine.feed import of_step
+from rayfl.engine.looped import moved_paths, step_keys
 from rayfl.engine.optimizers import Kept, clipped, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
-from rayfl.engine.tasks import Batch, Task
+from rayfl.engine.stacked_gradients import Loss, StackedGradients
+from rayfl.engine.tasks import Batch, Task, recorded_names
 from rayfl.engine.untouched import Untouched
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
 
@@ -25,33 +26,33 @@ class StackedAutograd:
         ranked: the clients, those with most steps first.
         task: what is learned.
         device: where to compute.
-        masked: whether mini-batches have masks.
     """
 
-    def __init__(self, ranked: Sequence[TrainRequest], task: Task, device: torch.device, masked: bool) -> None:
+    phase = 0
+
+    def __init__(self, ranked: Sequence[TrainRequest], task: Task, device: torch.device) -> None:
         first = ranked[0]
         self._paths = [path for path, _ in leaves(first.trainable)]
         self._model = _stack([request.trainable for request in ranked], device)
-        self._parameters = [leaf for _, leaf in leaves(self._model)]
-        names = moved_paths(self._model, task)
-        self._moved = [i for i, path in enumerate(self._paths) if path in names]
-        self._mover = _Mover(ranked, names, [self._parameters[i] for i in self._moved], device)
+        self._parameters = dict(leaves(self._model))
+        self._moved = moved_paths(self._model, task)
+        self._mover = _Mover(ranked, self._moved, [self._parameters[path] for path in self._moved], device)
         self._frozen, self._frozen_dims = _stack_frozen(ranked, device)
-        self.lent = Untouched(self._frozen or {})
+        self.lent = Untouched(self._frozen or {}, recorded_names(task))
         self._draws = None if first.draws is None else _pad_draws(ranked, device)
-        self._gradients = vmap(
-            grad(_on_tensors(first, task)),
-            in_dims=(0, 0, 0, 0 if masked else None, self._frozen_dims, None if self._draws is None else 0),
-        )
+        self._keys = step_keys(ranked, first.plan.steps, task, device)
+        dims = (self._frozen_dims, None if self._draws is None else 0)
+        self._gradients = StackedGradients(_on_tensors(first, task), task, dims)
 
-    def step(self, number: int, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
+    def step(self, number: int | Tensor, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
         """Moves the first ``active`` clients along the gradients of a mini-batch of each."""
-        rows = zip(self._paths, self._parameters, strict=True)
-        now = from_leaves({path: leaf[:active] for path, leaf in rows})
+        now = {path: leaf[:active] for path, leaf in self._parameters.items()}
         fixed = None if self._frozen is None else _first(self._frozen, self._frozen_dims, active)
-        draw = None if self._draws is None else map_leaves(lambda leaf: leaf[number, :active], self._draws)
-        gradients = [leaf for _, leaf in leaves(self._gradients(now, x, y, mask, fixed, draw))]
-        self._mover.step([gradients[i] for i in self._moved], active)
+        draw = None if self._draws is None else map_leaves(lambda leaf: of_step(leaf, number, active), self._draws)
+        key = None if self._keys is None else of_step(self._keys, number, active)
+        gradients = self._gradients(now, self._moved, key, x, y, mask, fixed, draw)
+        with torch.no_grad():
+            self._mover.step(gradients, active)
 
     def model_of(self, rank: int) -> Tree:
         """What is trained of one client, in fresh memory."""
@@ -113,11 +114,13 @@ class _Mover:
         return {name: {path: slots[name][rank].clone() for path, slots in rows if name in slots} for name in names}
 
 
-def _on_tensors(request: TrainRequest, task: Task) -> Callable[..., Tensor]:
+def _on_tensors(request: TrainRequest, task: Task) -> Loss:
     """The objective as a function of tensors and trees alone, as ``vmap`` needs it."""
 
-    def loss(model: Tree, x: Tensor, y: Tensor, mask: Tensor | None, frozen: Any, draw: Any) -> Tensor:
-        return request.objective(model, Batch(x, y, mask), task, frozen, draw)
+    def loss(
+        tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, mask: Tensor | None, frozen: Any, draw: Any
+    ) -> Tensor:
+        return request.objective(from_leaves(tensors), Batch(x, y, mask), task, frozen, draw)
 
     return loss
 

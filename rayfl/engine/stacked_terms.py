@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
+from rayfl.engine.feed import of_step
 from rayfl.engine.flat import Layout
 from rayfl.engine.linear_program import LinearProgram
+from rayfl.engine.looped import step_keys
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_chain import write_gradients
+from rayfl.engine.stacked_gradients import StackedGradients
 from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.engine.terms import TRAINED
 from rayfl.engine.untouched import Untouched
@@ -32,6 +34,9 @@ class StackedTerms:
         ranked: the clients, those with most steps first.
         task: what is learned.
         device: where to compute.
+
+    Attributes:
+        phase: the block that holds the models.
     """
 
     def __init__(
@@ -51,24 +56,29 @@ class StackedTerms:
         along = program.along()
         self._weights = [convert((along @ m.weights).reshape(3, -1)) for m in program.measures]
         self._columns = self._segments()
+        self._keys = step_keys(ranked, ranked[0].plan.steps, task, device)
+        self._gradients = [
+            StackedGradients(partial(_loss, task), task, first=not n) for n in range(len(program.points))
+        ]
         self._views: dict[tuple[int, int, int], dict[str, Tensor]] = {}
-        self._now = 0
+        self.phase = 0
         mixed = slice(0, program.mixed)
         for read in [self._blocks[0]] if program.mixed else []:
             self._product(self._matrices[0, :, :, mixed], read, read, mixed)
 
     @torch.no_grad()
-    def step(self, number: int, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
+    def step(self, number: int | Tensor, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
         """Moves the first ``active`` clients along the gradients of a mini-batch of each."""
         program = self._program
-        read, other = self._blocks[self._now][:active], self._blocks[1 - self._now][:active]
-        for point, row in zip(program.points, program.gradients, strict=True):
-            self._write_gradients(self._leaves(point, active), self._leaves(row, active), x, y, mask)
-        matrices = self._matrices[number + 1, :active]
+        read, other = self._blocks[self.phase][:active], self._blocks[1 - self.phase][:active]
+        key = None if self._keys is None else of_step(self._keys, number, active)
+        for place, (point, row) in enumerate(zip(program.points, program.gradients, strict=True)):
+            self._write_gradients(place, self._leaves(point, active), self._leaves(row, active), (key, x, y, mask))
+        matrices = of_step(self._matrices[1:], number, active)
         if self._entering is not None:
-            matrices = self._with_measured(matrices, self._entering[number + 1, :active], read)
+            matrices = self._with_measured(matrices, of_step(self._entering[1:], number, active), read)
         self._product(matrices, read, other, slice(0, program.written))
-        self._now = 1 - self._now
+        self.phase = 1 - self.phase
 
     def model_of(self, rank: int) -> Tree:
         """What is trained of one client, in fresh memory."""
@@ -139,25 +149,23 @@ class StackedTerms:
         return found
 
     def _write_gradients(
-        self, model: dict[str, Tensor], room: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor | None
+        self, place: int, model: dict[str, Tensor], room: dict[str, Tensor], batch: tuple[Any, ...]
     ) -> None:
-        task = self._task
+        """Writes the gradients of a loss; ``batch`` is the step's key, x, y and mask."""
+        task, (_, x, y, mask) = self._task, batch
         layers = task.chain(model) if isinstance(task, Classification) else None
         if layers is not None and isinstance(task, Classification):
             write_gradients(layers, task.chain(room) or [], x, y, mask)
             return
-
-        def loss(one: Tree, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-            return task.loss(one, Batch(x, y, mask))
-
-        made = vmap(grad(loss), in_dims=(0, 0, 0, None if mask is None else 0))(model, x, y, mask)
-        torch._foreach_copy_(list(room.values()), [made[name] for name in room])
+        with torch.enable_grad():
+            made = self._gradients[place](model, list(room), *batch)
+        torch._foreach_copy_(list(room.values()), made)
 
     def _leaves(self, row: int, active: int) -> dict[str, Tensor]:
         """A row of the first clients as models, by name."""
-        key = (self._now, row, active)
+        key = (self.phase, row, active)
         if key not in self._views:
-            flat = self._blocks[self._now][:active, row]
+            flat = self._blocks[self.phase][:active, row]
             self._views[key] = {
                 name: flat[:, start : start + shape.numel()].view(active, *shape)
                 for name, shape, start in zip(
@@ -167,7 +175,11 @@ class StackedTerms:
         return self._views[key]
 
     def _client(self, rank: int, row: int) -> dict[str, Tensor]:
-        return self._layout.leaves(self._blocks[self._now][rank, row])
+        return self._layout.leaves(self._blocks[self.phase][rank, row])
+
+
+def _loss(task: Task, model: Tree, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    return task.loss(model, Batch(x, y, mask))
 
 
 def _model(tree: Mapping[str, Any], key: str) -> Mapping[str, Tensor]:

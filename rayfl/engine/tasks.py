@@ -159,6 +159,20 @@ class Task(Protocol):
     def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor: ...
 
 
+def tells_steps(task: Task) -> bool:
+    """Whether a network of the task has layers that are to be told of every step."""
+    return any(one.network.stochastic or one.network.batch_statistics for one in task.candidates)
+
+
+def begin_step(task: Task, key: Tensor, padded: bool = False, first: bool = True) -> None:
+    """Tells the task's networks of the next step, or of what follows in it (without ``first``).
+
+    See :meth:`rayfl.models.base.Network.begin_step`.
+    """
+    for number, candidate in enumerate(task.candidates):
+        candidate.network.begin_step(key, padded, number << 32 if first else None)
+
+
 def recorded_names(task: Task) -> frozenset[str]:
     """Names of the tensors that travel with the parameters, and that no step moves but a forward pass may write to."""
     return frozenset(name for candidate in task.candidates for name in candidate.network.buffer_names)
@@ -214,19 +228,19 @@ class NetworkTask(ABC):
 
     def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
         """Outputs of the network, shape (b, C). ``training=False`` for a teacher: no dropout, no change of buffers."""
-        return self.network.logits(model, batch.x, training=training)
+        return self.network.logits(model, batch.x, training=training, mask=batch.mask)
 
     def features_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
         """Features of shape (b, f) and outputs of shape (b, C) from one forward pass."""
-        return self.network.features_and_logits(model, batch.x, training=training)
+        return self.network.features_and_logits(model, batch.x, training=training, mask=batch.mask)
 
     def head_inputs_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
         """Returns what the last linear layer reads, shape (b, f), and outputs of shape (b, C) from one forward pass."""
-        return self.network.head_inputs_and_logits(model, batch.x, training=training)
+        return self.network.head_inputs_and_logits(model, batch.x, training=training, mask=batch.mask)
 
     def features(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
         """Features of shape (b, f); ``training`` as for :meth:`logits`."""
-        return self.network.features(model, batch.x, training=training)
+        return self.network.features(model, batch.x, training=training, mask=batch.mask)
 
     def classify(self, model: Model, features: Tensor, training: bool = True) -> Tensor:
         """Outputs of shape (b, C) of given features of shape (b, f); ``training`` as for :meth:`logits`."""

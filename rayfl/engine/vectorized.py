@@ -7,12 +7,14 @@ may be stepped on until the next smaller number suffices.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from rayfl.engine.capture import Capture, RecordedSteps
 from rayfl.engine.feed import Feed
 from rayfl.engine.linear_program import LinearProgram, NotLinearError
 from rayfl.engine.looped import check_frozen, moved_paths
@@ -30,11 +32,13 @@ class Stack(Protocol):
 
     Attributes:
         lent: frozen tensors that the objective is given.
+        phase: which of its memory is to be read next.
     """
 
     lent: Untouched
+    phase: int
 
-    def step(self, number: int, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None: ...
+    def step(self, number: int | Tensor, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None: ...
 
     def model_of(self, rank: int) -> Tree: ...
 
@@ -47,12 +51,24 @@ def bucket(count: int) -> int:
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
 
-def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) -> list[Tree]:
-    """Runs the local updates of one group (equal ``TrainRequest.group()``); results in the order given."""
+def train(
+    requests: Sequence[TrainRequest], task: Task, device: torch.device, capture: Capture | None = None
+) -> list[Tree]:
+    """Runs the local updates of one group (equal ``TrainRequest.group()``).
+
+    Args:
+        requests: the updates.
+        task: what is learned.
+        device: where to compute.
+        capture: records steps to replay them; None launches the operations of each.
+
+    Returns:
+        What is trained, in the order given.
+    """
     order = sorted(range(len(requests)), key=lambda i: -requests[i].plan.steps)
     ranked = [requests[i] for i in order]
     feed = Feed(ranked, device)
-    stack = _stack_of(ranked, task, device, feed.masks is not None)
+    stack = _stack_of(ranked, task, device)
     trained: list[Tree] = []
     slots: list[dict[str, dict[str, Tensor]]] = []
 
@@ -62,11 +78,18 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
             trained.append(stack.model_of(rank))
             slots.append({} if ranked[rank].kept is None else stack.slots_of(rank))
 
-    for step in range(ranked[0].plan.steps):
-        left = feed.active(step)
-        take_out(len(ranked) - len(trained) - left)
-        active = min(bucket(left), len(ranked))
+    def take(step: int | Tensor, active: int) -> None:
         stack.step(step, active, *feed.batch(step, active))
+
+    left = [feed.active(step) for step in range(ranked[0].plan.steps)]
+    sizes = [min(bucket(count), len(ranked)) for count in left]
+    recorded = None if capture is None else RecordedSteps(capture, stack, take, Counter(sizes), device)
+    for step, (count, active) in enumerate(zip(left, sizes, strict=True)):
+        take_out(len(ranked) - len(trained) - count)
+        if recorded is None:
+            take(step, active)
+        else:
+            recorded.take(active)
     check_frozen(stack.lent)
     take_out(len(ranked) - len(trained))
     # Last of all: where memory ends before, the requests are as they were, and can be run again.
@@ -80,14 +103,14 @@ def train(requests: Sequence[TrainRequest], task: Task, device: torch.device) ->
     return [found[position] for position in range(len(requests))]
 
 
-def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device, masked: bool) -> Stack:
+def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device) -> Stack:
     """What steps on a sum of terms where it can, and along the gradient of the whole objective where not."""
     if are_products(device):
         try:
             return StackedTerms(LinearProgram(ranked[0], task), ranked, task, device)
         except NotLinearError:
             pass
-    return StackedAutograd(ranked, task, device, masked)
+    return StackedAutograd(ranked, task, device)
 
 
 def are_products(device: torch.device) -> bool:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from rayfl.models.forward_pass import Stackable
+
 
 def slots(module: nn.Module, tree: Mapping[str, Tensor]) -> tuple[tuple[dict[str, Any], str, str], ...]:
     """Every place that holds a tensor of the tree: (dictionary of the owner, key in it, name in the tree)."""
@@ -58,6 +60,8 @@ def draws(module: nn.Module) -> bool:
 
 def obstacle(module: nn.Module) -> str:
     """Why the module cannot be trained under vmap; empty if it can."""
+    if isinstance(module, Stackable):
+        return ""
     kind = type(module).__name__
     if isinstance(module, nn.RNNBase):
         return f"{kind} has no batching rule"

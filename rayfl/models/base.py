@@ -14,9 +14,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfl.errors import ModelError
 from rayfl.models.anatomy import draws, grouped, named_tensors, obstacle, owner_of, slots, stacked_at, under
+from rayfl.models.forward_pass import ForwardPass, is_stacked
 from rayfl.models.normalization import NORMALIZATION_LAYERS
 from rayfl.models.recurrent_weights import in_one_block
 from rayfl.models.reduced_precision import reduced_precision
+from rayfl.models.stackable import make_stackable
 
 
 class ClassificationModel(nn.Module):
@@ -93,6 +95,7 @@ class Network:
         vectorizable: whether the model can be trained under ``torch.func.vmap`` over a stack of trees.
         why_not_vectorizable: the reason, empty for a vectorizable model.
         batch_statistics: whether a layer normalizes by statistics of the mini-batch in training.
+        batch_predictions: whether one does so in evaluation mode too.
         stochastic: whether a forward pass in training mode draws random numbers (active dropout).
         num_parameters: number of scalars over ``parameter_names``.
         feature_channels: see :class:`ClassificationModel`.
@@ -106,6 +109,8 @@ class Network:
         self._factory = factory
         skeleton = self._made(0)
         self._skeleton = skeleton
+        self._forward_pass = ForwardPass()
+        make_stackable(skeleton, self._forward_pass)
         everything = dict(skeleton.named_parameters())
         parameters = {name: parameter for name, parameter in everything.items() if parameter.requires_grad}
         persistent = skeleton.state_dict().keys()
@@ -147,7 +152,9 @@ class Network:
         self._biases = frozenset(bias for _, bias in self._chain if bias in parameters)
         self._channels_last = skeleton.channels_last
         self.stochastic = any(draws(module) for module in skeleton.modules())
-        self.batch_statistics = any(isinstance(module, _BatchNorm) for module in skeleton.modules())
+        norms_of_batches = [module for module in skeleton.modules() if isinstance(module, _BatchNorm)]
+        self.batch_statistics = bool(norms_of_batches)
+        self.batch_predictions = any(not module.track_running_stats for module in norms_of_batches)
         self.why_not_vectorizable = next(filter(None, map(obstacle, skeleton.modules())), "")
         self.vectorizable = not self.why_not_vectorizable
         self._check(skeleton, everything)
@@ -215,6 +222,20 @@ class Network:
             tensors[key] = None
         for module in self._recurrent:
             module._flat_weights = []
+        self._forward_pass.mask = self._forward_pass.key = None
+        self._forward_pass.padded = False
+
+    def begin_step(self, key: Tensor, padded: bool = False, call: int | None = 0) -> None:
+        """Tells the layers of the random numbers of the next step, and of its padding; until :meth:`release`.
+
+        Args:
+            key: of dropout's masks (:func:`rayfl.models.forward_pass.keys_of`), on the device.
+            padded: whether its mini-batches have padding; layers that depend on the batch then need a mask.
+            call: from where the step's masks are counted; None goes on.
+        """
+        self._forward_pass.key, self._forward_pass.padded = key, padded
+        if call is not None:
+            self._forward_pass.calls = call
 
     def initialize(self, seed: int) -> dict[str, Tensor]:
         """A fresh tree: float32 tensors on the CPU, a pure function of the seed; global generators are untouched.
@@ -247,38 +268,42 @@ class Network:
         floats = {name for name in self._fixed_parameters if values[name].is_floating_point()}
         return {name: values[name].float() if name in floats else values[name] for _, _, name in self._fixed_slots}
 
-    def logits(self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False) -> Tensor:
+    def logits(
+        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False, mask: Tensor | None = None
+    ) -> Tensor:
         """Logits of shape (b, C) for inputs (b, *input shape), differentiable with respect to the tree.
 
         Args:
             tree: tensors by name; plain, non-leaf and ``vmap``-batched tensors are all fine.
             x: a batch of inputs on the device of the tree.
             training: whether dropout is active and batch normalization uses (and records) batch statistics.
+            mask: 1 for samples and 0 for padding, shape (b,), of which statistics of the batch know nothing; None if
+                all are samples.
 
         Raises:
             ModelError: a name is missing from the tree or unknown to the model.
         """
-        model = self._bind(tree, training)
+        model = self._bind(tree, training, mask)
         with self._arithmetic():
             return self._widened(model.forward(self._laid_out(x)))
 
     def features_and_logits(
-        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False
+        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Features (b, f) and logits (b, C) from one forward pass; arguments and errors as for :meth:`logits`."""
-        model = self._bind(tree, training)
+        model = self._bind(tree, training, mask)
         with self._arithmetic():
             features = model.features(self._laid_out(x))
             return self._widened(features), self._widened(model.classify(features))
 
     def head_inputs_and_logits(
-        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False
+        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """What the head reads, (b, f) for a head weight (C, f), and logits (b, C); arguments as for :meth:`logits`.
 
         The features of :meth:`features_and_logits` may lie before further layers.
         """
-        model = self._bind(tree, training)
+        model = self._bind(tree, training, mask)
         read: list[Tensor] = []
         hook = model.get_submodule(model.head_module).register_forward_pre_hook(lambda _, args: read.append(args[0]))
         try:
@@ -288,9 +313,11 @@ class Network:
             hook.remove()
         return self._widened(read[0]), logits
 
-    def features(self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False) -> Tensor:
+    def features(
+        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False, mask: Tensor | None = None
+    ) -> Tensor:
         """Features of shape (b, f) alone; arguments and errors as for :meth:`logits`."""
-        model = self._bind(tree, training)
+        model = self._bind(tree, training, mask)
         with self._arithmetic():
             return self._widened(model.features(self._laid_out(x)))
 
@@ -315,7 +342,7 @@ class Network:
         except KeyError:
             raise self._misfit(tree) from None
 
-    def _bind(self, tree: Mapping[str, Tensor], training: bool) -> ClassificationModel:
+    def _bind(self, tree: Mapping[str, Tensor], training: bool, mask: Tensor | None = None) -> ClassificationModel:
         if len(tree) != len(self._tree_names):
             raise self._misfit(tree)
         try:
@@ -332,11 +359,12 @@ class Network:
             raise ModelError(f"a model in float64 cannot compute in {self._reduced}: set engine.precision=float32")
         for module in self._recurrent:
             weights: list[Any] = [getattr(module, name) for name in module._flat_weights_names]
-            if device.type != "cpu":
+            if device.type != "cpu" and not is_stacked(weights[0]):
                 weights = in_one_block(weights)
             module._flat_weights = weights
         if self._skeleton.training != training:
             self._skeleton.train(training)
+        self._forward_pass.mask = mask
         return self._skeleton
 
     def _arithmetic(self) -> AbstractContextManager[object]:

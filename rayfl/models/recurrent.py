@@ -12,6 +12,7 @@ from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
 from rayfl.models.base import ClassificationModel
+from rayfl.models.lstm import StackableLSTM
 
 
 class CharLSTM(Architecture):
@@ -88,7 +89,7 @@ class CharacterLSTM(ClassificationModel):
         return logits
 
 
-class SingleBiasLSTM(nn.LSTM):
+class SingleBiasLSTM(StackableLSTM):
     """An LSTM whose recurrent biases are the constant 0, so that every layer has one vector of biases to learn."""
 
     def __init__(self, inputs: int, hidden: int, layers: int, *, bias: bool, batch_first: bool) -> None:

@@ -230,6 +230,7 @@ def test_each_epoch_draws_dropout_anew_and_is_not_called_without_steps() -> None
         trees.append(tree)
 
     first = trained(clients((8,), task, local_epochs=2), each_epoch=note)
+    assert_equal(first, trained(clients((8,), task, local_epochs=2)))
     assert_equal(trained(clients((8,), task, local_epochs=2), each_epoch=note), first)
     assert_equal(trees[0], trained(clients((8,), task, local_epochs=1))[0])
     assert len(trees) == 4

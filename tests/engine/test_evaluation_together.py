@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from actors.hosting import scoring
 from algorithms.superfed import GRID, SuPerFed
@@ -24,7 +25,7 @@ from rayfl.models.base import Network
 from rayfl.models.zoo import CharLSTM, TwoNN
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.launches import Launches
-from tests.support.problems import Dropping, Normalized, Scaled, SmallCNN, examples
+from tests.support.problems import Gated, Normalized, Scaled, SmallCNN, examples
 from tests.support.toys import Toy, random_clients, two_layers
 
 torch.set_num_threads(1)
@@ -95,8 +96,19 @@ def test_one_model_for_all_needs_no_stack() -> None:
         close(found, evaluate(predictors, one.examples, task, 4))
 
 
+class Unrecorded(Normalized):
+    """Normalized by statistics of the batch in evaluation, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, track_running_stats=False)
+
+
+STACKED = {"global", "own", "other"}
+
+
 @pytest.mark.parametrize(
-    ("factory", "left"), [(Normalized, set()), (Dropping, {"global"}), (Scaled, {"global", "own", "other"})]
+    ("factory", "left"), [(Gated, {"global"}), (Normalized, STACKED), (Scaled, STACKED), (Unrecorded, set())]
 )
 def test_what_cannot_be_stacked_is_left_out(factory: Any, left: set[str]) -> None:
     task = Classification(Network(factory))
@@ -104,7 +116,7 @@ def test_what_cannot_be_stacked_is_left_out(factory: Any, left: set[str]) -> Non
     asked = []
     for k in range(2):
         predictors = sweep(task, k, server)
-        if factory is Dropping:  # else the global model is a point of a line that cannot be stacked
+        if factory is Gated:  # else the global model is a point of a line that cannot be stacked
             predictors = {name: predictors[name] for name in ("global", "own")}
         predictors["ensemble"] = Predictor.of(server, server)
         predictors["code"] = Predictor.of(server, combine=lambda models, x, task: task.log_probabilities(models, x))

@@ -17,6 +17,7 @@ from rayfl.engine.requests import GradientRequest, TrainRequest
 from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.examples import Examples, InputSpec
 from rayfl.models.base import Network
+from rayfl.models.forward_pass import ForwardPass, keys_of
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, TwoCNN, TwoNN
 from rayfl.params import Tree, copy, inner_product, squared_distance
 from tests.support.problems import CPU, Dropping, Normalized, Partly, cross_entropy, examples, request
@@ -163,15 +164,23 @@ def test_dropout_is_reproducible_and_leaves_the_global_generator_alone() -> None
     assert not torch.equal(looped.train(reseeded, task, CPU)["head.weight"], first["head.weight"])
 
 
-def test_dropout_equals_a_plain_loop_with_that_seed() -> None:
+def test_dropout_equals_a_plain_loop_with_the_masks_of_its_keys() -> None:
     network = Network(Dropping)
     update = request(examples(34, VECTOR, 0), network.initialize(0))
     trained = looped.train(update, Classification(network), CPU)
-    module = loaded(Dropping, update.trainable)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(update.seed)
-        expected = plain(module, update)
-    assert_close(trained, expected, 1e-5)
+    module, masks = loaded(Dropping, update.trainable), ForwardPass()
+    keys = torch.from_numpy(keys_of([update.seed], [0], update.plan.steps))
+    number = -1
+
+    def dropped(x: Tensor) -> Tensor:
+        nonlocal number
+        number += 1
+        masks.key, masks.calls = keys[number, 0], 0
+        return x * masks.kept(x.shape, 0.5, x)
+
+    module.dropout.forward = dropped
+    assert_close(trained, plain(module, update), 1e-5)
+    assert number == update.plan.steps - 1
 
 
 def test_the_generator_is_put_back_when_an_objective_fails() -> None:

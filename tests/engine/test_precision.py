@@ -178,7 +178,7 @@ def test_every_model_trains_in_bfloat16_with_trees_in_float32(config: Any, spec:
         tensors = [leaf for _, leaf in [*leaves(one), *leaves(velocity)]]
         assert {leaf.dtype for leaf in tensors} == {torch.float32}
         # statistics of batches of two magnify what is rounded
-        if "batch statistics" not in task_of(config, spec).network.why_not_vectorizable:
+        if not task_of(config, spec).network.batch_statistics:
             assert_close(one, other, 0.02)
         assert any(not torch.equal(one[name], other[name]) for name in one), "computed in float32"
 

@@ -19,7 +19,7 @@ from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Batch, Task
 from rayfl.params import Tree
 from tests.support.problems import engine_of, updates, with_label
-from tests.support.toys import assert_equal, ragged_toy
+from tests.support.toys import assert_close, assert_equal, ragged_toy
 
 MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
 
@@ -70,6 +70,38 @@ def test_a_stack_that_fails_as_such_is_run_one_by_one_with_one_note(caplog: pyte
     for one, other in zip(found, engine_of("looped").execute(updates(objective=branching)), strict=True):
         assert_equal(one, other)
     assert caplog.text.count("6 clients failed together, but not one by one: ") == 1
+
+
+@pytest.mark.parametrize("clients", [1, 6])
+def test_an_objective_that_cannot_be_stacked_is_named_and_not_tried_again(
+    clients: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gradient penalty by ``torch.autograd.grad``, which knows nothing of stacks; ``torch.func.grad`` does."""
+
+    def penalized(model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        (slope,) = torch.autograd.grad(task.loss(model, batch), [model["head.weight"]], create_graph=True)
+        return task.loss(model, batch) + slope.square().sum()
+
+    def differentiable(model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        slope = torch.func.grad(lambda weight: task.loss({**model, "head.weight": weight}, batch))(model["head.weight"])
+        return task.loss(model, batch) + slope.square().sum()
+
+    stacks: list[int] = []
+    train = vectorized.train
+
+    def counting(requests: Sequence[TrainRequest], *rest: Any) -> list[Tree]:
+        stacks.append(len(requests))
+        return train(requests, *rest)
+
+    monkeypatch.setattr(vectorized, "train", counting)
+    own = engine_of("vectorized")
+    expected = engine_of("looped").execute(updates(clients, objective=differentiable))
+    for _ in range(2):
+        for objective, atol in ((penalized, 1e-6), (differentiable, 1e-5)):
+            for found, one in zip(own.execute(updates(clients, objective=objective)), expected, strict=True):
+                assert_close(found, one, atol)
+    assert stacks == [clients] * 3
+    assert caplog.text.count("penalized are trained one by one from now on") == 1
 
 
 def test_no_room_for_one_client_is_no_error_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,10 @@ from rayfl.models.zoo import TwoNN
 from rayfl.params import Tree, copy, interpolate, squared_distance
 from tests.support.problems import (
     CPU,
-    Dropping,
-    Normalized,
+    Gated,
     Partly,
     Scaled,
+    SelfNormalized,
     SmallCNN,
     cross_entropy,
     examples,
@@ -293,7 +293,7 @@ def test_gradients_are_answered_among_updates() -> None:
     assert_close(replies[2], looped.train(requests[1], Classification(network), CPU), 1e-5)
 
 
-@pytest.mark.parametrize("factory", [Normalized, Dropping])
+@pytest.mark.parametrize("factory", [Gated, SelfNormalized])
 def test_a_network_that_cannot_be_stacked_is_looped_with_one_warning(
     factory: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:

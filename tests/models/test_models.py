@@ -16,6 +16,7 @@ from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, ModelConfig, TwoCNN, TwoNN
 from tests.support.elsewhere import PRETENDED, elsewhere
+from tests.support.problems import Gated, SelfNormalized
 
 torch.set_num_threads(1)
 
@@ -50,6 +51,18 @@ class Normalized(ClassificationModel):
 
     def classify(self, features: Tensor) -> Tensor:
         return self.head(features)
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """A subclass, which may compute something else."""
+
+
+class Own(Normalized):
+    """Linear, a batch normalization of one's own, linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = OwnNorm(4)
 
 
 class Bidirectional(ClassificationModel):
@@ -244,9 +257,10 @@ def test_vmap_equals_a_loop(config: Architecture, spec: InputSpec) -> None:
 
 def test_what_cannot_be_vectorized_says_why() -> None:
     for factory, kind in [
-        (lambda: CharLSTM(hidden=6).build(SMALL_TEXT), "LSTM"),
-        (Normalized, "BatchNorm1d"),
-        (lambda: Tied(dropout=0.5), "Dropout"),
+        (Gated, "GRU"),
+        (Own, "OwnNorm uses batch statistics"),
+        (Bidirectional, "LSTM has no batching rule"),
+        (SelfNormalized, "AlphaDropout"),
     ]:
         network = Network(factory)
         assert not network.vectorizable

@@ -35,7 +35,8 @@ def filled(channels: int = 6) -> nn.BatchNorm2d:
 def test_what_travels_and_what_can_be_vectorized(norm: Normalization) -> None:
     made, plain = network(norm), network("batch")
     assert bool(made.buffer_names) == (norm in ("batch", "frozen"))
-    assert made.vectorizable == (norm in ("group", "frozen", "none"))
+    assert made.vectorizable
+    assert made.batch_predictions == (norm == "batch_no_stats")
     scales = sum(2 * module.num_features for module in ResNet9().build(IMAGE).modules() if _is_batch(module))
     assert plain.num_parameters - made.num_parameters == (scales if norm == "none" else 0)
 

@@ -35,6 +35,7 @@ class _Network:
     vectorizable = True
     why_not_vectorizable = ""
     stochastic = False
+    batch_statistics = False
 
     def release(self) -> None:
         """Holds nothing."""

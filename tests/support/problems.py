@@ -89,6 +89,51 @@ class Dropping(ClassificationModel):
         return self.head(features)  # type: ignore[no-any-return]
 
 
+class Recurrent(ClassificationModel):
+    """An LSTM with dropout between its layers over the entries of a vector, in both directions."""
+
+    def __init__(self, dropout: float = 0.5, classes: int = 4) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 4, 2, batch_first=True, dropout=dropout, bidirectional=True)
+        self.head = nn.Linear(8, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.lstm(x[..., None])[0][:, -1]  # type: ignore[no-any-return]
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+class Gated(ClassificationModel):
+    """A gated recurrent unit over the entries of a vector, which cannot be stacked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(1, 4, batch_first=True)
+        self.head = nn.Linear(4, 4)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.gru(x[..., None])[0][:, -1]  # type: ignore[no-any-return]
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+class SelfNormalized(ClassificationModel):
+    """Dropout that keeps mean and variance of what it is given, which cannot be stacked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.AlphaDropout(0.5)
+        self.head = nn.Linear(6, 4)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.dropout(x)  # type: ignore[no-any-return]
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
 class Scaled(ClassificationModel):
     """A linear layer on inputs divided by a constant that is a buffer, on vectors of 6."""
 

@@ -89,6 +89,21 @@ class NormalizedLayers(ClassificationModel):
         return self.head(features)  # type: ignore[no-any-return]
 
 
+class RecurrentLayers(ClassificationModel):
+    """Two layers of an LSTM over the entries of a vector, with dropout between them if asked."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 4, 2, batch_first=True, dropout=dropout)
+        self.head = nn.Linear(4, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.lstm(x[..., None])[0][:, -1]  # type: ignore[no-any-return]
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
 class QuadraticNetwork:
     """Stands in for a network: the tree is one vector ``theta``."""
 
@@ -198,6 +213,11 @@ def two_layers(inputs: int = 5, hidden: int = 7, classes: int = 3, double: bool 
 def normalized_layers(dropout: float = 0.0) -> Classification:
     """MLP2 with batch normalization (and dropout) in float64."""
     return Classification(DoubleNetwork(lambda: NormalizedLayers(dropout)))
+
+
+def recurrent_layers(dropout: float = 0.0) -> Classification:
+    """An LSTM in float64."""
+    return Classification(DoubleNetwork(lambda: RecurrentLayers(dropout)))
 
 
 @dataclass(frozen=True)
@@ -333,6 +353,8 @@ def assert_close(left: Any, right: Any, atol: float = 1e-10, path: str = "") -> 
             assert_close(left[key], right[key], atol, f"{path}/{key}")
     elif isinstance(left, Tensor) and left.dtype == torch.bool:
         assert torch.equal(left, right), f"{path}: {int((left ^ right).sum())} differ"
+    elif isinstance(left, Tensor) and not left.numel():
+        assert left.shape == right.shape, path
     elif isinstance(left, Tensor):
         assert (left - right).abs().max() <= atol, f"{path}: differ by {(left - right).abs().max()}"
     else:

@@ -1,0 +1,115 @@
+"""What layers are told about the forward pass that they are in, beside their inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch as functorch
+
+from rayfl.errors import ModelError
+
+_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_CALL = 0xD1342543DE82EF95
+_LANES = 1 << 16
+
+
+class ForwardPass:
+    """Which rows of a mini-batch are padding, and which random numbers the step has.
+
+    Random numbers come from SplitMix64, a counter-based generator: those of an entry of a tensor depend on the key of
+    the step, on how many tensors of random numbers the step has had before, and on the place of the entry. So a client
+    has the same numbers alone and in a stack, where its mini-batches are padded at their end.
+
+    Attributes:
+        mask: 1 for samples and 0 for padding, shape (b,); None if all are samples.
+        padded: whether mini-batches of the step have padding somewhere.
+        key: of the step, int64 of shape (); None where there is none: then PyTorch's generator is asked for one.
+        calls: how many tensors of random numbers the step has had.
+
+    Source: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014.
+    """
+
+    def __init__(self) -> None:
+        self.mask: Tensor | None = None
+        self.padded = False
+        self.key: Tensor | None = None
+        self.calls = 0
+
+    def mask_of(self, x: Tensor) -> Tensor | None:
+        """The mask of the rows of ``x``.
+
+        Raises:
+            ModelError: it is not known, since ``x`` has other rows than the mini-batch.
+        """
+        if self.mask is None and not self.padded:
+            return None
+        if self.mask is None or len(self.mask) != len(x):
+            raise ModelError(
+                "a layer normalizes by statistics of rows of which some are padding, it is not known which"
+            )
+        return self.mask
+
+    def kept(self, shape: Sequence[int], share: float, like: Tensor) -> Tensor:
+        """Draws what dropout multiplies with: 0, or 1 / share with the probability ``share``.
+
+        Args:
+            shape: of the result.
+            share: rounded to a multiple of 1 / 65536.
+            like: has its type and device.
+        """
+        key = self.key
+        if key is None:
+            key = torch.randint(1 << 62, (), dtype=torch.int64).to(like.device)
+        entries, lanes = math.prod(shape), min(max(round(share * _LANES), 1), _LANES - 1)
+        counter = torch.arange(-(-entries // 4), device=like.device) * _signed(_GAMMA)
+        bits = counter + (key + _signed(self.calls * _CALL))
+        bits = (bits ^ (bits >> 30 & (1 << 34) - 1)) * _signed(_FIRST)
+        bits = (bits ^ (bits >> 27 & (1 << 37) - 1)) * _signed(_SECOND)
+        bits = bits ^ (bits >> 31 & (1 << 33) - 1)
+        self.calls += 1
+        kept = bits.view(torch.int16)[:entries] < lanes - _LANES // 2
+        return kept.to(like.dtype).mul_(_LANES / lanes).view(tuple(shape))
+
+
+class Stackable(nn.Module):
+    """A layer with a form for stacked clients.
+
+    Attributes:
+        forward_pass: that of the network; a layer alone knows neither padding nor keys.
+    """
+
+    forward_pass = ForwardPass()
+
+
+def keys_of(seeds: Sequence[int], begun: Sequence[int], steps: int) -> np.ndarray:
+    """The keys of steps, int64 of shape (steps, clients).
+
+    Args:
+        seeds: by client, a 63-bit integer.
+        begun: by client, how many of its steps there have been before.
+        steps: how many there are.
+    """
+    number = np.arange(1, steps + 1, dtype=np.uint64)[:, None] + np.asarray(begun, np.uint64)
+    bits = np.asarray(seeds, np.uint64) + number * np.uint64(_GAMMA)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(_FIRST)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(_SECOND)
+    found: np.ndarray = (bits ^ (bits >> np.uint64(31))).view(np.int64)
+    return found
+
+
+def is_stacked(tensor: Tensor) -> bool:
+    """Returns whether a tensor stands for those of several clients (under ``vmap``)."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def _signed(number: int) -> int:
+    """The 64-bit integer with the same bits."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,0 +1,110 @@
+"""What the host does in a round of many tiny clients, as a Markdown table.
+
+    OMP_NUM_THREADS=1 python scripts/bench/host_time.py [--clients N] [--rounds N] [--profile METHOD]
+
+Every client has ten samples and takes one step; a model has some thirty numbers. So nearly all of the time is what
+surrounds the steps: draws, plans, states, stacks, sums. Everything runs in this process and in one thread, with all clients
+in stacks. The table has the processor time of a round, the least of those after the first, which other work on the machine
+disturbs least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from actors.federation.federation import Federation
+from actors.federation.hosts import Hosts
+from actors.hosting.host import ClientHost
+from actors.hosting.state import ClientStates
+from actors.processes.pool import InlinePool
+from algorithms.fedavg import FedAvg
+from algorithms.superfed import SuPerFed
+from rayfl.data.federated import FederatedDataset
+from rayfl.engine.client import RoundContext
+from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Classification
+from rayfl.examples import Examples, InputSpec
+from rayfl.models.zoo import TwoNN
+from rayfl.randomness import RandomStreams
+
+SPEC = InputSpec("image", (1, 1, 4), 3)
+SAMPLES = 10
+METHODS: dict[str, Any] = {"fedavg": FedAvg(), "superfed": SuPerFed(start=0.0)}
+
+
+class Tiny(FederatedDataset):
+    """Clients with ten random samples each."""
+
+    def __init__(self, clients: int) -> None:
+        self.names, self.spec = tuple(map(str, range(clients))), SPEC
+        generator = torch.Generator().manual_seed(0)
+        self._x = torch.rand(clients, SAMPLES, *SPEC.shape, generator=generator)
+        self._y = torch.randint(SPEC.num_classes, (clients, SAMPLES), generator=generator)
+
+    def sizes(self) -> np.ndarray:
+        """Ten samples to train on, and none else."""
+        return np.tile(np.array([SAMPLES, 0, 0], np.int64), (len(self.names), 1))
+
+    def load(self, client: int) -> Mapping[str, Examples]:
+        """The samples of a client."""
+        own = Examples(self._x[client], self._y[client])
+        none = Examples(own.x[:0], own.y[:0])
+        return {"train": own, "validation": none, "test": none}
+
+
+class Rounds:
+    """Rounds of a method in which all clients take part, without scores."""
+
+    def __init__(self, method: Any, clients: int) -> None:
+        train = TrainConfig(rounds=1000, clients_per_round="all", local_epochs=1, batch_size=SAMPLES, lr=0.1)
+        task = Classification(TwoNN(hidden=(4,)).network(SPEC))
+        context = RoundContext(0, train.rounds, clients, train, RandomStreams(0))
+        engine = Engine(task, torch.device("cpu"), EngineConfig(mode="vectorized", width=clients))
+        dataset = Tiny(clients)
+        host = ClientHost(method, engine, dataset, context, ClientStates(None, 0, None), batch_size=256)
+        self._federation = Federation(Hosts(InlinePool([host])), task, context, dataset.sizes())
+        self._method, self._server, self._clients, self._round = method, method.init(task, context), clients, 0
+
+    def play(self) -> float:
+        """Plays a round, and returns its processor time in seconds."""
+        start = time.process_time()
+        self._federation.begin_round(self._round, ())
+        changed = self._method.round(self._server, list(range(self._clients)), self._federation)
+        self._server = {**self._server, **changed}
+        self._round += 1
+        return time.process_time() - start
+
+
+def main() -> None:
+    """Prints the table, or the profile of a method's round."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--profile", choices=METHODS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.profile:
+        rounds = Rounds(METHODS[arguments.profile], arguments.clients)
+        rounds.play()
+        with cProfile.Profile() as profile:
+            rounds.play()
+        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+        return
+    print(f"| method | seconds a round of {arguments.clients:,} clients |\n|---|--:|")
+    for name, method in METHODS.items():
+        rounds = Rounds(method, arguments.clients)
+        rounds.play()
+        print(f"| {name} | {min(rounds.play() for _ in range(arguments.rounds)):.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
