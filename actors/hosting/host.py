@@ -17,6 +17,7 @@ from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer
 from actors.hosting.server_work import served
 from actors.hosting.state import Change, ClientStates
+from actors.hosting.sums import LEAST_BYTES, PartialSums, merged, taken_from
 from algorithms.base import Algorithm
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.official import OFFICIAL_PIECE, OfficialTest
@@ -104,6 +105,17 @@ class ClientHost:
                 self.engine.release()
         result.printed = self.at_work.printed
         return result
+
+    def run_apart(
+        self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree], least: int = LEAST_BYTES
+    ) -> tuple[JobResult, PartialSums | None]:
+        """Runs a job; its sums are the second result if they have ``least`` bytes or more, else there is none."""
+        result = self.run(job, broadcast, *incoming)
+        return result, taken_from(result, least)
+
+    def merged(self, round: int, procedure: str, *parts: PartialSums) -> tuple[JobResult, PartialSums]:
+        """The sums of several hosts as one; the first result says that there are some."""
+        return JobResult(apart=True), merged(parts, round, procedure)
 
     def _run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
         for states in incoming:

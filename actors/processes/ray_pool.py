@@ -86,10 +86,19 @@ class RayPool:
     def submit(self, host: int, method: str, *args: Any) -> Any:
         return self._hosts[host].submit(method, *args)
 
+    def machine(self, host: int) -> str | None:
+        return str(self._hosts[host].description["node_id"])
+
+    def submit_apart(self, host: int, method: str, *args: Any) -> tuple[Any, Any]:
+        return self._hosts[host].submit_apart(method, *args)
+
+    def fetch(self, host: int, handle: Any) -> Any:
+        return self._hosts[host].result(handle, host)
+
     def collect(
         self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
     ) -> Iterator[tuple[int, Any]]:
-        waiting = list(handles)
+        waiting, known = list(handles), len(handles)
         heard = dict.fromkeys(handles.values(), time.monotonic())
         while waiting:
             timeout = None
@@ -115,6 +124,8 @@ class RayPool:
             host = handles[ready[0]]
             heard[host] = time.monotonic()
             yield host, self._hosts[host].result(ready[0], host)
+            waiting += list(handles)[known:]
+            known = len(handles)
 
     def _silence(self, position: int, deadline_s: float, of_clients: bool) -> float:
         """For how many seconds a host that has not answered has been at the same clients.
