@@ -73,6 +73,7 @@ EFFECTS = {
     "cluster.backend": "tests/cluster/processes/test_same_bits.py",
     "cluster.address": "tests/cluster/rounds/test_session.py",
     "cluster.num_actors": "tests/cluster/planning/test_resources.py",
+    "cluster.label_selector": "tests/actors/processes/test_labels.py::test_only_nodes_that_are_meant_are_planned_with",
     "cluster.balance": "tests/actors/federation/test_pace.py::"
     "test_hosts_share_clients_by_what_they_took_if_it_was_measured",
     "cluster.clients_per_actor": "tests/cluster/planning/test_resources.py",
