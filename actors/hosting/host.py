@@ -8,11 +8,13 @@ from typing import Any
 
 from actors.hosting.at_work import AtWork
 from actors.hosting.contract import check_predictors
+from actors.hosting.equipment import Equipment
 from actors.hosting.failures import too_little_memory
 from actors.hosting.job import Job, JobResult
 from actors.hosting.memory import Lookups
 from actors.hosting.outcomes import blamed
-from actors.hosting.procedures import Equipment, Procedures
+from actors.hosting.procedures import Procedures
+from actors.hosting.resident import Resident
 from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer
 from actors.hosting.server_work import served
@@ -46,6 +48,8 @@ class ClientHost:
         data_memory: bytes of clients' samples that stay loaded; None for no limit.
         official: opens the official test part, for experiments that score the server's model on it.
         tell: called with each line that clients' code prints, as soon as it does; None: results have them.
+        device_state_memory: bytes of the device's memory for states that stay there, and as many for those that are
+            brought there ahead.
 
     Attributes:
         at_work: which clients' code runs just now.
@@ -62,6 +66,7 @@ class ClientHost:
         data_memory: int | None = None,
         official: Callable[[], OfficialTest] | None = None,
         tell: Callable[[str], None] | None = None,
+        device_state_memory: int = 0,
     ) -> None:
         self.algorithm = algorithm
         self.engine = engine
@@ -69,6 +74,7 @@ class ClientHost:
         self.at_work = AtWork(tell)
         self._samples = Samples(dataset, engine.device, data_memory)
         self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size)
+        self._resident = Resident(device_state_memory if engine.device.type != "cpu" else 0)
         self._context = context
         self._official = official
         self._recorded = recorded_names(engine.task)
@@ -129,6 +135,7 @@ class ClientHost:
             self._scorer,
             self.at_work,
             self._context,
+            self._resident,
             self._norm,
             self._recorded,
         )
@@ -146,7 +153,7 @@ class ClientHost:
             width = self.engine.width
             together, waiting = sorted(waiting[:width], key=places.__getitem__), waiting[width:]
             started = time.perf_counter()
-            procedures.run(together)
+            procedures.run(together, sorted(waiting[:width], key=places.__getitem__))
             each = (time.perf_counter() - started) / len(together)
             result.seconds.update(dict.fromkeys(together, each))
         for found in (result.values, result.scores, result.upload_bytes, result.seconds):
@@ -199,6 +206,7 @@ class ClientHost:
     def rewind(self) -> None:
         """Forgets all states; the next jobs say which commit to restore them from."""
         self.states.rewind()
+        self._resident.forget()
 
     def held_states(self) -> dict[int, Tree]:
         """The states in memory as NumPy trees, by client."""

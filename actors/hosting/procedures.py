@@ -2,72 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from actors.hosting.at_work import AtWork
 from actors.hosting.contract import are_predictors, begun, check_keepable, check_predictors, check_sendable
+from actors.hosting.equipment import Equipment
 from actors.hosting.failures import Failure, reason_of
 from actors.hosting.job import Job, JobResult
-from actors.hosting.outcomes import blamed, brought, settled, update_of
-from actors.hosting.samples import Samples
-from actors.hosting.scoring import Scorer, SplitScores
-from actors.hosting.state import ClientStates, changed_in_place, signature
-from algorithms.base import Algorithm
+from actors.hosting.outcomes import Brought, arrived, blamed, brought, settled, update_of
+from actors.hosting.scoring import SplitScores
+from actors.hosting.state import changed_in_place, signature
 from rayfl.aggregation.exact_sum import ExactSum, Extremes, Weighted, check_finite, too_large
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete
-from rayfl.engine.client import Client, RoundContext
-from rayfl.engine.engine import Engine
+from rayfl.engine.client import Client
 from rayfl.engine.trampoline import run_procedures
+from rayfl.engine.transfers import beside
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import ClientError, MethodError, RayflError, as_error
-from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, num_bytes, own_dicts, to_numpy
-
-
-@dataclass
-class Equipment:
-    """What a host runs procedures with.
-
-    Attributes:
-        algorithm: the method.
-        engine: task, device and how to execute.
-        states: of the hosted clients.
-        samples: of the hosted clients.
-        scorer: scores predictors.
-        at_work: is told whose code runs.
-        context: of the experiment; its round is set by each job.
-        norm: the parts of models that stay with their clients.
-        recorded: names of what the task's network records in its buffers.
-    """
-
-    algorithm: Algorithm
-    engine: Engine
-    states: ClientStates
-    samples: Samples
-    scorer: Scorer
-    at_work: AtWork
-    context: RoundContext
-    norm: PrivateNorm
-    recorded: frozenset[str]
-
-    def with_room(self, work: Callable[[], Tree]) -> Tree:
-        """Returns the result of some work, done again without kept samples where the device's memory is too small."""
-        try:
-            return work()
-        except Exception as error:
-            if not ran_out_of_memory(error):
-                raise
-            self.make_room([error])
-        return work()
-
-    def make_room(self, errors: Sequence[Exception]) -> None:
-        """Frees memory of the device that nothing depends on, and what errors hold."""
-        self.samples.give_way()
-        self.engine.release()
-        free_device_memory(*errors)
 
 
 class Procedures:
@@ -85,14 +39,21 @@ class Procedures:
         self._job = job
         self._common = common
         self._result = result
+        self._next: tuple[int, ...] = ()
+        self._ahead: tuple[tuple[int, ...], Brought] | None = None
 
-    def run(self, ids: Sequence[int]) -> None:
+    def run(self, ids: Sequence[int], following: Sequence[int] = ()) -> None:
         """Runs the procedures of some clients together.
+
+        Args:
+            ids: whose.
+            following: who comes next, most likely: what they need is brought to the device while it is still at work.
 
         Raises:
             ClientError: naming the client that failed, where none may be left out.
         """
         job, result = self._job, self._result
+        self._next = tuple(following)
         for failed_before in range(job.attempts):
             failed = self._attempt_with_room(ids)
             if failed_before:
@@ -118,6 +79,7 @@ class Procedures:
         short = [id for id in ids if id in failed and ran_out_of_memory(failed[id])]
         if not short:
             return failed
+        self._ahead = None
         self._own.make_room([failed.pop(id) for id in short])
         if len(ids) == 1:
             return self._attempt(ids)
@@ -131,7 +93,7 @@ class Procedures:
         """Runs the procedures of some clients; returns the errors of those that failed, of which nothing is kept."""
         job, own = self._job, self._own
         try:
-            states, payloads, received = brought(own.engine.device, job, ids, own.states.checkout)
+            states, payloads, received = self._brought(ids)
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
@@ -150,6 +112,7 @@ class Procedures:
         outcomes = run_procedures(coroutines, own.engine, own.at_work.turn_to, unharmed)
         outcomes = {id: self._kept_back(clients[id], outcome) for id, outcome in outcomes.items()}
         scored = self._scored_together(clients, outcomes)
+        self._bring_ahead()
         updates = {
             id: update_of(own.algorithm, own.engine.task, job, outcome, self._common)
             for id, outcome in outcomes.items()
@@ -175,9 +138,32 @@ class Procedures:
                 own.engine.check(failed[id])
             unharmed(id)  # what it published or returned as a predictor is code, too
             if id not in failed:
-                self._keep(id, found, kept.get(id))
+                self._keep(id, found, kept.get(id), client.state)
         own.at_work.turn_to(())
         return failed
+
+    def _brought(self, ids: Sequence[int]) -> Brought:
+        """What some clients need, on the device: brought ahead, or now."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == tuple(ids):
+            return arrived(self._own.engine.device, ahead[1])
+        return brought(self._own.engine.device, self._job, ids, self._own.state_of)
+
+    def _bring_ahead(self) -> None:
+        """Begins to bring what the next clients need: the device has still to do most of what it was asked for."""
+        own, ids, self._next = self._own, self._next, ()
+        away = [kept for id in ids if (kept := own.states.kept(id)) and own.resident.of(id, kept) is None]
+        if not 0 < sum(kept.size for kept in away) <= own.resident.limit:
+            return
+        try:
+            with beside(own.engine.device):
+                self._ahead = ids, brought(own.engine.device, self._job, ids, own.state_of)
+        except Exception as error:
+            if not ran_out_of_memory(error):
+                raise
+            # It is brought when its turn comes, then.
+            own.resident.give_way()
+            free_device_memory(error)
 
     def _begun(
         self, ids: Sequence[int], states: dict[int, Tree], payloads: dict[int, Tree]
@@ -206,12 +192,20 @@ class Procedures:
                 raise self._blame(error, id) from error
         return clients, coroutines, failed
 
-    def _keep(self, id: int, found: JobResult, state: Tree | None) -> None:
-        """Adds what a client has done to the result, and keeps its state if that has changed."""
+    def _keep(self, id: int, found: JobResult, state: Tree | None, there: Tree) -> None:
+        """Adds what a client has done to the result, and keeps its state if that has changed.
+
+        Args:
+            id: of the client.
+            found: what it has done.
+            state: its state on the CPU; None if that has not changed.
+            there: its state on the device.
+        """
         try:
             self._result.absorb(found)
             if state is not None:
                 self._own.states.replace(id, state, self._job.round)
+                self._own.resident.keep(id, self._own.states.kept(id), there)
         except Exception as error:
             # Of a sum that is too large, each client has but a part.
             raise self._blame(error, "the clients" if isinstance(error, OverflowError) else id) from error

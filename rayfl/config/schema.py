@@ -116,6 +116,12 @@ class ClusterConfig(_Section):
         description="memory per actor for client states (such as 4GiB); the least recently used go to disk and come "
         "back; auto: 40 % of the machine's memory, divided among its actors",
     )
+    device_state_memory: Annotated[ByteSize, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="memory of a GPU, for each actor, in which states of clients stay for the next time, and as much "
+        "for those that are brought ahead of their clients' turn; auto: 4 % of its free memory, divided among the "
+        "actors that share it; 0: neither",
+    )
     data_memory: Annotated[ByteSize, Field(gt=0)] | Literal["auto"] = Field(
         "auto",
         description="memory per actor for clients' samples; the least recently used are read again when needed; "

@@ -86,6 +86,7 @@ EFFECTS = {
     "cluster.device": "tests/config/test_every_option.py::test_device",
     "cluster.state_memory": "tests/config/test_every_option.py::test_state_memory_and_spill_dir",
     "cluster.spill_dir": "tests/config/test_every_option.py::test_state_memory_and_spill_dir",
+    "cluster.device_state_memory": "tests/devices/test_resident_states.py::test_the_budget_is_an_option",
     "cluster.data_memory": "tests/config/test_every_option.py::test_data_memory",
     "cluster.shared_memory": "tests/cluster/processes/test_shared_memory.py::"
     "test_large_trees_go_through_shared_memory_where_there_is_room",
