@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from actors.federation.assignment import assign
+from actors.federation.merging import Merging
 from actors.federation.pace import Pace
 from actors.hosting.at_work import clients_named, tell_printed
 from actors.hosting.job import Job, JobResult
@@ -100,6 +101,7 @@ class Hosts:
         shares = [sorted(share) for share in shares]
         moves = self._move_states(shares)
         handles: dict[Any, int] = {}
+        merging = Merging(self._pool, job, [host for host, clients in enumerate(shares) if clients])
         for host, clients in enumerate(shares):
             if not clients:
                 continue
@@ -112,7 +114,7 @@ class Hosts:
                     payloads={client: to_numpy(payloads[client], made) for client in piece if client in payloads},
                     committed=self._not_in_memory(piece),
                 )
-                handles[self._pool.submit(host, "run", share, common, *moves.get(host, []))] = host
+                handles[merging.submit(host, share, common, *moves.get(host, []))] = host
         owing = [set(share) for share in shares]
         try:
             for host, result in self._collected(handles):
@@ -126,7 +128,11 @@ class Hosts:
                 self.lookups += result.lookups
                 if self._pace is not None:
                     self._pace.observe(job.procedure, host, costs, result.seconds)
+                if (handle := merging.answered(host, result)) is not None:
+                    handles[handle] = host
                 yield result
+                if (sums := self._brought_home(merging, host)) is not None:
+                    yield sums
         except ClientError as error:
             tell_printed(error.printed)
             raise
@@ -149,6 +155,13 @@ class Hosts:
             if found is None:
                 return
             yield found
+
+    def _brought_home(self, merging: Merging, host: int) -> JobResult | None:
+        """The sums of a host's machine, once they are one; the time spent waiting for them is noted."""
+        started = time.perf_counter()
+        sums = merging.brought_home(host)
+        self.waited_s += time.perf_counter() - started
+        return sums
 
     def _move_states(self, shares: Sequence[Sequence[int]]) -> dict[int, list[Any]]:
         """Starts the moves of states between hosts; returns the handles each receiving host waits for."""
@@ -220,8 +233,10 @@ def _naming(death: HostDiedError, job: Job, owed: Sequence[int]) -> HostDiedErro
     clients = death.clients or tuple(owed)
     if job.kind in ("official", "server"):
         clients, lost = (), f"{job.procedure} of {'the official test part' if job.kind == 'official' else 'the server'}"
-    else:
+    elif clients:
         lost = f"{job.procedure} of {clients_named(clients)}"
+    else:
+        lost = f"the sums of {job.procedure}"
     reason = f"{death.reason} (it had {lost} in round {job.round})"
     return HostDiedError(death.host, reason, clients, death.hung, death.certain, death.suspicious)
 

@@ -20,6 +20,11 @@ _AUTOMATIC_SHARE = {"state_memory": 0.4, "data_memory": 0.3}
 """Shares of a machine's memory that its actors may fill with states and with samples; of a GPU's, with samples."""
 
 
+_DEVICE_STATES = 0.04
+"""Share of a GPU's free memory for states that stay there, and again for those brought ahead: both together are less
+than the tenth that is planned to stay free."""
+
+
 def build_host(
     config: ExperimentConfig,
     host: int,
@@ -54,6 +59,7 @@ def build_host(
         data_memory=data_memory_of(config.cluster, torch.device(device), neighbours),
         official=lambda: parts.official_test,
         tell=tell,
+        device_state_memory=_device_state_memory(config.cluster, torch.device(device)),
     )
 
 
@@ -61,6 +67,17 @@ def _state_memory(cluster: ClusterConfig, neighbours: int) -> int:
     """Bytes of the machine's memory for states."""
     wanted = cluster.state_memory
     return automatic_memory("state_memory", neighbours) if wanted == "auto" else int(wanted)
+
+
+def _device_state_memory(cluster: ClusterConfig, device: torch.device) -> int:
+    """Bytes of the device's memory for states that stay there; none on CPUs, whose memory has them anyway."""
+    if device.type != "cuda":
+        return 0
+    if cluster.device_state_memory != "auto":
+        return int(cluster.device_state_memory)
+    free, _ = torch.cuda.mem_get_info(device)
+    sharing = 1 if cluster.actors_per_gpu == "auto" else cluster.actors_per_gpu
+    return int(free * _DEVICE_STATES / sharing)
 
 
 def data_memory_of(cluster: ClusterConfig, device: torch.device, neighbours: int) -> int:

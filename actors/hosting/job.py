@@ -88,6 +88,7 @@ class JobResult:
         lookups: how often the host found clients' states and samples in memory, since its last result.
         seconds: how long each client's procedure took; of clients that ran together an equal part.
         printed: what clients' code printed, in lines that name them.
+        apart: whether ``totals`` and ``updates`` are not here, but to be merged with those of other hosts.
     """
 
     totals: dict[str, ExactSum] = field(default_factory=dict)
@@ -101,6 +102,7 @@ class JobResult:
     lookups: Lookups = field(default_factory=Lookups)
     seconds: dict[int, float] = field(default_factory=dict)
     printed: list[str] = field(default_factory=list)
+    apart: bool = False
 
     def absorb(self, other: JobResult) -> None:
         """Adds what another result has of clients' outcomes.

@@ -15,16 +15,18 @@ from rayfl.aggregation.exact_sum import Extremes, NonFiniteError, Weighted, extr
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.diagnosis.tracebacks import own_definition, own_frames
 from rayfl.engine.tasks import Task
-from rayfl.engine.transfers import moved_together
+from rayfl.engine.transfers import join, moved_together
 from rayfl.errors import ClientError, MethodError, text_of
-from rayfl.params import Tree, from_numpy
+from rayfl.params import Tree, from_numpy, tensors
 
 _CPU = torch.device("cpu")
 
 
-def brought(
-    device: torch.device, job: Job, ids: Sequence[int], state_of: Callable[[int], Tree]
-) -> tuple[dict[int, Tree], dict[int, Tree], dict[int, Tensor]]:
+Brought = tuple[dict[int, Tree], dict[int, Tree], dict[int, Tensor]]
+"""States and payloads by client, and the payloads' tensors by the ``id`` of their array."""
+
+
+def brought(device: torch.device, job: Job, ids: Sequence[int], state_of: Callable[[int], Tree]) -> Brought:
     """The states and the payloads of some clients, on the device; and the payloads' tensors by array.
 
     An array that several clients are given is one tensor; see :meth:`Job.common_to_several`.
@@ -41,6 +43,14 @@ def brought(
     found = moved_together([*map(state_of, ids), *given, common], device)
     received = {int(key): tensor for key, tensor in found.pop().items()}
     return dict(zip(ids, found, strict=False)), dict(zip(ids, found[len(ids) :], strict=True)), received
+
+
+def arrived(device: torch.device, ahead: Brought) -> Brought:
+    """What was brought ahead, once the device's further work waits for it."""
+    states, payloads, received = ahead
+    trees = [*states.values(), *payloads.values()]
+    join(device, [*(leaf for tree in trees for leaf in tensors(tree)), *received.values()])
+    return ahead
 
 
 def update_of(algorithm: Algorithm, task: Task, job: Job, outcome: Any, received: Tree) -> Weighted | Exception | None:

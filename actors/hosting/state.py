@@ -58,6 +58,10 @@ class ClientStates:
         self.lookups.note(kept.tree is not None)
         return own_dicts(self._spill.get(kept))
 
+    def kept(self, client: int) -> Kept | None:
+        """What is kept of a client's state; another object whenever the state is another."""
+        return self._states.get(client)
+
     def holds(self, client: int) -> bool:
         """Returns whether the client's state is here, in memory or spilled."""
         return client in self._states

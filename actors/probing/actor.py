@@ -83,7 +83,7 @@ def probe(
     Raises:
         ResourceError: when a device has too little memory for a single client.
     """
-    nodes = [node for node in free_nodes() if _fits(node, options)]
+    nodes = [node for node in free_nodes(options.labels) if _fits(node, options)]
     places: list[Node | None] = [*nodes] if options.per_gpu and nodes else [None]
     neighbours = math.ceil(options.count / max(len(nodes), 1))
     given = ray.put(list(calls))
@@ -121,7 +121,7 @@ def _await_return(before: Sequence[Node]) -> None:
     """Waits for the probes' GPUs: the run's actors are laid out over what is free."""
     ends = time.monotonic() + _RETURN_TIMEOUT_S
     while time.monotonic() < ends:
-        free = {node.id: node.gpus for node in free_nodes()}
+        free = {node.id: node.gpus for node in free_nodes({})}
         if all(free.get(node.id, node.gpus) >= node.gpus for node in before):
             return
         time.sleep(_ASK_EVERY_S)

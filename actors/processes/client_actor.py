@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -14,6 +15,7 @@ from actors.hosting.at_work import Report
 from actors.hosting.building import build_host, pin_threads
 from actors.hosting.job import Job, JobResult
 from actors.hosting.state import Change
+from actors.hosting.sums import LEAST_BYTES, PartialSums
 from actors.processes.gpus import Gpu
 from actors.processes.shared_memory import Parcel
 from actors.processes.transport import ActorEnd, Reply
@@ -72,12 +74,38 @@ class ClientActor:
             incoming: see there.
             freed: segments of earlier results that the driver no longer reads; None if it reads none of this process.
         """
-        self._pin()
-        try:
+        with self._in_charge():
             result: JobResult | Reply = self._end.answered(
                 lambda tree: self._host.run(job, tree, *incoming), broadcast, freed
             )
             return result
+
+    def run_apart(
+        self, job: Job, broadcast: Tree | Parcel, *incoming: Mapping[int, Tree], freed: Sequence[int] | None = None
+    ) -> tuple[JobResult | Reply, PartialSums | None]:
+        """See :meth:`ClientHost.run_apart` and :meth:`run`: what finds room in shared memory is no second result."""
+        least, apart = LEAST_BYTES if freed is None else max(LEAST_BYTES, self._end.room), list[PartialSums | None]()
+
+        def work(tree: Tree) -> JobResult:
+            result, sums = self._host.run_apart(job, tree, *incoming, least=least)
+            apart.append(sums)
+            return result
+
+        with self._in_charge():
+            answer: JobResult | Reply = self._end.answered(work, broadcast, freed)
+            return answer, apart[0]
+
+    def merged(self, round: int, procedure: str, *parts: PartialSums) -> tuple[JobResult, PartialSums]:
+        """See :meth:`ClientHost.merged`."""
+        with self._in_charge():
+            return self._host.merged(round, procedure, *parts)
+
+    @contextmanager
+    def _in_charge(self) -> Iterator[None]:
+        """For calls that compute: in its body errors are given notes of what led to them."""
+        self._pin()
+        try:
+            yield
         except RayflError as error:
             # What an error came from stays behind when it leaves a process; notes go with it.
             error.add_note(f"In {host_name(self._number)}:\n{complete(error)}")

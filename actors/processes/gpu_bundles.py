@@ -40,10 +40,10 @@ class GpuBundles:
         if missing <= 0:
             return
         options = self._options
-        laid_out = lay_out(free_nodes(), missing, options.num_cpus, options.per_gpu)
+        laid_out = lay_out(free_nodes(options.labels), missing, options.num_cpus, options.per_gpu)
         if sum(actors for _, actors in laid_out) < missing:
             # Others hold some of the GPUs now: Ray waits until they give them back.
-            laid_out = lay_out(whole_nodes(), missing, options.num_cpus, options.per_gpu)
+            laid_out = lay_out(whole_nodes(options.labels), missing, options.num_cpus, options.per_gpu)
         for node, actors in laid_out:
             self._add(actors, node)
             missing -= actors
@@ -55,7 +55,8 @@ class GpuBundles:
     def _add(self, actors: int, node: str | None) -> None:
         wanted = {"GPU": 1.0, "CPU": actors * self._options.num_cpus}
         bundle = {name: amount for name, amount in wanted.items() if amount}
-        group = placement_group([bundle], strategy="STRICT_PACK", _soft_target_node_id=node)
+        labels = {"bundle_label_selector": [dict(self._options.labels)]} if self._options.labels else {}
+        group = placement_group([bundle], strategy="STRICT_PACK", _soft_target_node_id=node, **labels)
         self._bundles.append(_Bundle(self._reserved, group, actors))
         self._reserved += 1
 

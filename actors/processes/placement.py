@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import ray
 from ray._private import state
+
+from actors.processes.labels import matches
 
 PARTS = 10_000
 """Ray counts resources in ten-thousandths."""
@@ -27,6 +30,7 @@ class ActorOptions:
         at_least: with how few the run may go on when nodes have left.
         at_most: how many there may be when nodes have joined.
         shared_memory: bytes that the driver may use for messages to actors on its machine.
+        labels: what the labels of their nodes must be, see :func:`actors.processes.labels.matches`; empty for any.
     """
 
     count: int
@@ -38,6 +42,7 @@ class ActorOptions:
     at_least: int
     at_most: int
     shared_memory: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,15 +100,26 @@ def share_of_gpu(per_gpu: int) -> float:
     return PARTS // per_gpu / PARTS
 
 
-def whole_nodes() -> list[Node]:
-    """The nodes of the cluster that are alive, with all they have."""
-    nodes: list[dict[str, object]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [_node(str(node["NodeID"]), node["Resources"]) for node in nodes if node["Alive"]]
+def whole_nodes(labels: Mapping[str, str]) -> list[Node]:
+    """The nodes of the cluster that are alive and have the labels, with all they have."""
+    return [_node(str(node["NodeID"]), node["Resources"]) for node in _living(labels)]
 
 
-def free_nodes() -> list[Node]:
-    """The nodes of the cluster that are alive, with what nobody has reserved."""
-    return [_node(id, free) for id, free in state.available_resources_per_node().items()]  # type: ignore[no-untyped-call]
+def free_nodes(labels: Mapping[str, str]) -> list[Node]:
+    """The nodes of the cluster that are alive and have the labels, with what nobody has reserved."""
+    able = {str(node["NodeID"]) for node in _living(labels)} if labels else None
+    free = state.available_resources_per_node()  # type: ignore[no-untyped-call]
+    return [_node(id, left) for id, left in free.items() if able is None or id in able]
+
+
+def resources_of(nodes: Sequence[Node]) -> dict[str, float]:
+    """What nodes have together, as Ray reports it for a cluster."""
+    return {"CPU": sum(node.cpus for node in nodes), "GPU": sum(node.gpus for node in nodes)}
+
+
+def _living(labels: Mapping[str, str]) -> list[dict[str, object]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in nodes if node["Alive"] and matches(node.get("Labels") or {}, labels)]
 
 
 def _node(id: str, resources: object) -> Node:

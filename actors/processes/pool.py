@@ -61,13 +61,34 @@ class HostPool(Protocol):
         """Starts a method of a host; returns a handle for :meth:`collect` and for other hosts' arguments."""
         ...
 
+    def machine(self, host: int) -> str | None:
+        """The machine that a host is on; None where its results are in this process's memory already."""
+        ...
+
+    def submit_apart(self, host: int, method: str, *args: Any) -> tuple[Any, Any]:
+        """Starts a method with two results.
+
+        Returns:
+            A handle of the first, for :meth:`collect`, and one of the second, which stays on its machine: an argument
+            for other hosts' methods, or for :meth:`fetch` once the first result is there.
+        """
+        ...
+
+    def fetch(self, host: int, handle: Any) -> Any:
+        """Returns the second result of a host's method.
+
+        Raises:
+            HostDiedError: when it is gone.
+        """
+        ...
+
     def collect(
         self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
     ) -> Iterator[tuple[int, Any]]:
         """Yields (host, result) as results arrive.
 
         Args:
-            handles: handles and the hosts they belong to.
+            handles: handles and the hosts they belong to; those that are added between two results are waited for, too.
             deadline_s: a host that owes results and has given none for so long, in seconds, is ended and counts as
                 gone; None: it may take any time.
             of_clients: whether hosts do what clients ask: the time then begins again with every client.
@@ -117,10 +138,23 @@ class InlinePool:
         except DeviceLostError as error:
             raise DeviceLostError(f"{error}; run the same command to continue from the last commit") from error
 
+    def machine(self, host: int) -> str | None:
+        return None
+
+    def submit_apart(self, host: int, method: str, *args: Any) -> tuple[Any, Any]:
+        first, second = self.submit(host, method, *args).value
+        return _Done(first), _Done(second)
+
+    def fetch(self, host: int, handle: Any) -> Any:
+        return handle.value
+
     def collect(
         self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
     ) -> Iterator[tuple[int, Any]]:
-        for handle, host in handles.items():
+        collected = 0
+        while collected < len(handles):
+            handle, host = list(handles.items())[collected]
+            collected += 1
             yield host, handle.value
 
     def revive(self) -> list[int]:

@@ -57,6 +57,14 @@ class RayHost:
         self._line.called(handle, args)
         return handle
 
+    def submit_apart(self, method: str, *args: Any) -> tuple[Any, Any]:
+        """Starts a method with two results; returns handles of both."""
+        freed = self._line.freed() if method == "run_apart" else {}
+        call = getattr(self.actor, method).options(num_returns=2)
+        first, second = call.remote(*self._line.arguments(args), **freed)
+        self._line.called(first, args)
+        return first, second
+
     def result(self, handle: Any, position: int) -> Any:
         """Returns the result of a method.
 

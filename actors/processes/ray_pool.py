@@ -86,10 +86,19 @@ class RayPool:
     def submit(self, host: int, method: str, *args: Any) -> Any:
         return self._hosts[host].submit(method, *args)
 
+    def machine(self, host: int) -> str | None:
+        return str(self._hosts[host].description["node_id"])
+
+    def submit_apart(self, host: int, method: str, *args: Any) -> tuple[Any, Any]:
+        return self._hosts[host].submit_apart(method, *args)
+
+    def fetch(self, host: int, handle: Any) -> Any:
+        return self._hosts[host].result(handle, host)
+
     def collect(
         self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
     ) -> Iterator[tuple[int, Any]]:
-        waiting = list(handles)
+        waiting, known = list(handles), len(handles)
         heard = dict.fromkeys(handles.values(), time.monotonic())
         while waiting:
             timeout = None
@@ -115,6 +124,8 @@ class RayPool:
             host = handles[ready[0]]
             heard[host] = time.monotonic()
             yield host, self._hosts[host].result(ready[0], host)
+            waiting += list(handles)[known:]
+            known = len(handles)
 
     def _silence(self, position: int, deadline_s: float, of_clients: bool) -> float:
         """For how many seconds a host that has not answered has been at the same clients.
@@ -164,8 +175,8 @@ class RayPool:
         if now - self._looked_at < _LOOK_EVERY_S or self._given or self.size >= self._options.at_most:
             return []
         self._looked_at = now
-        nodes = frozenset(node.id for node in whole_nodes())
-        more = min(self._room(free_nodes()), self._options.at_most - self.size)
+        nodes = frozenset(node.id for node in whole_nodes(self._options.labels))
+        more = min(self._room(free_nodes(self._options.labels)), self._options.at_most - self.size)
         if more < 1 or nodes == self._unfit:
             return []
         try:
@@ -197,7 +208,7 @@ class RayPool:
         self._joining = []
         if failed:
             _log.warning("%d actors could not join the run: %s", len(failed), reason)
-            self._unfit = frozenset(node.id for node in whole_nodes())
+            self._unfit = frozenset(node.id for node in whole_nodes(self._options.labels))
             for host in failed:
                 self._end(host)
         first = self.size
@@ -223,7 +234,7 @@ class RayPool:
         options = self._options
         if self._bundles is not None:
             self._bundles.reserve(len(numbers))
-        able = sum(node.seats(options.num_cpus, options.per_gpu) >= 1 for node in whole_nodes())
+        able = sum(node.seats(options.num_cpus, options.per_gpu) >= 1 for node in whole_nodes(options.labels))
         neighbours = math.ceil((self.size + len(numbers)) / max(able, 1))
         for number in numbers:
             self._lives[number] += 1
@@ -233,9 +244,16 @@ class RayPool:
                 namespace=self.namespace,
                 num_cpus=options.num_cpus,
                 num_gpus=options.num_gpus,
-                **(self._bundles.seat(number) if self._bundles is not None else {}),
+                **self._seat(number),
             ).remote(self._config, number, options.device, neighbours, own_gpu)
             hosts.append(RayHost(number, actor))
+
+    def _seat(self, number: int) -> dict[str, Any]:
+        """Ray's options for the place of an actor."""
+        if self._bundles is not None:
+            return self._bundles.seat(number)
+        labels = {} if self._given else dict(self._options.labels)
+        return {"label_selector": labels} if labels else {}  # which older Rays do not know
 
     def _await(self, new: Sequence[RayHost], at_least: int) -> None:
         """Waits for hosts that were started, but not for those that no node has room for any more.
@@ -252,7 +270,7 @@ class RayPool:
             waiting = [host for host in waiting if host.started in late]
             if not waiting:
                 break
-            too_many = self.size - max(self._room(whole_nodes()), at_least)
+            too_many = self.size - max(self._room(whole_nodes(self._options.labels)), at_least)
             if time.monotonic() >= ends:
                 if self.size - len(waiting) < at_least:
                     raise ResourceError(self._too_late(len(waiting), len(new)))

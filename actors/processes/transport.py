@@ -181,6 +181,11 @@ class ActorEnd:
         self._limit = limit
         self._inbox, self._outbox = Inbox(), Outbox(limit)
 
+    @property
+    def room(self) -> int:
+        """Bytes of the largest results that are sent through shared memory: two lie there at a time."""
+        return self._limit // 2
+
     def meet(self, greeting: Parcel) -> Parcel | None:
         """Returns the same message, if the driver's parcels can be opened here."""
         try:

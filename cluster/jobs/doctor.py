@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from cluster.jobs.gpu_sharing import modes, mps_runs
 from cluster.rounds.privacy import open_to_others, token_file
 from rayfl.data.sources.root import data_root
 from rayfl.errors import RayflError
@@ -63,6 +64,7 @@ def examine(address: str | None, storage: str) -> list[Finding]:
         check_python,
         check_torch,
         check_gpus,
+        check_gpu_sharing,
         check_shared_memory,
         lambda: check_limit("open files", resource.RLIMIT_NOFILE, _OPEN_FILES, "ulimit -n 65536"),
         lambda: check_limit("processes", resource.RLIMIT_NPROC, _PROCESSES, "ulimit -u 65536"),
@@ -120,6 +122,25 @@ def check_gpus() -> Finding:
     if Path("/proc/driver/nvidia/gpus").is_dir() and os.environ.get("CUDA_VISIBLE_DEVICES", "all"):
         return Finding("GPUs", "wrong", "the driver has some, torch sees none", "install a torch built for CUDA")
     return Finding("GPUs", "ok", "none; runs on the CPU")
+
+
+def check_gpu_sharing() -> Finding:
+    """Finds out how many processes may use a GPU at a time, and whether NVIDIA's service for sharing one (MPS) runs."""
+    what, found, mps = "GPU sharing", modes(), mps_runs()
+    if found is None:
+        return Finding(what, "ok", "no nvidia-smi")
+    said = ", ".join(f"GPU {gpu}: {mode}" for gpu, mode in found.items())
+    said += "; MPS runs: a GPU's processes compute side by side, and one that fails takes the others along" * mps
+    closed = [gpu for gpu, mode in found.items() if mode == "Prohibited"]
+    alone = [gpu for gpu, mode in found.items() if mode.startswith("Exclusive")]
+    if closed:
+        return Finding(
+            what, "wrong", said, f"nvidia-smi -i {','.join(closed)} -c DEFAULT (as root): no process may use it"
+        )
+    if alone and not mps:
+        fix = f"leave cluster.actors_per_gpu at 1, or nvidia-smi -i {','.join(alone)} -c DEFAULT, or start MPS"
+        return Finding(what, "warning", f"{said}; MPS does not run: a second process on a GPU fails", fix)
+    return Finding(what, "ok", said)
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 -- it is this folder that counts

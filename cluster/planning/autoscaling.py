@@ -60,7 +60,8 @@ class NodesAskedFor:
             remove_placement_group(self._group)
             self._group = None
 
-    def ask(self, bundles: list[Bundle]) -> None:
-        """Asks once; further calls change nothing."""
+    def ask(self, bundles: list[Bundle], labels: Mapping[str, str] | None = None) -> None:
+        """Asks once for bundles, on nodes with labels if there are some; further calls change nothing."""
         if self._group is None and bundles:
-            self._group = placement_group(bundles, strategy="PACK", name=self._name)
+            selected = {"bundle_label_selector": [dict(labels)] * len(bundles)} if labels else {}
+            self._group = placement_group(bundles, strategy="PACK", name=self._name, **selected)

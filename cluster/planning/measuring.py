@@ -6,13 +6,13 @@ import logging
 import math
 
 import numpy as np
-import ray
 from ray.util.placement_group import get_current_placement_group
 
 from actors.probing.actor import probe
 from actors.probing.measure import Measured
 from actors.probing.rehearsal import rehearsals
-from actors.processes.placement import ActorOptions, whole_nodes
+from actors.processes.labels import check_version
+from actors.processes.placement import ActorOptions, Node, resources_of, whole_nodes
 from cluster.planning.autoscaling import NodesAskedFor, demand
 from cluster.planning.plan import Plan, depends_on_measuring, settle
 from cluster.planning.resources import wait_for_room
@@ -37,16 +37,22 @@ def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
         ResourceError: when the cluster has too little, with numbers.
     """
     config, num_clients = parts.config, parts.dataset.num_clients
+    labels = config.cluster.label_selector
+    check_version(labels)
+
+    def nodes() -> list[Node]:
+        return whole_nodes(labels)
+
     with NodesAskedFor(f"rayfl-{config.run_name}-waits") as wish:
 
         def ask() -> None:
-            wish.ask(demand(config.cluster, ray.cluster_resources(), num_clients))  # type: ignore[no-untyped-call]
+            wish.ask(demand(config.cluster, resources_of(nodes()), num_clients), labels)
 
-        options = wait_for_room(config.cluster, ray.cluster_resources, num_clients, nodes=whole_nodes, ask=ask)
+        options = wait_for_room(config.cluster, lambda: resources_of(nodes()), num_clients, nodes=nodes, ask=ask)
     measured: list[Measured] = []
     if depends_on_measuring(config, options) and get_current_placement_group() is None:
         measured = _measured(parts, sizes, options)
-    plan = settle(config, options, whole_nodes(), num_clients, parts.context.cohort_size, measured)
+    plan = settle(config, options, nodes(), num_clients, parts.context.cohort_size, measured)
     for line in plan.lines:
         _log.info("%s", line)
     for line in plan.warnings:

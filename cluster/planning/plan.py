@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from actors.hosting.building import automatic_data_memory
 from actors.probing.measure import Measured
-from actors.processes.placement import ActorOptions, Node
+from actors.processes.placement import ActorOptions, Node, resources_of
 from cluster.planning.resources import asks_for, plan_actors
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.engine import UNMEASURED_WIDTH
@@ -84,8 +84,7 @@ def settle(
     if gpus and measured and cluster.actors_per_gpu == "auto" and asks_for(cluster, num_clients) is None:
         k = 1 if any(one.vectorized for one in measured) else actors_on_a_gpu(measured, options.num_cpus, nodes, cohort)
         cluster = cluster.model_copy(update={"actors_per_gpu": k})
-        resources = {"CPU": sum(node.cpus for node in nodes), "GPU": sum(node.gpus for node in nodes)}
-        options = plan_actors(cluster, resources, num_clients, nodes)
+        options = plan_actors(cluster, resources_of(nodes), num_clients, nodes)
     elif options.per_gpu:
         cluster = cluster.model_copy(update={"actors_per_gpu": options.per_gpu})
     seated = [node for node in nodes if node.seats(options.num_cpus, options.per_gpu) >= 1]

@@ -70,28 +70,33 @@ def plan_actors(
     """
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
     if config.device == "cuda" and not gpus:
-        raise ResourceError("cluster.device is cuda, but the cluster has no GPU; set cluster.device=auto or cpu")
+        where = f"no node with {_in_words(config.label_selector)}" if config.label_selector else "the cluster"
+        has = "has a GPU" if config.label_selector else "has no GPU"
+        raise ResourceError(f"cluster.device is cuda, but {where} {has}; set cluster.device=auto or cpu")
     device = "cuda" if gpus and config.device != "cpu" else "cpu"
     per_gpu = _per_gpu(config, gpus, num_clients) if device == "cuda" else 0
     gpu_share = share_of_gpu(per_gpu) if per_gpu else 0.0
-    pinned = config.clients_per_actor == 1
+    pinned, (least, most) = config.clients_per_actor == 1, actors_between(config, num_clients)
     if pinned and config.num_actors not in ("auto", num_clients):
         raise ConfigError(
             f"cluster.num_actors is {config.num_actors}, but cluster.clients_per_actor=1 needs one per client "
             f"({num_clients}); drop one of the two"
         )
     cpu_share = _cpu_share(config, cpus, num_clients if pinned else 0)
-    most = math.inf if cpu_share or per_gpu else num_clients
-    slots = room(nodes or [Node("", cpus, gpus)], cpu_share, per_gpu, most)
-    automatic = num_clients if pinned else min(slots, num_clients)
-    wanted = automatic if config.num_actors == "auto" else config.num_actors
-    if wanted < 1 or wanted > slots:
+    unbounded = math.inf if cpu_share or per_gpu else most
+    slots = room(nodes or [Node("", cpus, gpus)], cpu_share, per_gpu, unbounded)
+    wanted = max(min(slots, most), least)
+    if wanted > slots:
+        where = (
+            f"the nodes with {_in_words(config.label_selector)} have" if config.label_selector else "the cluster has"
+        )
         raise ResourceError(
-            f"{max(wanted, 1)} actors with {cpu_share:g} CPUs and {gpu_share:g} GPUs each do not fit: the cluster has "
+            f"{wanted} actors with {cpu_share:g} CPUs and {gpu_share:g} GPUs each do not fit: {where} "
             f"{cpus:g} CPUs and {gpus:g} GPUs, room for {slots}; lower cluster.num_actors or "
             "cluster.cpus_per_actor, or raise cluster.actors_per_gpu"
         )
-    at_least, at_most = (wanted if pinned else 1), (num_clients if config.num_actors == "auto" else wanted)
+    # A number is what the run begins with, and what it may go back to where nodes leave; a range is kept to.
+    goes_on_with = 1 if isinstance(config.num_actors, int) and not pinned else least
     return ActorOptions(
         wanted,
         cpu_share,
@@ -99,17 +104,33 @@ def plan_actors(
         device,
         config.startup_timeout_s,
         per_gpu,
-        at_least,
-        at_most,
+        goes_on_with,
+        most,
         config.shared_memory,
+        config.label_selector,
     )
 
 
-def asks_for(config: ClusterConfig, num_clients: int) -> int | None:
-    """The number of actors that the configuration insists on; None for as many as there is room for."""
+def actors_between(config: ClusterConfig, num_clients: int) -> tuple[int, int]:
+    """The least and the largest number of actors that a run may begin with."""
     if config.clients_per_actor == 1:
-        return num_clients
-    return None if config.num_actors == "auto" else config.num_actors
+        return num_clients, num_clients
+    if config.num_actors == "auto":
+        return 1, num_clients
+    if isinstance(config.num_actors, int):
+        return config.num_actors, config.num_actors
+    least, most = map(int, config.num_actors.split(":"))
+    return least, max(least, min(most, num_clients))
+
+
+def _in_words(labels: Mapping[str, str]) -> str:
+    return "cluster.label_selector={" + ", ".join(f"{key}: {value}" for key, value in labels.items()) + "}"
+
+
+def asks_for(config: ClusterConfig, num_clients: int) -> int | None:
+    """The number of actors that the configuration insists on at least; None for as many as there is room for."""
+    insists = config.clients_per_actor == 1 or config.num_actors != "auto"
+    return actors_between(config, num_clients)[0] if insists else None
 
 
 def _per_gpu(config: ClusterConfig, gpus: float, num_clients: int) -> int:

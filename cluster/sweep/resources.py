@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cluster.planning.resources import plan_actors
+from cluster.planning.resources import asks_for, plan_actors
 from rayfl.config.schema import ClusterConfig
 
 
@@ -54,7 +54,10 @@ def plan_trial(
         bundles = [_bundle(options.num_cpus, options.num_gpus)]
     else:
         cluster = config
-        options = plan_actors(config, resources, num_clients)
+        if isinstance(config.num_actors, str) and config.num_actors != "auto":
+            # Of a range the least: results are the same, and more experiments run at a time.
+            cluster = config.model_copy(update={"num_actors": asks_for(config, num_clients)})
+        options = plan_actors(cluster, resources, num_clients)
         # Its process only coordinates, as the driver of a run does, which reserves nothing either.
         bundles = [{"CPU": 0.0}, *[_bundle(options.num_cpus, options.num_gpus)] * options.count]
     if cluster.actors_per_gpu == "auto":

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import ray
 
+from actors.processes.labels import check_version
+from actors.processes.placement import resources_of, whole_nodes
 from cluster.planning.shared_storage import check_shared_storage
 from cluster.rounds.interrupts import StopRequest, stop_requests
 from cluster.rounds.session import ray_session
@@ -129,8 +131,9 @@ def _run(
         stop_requests(cluster.stop_grace_s, "the commits under way") as stop,
     ):
         stop.patient = True
-        nodes = sum(bool(node["Alive"]) for node in ray.nodes())  # type: ignore[no-untyped-call]
-        plan = plan_trial(cluster, ray.cluster_resources(), nodes, clients, options.at_once)  # type: ignore[no-untyped-call]
+        check_version(cluster.label_selector)
+        nodes = whole_nodes(cluster.label_selector)
+        plan = plan_trial(cluster, resources_of(nodes), max(len(nodes), 1), clients, options.at_once)
         check_shared_storage(sweep.folder, cluster.startup_timeout_s)
 
         def judged(trial: Trial, rounds: int) -> None:
@@ -180,7 +183,9 @@ def _content(trial: Trial, plan: TrialPlan) -> dict[str, Any]:
 
 
 def _placement(tune: Any, plan: TrialPlan) -> Any:
-    return tune.PlacementGroupFactory([dict(bundle) for bundle in plan.bundles])
+    labels = dict(plan.cluster.label_selector)
+    selected = {"bundle_label_selector": [labels] * len(plan.bundles)} if labels else {}
+    return tune.PlacementGroupFactory([dict(bundle) for bundle in plan.bundles], **selected)
 
 
 def _tune_config(tune: Any, running: Sequence[Trial], options: SweepOptions, plan: TrialPlan) -> Any:

@@ -8,8 +8,19 @@ import yaml
 
 _MOST = 100_000
 """A text whose aliases make more values of it, and at least twice as many as are written, cannot be meant."""
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _LONG = 100
 """Every 100 characters of a scalar count as one more value."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Without numbers to the base of 60 (``2:16`` for 136), which YAML 1.2 does not have any more."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        if kind is yaml.ScalarNode and tag in _NUMBERS and ":" in value:
+            return "tag:yaml.org,2002:str"
+        return tag
 
 
 class AliasError(yaml.YAMLError):
@@ -23,7 +34,7 @@ def read_yaml(text: str | bytes) -> Any:
         AliasError: it would be too large with its aliases resolved, or never end.
         yaml.YAMLError, ValueError, RecursionError: it is no YAML of plain values.
     """
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:

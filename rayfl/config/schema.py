@@ -10,6 +10,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field
 
 from rayfl.config.added import without_added
 from rayfl.config.beginning import InitConfig
+from rayfl.config.cluster_values import ActorRange, LabelValue
 from rayfl.config.identity import FREE, STEPS, fingerprint_of
 from rayfl.data.images.augment import AugmentConfig
 from rayfl.data.images.transform import TransformConfig
@@ -76,14 +77,21 @@ class ClusterConfig(_Section):
     address: str | None = Field(
         None, description="an existing Ray cluster; null: RAY_ADDRESS if set, else a local Ray started for the run"
     )
-    num_actors: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="how many actors host the clients; auto: as many as CPUs or GPU shares allow"
+    num_actors: Annotated[int, Field(ge=1)] | Literal["auto"] | ActorRange = Field(
+        "auto",
+        description="how many actors host the clients; auto: as many as CPUs or GPU shares allow, more on nodes that "
+        "join; 2:16: likewise, but never less than 2 and never more than 16 (in a sweep: 2)",
     )
     balance: Literal["auto", "measured", "sizes"] = Field(
         "auto",
         description="which actors train which clients: sizes, by samples alone; measured, by how long clients and "
         "actors took before; auto: measured where no result depends on it, sizes where clients are stacked or cores "
         "are lent",
+    )
+    label_selector: dict[str, LabelValue] = Field(
+        default_factory=dict,
+        description="the nodes that actors are placed on, by the labels that Ray gives them (2.49 or newer), such as "
+        "{ray.io/accelerator-type: H100}; a value may also be !H100, in(H100, H200) or !in(H100, H200); empty: any",
     )
     clients_per_actor: Literal["auto", 1] = Field(
         "auto", description="auto: actors share the clients; 1: one actor, and so one process, per client"
@@ -107,6 +115,12 @@ class ClusterConfig(_Section):
         "auto",
         description="memory per actor for client states (such as 4GiB); the least recently used go to disk and come "
         "back; auto: 40 % of the machine's memory, divided among its actors",
+    )
+    device_state_memory: Annotated[ByteSize, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="memory of a GPU, for each actor, in which states of clients stay for the next time, and as much "
+        "for those that are brought ahead of their clients' turn; auto: 4 % of its free memory, divided among the "
+        "actors that share it; 0: neither",
     )
     data_memory: Annotated[ByteSize, Field(gt=0)] | Literal["auto"] = Field(
         "auto",

@@ -1,8 +1,14 @@
-"""Tensors of many trees from one device to another, in few transfers."""
+"""Tensors of many trees from one device to another, in few transfers.
+
+To and from GPUs they go through pinned memory, which is read and written without the processor's help. PyTorch keeps
+such memory for the next transfer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,11 +35,56 @@ def moved_together(trees: Sequence[Mapping[str, Any]], device: torch.device) -> 
             waiting.setdefault((tensor.dtype, tensor.device.type), {})[id(tensor)] = tensor
     found: dict[int, Tensor] = {}
     for together in (piece for group in waiting.values() for piece in _pieces(list(group.values()))):
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in together]).to(device)
+        flat = _moved([tensor.detach().reshape(-1) for tensor in together], device)
         parts = torch.split(flat, [tensor.numel() for tensor in together])
         for tensor, part in zip(together, parts, strict=True):
             found[id(tensor)] = part.view(tensor.shape).clone()
     return [map_leaves(lambda leaf: found.get(id(leaf), leaf), tree) for tree in trees]
+
+
+def _moved(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Flat tensors of one device, end to end on another one."""
+    here = parts[0].device
+    if "cuda" not in (here.type, device.type):
+        return torch.cat(list(parts)).to(device)
+    size, kind = sum(map(len, parts)), parts[0].dtype
+    pinned = torch.empty(size, dtype=kind, pin_memory=True)
+    if device.type == "cuda":
+        torch.cat(list(parts), out=pinned)
+        return pinned.to(device, non_blocking=True)
+    pinned.copy_(torch.cat(list(parts)), non_blocking=True)
+    torch.cuda.current_stream(here).synchronize()
+    return pinned
+
+
+@contextmanager
+def beside(device: torch.device) -> Iterator[None]:
+    """What is transferred in its body does not wait for the device's work; :func:`join` has later work wait for it."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.stream(_side_stream(device)):
+        yield
+
+
+def join(device: torch.device, arrived: Sequence[Tensor]) -> None:
+    """Has the device's further work wait for what was transferred beside it.
+
+    Args:
+        device: where.
+        arrived: the tensors; their memory is not used again before that work is done.
+    """
+    if device.type != "cuda":
+        return
+    current = torch.cuda.current_stream(device)
+    current.wait_stream(_side_stream(device))
+    for tensor in arrived:
+        tensor.record_stream(current)
+
+
+@cache
+def _side_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _pieces(group: Sequence[Tensor]) -> Iterator[list[Tensor]]:

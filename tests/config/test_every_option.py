@@ -74,6 +74,7 @@ EFFECTS = {
     "cluster.backend": "tests/cluster/processes/test_same_bits.py",
     "cluster.address": "tests/cluster/rounds/test_session.py",
     "cluster.num_actors": "tests/cluster/planning/test_resources.py",
+    "cluster.label_selector": "tests/actors/processes/test_labels.py::test_only_nodes_that_are_meant_are_planned_with",
     "cluster.balance": "tests/actors/federation/test_pace.py::"
     "test_hosts_share_clients_by_what_they_took_if_it_was_measured",
     "cluster.clients_per_actor": "tests/cluster/planning/test_resources.py",
@@ -86,6 +87,7 @@ EFFECTS = {
     "cluster.device": "tests/config/test_every_option.py::test_device",
     "cluster.state_memory": "tests/config/test_every_option.py::test_state_memory_and_spill_dir",
     "cluster.spill_dir": "tests/config/test_every_option.py::test_state_memory_and_spill_dir",
+    "cluster.device_state_memory": "tests/devices/test_resident_states.py::test_the_budget_is_an_option",
     "cluster.data_memory": "tests/config/test_every_option.py::test_data_memory",
     "cluster.shared_memory": "tests/cluster/processes/test_shared_memory.py::"
     "test_large_trees_go_through_shared_memory_where_there_is_room",

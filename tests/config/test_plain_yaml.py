@@ -12,6 +12,7 @@ import yaml
 
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
+from rayfl.config.overrides import parse_override
 from rayfl.config.plain_yaml import AliasError, read_yaml
 from rayfl.errors import ConfigError, DamageError, DataError, RunError
 from rayfl.runs.folder import open_run
@@ -98,3 +99,15 @@ def test_traces_that_are_nested_without_end(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("[" * 200_000)
     with pytest.raises(DataError, match="t\\."):
         read_devices(str(tmp_path / name))
+
+
+def test_numbers_to_the_base_of_sixty_are_texts() -> None:
+    assert read_yaml("{actors: 2:16, time: 1:30.5, n: 16, x: 1.5, quoted: '2:16'}") == {
+        "actors": "2:16",
+        "time": "1:30.5",
+        "n": 16,
+        "x": 1.5,
+        "quoted": "2:16",
+    }
+    assert read_yaml(yaml.safe_dump({"actors": "2:16"})) == {"actors": "2:16"}
+    assert parse_override("cluster.num_actors=2:16") == ("cluster.num_actors", "2:16")

@@ -42,6 +42,12 @@ _LOOKUPS = (
     _aten.gather.default,
     _aten.embedding.default,
     _aten.nll_loss_forward.default,
+    _aten.scatter.src,
+    _aten.scatter.value,
+    _aten.scatter_.src,
+    _aten.scatter_.value,
+    _aten.scatter_add.default,
+    _aten.scatter_add_.default,
 )
 
 

@@ -119,6 +119,12 @@ def small_experiment(storage: Path, name: str, method: str, **cluster: Any) -> d
     }
 
 
+def with_large_model(config: dict[str, Any]) -> dict[str, Any]:
+    """The experiment with all clients in two rounds, and a model whose sums are merged before they travel."""
+    train = config["train"] | {"rounds": 2, "clients_per_round": "all"}
+    return config | {"model": {"name": "two_nn", "hidden": [1200, 900]}, "train": train}
+
+
 @dataclass
 class Outcome:
     """Everything that must be equal to the bit between two runs of one configuration."""

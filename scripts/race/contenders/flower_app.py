@@ -36,7 +36,7 @@ def _load(model: nn.Module, weights: Iterable[Tensor]) -> None:
 
 
 def _record(model: nn.Module) -> ArrayRecord:
-    return ArrayRecord([p.detach().numpy() for p in model.parameters()])
+    return ArrayRecord([p.detach().cpu().numpy() for p in model.parameters()])
 
 
 @client_app.train()
@@ -50,7 +50,7 @@ def train(message: Message, context: Context) -> Message:
     if task.work.method == "ditto":
         personal = context.state.get("personal")
         _load(model, weights if personal is None else _weights(personal))
-        local_epochs(model, x, y, task.work, anchor=weights)
+        local_epochs(model, x, y, task.work, anchor=[w.to(task.device) for w in weights])
         context.state["personal"] = _record(model)
         if message.content["config"]["server-round"] == task.work.rounds:
             metrics["loss"], metrics["accuracy"] = _own_score(task, model, client)

@@ -67,7 +67,7 @@ def main() -> None:
     task, clock = Task.read(sys.argv[-1]), Clock()
     work, env = task.work, FlukeENV()
     env.set_seed(0)
-    env.set_device("cpu")
+    env.set_device(task.device)
     env.set_inmemory(True)
     evaluator = ClassificationEval(eval_every=1, n_classes=work.classes)
     env.set_evaluator(evaluator)
@@ -83,7 +83,7 @@ def main() -> None:
             evaluator.evaluate(work.rounds + repeat, federation.server.model, client.test_set, nn.CrossEntropyLoss())
         seconds.append(now() - start)
     if work.method == "fedavg":
-        loss, accuracy = task.score(federation.server.model)
+        loss, accuracy = task.score(federation.server.model.to(task.device))
     else:
         scores = [_score(client) for client in clock.selected]
         loss, accuracy = (sum(column) / len(scores) for column in zip(*scores, strict=True))
@@ -91,9 +91,11 @@ def main() -> None:
 
 
 def _score(client: Any) -> tuple[float, float]:
-    x, y = client.test_set.tensors
+    model = client.personalized_model
+    device = next(model.parameters()).device
+    x, y = (part.to(device) for part in client.test_set.tensors)
     with torch.no_grad():
-        out = client.personalized_model(x)
+        out = model(x)
     return float(nn.functional.cross_entropy(out, y)), float((out.argmax(1) == y).float().mean())
 
 

@@ -1,4 +1,7 @@
-"""The race's works in Apple's pfl-research: two processes, each with a replica, one all-reduce per round."""
+"""The race's works in Apple's pfl-research: two processes, each with a replica, one all-reduce per round.
+
+On a GPU it is one process, and pfl-research itself finds the device.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,7 @@ def _backend(task: Task) -> SimulatedBackend:
     def test(user: str) -> Dataset:
         return Dataset(task.client(int(user), test=True), user_id=user)
 
-    pinned = CrossSiloUserSampler("minimize_reuse", users, num_silos=PROCESSES)
+    pinned = CrossSiloUserSampler("minimize_reuse", users, num_silos=int(os.environ["WORLD_SIZE"]))
     sampler = pinned if task.work.method == "ditto" else MinimizeReuseUserSampler(users)
     training = FederatedDataset(train, sampler)
     return SimulatedBackend(training, FederatedDataset(test, MinimizeReuseUserSampler(users)), [WeightByDatapoints()])
@@ -133,7 +136,7 @@ def main() -> None:
         asyncio.run(backend.async_gather_results(model, algorithm, central_context=context))
         seconds.append(now() - start)
     if isinstance(algorithm, Ditto):
-        sums = torch.tensor([*np.sum(algorithm.scores, axis=0), len(algorithm.scores)])
+        sums = torch.tensor([*np.sum(algorithm.scores, axis=0), len(algorithm.scores)], device=task.device)
         torch.distributed.all_reduce(sums)
         loss, accuracy = (float(value) for value in sums[:2] / sums[2])
     else:
@@ -144,6 +147,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if "LOCAL_RANK" not in os.environ:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
+        processes = PROCESSES if Task.read(sys.argv[-1]).device == "cpu" else 1
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
         sys.exit(subprocess.call([*launcher, __file__, sys.argv[-1]]))
     main()

@@ -95,6 +95,7 @@ def configuration(task: Task) -> dict[str, Any]:
         # Evaluation at every round where it is what is timed, at the end otherwise.
         "evaluation": {"every": 1 if work.evaluate else work.rounds, "cohort_every": work.rounds, "splits": ["test"]},
         "tracking": {"tensorboard": False},
+        "cluster": {"device": "cpu" if task.device == "cpu" else "cuda"},
         "storage": {"commit_every": 1 if "RAYFL_RACE_COMMITS" in os.environ else work.rounds},
     }
 

@@ -168,12 +168,14 @@ class Task:
         folder: where ``x.npy``, ``y.npy``, ``x_test.npy``, ``y_test.npy`` (client first) and ``initial.npz`` are.
         born: when the process was started, as ``time.time()`` of the one that started it.
         scratch: an empty folder for whatever the contender writes.
+        device: where models are trained, and samples brought first.
     """
 
     work: Work
     folder: str
     born: float
     scratch: str
+    device: str = "cpu"
 
     @staticmethod
     def read(path: str) -> Task:
@@ -195,7 +197,7 @@ class Task:
         """One client's samples and labels."""
         suffix = "_test" if test else ""
         x, y = (np.array(self.array(name + suffix)[client]) for name in ("x", "y"))
-        return torch.from_numpy(x), torch.from_numpy(y)
+        return torch.from_numpy(x).to(self.device), torch.from_numpy(y).to(self.device)
 
     def initial(self) -> list[np.ndarray]:
         """The initial weights, in the order of the model's parameters."""
@@ -208,12 +210,12 @@ class Task:
         with torch.no_grad():
             for parameter, value in zip(model.parameters(), self.initial(), strict=True):
                 parameter.copy_(torch.from_numpy(value))
-        return model
+        return model.to(self.device)
 
     def score(self, model: nn.Module) -> tuple[float, float]:
         """Loss and accuracy (in 0 to 1) on the test samples of the first 100 clients together."""
-        x = torch.from_numpy(np.array(self.array("x_test")[:100])).flatten(0, 1)
-        y = torch.from_numpy(np.array(self.array("y_test")[:100])).flatten(0, 1)
+        x = torch.from_numpy(np.array(self.array("x_test")[:100])).flatten(0, 1).to(self.device)
+        y = torch.from_numpy(np.array(self.array("y_test")[:100])).flatten(0, 1).to(self.device)
         with torch.no_grad():
             out = model(x)
         return float(nn.functional.cross_entropy(out, y)), float((out.argmax(1) == y).float().mean())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,43 @@ def test_a_cluster(tmp_path: Path) -> None:
     finding = doctor.check_cluster("auto", str(tmp_path))
     assert finding.verdict == "ok"
     assert "1 nodes, 8 CPUs" in finding.found
+
+
+@pytest.fixture
+def gpu_modes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., doctor.Finding]:
+    """Pretends that nvidia-smi says something, and that MPS runs or not; returns what the doctor finds."""
+
+    def found(answer: str | None, mps: bool = False) -> doctor.Finding:
+        tool = tmp_path / "nvidia-smi"
+        tool.unlink(missing_ok=True)
+        if answer is not None:
+            tool.write_text(f"#!/bin/sh\nprintf '{answer}'\n")
+            tool.chmod(0o700)
+        pipes = tmp_path / "pipes"
+        pipes.mkdir(exist_ok=True)
+        (pipes / "control").touch() if mps else (pipes / "control").unlink(missing_ok=True)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(pipes))
+        return doctor.check_gpu_sharing()
+
+    return found
+
+
+def test_exclusive_gpus_and_mps_are_named(gpu_modes: Callable[..., doctor.Finding]) -> None:
+    assert gpu_modes("0, Default\\n1, Default\\n").found == "GPU 0: Default, GPU 1: Default"
+    alone = gpu_modes("0, Default\\n1, Exclusive_Process\\n")
+    assert alone.verdict == "warning"
+    assert "a second process on a GPU fails" in alone.found
+    assert "cluster.actors_per_gpu at 1" in alone.fix
+    assert "-i 1 -c DEFAULT" in alone.fix
+    shared = gpu_modes("0, Exclusive_Process\\n", mps=True)
+    assert shared.verdict == "ok"
+    assert "MPS runs" in shared.found
+    closed = gpu_modes("0, Prohibited\\n")
+    assert closed.verdict == "wrong"
+    assert "nvidia-smi -i 0 -c DEFAULT" in closed.fix
+
+
+def test_a_machine_without_nvidia_smi(gpu_modes: Callable[..., doctor.Finding]) -> None:
+    assert gpu_modes(None).found == "no nvidia-smi"
+    assert gpu_modes("").found == "no nvidia-smi"

@@ -36,7 +36,7 @@ MEASURED = st.builds(
     base_bytes=st.integers(0, 2 * GIB),
     held_bytes=st.integers(0, 40 * GIB),
     divides=st.booleans(),
-    device_free_bytes=st.integers(0, 80 * GIB),
+    device_free_bytes=st.just(0) | st.integers(1 << 20, 80 * GIB),  # a single byte cannot be divided
     device_total_bytes=st.just(80 * GIB),
 )
 

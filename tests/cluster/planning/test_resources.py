@@ -6,6 +6,7 @@ import pytest
 
 from actors.processes.placement import Node
 from cluster.planning.resources import plan_actors, wait_for_room
+from cluster.sweep.resources import plan_trial
 from rayfl.config.schema import ClusterConfig
 from rayfl.errors import ConfigError, ResourceError
 
@@ -103,3 +104,39 @@ def test_contradictions_are_not_waited_for() -> None:
     config = ClusterConfig.model_validate({"clients_per_actor": 1, "num_actors": 2, "resources_timeout_s": 60})
     with pytest.raises(ConfigError, match="drop one of the two"):
         wait_for_room(config, grow(8)[1], 20)
+
+
+def test_a_range_of_actors_is_what_there_is_room_for_between_its_ends() -> None:
+    def options(actors: str, cpus: float, clients: int = 20) -> tuple[int, int, int]:
+        found = plan_actors(ClusterConfig.model_validate({"num_actors": actors}), {"CPU": cpus}, clients)
+        return found.count, found.at_least, found.at_most
+
+    assert options("2:16", 8) == (8, 2, 16)
+    assert options("2:16", 64) == (16, 2, 16)
+    assert options("2:16", 64, clients=5) == (5, 2, 5)
+    assert options("4:16", 64, clients=3) == (4, 4, 4)
+    with pytest.raises(ResourceError, match=r"2 actors with 1 CPUs .* the cluster has 1 CPUs"):
+        options("2:16", 1)
+    with pytest.raises(ConfigError, match="drop one of the two"):
+        plan({"clients_per_actor": 1, "num_actors": "2:16"}, CPU=64)
+    with pytest.raises(ValueError, match="the first number is the least"):
+        ClusterConfig.model_validate({"num_actors": "16:2"})
+
+
+def test_a_range_in_a_sweep_is_its_least() -> None:
+    config = ClusterConfig.model_validate({"num_actors": "2:16"})
+    found = plan_trial(config, {"CPU": 8}, 1, 20, None)
+    assert (len(found.bundles), found.at_once, found.cluster.num_actors) == (3, 4, 2)
+
+
+def test_what_does_not_fit_names_the_nodes_that_were_meant() -> None:
+    labels = {"label_selector": {"ray.io/accelerator-type": "H100"}}
+    with pytest.raises(
+        ResourceError, match=r"the nodes with cluster\.label_selector=\{ray\.io/accelerator-type: H100\}"
+    ):
+        plan({**labels, "num_actors": 3}, CPU=2)
+    with pytest.raises(ResourceError, match=r"no node with cluster\.label_selector=.* has a GPU"):
+        plan({**labels, "device": "cuda"}, CPU=2)
+    for wrong in ("", "a b", "in(", "in()", "!!a"):
+        with pytest.raises(ValueError, match="label_selector"):
+            ClusterConfig.model_validate({"label_selector": {"kind": wrong}})

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ray.cluster_utils import Cluster
 
 import rayfl
 from cluster.rounds.session import _loopback
-from tests.support.experiments import assert_same, outcome, small_experiment
-from tests.support.many_nodes_running import PATIENCE_S, Running, logical_gpus, long_rounds
+from tests.support.experiments import assert_same, outcome, small_experiment, with_large_model
+from tests.support.many_nodes_running import PATIENCE_S, ROOT, Running, logical_gpus, long_rounds
 
 Start = Callable[..., Running]
 ADDRESS = "127.0.0.1"
@@ -37,7 +42,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
             found.shutdown()
 
 
-def add(cluster: Cluster, **resources: float) -> Any:
+def add(cluster: Cluster, **resources: Any) -> Any:
     """A node that has joined."""
     with logical_gpus() if "num_gpus" in resources else nullcontext():
         return cluster.add_node(node_ip_address=ADDRESS, **resources)
@@ -114,6 +119,44 @@ def test_two_runs_share_a_cluster(cluster: Cluster, start: Start, tmp_path: Path
     runs[1].finish()
     for name in ("one", "other"):
         assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / name))
+
+
+@pytest.mark.slow
+def test_actors_are_placed_by_labels_between_a_least_and_a_most_number(
+    cluster: Cluster, start: Start, tmp_path: Path
+) -> None:
+    undisturbed(tmp_path, "scaffold")
+    meant = [add(cluster, num_cpus=2, labels={"kind": kind}) for kind in ("large", "larger")]
+    add(cluster, num_cpus=2, labels={"kind": "small"})
+    options = {"num_actors": "2:3", "label_selector": {"kind": "in(large, larger)"}}
+    running = start(small_experiment(tmp_path, "chosen", "scaffold", **options))
+    hosts = running.wait_for("after-0")
+    assert len(hosts) == 3
+    assert {host["node_id"] for host in hosts} == {node.node_id for node in meant}
+    running.finish()
+    assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "chosen"))
+    refused = start(small_experiment(tmp_path, "refused", "scaffold", label_selector={"kind": "huge"}))
+    output, _ = refused.process.communicate(timeout=PATIENCE_S)
+    assert "the nodes with cluster.label_selector={kind: huge} have 0 CPUs and 0 GPUs" in output
+
+
+@pytest.mark.slow
+def test_each_node_sends_the_driver_one_sum_a_call(cluster: Cluster, tmp_path: Path) -> None:
+    config = with_large_model(small_experiment(tmp_path, "merged", "fedavg", num_actors=4))
+    rayfl.run(config | {"name": "calm", "cluster": {"backend": "inline"}})
+    for _ in range(2):
+        add(cluster, num_cpus=2)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address}
+    command = [sys.executable, "tests/support/merging_run.py", str(file)]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    counted = json.loads(ran.stdout.partition("COUNTED ")[2])
+    rounds = config["train"]["rounds"]
+    # Two actors on each of two nodes: each node merges once a round, and sends one sum.
+    assert counted == {"run_apart": 4 * rounds, "merged": 2 * rounds, "sums": 2 * rounds}
+    assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "merged"))
 
 
 @pytest.mark.slow

@@ -1,0 +1,69 @@
+"""What a host has to run its clients' procedures with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from actors.hosting.at_work import AtWork
+from actors.hosting.resident import Resident
+from actors.hosting.samples import Samples
+from actors.hosting.scoring import Scorer
+from actors.hosting.state import ClientStates
+from algorithms.base import Algorithm
+from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
+from rayfl.engine.client import RoundContext
+from rayfl.engine.engine import Engine
+from rayfl.models.private_norm import PrivateNorm
+from rayfl.params import Tree, own_dicts
+
+
+@dataclass
+class Equipment:
+    """What a host runs procedures with.
+
+    Attributes:
+        algorithm: the method.
+        engine: task, device and how to execute.
+        states: of the hosted clients.
+        samples: of the hosted clients.
+        scorer: scores predictors.
+        at_work: is told whose code runs.
+        context: of the experiment; its round is set by each job.
+        resident: states that stay on the device.
+        norm: the parts of models that stay with their clients.
+        recorded: names of what the task's network records in its buffers.
+    """
+
+    algorithm: Algorithm
+    engine: Engine
+    states: ClientStates
+    samples: Samples
+    scorer: Scorer
+    at_work: AtWork
+    context: RoundContext
+    resident: Resident
+    norm: PrivateNorm
+    recorded: frozenset[str]
+
+    def with_room(self, work: Callable[[], Tree]) -> Tree:
+        """Returns the result of some work, done again without kept samples where the device's memory is too small."""
+        try:
+            return work()
+        except Exception as error:
+            if not ran_out_of_memory(error):
+                raise
+            self.make_room([error])
+        return work()
+
+    def state_of(self, client: int) -> Tree:
+        """A client's state for a procedure to work on: on the device if it has stayed there."""
+        there = self.resident.of(client, self.states.kept(client))
+        return self.states.checkout(client) if there is None else own_dicts(there)
+
+    def make_room(self, errors: Sequence[Exception]) -> None:
+        """Frees memory of the device that nothing depends on, and what errors hold."""
+        self.resident.give_way()
+        self.samples.give_way()
+        self.engine.release()
+        free_device_memory(*errors)

@@ -1,0 +1,294 @@
+"""Runs the procedures of a job's clients, as many together as the device has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from actors.hosting.contract import are_predictors, begun, check_keepable, check_predictors, check_sendable
+from actors.hosting.equipment import Equipment
+from actors.hosting.failures import Failure, reason_of
+from actors.hosting.job import Job, JobResult
+from actors.hosting.outcomes import Brought, arrived, blamed, brought, settled, update_of
+from actors.hosting.scoring import SplitScores
+from actors.hosting.state import changed_in_place, signature
+from rayfl.aggregation.exact_sum import ExactSum, Extremes, Weighted, check_finite, too_large
+from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
+from rayfl.diagnosis.tracebacks import complete
+from rayfl.engine.client import Client
+from rayfl.engine.trampoline import run_procedures
+from rayfl.engine.transfers import beside
+from rayfl.engine.untouched import Untouched
+from rayfl.errors import ClientError, MethodError, RayflError, as_error
+from rayfl.params import Tree, num_bytes, own_dicts, to_numpy
+
+
+class Procedures:
+    """The procedures of one job.
+
+    Args:
+        own: what they are run with.
+        job: which procedure, of which clients.
+        common: keyword arguments equal for all clients, on the device.
+        result: is added to.
+    """
+
+    def __init__(self, own: Equipment, job: Job, common: Tree, result: JobResult) -> None:
+        self._own = own
+        self._job = job
+        self._common = common
+        self._result = result
+        self._next: tuple[int, ...] = ()
+        self._ahead: tuple[tuple[int, ...], Brought] | None = None
+
+    def run(self, ids: Sequence[int], following: Sequence[int] = ()) -> None:
+        """Runs the procedures of some clients together.
+
+        Args:
+            ids: whose.
+            following: who comes next, most likely: what they need is brought to the device while it is still at work.
+
+        Raises:
+            ClientError: naming the client that failed, where none may be left out.
+        """
+        job, result = self._job, self._result
+        self._next = tuple(following)
+        for failed_before in range(job.attempts):
+            failed = self._attempt_with_room(ids)
+            if failed_before:
+                result.retried.update({id: failed_before for id in ids if id not in failed})
+            ids = list(failed)
+            if not ids:
+                return
+        for id, error in failed.items():
+            # What the files, the disk or the method are to blame for would come back with every client.
+            if not job.skips or isinstance(error, RayflError):
+                raise self._blame(error, id) from error
+            result.failures[id] = Failure(job.procedure, reason_of(error), complete(error))
+
+    def _attempt_with_room(self, ids: Sequence[int]) -> dict[int, Exception]:
+        """Runs the procedures of some clients, fewer at a time where the device's memory is too small for all.
+
+        Of an attempt that failed nothing is kept, so that the next one has the same inputs and random numbers.
+
+        Returns:
+            The errors of those that failed alone, too.
+        """
+        failed = self._attempt(ids)
+        short = [id for id in ids if id in failed and ran_out_of_memory(failed[id])]
+        if not short:
+            return failed
+        self._ahead = None
+        self._own.make_room([failed.pop(id) for id in short])
+        if len(ids) == 1:
+            return self._attempt(ids)
+        half = (len(ids) + 1) // 2
+        self._own.engine.limit_width(half)
+        for start in range(0, len(short), half):
+            failed |= self._attempt_with_room(short[start : start + half])
+        return failed
+
+    def _attempt(self, ids: Sequence[int]) -> dict[int, Exception]:
+        """Runs the procedures of some clients; returns the errors of those that failed, of which nothing is kept."""
+        job, own = self._job, self._own
+        try:
+            states, payloads, received = self._brought(ids)
+        except Exception as error:
+            if not ran_out_of_memory(error):
+                raise
+            return dict.fromkeys(ids, error)
+        clients, coroutines, failed = self._begun(ids, states, payloads)
+        before = {id: signature(client.state) for id, client in clients.items()}
+        lent = {
+            "what is sent to all clients": Untouched(self._common, own.recorded),
+            "what is sent to several clients": Untouched(job.common_to_several(ids, received), own.recorded),
+        }
+
+        def unharmed(id: int) -> None:
+            self._check_lent(lent, id)
+
+        own.at_work.begin(list(clients))
+        outcomes = run_procedures(coroutines, own.engine, own.at_work.turn_to, unharmed)
+        outcomes = {id: self._kept_back(clients[id], outcome) for id, outcome in outcomes.items()}
+        scored = self._scored_together(clients, outcomes)
+        self._bring_ahead()
+        updates = {
+            id: update_of(own.algorithm, own.engine.task, job, outcome, self._common)
+            for id, outcome in outcomes.items()
+        }
+        changed = {id for id in clients if job.kind != "evaluate" and signature(clients[id].state) != before[id]}
+        kept: Mapping[int, Tree] = {id: clients[id].state for id in changed}
+        known, kept = settled(own.engine.device, job, outcomes, updates, kept)
+        for id, client in clients.items():
+            own.at_work.turn_to((id,))
+            spoilt = changed_in_place(before[id])
+            if spoilt is not None:
+                # The kept state, which a commit may be writing just now, has the same tensors.
+                wrong = MethodError(f"writes to its state's {spoilt!r} in place: assign a new tensor")
+                raise self._blame(wrong, id)
+            try:
+                # Everything that can go wrong with this client alone does so before anything of it is kept.
+                found = self._result_of(client, outcomes[id], updates[id], scored.get(id, {}), known)
+                if id in changed:
+                    check_keepable(client.state)
+                    check_finite(client.state, known)
+            except BaseException as error:
+                failed[id] = as_error(error)
+                own.engine.check(failed[id])
+            unharmed(id)  # what it published or returned as a predictor is code, too
+            if id not in failed:
+                self._keep(id, found, kept.get(id), client.state)
+        own.at_work.turn_to(())
+        return failed
+
+    def _brought(self, ids: Sequence[int]) -> Brought:
+        """What some clients need, on the device: brought ahead, or now."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == tuple(ids):
+            return arrived(self._own.engine.device, ahead[1])
+        return brought(self._own.engine.device, self._job, ids, self._own.state_of)
+
+    def _bring_ahead(self) -> None:
+        """Begins to bring what the next clients need: the device has still to do most of what it was asked for."""
+        own, ids, self._next = self._own, self._next, ()
+        away = [kept for id in ids if (kept := own.states.kept(id)) and own.resident.of(id, kept) is None]
+        if not 0 < sum(kept.size for kept in away) <= own.resident.limit:
+            return
+        try:
+            with beside(own.engine.device):
+                self._ahead = ids, brought(own.engine.device, self._job, ids, own.state_of)
+        except Exception as error:
+            if not ran_out_of_memory(error):
+                raise
+            # It is brought when its turn comes, then.
+            own.resident.give_way()
+            free_device_memory(error)
+
+    def _begun(
+        self, ids: Sequence[int], states: dict[int, Tree], payloads: dict[int, Tree]
+    ) -> tuple[dict[int, Client], dict[int, Coroutine[Any, Any, Any]], dict[int, Exception]]:
+        """The clients and their procedures, and the errors of those for whom the device's memory is too small."""
+        job, own = self._job, self._own
+        clients: dict[int, Client] = {}
+        coroutines: dict[int, Coroutine[Any, Any, Any]] = {}
+        failed: dict[int, Exception] = {}
+        procedure = getattr(own.algorithm, job.procedure)
+        for id in ids:
+            try:
+                client = self._client(id, states.pop(id))
+                given = {**own_dicts(self._common), **payloads.pop(id)}
+                if own.norm.names:
+                    given = own.norm.joined(given, client.state, own.engine.device)
+            except Exception as error:
+                if not ran_out_of_memory(error):
+                    raise
+                failed[id] = error
+                continue
+            clients[id] = client
+            try:
+                coroutines[id] = begun(procedure, client, given, bundled=job.kind == "evaluate")
+            except MethodError as error:
+                raise self._blame(error, id) from error
+        return clients, coroutines, failed
+
+    def _keep(self, id: int, found: JobResult, state: Tree | None, there: Tree) -> None:
+        """Adds what a client has done to the result, and keeps its state if that has changed.
+
+        Args:
+            id: of the client.
+            found: what it has done.
+            state: its state on the CPU; None if that has not changed.
+            there: its state on the device.
+        """
+        try:
+            self._result.absorb(found)
+            if state is not None:
+                self._own.states.replace(id, state, self._job.round)
+                self._own.resident.keep(id, self._own.states.kept(id), there)
+        except Exception as error:
+            # Of a sum that is too large, each client has but a part.
+            raise self._blame(error, "the clients" if isinstance(error, OverflowError) else id) from error
+
+    def _check_lent(self, lent: Mapping[str, Untouched], id: int) -> None:
+        """Raises an error if a client has written to what others are given, too, or what it will be given again."""
+        method = self._own.algorithm.name
+        written = ((leaf, of) for of, tensors in lent.items() if (leaf := tensors.written()) is not None)
+        if (first := next(written, None)) is not None:
+            what = f"{first[0]!r} of {first[1]}"
+        elif (part := self._own.samples.written(id)) is not None:
+            what = f"{part}, which are read once for all rounds"
+        else:
+            return
+        error = MethodError(f"{method} writes to {what}, in place: work on a copy (rayfl.params.copy, Tensor.clone)")
+        raise self._blame(error, id)
+
+    def _kept_back(self, client: Client, outcome: Any) -> Any:
+        """Moves what must stay with the client from a procedure's result into its state; returns the rest."""
+        job = self._job
+        if not self._own.norm.names or job.kind == "evaluate" or not isinstance(outcome, Weighted | Mapping):
+            return outcome
+        try:
+            if isinstance(outcome, Weighted):
+                return replace(outcome, tree=self._own.norm.kept_back(outcome.tree, client.state))
+            return self._own.norm.kept_back(outcome, client.state)
+        except ValueError as error:
+            return MethodError(f"{job.procedure} {error}")
+
+    def _scored_together(self, clients: Mapping[int, Client], outcomes: Mapping[int, Any]) -> dict[int, SplitScores]:
+        """What of the clients' predictors can be scored in stacks of clients.
+
+        On CPUs nothing: there is little to win by fewer launches, and sums are to the bit those of clients alone.
+        """
+        job, engine = self._job, self._own.engine
+        if not engine.vectorized or engine.device.type == "cpu" or len(clients) < 2 or not job.splits:
+            return {}
+        made = {id: outcomes[id] if job.kind == "evaluate" else client.published for id, client in clients.items()}
+        sound = {id: found for id, found in made.items() if are_predictors(found) and found}
+        self._own.at_work.turn_to(tuple(sound))
+        return self._own.scorer.score_together(sound, job.splits, self._own.samples.of)
+
+    def _client(self, id: int, state: Tree) -> Client:
+        job, own = self._job, self._own
+        context = replace(own.context, round=job.round, final=job.final, started=job.started)
+        samples = own.samples.of(id)
+        return Client(id, state, samples, own.engine.task, context, own.engine.device, own.samples.public)
+
+    def _result_of(self, client: Client, outcome: Any, update: Any, scored: SplitScores, known: Extremes) -> JobResult:
+        """Returns one client's outcome as the result of a job, if it is fit to be one."""
+        job, result, scorer, samples = self._job, JobResult(), self._own.scorer, self._own.samples
+        if isinstance(outcome, Exception):
+            raise outcome
+        if job.kind == "evaluate":
+            check_predictors(outcome, job.procedure)
+            result.scores[client.id] = scorer.score_rest(outcome, job.splits, samples.of(client.id), scored)
+            return result
+        if job.kind == "mean":
+            if not isinstance(outcome, Weighted):
+                raise MethodError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
+            check_sendable(outcome.tree, job.procedure)
+            total = ExactSum()
+            total.add(outcome, known)
+            if job.summands > 1 and not total.fits(job.summands if job.skips else 1):
+                raise OverflowError(too_large(outcome))
+            result.totals[outcome.group] = total
+            if job.counted:
+                result.upload_bytes[client.id] = num_bytes(outcome.tree)
+            if isinstance(update, Exception):
+                raise update
+            if update is not None:
+                result.updates.add(update, known)
+        else:
+            check_sendable(outcome, job.procedure)
+            check_finite(outcome)
+            result.values[client.id] = to_numpy(outcome)
+            if job.counted:
+                result.upload_bytes[client.id] = num_bytes(outcome)
+        if client.published:
+            check_predictors(client.published, f"{job.procedure} (client.publish)")
+            offered = scorer.score_rest(client.published, job.splits, samples.of(client.id), scored)
+            result.scores[client.id] = offered
+        return result
+
+    def _blame(self, error: Exception, client: int | str) -> ClientError:
+        return blamed(error, client, self._job, self._own.algorithm)

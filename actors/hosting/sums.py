@@ -1,0 +1,72 @@
+"""Sums of clients' contributions that stay apart from their host's result, to be merged before they travel.
+
+Sums are exact: whoever merges them, in whatever order, the bits are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from actors.hosting.job import JobResult
+from algorithms.clients import merge
+from rayfl.aggregation.exact_sum import ExactSum
+from rayfl.params import num_bytes
+
+LEAST_BYTES = 4 << 20
+"""Smaller sums are with the driver sooner than another host could be told to merge them."""
+_LIMBS_BYTES = 16
+"""Of an element: two integers of 64 bits."""
+
+
+@dataclass
+class PartialSums:
+    """The sums of some clients' contributions.
+
+    Attributes:
+        totals: of a ``mean``, by group.
+        updates: of the clients' changes and their squared norms.
+    """
+
+    totals: dict[str, ExactSum] = field(default_factory=dict)
+    updates: ExactSum = field(default_factory=ExactSum)
+
+    @property
+    def nbytes(self) -> int:
+        """About as many bytes as they have on their way."""
+        return sum(_nbytes(total) for total in (*self.totals.values(), self.updates))
+
+
+def taken_from(result: JobResult, least: int) -> PartialSums | None:
+    """Takes the sums out of a result, which then says so; None if they are smaller than ``least`` bytes."""
+    sums = PartialSums(result.totals, result.updates)
+    if sums.nbytes < least:
+        return None
+    result.totals, result.updates, result.apart = {}, ExactSum(), True
+    return sums
+
+
+def merged(parts: Sequence[PartialSums], round: int, procedure: str) -> PartialSums:
+    """The sums of several hosts as one.
+
+    Args:
+        parts: not used afterwards.
+        round: for errors, 0-indexed.
+        procedure: for errors.
+
+    Raises:
+        ClientError: when the clients' contributions make no sum together.
+    """
+    whole = PartialSums()
+    for part in parts:
+        for group, total in part.totals.items():
+            merge(whole.totals.setdefault(group, ExactSum()), total, round, procedure)
+        whole.updates.merge(part.updates)
+    return whole
+
+
+def _nbytes(total: ExactSum) -> int:
+    if total.count == 1:
+        return num_bytes(total.waiting[0].tree)
+    return _LIMBS_BYTES * sum(1 if form is None else math.prod(form[0]) for form in total.template.values())

@@ -1,0 +1,29 @@
+"""How processes may share the GPUs of this machine: their compute modes, and NVIDIA's multi-process service (MPS)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+_QUERY = ("nvidia-smi", "--query-gpu=index,compute_mode", "--format=csv,noheader")
+_PIPES = "/tmp/nvidia-mps"  # noqa: S108 -- where the service has them unless it is told otherwise
+_PATIENCE_S = 20
+
+
+def modes() -> dict[str, str] | None:
+    """The compute mode of each GPU by its number, such as ``Default`` or ``Exclusive_Process``.
+
+    None where there is no ``nvidia-smi`` that answers.
+    """
+    try:
+        ran = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = [line.split(",", 1) for line in ran.stdout.splitlines() if "," in line]
+    return {number.strip(): mode.strip() for number, mode in rows} or None
+
+
+def mps_runs() -> bool:
+    """Whether the service has its pipes where processes of this environment look for them."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _PIPES) / "control").exists()

@@ -1,0 +1,1 @@
+"""The checks of the campaign, by part, and what runs and reports them."""

@@ -1,0 +1,151 @@
+"""What the checks share: the device, a clock that waits for it, and hosts with made-up clients."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Algorithm
+from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Classification
+from rayfl.examples import InputSpec
+from rayfl.models.architecture import Architecture
+from tests.support.elsewhere import elsewhere
+from tests.support.toys import ListDataset, Toy
+
+REHEARSAL = os.environ.get("CAMPAIGN_DEVICE", "cuda") == "cpu"
+"""Whether nothing but the campaign itself is tried, on a CPU."""
+DEVICE = torch.device("cpu" if REHEARSAL else "cuda")
+
+
+def scaled(number: int, rehearsal: int) -> int:
+    """A number of clients or samples, and what stands for it in a rehearsal."""
+    return rehearsal if REHEARSAL else number
+
+
+@contextmanager
+def failing_device(memory: int | None = None) -> Iterator[torch.device]:
+    """A device that things go wrong on: the GPU, or in a rehearsal the pretended one.
+
+    Args:
+        memory: bytes that this process may take of it; None for all.
+    """
+    if REHEARSAL:
+        with elsewhere(memory) as device:
+            yield device
+        return
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.0 if memory is None else min(memory / total, 1.0))
+    yield DEVICE
+
+
+def wait() -> None:
+    """Waits until the device has done all that it was asked for."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(work: Callable[[], object], repeats: int = 3) -> float:
+    """The median time of some work, after one time that is not counted."""
+    taken = []
+    for _ in range(repeats + 1):
+        wait()
+        begun = time.perf_counter()
+        work()
+        wait()
+        taken.append(time.perf_counter() - begun)
+    return statistics.median(taken[1:])
+
+
+def peak_bytes(work: Callable[[], object]) -> int | None:
+    """The most bytes of the device's memory that some work takes beyond those in use; None on CPUs."""
+    if DEVICE.type != "cuda":
+        work()
+        return None
+    wait()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    wait()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def profiled(work: Callable[[], object]) -> dict[str, Any]:
+    """Launches, synchronisations and milliseconds on the GPU of some work; nothing on CPUs."""
+    if DEVICE.type != "cuda":
+        return {}
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+        work()
+        wait()
+    rows = found.key_averages()
+    busy = sorted((row for row in rows if row.self_device_time_total), key=lambda row: -row.self_device_time_total)
+    return {
+        "launches": sum(row.count for row in rows if "LaunchKernel" in row.key or "GraphLaunch" in row.key),
+        "waits": {row.key: row.count for row in rows if "Synchronize" in row.key or row.key == "cudaMalloc"},
+        "copies": sum(row.count for row in rows if row.key == "cudaMemcpyAsync"),
+        "ms on the GPU": sum(row.self_device_time_total for row in busy) / 1e3,
+        "longest": [f"{row.key[:60]} x {row.count}: {row.self_device_time_total / 1e3:.2f} ms" for row in busy[:5]],
+    }
+
+
+def samples(spec: InputSpec, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Random inputs and labels."""
+    labels = torch.randint(0, spec.num_classes, (count,), generator=generator)
+    if spec.kind == "tokens":
+        return torch.randint(0, spec.vocabulary, (count, *spec.shape), generator=generator), labels
+    return torch.rand(count, *spec.shape, generator=generator), labels
+
+
+def federation(
+    method: Algorithm,
+    sizes: Sequence[int],
+    architecture: Architecture,
+    spec: InputSpec,
+    mode: str = "vectorized",
+    width: int = 1000,
+    device: torch.device = DEVICE,
+    cohort: int | None = None,
+    data_memory: int | None = None,
+    **train: Any,
+) -> Toy:
+    """One host in this process, with a client for each of the sizes.
+
+    Args:
+        method: what is trained.
+        sizes: samples of each client.
+        architecture: the network.
+        spec: of the inputs.
+        mode: looped or vectorized.
+        width: clients stacked at a time.
+        device: where.
+        cohort: clients in a round; None for all.
+        data_memory: bytes of samples that stay on the device.
+        train: of the training section.
+    """
+    generator = torch.Generator().manual_seed(0)
+    data = ListDataset([samples(spec, size, generator) for size in sizes], spec.num_classes)
+    data.spec = spec
+    settings = {"rounds": 99, "clients_per_round": cohort or "all", "local_epochs": 1, "batch_size": 10, "lr": 0.01}
+    task = Classification(architecture.network(spec))
+    toy = Toy(method, data, task, TrainConfig(**{**settings, **train}), device=device, data_memory=data_memory)
+    for host in toy.client_hosts:
+        host.engine = Engine(task, device, EngineConfig(mode=mode, width=width))  # type: ignore[arg-type]
+    return toy
+
+
+def play(toy: Toy) -> None:
+    """One round, in which nobody is scored."""
+    toy.federation.begin_round(toy.round, ())
+    chosen = toy.cohort(toy.round)
+    toy.server = {**toy.server, **toy.algorithm.round(toy.server, chosen, toy.federation)}
+    toy.round += 1

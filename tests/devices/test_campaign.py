@@ -1,0 +1,97 @@
+"""The campaign for GPUs: what one check does costs no other, and all of it can be rehearsed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = [sys.executable, str(ROOT / "scripts" / "gpu" / "campaign.py")]
+FAKE = """
+import os, sys, time
+name, out = sys.argv[sys.argv.index("--check") + 1], sys.argv[sys.argv.index("--out") + 1]
+sys.path.insert(0, {scripts!r})
+from pathlib import Path
+from checks.running import Record
+record = Record(Path(out))
+record.note("begun", name)
+if name == "hangs":
+    os.fork() or time.sleep(600)
+    time.sleep(600)
+if name == "dies":
+    os.kill(os.getpid(), 9)
+if name == "mute":
+    Path(out).unlink()
+    sys.exit(3)
+record.goal("speed", "at most 1 s", 0.5, True)
+record.end("ok")
+"""
+RUNNER = """
+import json, sys
+sys.path.insert(0, {scripts!r})
+from pathlib import Path
+from checks.page import write_page
+from checks.running import Check, run_checks
+out = Path({out!r})
+checks = [Check(name, 8.0, name, print) for name in ("good", "hangs", "dies", "mute", "last")]
+answers = run_checks(checks, [sys.executable, {fake!r}], out, "campaign", {within})
+write_page(out / "page.md", "b", "cuda", checks, answers)
+"""
+
+
+def ran(folder: Path, within: float) -> tuple[dict[str, dict[str, object]], str]:
+    """The answers of five made-up checks, and their page."""
+    scripts, fake = str(ROOT / "scripts" / "gpu"), folder / "fake.py"
+    fake.write_text(FAKE.format(scripts=scripts))
+    code = RUNNER.format(scripts=scripts, out=str(folder), fake=str(fake), within=within)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    return json.loads((folder / "campaign.json").read_text()), (folder / "page.md").read_text()
+
+
+def test_a_check_that_hangs_or_dies_costs_nothing_but_itself(tmp_path: Path) -> None:
+    answers, page = ran(tmp_path, 100)
+    assert {name: answer["status"] for name, answer in answers.items()} == {
+        "good": "ok",
+        "hangs": "failed",
+        "dies": "failed",
+        "mute": "failed",
+        "last": "ok",
+    }
+    assert answers["hangs"]["found"] == answers["dies"]["found"] | {"begun": "hangs"}  # noted before it ended
+    assert "no end within 8 s" in str(answers["hangs"]["reason"])
+    assert "exit code -9" in str(answers["dies"]["reason"])
+    assert answers["mute"]["reason"] == "no answer: exit code 3"
+    assert "| speed | at most 1 s | 0.5 | met |" in page
+    assert "| dies | dies | **failed** |" in page
+
+
+def test_a_part_ends_in_time(tmp_path: Path) -> None:
+    answers, _ = ran(tmp_path, 4)
+    assert {answer["reason"] for answer in answers.values()} == {"no time was left"}
+
+
+def test_checks_are_listed_and_their_limits_leave_each_part_below_nine_minutes() -> None:
+    listed = subprocess.run([*SCRIPT, "--list"], check=True, capture_output=True, text=True).stdout
+    limits: dict[str, float] = {}
+    for line in listed.splitlines():
+        part, _, limit, *_ = line.split()
+        limits[part] = limits.get(part, 0.0) + float(limit)
+    assert sorted(limits) == ["a", "b", "c"]
+    assert max(limits.values()) <= 540, limits
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7000)
+@pytest.mark.parametrize("part", ["a", "b", "c"])
+def test_every_check_can_be_rehearsed_on_a_cpu(part: str, tmp_path: Path) -> None:
+    command = [*SCRIPT, "--part", part, "--device", "cpu", "--out", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=False, timeout=6900)
+    answers = json.loads((tmp_path / f"campaign-{part}.json").read_text())
+    failed = {name: answer["reason"] for name, answer in answers.items() if answer["status"] == "failed"}
+    assert not failed
+    assert sum(answer["status"] == "ok" for answer in answers.values()) >= 6
+    assert "A rehearsal on a CPU" in (tmp_path / f"campaign-{part}.md").read_text()

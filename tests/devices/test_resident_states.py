@@ -1,0 +1,217 @@
+"""States that stay on the device, or are brought there ahead: fewer transfers, the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.hosting import building, procedures
+from actors.hosting.building import build_host
+from actors.hosting.memory import Kept
+from actors.hosting.resident import Resident
+from algorithms.ditto import Ditto
+from algorithms.registry import Experiment
+from rayfl.config.loading import load_config
+from rayfl.engine import transfers
+from rayfl.engine.settings import TrainConfig
+from rayfl.engine.transfers import beside, join, moved_together
+from rayfl.params import from_numpy, tensors
+from tests.support.elsewhere import PRETENDED, context, elsewhere
+from tests.support.experiments import small_experiment
+from tests.support.launches import Launches
+from tests.support.problems import CPU
+from tests.support.toys import Toy, assert_equal, random_clients, two_layers
+
+pytestmark = PRETENDED
+ROOM = 1 << 30
+
+
+def ditto(device: torch.device, limit: int, width: int = 4, clients: int = 12) -> Toy:
+    """Clients that keep a model each, in stacks; two rounds are over."""
+    train = TrainConfig(rounds=6, clients_per_round="all", local_epochs=1, batch_size=5, lr=0.1)
+    data = random_clients([6 + k % 3 for k in range(clients)], seed=1)
+    toy = Toy(Ditto(), data, two_layers(), train, mode="vectorized", device=device)
+    (host,) = toy.client_hosts
+    host.engine.width = width
+    host._resident = Resident(limit)
+    toy.run(2)
+    return toy
+
+
+def outcome(toy: Toy) -> dict[str, Any]:
+    """The server's tree and the states after two more rounds and an evaluation."""
+    toy.run(2)
+    scores = {str(client): rows["personalized"].vector[:2].tolist() for client, rows in toy.scores().items()}
+    states = {str(client): from_numpy(state) for client, state in toy.states().items()}
+    return {"server": toy.server, "states": states, "scores": {k: torch.tensor(v) for k, v in scores.items()}}
+
+
+def one_state(toy: Toy) -> int:
+    """Bytes of a client's state."""
+    kept = toy.client_hosts[0].states.kept(0)
+    assert kept is not None
+    return kept.size
+
+
+def to_device(limit: int) -> int:
+    """Transfers to the device in a round of three stacks."""
+    with elsewhere() as device:
+        toy = ditto(device, limit)
+        with Launches() as counted:
+            toy.step()
+    return counted.waits["to device"]
+
+
+def test_states_that_stay_are_not_transferred_again_and_change_no_bit() -> None:
+    # One transfer less for each of the three stacks.
+    assert to_device(ROOM) == to_device(0) - 3
+    found = []
+    for limit in (0, ROOM):
+        with elsewhere() as device:
+            found.append(outcome(ditto(device, limit)))
+    assert_equal(found[1], found[0])
+
+
+def test_the_budget_holds() -> None:
+    with elsewhere() as device:
+        size = one_state(ditto(device, 0))
+        toy = ditto(device, 5 * size)
+        (host,) = toy.client_hosts
+        outcome(toy)
+        assert host._resident._recent.bytes == 5 * size
+        assert len(host._resident._copies) == 5
+        for _, state in host._resident._copies.values():
+            assert all(leaf.untyped_storage().nbytes() == leaf.nbytes for leaf in tensors(state))
+
+
+def test_what_the_next_stack_needs_is_brought_before_the_results_of_this_one_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[tuple[str, tuple[int, ...]]] = []
+    brought, settled = procedures.brought, procedures.settled
+
+    def bringing(device: Any, job: Any, ids: Sequence[int], state_of: Any) -> Any:
+        events.append(("brought", tuple(ids)))
+        return brought(device, job, ids, state_of)
+
+    def settling(device: Any, job: Any, outcomes: Any, *rest: Any) -> Any:
+        events.append(("settled", tuple(outcomes)))
+        return settled(device, job, outcomes, *rest)
+
+    with elsewhere() as device:
+        size = one_state(ditto(device, 0))
+        toy = ditto(device, 4 * size)  # the clients of a stack: none is there when its turn comes again
+        expected = ditto(device, 0).step()
+        monkeypatch.setattr(procedures, "brought", bringing)
+        monkeypatch.setattr(procedures, "settled", settling)
+        found = toy.step()
+    assert_equal(found, expected)
+    stacks = [ids for what, ids in events if what == "settled"]
+    assert [len(ids) for ids in stacks] == [4, 4, 4]
+    first, second, third = stacks
+    assert events == [
+        ("brought", first),
+        ("brought", second),
+        ("settled", first),
+        ("brought", third),
+        ("settled", second),
+        ("settled", third),
+    ]
+
+
+def test_memory_that_ends_while_states_are_brought_or_kept_changes_nothing() -> None:
+    with elsewhere() as device:
+        size = one_state(ditto(device, 0))
+        expected = outcome(ditto(device, 0))
+        toy = ditto(device, 4 * size)
+        begun = context().made
+        toy.step()
+        made = context().made - begun
+    for moment in range(0, made, max(made // 5, 1)):
+        with elsewhere() as device:
+            toy = ditto(device, 4 * size)
+            now = context().made
+            context().failing = range(now + moment, now + moment + 1)
+            found = outcome(toy)
+        assert_equal_rounded(found, expected)
+
+
+def assert_equal_rounded(left: dict[str, Any], right: dict[str, Any]) -> None:
+    """Stacks of another width round otherwise."""
+    for part in ("server", "states", "scores"):
+        torch.testing.assert_close(left[part], right[part], rtol=0, atol=1e-10)
+
+
+def test_after_a_rewind_states_are_those_of_the_commit() -> None:
+    with elsewhere() as device:
+        toy = ditto(device, ROOM)
+        (host,) = toy.client_hosts
+        assert host._resident.of(0, host.states.kept(0)) is not None
+        host.rewind()
+        assert not host._resident._copies
+        assert host.states.checkout(0) == {}
+
+
+def test_a_copy_counts_for_the_state_that_it_is_of_and_no_other() -> None:
+    resident, state = Resident(1000), {"a": torch.ones(10)}
+    mine, other = Kept(0, state), Kept(1, state)
+    resident.keep(3, mine, state)
+    assert resident.of(3, mine) is not None
+    assert resident.of(3, other) is None
+    assert resident.of(4, mine) is None
+    resident.keep(3, other, {"a": torch.ones(1000)})  # too large: nor does the older one count any more
+    assert resident.of(3, mine) is None
+    resident.keep(5, mine, {"n": 2.0, "a": torch.arange(100.0)[10:20]})
+    kept = resident.of(5, mine)
+    assert kept is not None
+    assert kept["a"].untyped_storage().nbytes() == kept["a"].nbytes
+    resident.give_way()
+    resident.keep(5, mine, state)
+    assert resident.of(5, mine) is None
+
+
+def test_the_budget_is_an_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def limit(**cluster: Any) -> int:
+        config = load_config(Experiment, small_experiment(tmp_path, "run", "ditto", **cluster), {})
+        return building._device_state_memory(config.cluster, torch.device("cuda"))
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100_000, 200_000))
+    assert limit() == 4000
+    assert limit(actors_per_gpu=4) == 1000
+    assert limit(device_state_memory="2KiB") == 2048
+    assert limit(device_state_memory=0) == 0
+    config = load_config(Experiment, small_experiment(tmp_path, "run", "ditto", device_state_memory="1GiB"), {})
+    assert build_host(config, 0, "cpu")._resident.limit == 0
+
+
+def test_transfers_of_gpus_go_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done for a GPU, with a stub in the place of its memory and its streams."""
+    made: list[int] = []
+    empty = torch.empty
+
+    def pinned(size: int, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        assert pin_memory
+        made.append(size)
+        return empty(size, dtype=dtype)
+
+    class Device:
+        type = "cuda"
+
+    parts = [torch.rand(3), torch.rand(2)]
+    monkeypatch.setattr(torch, "empty", pinned)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, non_blocking=False: (self, non_blocking))
+    sent, without_waiting = transfers._moved(parts, Device())  # type: ignore[arg-type, misc]
+    assert torch.equal(sent, torch.cat(parts))
+    assert without_waiting
+    assert made == [5]
+
+
+def test_on_other_devices_nothing_is_beside() -> None:
+    with elsewhere() as device, beside(device):
+        (moved,) = moved_together([{"a": torch.ones(3)}], device)
+        join(device, [moved["a"]])
+        assert_equal(moved_together([moved], CPU)[0], {"a": torch.ones(3)})
