@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rayfl.cli.inspect import Trust
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.errors import ConfigError
 from rayfl.plots.kinds import KINDS
 from rayfl.tracking import terminal
@@ -41,6 +42,7 @@ def plot(
     points: Annotated[int | None, typer.Option(help="landscape, simplex: points of the grid along an edge.")] = None,
     samples: Annotated[int | None, typer.Option(help="landscape, simplex: at most this many samples.")] = None,
     trust: Trust = False,
+    as_json: AsJson = False,
 ) -> None:
     from algorithms.registry import Experiment
     from rayfl.plots.kinds import check_options, kind_of
@@ -56,6 +58,9 @@ def plot(
     check_options(kind, list(options))
     destination = Path(f"{kind}.png") if out is None else out
     numbers = write_plot(kind, [open_run(run, Experiment, trust) for run in runs], destination, **options)
+    if as_json:
+        write_json("plot", {"kind": kind, "runs": runs, "figure": destination, "numbers": numbers})
+        return
     terminal.out().print(
         f"{kind} of {len(runs)} runs -> {destination}, {numbers}", markup=False, highlight=False, soft_wrap=True
     )
