@@ -77,6 +77,7 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         user: Annotated[str | None, typer.Option(help="ray-up: who logs in; default ubuntu.")] = None,
         instance_type: Annotated[str | None, typer.Option(help="ray-up on AWS: default g5.2xlarge.")] = None,
         out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
+        as_json: AsJson = False,
     ) -> None:
         """Write a file that starts a cluster: Kubernetes, SLURM, Ray's launcher, an image, a Grafana dashboard."""
         from cluster.jobs.templating import render, template_options, unpullable
@@ -105,16 +106,23 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         }
         chosen = template_options({field: value for field, value in given.items() if value is not None})
         text = render(kind.value, chosen, run or ())
+        warnings = []
         if kind.value.startswith("kuberay") and (why := unpullable(chosen)):
-            terminal.err().print(f"warning: {why}", markup=False, highlight=False, soft_wrap=True)
+            warnings.append(why)
         if run:
             load(run[0], run[1:])
             if Path(run[0]).expanduser().is_file():
-                terminal.err().print(f"{run[0]} is read where the run starts: see that it is there too", soft_wrap=True)
+                warnings.append(f"{run[0]} is read where the run starts: see that it is there too")
+        if out is not None:
+            Storage(str(out.parent)).write(out.name, text.encode())
+        if as_json:
+            write_json("cluster-template", {"kind": kind.value, "file": out, "text": text, "warnings": warnings})
+            return
+        for warning in warnings:
+            terminal.err().print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
         if out is None:
             typer.echo(text, nl=False)
             return
-        Storage(str(out.parent)).write(out.name, text.encode())
         terminal.out().print(f"{kind.value} -> {out}", soft_wrap=True)
 
     group = typer.Typer(help="Files that start a cluster.", no_args_is_help=True)

@@ -64,6 +64,7 @@ def register(app: typer.Typer, load: Load) -> None:
         overrides: _Overrides = None,
         out: Annotated[Path, typer.Option(help="File to write: .png, .pdf or .svg.")] = Path("partition.png"),
         trust: Trust = False,
+        as_json: AsJson = False,
     ) -> None:
         """Draw the partition of a configuration: classes by client, and sizes."""
         from rayfl.data.partitions.picture import check_format, draw_partition, save_figure
@@ -72,6 +73,9 @@ def register(app: typer.Typer, load: Load) -> None:
         settings, dataset = _opened(config, overrides, trust, load)
         title = f"{settings.dataset.name}, {settings.partition.name}, seed {settings.seed}"
         save_figure(draw_partition(dataset, title), out)
+        if as_json:
+            write_json("data-show", {"dataset": settings.dataset.name, "clients": dataset.num_clients, "file": out})
+            return
         _say(f"{dataset.num_clients:,} clients -> {out}")
 
     app.command("prepare")(prepare)
@@ -108,6 +112,7 @@ def prepare(
     sha256: Annotated[str | None, typer.Option(help="What the file at --source must have.")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Download nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Prepare again what is prepared already.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Get a data set and write the file that all processes of a machine read in place."""
     from rayfl.data.sources.preparing import Order, PreparableSource
@@ -118,6 +123,9 @@ def prepare(
         raise ConfigError(f"{name} cannot be prepared: {advice}")
     with _progress() as report:
         path = chosen.prepare(Order(source, sha256, offline, force, report))
+    if as_json:
+        write_json("data-prepare", {"dataset": name, "file": path})
+        return
     _say(f"{name} -> {path}")
 
 

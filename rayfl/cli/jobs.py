@@ -99,26 +99,37 @@ def logs(
     run: RunOrId,
     address: Address = _LOCAL,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends; exit with its status.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print what a run has printed."""
+    if as_json and follow:
+        raise ConfigError("--json and --follow: choose one; `rayfl status --json` tells how the job ended")
     jobs = _jobs()
     client = jobs.connect(address)
     job = jobs.find(client, run).submission_id
     if follow:
         raise typer.Exit(_follow(jobs, client, job))
-    terminal.write(client.get_job_logs(job))
+    text = client.get_job_logs(job)
+    if as_json:
+        write_json("logs", {"job": job, "text": text})
+        return
+    terminal.write(text)
 
 
 def stop(
     run: RunOrId,
     address: Address = _LOCAL,
     timeout: Annotated[float, typer.Option(help="How long to wait for its end, in seconds.")] = 120,
+    as_json: AsJson = False,
 ) -> None:
     """Stop a run after its round; submitting it again continues it."""
     jobs = _jobs()
     client = jobs.connect(address)
     job = jobs.find(client, run).submission_id
     stopped = jobs.stop(client, job, timeout)
+    if as_json:
+        write_json("stop", {"job": job, "stopped": stopped})
+        return
     _say(f"job {job} {'has stopped; submit the run again to continue it' if stopped else 'had ended already'}")
 
 

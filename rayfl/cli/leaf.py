@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.data.sources.root import data_root
 from rayfl.tracking import terminal
 
@@ -60,13 +61,14 @@ def import_leaf(
     vocabulary_file: Annotated[
         Path | None, typer.Option(help="sent140, reddit: a vocabulary to take instead, one token a line.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Turn LEAF's JSON files into one Parquet file, checked and sorted by client."""
     from rayfl.data.sources.leaf import LeafOptions
     from rayfl.data.sources.leaf import import_leaf as convert
 
     options = LeafOptions(images, tokens, length, vocabulary, vocabulary_file)
-    _say(convert(kind, source, out or data_root() / f"{kind}.parquet", options))
+    _say(convert(kind, source, out or data_root() / f"{kind}.parquet", options), as_json)
 
 
 def import_femnist_raw(
@@ -82,13 +84,14 @@ def import_femnist_raw(
     repeat_first: Annotated[
         bool, typer.Option("--repeat-first", help="Take the first image of every later writer twice, as LEAF does.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make FEMNIST from NIST's images, by LEAF's rules."""
     from rayfl.data.sources.leaf import Sampling
     from rayfl.data.sources.leaf import import_femnist_raw as convert
 
     sampling = Sampling(sample_fraction, iid, iid_clients, min_samples, train_fraction, by, seed)
-    _say(convert(source, out or data_root() / "femnist.parquet", sampling, repeat_first))
+    _say(convert(source, out or data_root() / "femnist.parquet", sampling, repeat_first), as_json)
 
 
 def import_shakespeare_raw(
@@ -101,16 +104,21 @@ def import_shakespeare_raw(
     train_fraction: _TrainFraction = 0.9,
     by: _By = "sample",
     seed: _Seed = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Make Shakespeare from the text of the plays, by LEAF's rules."""
     from rayfl.data.sources.leaf import Sampling
     from rayfl.data.sources.leaf import import_shakespeare_raw as convert
 
     sampling = Sampling(sample_fraction, iid, iid_clients, min_samples, train_fraction, by, seed)
-    _say(convert(source, out or data_root() / "shakespeare.parquet", sampling))
+    _say(convert(source, out or data_root() / "shakespeare.parquet", sampling), as_json)
 
 
-def _say(report: ImportReport) -> None:
+def _say(report: ImportReport, as_json: bool) -> None:
+    if as_json:
+        counts = {"clients": report.clients, "samples": report.samples}
+        write_json("data-import", {"file": report.destination, **counts, "warnings": report.warnings})
+        return
     for warning in report.warnings:
         terminal.err().print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     samples = ", ".join(f"{n:,} {split}" for split, n in report.samples.items())

@@ -24,7 +24,21 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
         "evaluated": "how many clients were scored",
         "clients": "a list; an object for each client with the columns of `rayfl clients`",
     },
+    "cluster-template": {
+        "kind": "of the file",
+        "file": "that was written, or null",
+        "text": "what is in it",
+        "warnings": "a list of sentences",
+    },
+    "data-import": {
+        "file": "that was written",
+        "clients": "number",
+        "samples": "numbers by split",
+        "warnings": "a list of sentences",
+    },
     "data-list": {"root": "data root", "files": "a list; `kind`, `content`, `path`, `bytes`, `source` of each"},
+    "data-prepare": {"dataset": "name", "file": "that all processes of a machine read"},
+    "data-show": {"dataset": "name", "clients": "number", "file": "the picture"},
     "data-stats": {"dataset": "name", "clients": "number", "facts": "texts by heading", "notes": "a list of sentences"},
     "data-verify": {"files": "a list; `path`, `wrong` and `unknown` (lists of sentences) of each"},
     "diff": {
@@ -44,11 +58,22 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
     },
     "fork": {"folder": "of the new run", "round": "after which it begins", "rounds": "how many it is to have"},
     "list": {"kind": "by kind, a list; `name`, `about` and more of each"},
+    "logs": {"job": "its id", "text": "what it has printed so far"},
+    "plot": {"kind": "of the figure", "runs": "a list of folders", "figure": "file", "numbers": "CSV file"},
+    "repair": {"run": "folder", "repaired": "a list of sentences; empty if nothing needed repair"},
     "replay": {
         "round": "number",
         "compared": "numbers of values, by what they are",
         "differences": "distances by place; empty: equal to the bit",
         "note": "how to read differences; empty without any",
+    },
+    "report": {"report": "the page", "tables": "a list of files beside it", "notes": "a list of sentences"},
+    "reproduce": {
+        "table": "name, or one setting of it",
+        "scale": "quick or paper",
+        "folder": "of runs and table",
+        "cells": "a list; the rows of `table.parquet`",
+        "failures": "a list; `method`, `setting`, `seed`, `reason` of each run that failed",
     },
     "run": {
         "folder": "of the run",
@@ -60,6 +85,7 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
         "damage": "a list of sentences; empty if nothing was lost",
     },
     "status": {"jobs": "a list; `job`, `run`, `method`, `data`, `status`, `minutes`, `exit_status` of each, as texts"},
+    "stop": {"job": "its id", "stopped": "whether it was still under way"},
     "submit": {"job": "its id", "attached": "whether it was under way already"},
     "sweep": {
         "folder": "of the sweep",

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rayfl.cli.inspect import Trust
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.errors import ConfigError
 from rayfl.plots.kinds import KINDS
 from rayfl.tracking import terminal
@@ -51,6 +52,7 @@ def plot(
         ),
     ] = "",
     trust: Trust = False,
+    as_json: AsJson = False,
 ) -> None:
     from algorithms.registry import Experiment
     from rayfl.plots.kinds import check_options, kind_of
@@ -68,6 +70,9 @@ def plot(
     destination = Path(f"{kind}.png") if out is None else out
     opened = [open_run(run, Experiment, trust) for given in runs for run in runs_in(given)]
     numbers = write_plot(kind, opened, destination, dpi=dpi, size=size, **options)
+    if as_json:
+        write_json("plot", {"kind": kind, "runs": runs, "figure": destination, "numbers": numbers})
+        return
     terminal.out().print(
         f"{kind} of {len(opened)} runs -> {destination}, {numbers}", markup=False, highlight=False, soft_wrap=True
     )

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.tracking import terminal
 
 
@@ -14,7 +15,10 @@ def register(app: typer.Typer) -> None:
     app.command()(repair)
 
 
-def repair(run: Annotated[str, typer.Argument(help="A run's folder: a path or a URI (file, s3, gs).")]) -> None:
+def repair(
+    run: Annotated[str, typer.Argument(help="A run's folder: a path or a URI (file, s3, gs).")],
+    as_json: AsJson = False,
+) -> None:
     """Let a run go on whose clients' states are damaged: these clients begin again, which is put on record.
 
     A damaged model of the server is never made up: such a run is refused.
@@ -32,6 +36,9 @@ def repair(run: Annotated[str, typer.Argument(help="A run's folder: a path or a 
     with Lease(storage, settings.lease_timeout_s):
         said = [] if copy is None else share_commits(storage, copy, thoroughly=True)
         said += repaired(CommitStore(storage, copy), storage)
+    if as_json:
+        write_json("repair", {"run": run, "repaired": said})
+        return
     for line in said:
         terminal.out().print(line, markup=False, highlight=False, soft_wrap=True)
     what = "repaired: the same command that started the run continues it" if said else "nothing needs repair"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.errors import ConfigError
 from rayfl.tracking import terminal
 
@@ -84,6 +85,7 @@ def report(
     split: Split = "test",
     cohort: Cohort = "all",
     phase: Phase = "received",
+    as_json: AsJson = False,
 ) -> None:
     """Write a report on a run, or on several side by side: one HTML page, and its figures as files."""
     from rayfl.data.files.whole import new_file
@@ -112,13 +114,20 @@ def report(
         file_name(one.value): formatted({loaded[0].dataset: _for(one.value, loaded, wanted)}, one.value)
         for one in formats or ()
     }
-    for note in page.notes:
-        _say(f"note: {note}")
-    _say(f"report: {write(page, folder, tables)}")
+    written = write(page, folder, tables)
     for name, text in texts.items():
         with new_file(folder / name) as file:
             file.write(text.encode())
-        _say(f"table: {folder / name}")
+    if as_json:
+        files = [folder / name for name in (*tables, *texts)]
+        write_json("report", {"report": written, "tables": files, "notes": page.notes})
+        return
+    for line in (
+        *(f"note: {note}" for note in page.notes),
+        f"report: {written}",
+        *(f"table: {folder / name}" for name in texts),
+    ):
+        _say(line)
 
 
 def compare(

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.tracking import terminal
 
 
@@ -41,12 +42,13 @@ def reproduce(
     seeds: Annotated[
         str | None, typer.Option(help="0:3, or 0,2; default 0, with --scale paper as many as the paper has.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run all methods of a paper's table, and print ours beside theirs; the same command continues."""
     from algorithms.registry import Experiment
     from cluster.rounds.interrupts import TERMINATED, Terminated
     from cluster.sweep.reproduce import reproduce as run_all
-    from rayfl.reproduction.output import as_text
+    from rayfl.reproduction.output import as_arrow, as_text
     from rayfl.reproduction.scaling import Scale
     from rayfl.reproduction.tables import plan_reproduction
     from rayfl.tracking.console import ConsoleProgress
@@ -56,18 +58,26 @@ def reproduce(
     chosen = [name.strip() for name in methods.split(",")] if methods is not None else None
     planned = plan_reproduction(Experiment, table, folder, size, rounds, chosen, _seeds(seeds), _given(overrides or []))
     try:
-        result = run_all(planned, folder, _say, lambda: [ConsoleProgress(terminal.out())])
+        progress = terminal.err() if as_json else terminal.out()
+        result = run_all(planned, folder, _warn if as_json else _say, lambda: [ConsoleProgress(progress)])
     except (KeyboardInterrupt, Terminated) as stop:
         terminal.err().print("interrupted; the same command continues from the last commit", markup=False)
         raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else terminal.INTERRUPTED) from None
-    for part in as_text(planned, result.rows):
-        _say(part) if isinstance(part, str) else terminal.out().print(part)
-    _say(f"folder: {folder} (table.md, table.csv, table.parquet, a folder per run)")
+    if as_json:
+        failures = [
+            {"method": run.method, "setting": run.setting, "seed": run.seed, "reason": reason}
+            for run, reason in result.failures.items()
+        ]
+        cells = as_arrow(planned, result.rows).to_pylist()
+        about = {"table": table, "scale": scale.value, "folder": folder}
+        write_json("reproduce", {**about, "cells": cells, "failures": failures})
+    else:
+        for part in as_text(planned, result.rows):
+            _say(part) if isinstance(part, str) else terminal.out().print(part)
+        _say(f"folder: {folder} (table.md, table.csv, table.parquet, a folder per run)")
     if result.failures:
         for run, reason in result.failures.items():
-            terminal.err().print(
-                f"failed: {run.method} on {run.setting}, seed {run.seed}: {reason}", markup=False, soft_wrap=True
-            )
+            _warn(f"failed: {run.method} on {run.setting}, seed {run.seed}: {reason}")
         raise typer.Exit(terminal.FAILED)
 
 
@@ -94,3 +104,7 @@ def _given(overrides: list[str]) -> dict[str, Any]:
 
 def _say(text: str) -> None:
     terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _warn(text: str) -> None:
+    terminal.err().print(text, markup=False, highlight=False, soft_wrap=True)

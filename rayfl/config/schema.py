@@ -250,6 +250,11 @@ class TrackingConfig(_Section):
     """Where progress goes in addition to the tables."""
 
     tensorboard: bool = Field(True, description="write TensorBoard's files (local storage only)")
+    tensorboard_scalars: Literal["overview", "all"] = Field(
+        "overview",
+        description="overview: at most 40 curves, of the personalized and the global model; all: every number of "
+        "rounds.parquet",
+    )
     wandb: WandbConfig = Field(default=WandbConfig(), description="Weights & Biases")
     mlflow: MlflowConfig = Field(default=MlflowConfig(), description="MLflow")
 

@@ -14,7 +14,7 @@ from rayfl.data.partitions.picture import PLAIN_TEXT
 from rayfl.metrics import CLASSIFICATION, Metric
 from rayfl.results.summaries import Scores
 from rayfl.tracking.callback import Callback, RunInfo
-from rayfl.tracking.scalars import hyper_parameters, scalars
+from rayfl.tracking.scalars import Overview, hyper_parameters, scalars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +33,7 @@ class TensorBoard(Callback):
         self._writer: SummaryWriter | None = None
         self._config: ExperimentConfig | None = None
         self._first = CLASSIFICATION.first
+        self._chosen: Overview | None = None
         self._newest: Sequence[Mapping[str, Any]] = ()
         self._others: set[Any] = set()
         self._threads: set[Any] | None = None
@@ -42,6 +43,8 @@ class TensorBoard(Callback):
         from torch.utils.tensorboard import SummaryWriter  # half a second that only runs pay
 
         self._config, self._first = run.config, run.metrics[0]
+        if run.config.tracking.tensorboard_scalars == "overview":
+            self._chosen = Overview.of(run.config, self._first.name)
         self._others |= set(threading.enumerate())
         self._hook, threading.excepthook = threading.excepthook, self._quietly
         # What an interrupted run wrote after its last commit is hidden, not shown twice.
@@ -55,7 +58,7 @@ class TensorBoard(Callback):
 
     def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:
         assert self._writer is not None
-        for name, value in scalars(rows).items():
+        for name, value in scalars(rows, self._chosen).items():
             self._writer.add_scalar(name, value, rows[0]["round"])
         if any(row["cohort"] == "all" for row in rows):
             self._newest = rows
@@ -68,6 +71,8 @@ class TensorBoard(Callback):
         for splits in scores.values():
             for split, models in splits.items():
                 for model, statistics in models.items():
+                    if self._chosen is not None and model not in (self._chosen.model, "global"):
+                        continue
                     if statistics.n and not np.isnan(statistics.first):
                         values.setdefault(f"{split}/{model}", []).append(statistics.first)
         for name, found in values.items():
@@ -100,7 +105,7 @@ class TensorBoard(Callback):
     def _finish(self, writer: SummaryWriter, config: ExperimentConfig, rounds: int) -> None:
         test = [row for row in self._newest if row["split"] == "test"]
         last = {self._first.name, "loss", "ece"}
-        final = {name: value for name, value in scalars(test).items() if name.partition("/")[0] in last}
+        final = {name: value for name, value in scalars(test, self._chosen).items() if name.partition("/")[0] in last}
         writer.add_hparams(
             hyper_parameters(config), {f"final {name}": value for name, value in final.items()}, None, "."
         )

@@ -3,7 +3,8 @@
     python scripts/docs/method_pages.py            writes the pages
     python scripts/docs/method_pages.py --check    says which are out of date, exit status 1 if any
 
-A page is the class's docstring, its hyper-parameters, and the hand-written ``docs/methods/notes/NAME.md``.
+A page is made of the class's docstring, with its formulas set as ``docs/methods/formulas.yaml`` says, of its
+hyper-parameters, and of the hand-written ``docs/methods/notes/NAME.md``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from mathematics import displayed, equation_of, with_formulas, with_symbols
+from messages import picture
 
 from algorithms.base import Algorithm
 from algorithms.registry import METHODS
@@ -39,13 +43,26 @@ def page(name: str, method: type[Algorithm]) -> str:
     note = NOTES / f"{name}.md"
     if not note.exists():
         raise SystemExit(f"{note.relative_to(ROOT)} is missing: write what differs from the paper and from public code")
+    summary, _, rest = describe_method(method).partition("\n\n")
+    equation = equation_of(name)
+    source = f"[algorithms/{_module(method)}.py](../../algorithms/{_module(method)}.py)"
+    fields = [
+        (field, with_symbols(symbol), default, bounds, with_symbols(meaning))
+        for field, symbol, default, bounds, meaning in hyper_parameters(method)
+    ]
     parts = [
         MADE.format(name=name),
         f"# {name}",
-        _markdown(describe_method(method)),
+        _markdown(summary),
+        *([displayed(equation)] if equation else []),
+        picture(name, METHODS),
+        f"```bash\nrayfl run quickstart algorithm={name}\n```",
+        f"Source: {source}. [All methods](index.md).",
+        "## The method",
+        _markdown(rest),
         "## Hyper-parameters",
         f"`algorithm={name}`, and `algorithm.FIELD=VALUE` for each of:",
-        _table(["field", "symbol", "default", "range", "meaning"], hyper_parameters(method)),
+        _table(["field", "symbol", "default", "range", "meaning"], fields),
         _kept(method),
         note.read_text(encoding="utf-8").strip(),
     ]
@@ -59,8 +76,8 @@ def index() -> str:
             f"[`{name}`]({name}.md)",
             first_sentence(method),
             method.citation,
-            method.client_keeps,
-            method.server_keeps,
+            with_symbols(method.client_keeps),
+            with_symbols(method.server_keeps),
             str(own_invariants(method)),
         ]
         for name, method in sorted(METHODS.items())
@@ -118,12 +135,15 @@ def _invariants(file: Path) -> list[str]:
 
 
 def _kept(method: type[Algorithm]) -> str:
-    return f"## What persists\n\nClient: `{method.client_keeps}`. Server: `{method.server_keeps}`."
+    client, server = with_symbols(method.client_keeps), with_symbols(method.server_keeps)
+    return f"## What persists\n\nClient: {client}. Server: {server}."
 
 
 def _markdown(docstring: str) -> str:
-    """A docstring with its formulas as code blocks and its references as a section."""
-    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", docstring).replace("``", "`")
+    """A docstring with its formulas set, and its references as a section."""
+    text, sign, references = docstring.partition("\nReferences:")
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", with_formulas(text)).replace("``", "`")
+    text = with_symbols(text) + sign + references
     return re.sub(r"^References:\n((?:    .*\n?|\n)+)", _references, text, flags=re.MULTILINE)
 
 

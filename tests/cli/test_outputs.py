@@ -6,11 +6,15 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import rayfl
@@ -18,6 +22,8 @@ from rayfl.cli.entry import app
 from rayfl.cli.outputs import OUTPUTS
 from rayfl.errors import ConfigError
 from rayfl.runs.loading import load_run
+from tests.data.sources.leaf.test_leaf import document, write_source
+from tests.data.sources.leaf.test_leaf_words import tweets
 from tests.support.experiments import small_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -103,9 +109,49 @@ def test_data_and_doctor(tmp_path: Path) -> None:
     assert {"what", "verdict", "found", "fix"} == set(json.loads(done.stdout)["findings"][0])
 
 
+def test_every_command_has_it() -> None:
+    def lacking(command: Any, name: str) -> Iterator[str]:
+        for part, inner in getattr(command, "commands", {}).items():
+            yield from lacking(inner, f"{name} {part}")
+        if not hasattr(command, "commands") and not any("--json" in option.opts for option in command.params):
+            yield name
+
+    assert list(lacking(get_command(app), "rayfl")) == []
+
+
+def test_figures_reports_templates_and_repairs(run: Path, tmp_path: Path) -> None:
+    drawn = asked("plot", "plot", "curves", run, "--x", "rounds", "--out", tmp_path / "curves.png")
+    assert (drawn["kind"], drawn["runs"]) == ("curves", [str(run)])
+    assert Path(drawn["figure"]).stat().st_size > 1000 and '"top1"' in Path(drawn["numbers"]).read_text()
+    made = asked("report", "report", run, "--out", tmp_path / "report", "--format", "csv")
+    assert Path(made["report"]).suffix == ".html" and made["tables"]
+    assert all(Path(file).is_file() for file in (made["report"], *made["tables"]))
+    template = asked("cluster-template", "cluster", "template", "kuberay", "--out", tmp_path / "job.yaml")
+    assert Path(template["file"]).read_text() == template["text"] and "no node can pull" in template["warnings"][0]
+    printed = asked("cluster-template", "cluster", "template", "slurm")
+    assert (printed["file"], printed["warnings"]) == (None, []) and printed["text"].startswith("#!")
+    assert asked("repair", "repair", run)["repaired"] == []
+    shown = asked("data-show", "data", "show", run, "--out", tmp_path / "partition.png")
+    assert shown["clients"] == 5 and Path(shown["file"]).is_file()
+
+
+def test_data_that_are_made(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [[0.0, 1.0]] * 8, "y": [0, 1] * 4}), tmp_path / "own.parquet")
+    prepared = asked(
+        "data-prepare", "data", "prepare", "parquet", f"path={tmp_path / 'own.parquet'}", "--root", tmp_path / "root"
+    )
+    assert prepared["dataset"] == "parquet" and Path(prepared["file"]).is_file()
+    source = write_source(tmp_path / "leaf", document(ann=tweets("a b a"), bob=tweets()))
+    arguments = ("sent140", source, "--out", tmp_path / "sent140.parquet")
+    imported = asked("data-import", "data", "import-leaf", *arguments)
+    assert (imported["clients"], imported["samples"]) == (1, {"train": 1, "test": 0})
+    assert "have no sample here" in imported["warnings"][0] and Path(imported["file"]).is_file()
+
+
 def test_what_cannot_go_together_is_refused(run: Path) -> None:
-    done = CliRunner().invoke(app, ["clients", str(run), "--json", "--csv"])
-    assert isinstance(done.exception, ConfigError)
+    for command in (["clients", str(run), "--csv"], ["logs", "any", "--follow"], ["submit", "quickstart", "--wait"]):
+        done = CliRunner().invoke(app, [*command, "--json"])
+        assert isinstance(done.exception, ConfigError), command
 
 
 def test_the_page_for_agents_has_every_schema_with_its_fields() -> None:

@@ -64,6 +64,7 @@ EFFECTS = {
     "storage.lease_timeout_s": "tests/cluster/rounds/test_two_drivers.py::"
     "test_a_driver_on_another_machine_has_until_its_lease_expires",
     "tracking.tensorboard": "tests/config/test_every_option.py::test_tensorboard",
+    "tracking.tensorboard_scalars": "tests/tracking/test_tensorboard.py::test_by_default_there_are_few_curves",
     "tracking.wandb.enabled": "tests/tracking/test_trackers.py::test_wandb_gets_the_summaries_of_every_evaluation",
     "tracking.wandb.project": "tests/tracking/test_trackers.py::test_wandb_gets_the_summaries_of_every_evaluation",
     "tracking.wandb.entity": "tests/tracking/test_trackers.py::test_wandb_gets_the_summaries_of_every_evaluation",

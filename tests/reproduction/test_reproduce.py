@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -41,7 +42,10 @@ def test_a_table_is_run_compared_and_written_and_a_second_time_only_read(tmp_pat
     runs = sorted((tmp_path / "tiny-table1-digits").iterdir())
     assert len(runs) == 6
     before = {run: (run / "environment.json").read_bytes() for run in runs}
-    assert command(*arguments)[0] == 0
+    code, text = command(*arguments, "--json")
+    found = json.loads(text.splitlines()[-1])
+    assert code == 0 and found["schema"] == "rayfl.reproduce/1" and found["failures"] == []
+    assert [cell["ours"] for cell in found["cells"]] == table["ours"].to_pylist()
     assert pq.read_table(tmp_path / "table.parquet") == table
     assert {run: (run / "environment.json").read_bytes() for run in runs} == before  # nothing was started again
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -14,6 +15,7 @@ import yaml
 from ray.job_submission import JobDetails, JobStatus
 from typer.testing import CliRunner
 
+import cluster.jobs.jobs
 import rayfl
 from algorithms.registry import Experiment
 from cluster.jobs.jobs import JobOptions, Submitted, connect, exit_status, find, follow, jobs, stop, submit
@@ -211,6 +213,19 @@ def test_stop(tmp_path: Path) -> None:
     send(client, experiment(tmp_path))
     assert stop(client, "tiny", 1)  # type: ignore[arg-type]
     assert not stop(client, "tiny", 1)  # type: ignore[arg-type]
+
+
+def test_logs_and_stop_for_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = FakeClient()
+    send(client, experiment(tmp_path))
+    monkeypatch.setattr(cluster.jobs.jobs, "connect", lambda address: client)
+    monkeypatch.setattr(FakeClient, "get_job_logs", lambda self, job: f"what {job} said\n", raising=False)
+    found = [json.loads(CliRunner().invoke(app, [name, "tiny", "--json"]).stdout) for name in ("logs", "stop", "stop")]
+    assert found == [
+        {"schema": "rayfl.logs/1", "job": "tiny", "text": "what tiny said\n"},
+        {"schema": "rayfl.stop/1", "job": "tiny", "stopped": True},
+        {"schema": "rayfl.stop/1", "job": "tiny", "stopped": False},
+    ]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:6379", "ray://127.0.0.1:10001", "http://127.0.0.1:9"])

@@ -1,0 +1,88 @@
+"""Mathematics of the pages on methods: TeX for the formulas of docstrings, and for symbols within a text."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FORMULAS = Path(__file__).resolve().parents[2] / "docs" / "methods" / "formulas.yaml"
+_GREEK = (
+    *("alpha", "beta", "gamma", "delta", "kappa", "lambda", "mu", "nu", "xi", "pi", "rho", "sigma", "tau", "theta"),
+    *("eta", "epsilon", "Delta", "Lambda"),
+)
+_NAMES = {**{name: f"\\{name}" for name in _GREEK}, "eps": "\\varepsilon", "phi": "\\varphi"}
+_NAMES |= {"sum": "\\sum"} | {f"{letter}bar": f"\\bar {letter}" for letter in "vwxz"}
+_SYMBOL = re.compile(r"(?<![\w$\\^'-])(?<![a-z]\.)([A-Za-z]+)((?:[_^](?:[A-Za-z]+|\d+|\+))*)(?![\w^'-]|\.[a-z])")
+_WORDS = ("a", "A", "I")
+_INDENTED = re.compile(r"(?:^    +\S.*(?:\n|\Z))+", re.MULTILINE)
+
+
+@cache
+def _written() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(FORMULAS.read_text(encoding="utf-8"))
+    return content
+
+
+def equation_of(name: str) -> str | None:
+    """The equation that a method's page begins with, as TeX; None if its docstring has formulas."""
+    found: str | None = _written()["equation"].get(name)
+    return found
+
+
+def formulas_of(docstring: str) -> list[str]:
+    """The formulas of a docstring: its indented lines."""
+    return [line.strip() for block in _INDENTED.findall(docstring) for line in block.splitlines()]
+
+
+def with_formulas(docstring: str) -> str:
+    """A docstring whose indented lines are set as mathematics.
+
+    Raises:
+        SystemExit: a line has no TeX.
+    """
+    return _INDENTED.sub(lambda block: _block([_tex(line.strip()) for line in block[0].splitlines()]), docstring)
+
+
+def _tex(formula: str) -> str:
+    found: str | None = _written()["formulas"].get(formula)
+    if found is None:
+        raise SystemExit(f"{FORMULAS.name} has no TeX for the formula {formula!r}")
+    return found
+
+
+def _block(lines: list[str]) -> str:
+    if len(lines) > 1:
+        lines = ["\\begin{gathered}", " \\\\\n".join(lines), "\\end{gathered}"]
+    return "\n".join(["$$", *lines, "$$", ""])
+
+
+def displayed(tex: str) -> str:
+    """A formula on lines of its own."""
+    return _block([tex]).rstrip()
+
+
+def with_symbols(text: str) -> str:
+    """A text whose symbols (``w_k``, ``theta^k_m``, ``lambda``, single letters) are set as mathematics."""
+    parts = re.split(r"(`[^`]*`|^\$\$\n(?:.*\n)*?\$\$$)", text, flags=re.MULTILINE)
+    made = "".join(part if part[:1] in ("`", "$") else _SYMBOL.sub(_symbol, part) for part in parts)
+    return re.sub(r"\$\.\.\$", r" \\ldots ", made)
+
+
+def _symbol(match: re.Match[str]) -> str:
+    base, marks = match[1], match[2]
+    if base == "sum" and not marks:
+        return match[0]
+    if base not in _NAMES and not marks and (len(base) > 1 or base in _WORDS):
+        return match[0]
+    made = "".join(f"{mark}{{{_name(word)}}}" for mark, word in re.findall(r"([_^])([A-Za-z]+|\d+|\+)", marks))
+    return f"${_name(base)}{made}$"
+
+
+def _name(word: str) -> str:
+    if word in _NAMES:
+        return _NAMES[word]
+    return word if len(word) < 3 and word != "ft" else f"\\mathrm{{{word}}}"
