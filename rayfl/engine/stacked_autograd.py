@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
 from rayfl.engine.looped import moved_paths
 from rayfl.engine.optimizers import Kept, clipped, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
+from rayfl.engine.stacked_gradients import stacked_gradients
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.untouched import Untouched
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
@@ -39,10 +39,8 @@ class StackedAutograd:
         self._frozen, self._frozen_dims = _stack_frozen(ranked, device)
         self.lent = Untouched(self._frozen or {})
         self._draws = None if first.draws is None else _pad_draws(ranked, device)
-        self._gradients = vmap(
-            grad(_on_tensors(first, task)),
-            in_dims=(0, 0, 0, 0 if masked else None, self._frozen_dims, None if self._draws is None else 0),
-        )
+        in_dims = (0, 0, 0, 0 if masked else None, self._frozen_dims, None if self._draws is None else 0)
+        self._gradients = stacked_gradients(_on_tensors(first, task), in_dims, task)
 
     def step(self, number: int, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
         """Moves the first ``active`` clients along the gradients of a mini-batch of each."""

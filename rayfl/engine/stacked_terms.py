@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
 from rayfl.engine.flat import Layout
 from rayfl.engine.linear_program import LinearProgram
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_chain import write_gradients
+from rayfl.engine.stacked_gradients import stacked_gradients
 from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.engine.terms import TRAINED
 from rayfl.engine.untouched import Untouched
@@ -150,7 +150,7 @@ class StackedTerms:
         def loss(one: Tree, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
             return task.loss(one, Batch(x, y, mask))
 
-        made = vmap(grad(loss), in_dims=(0, 0, 0, None if mask is None else 0))(model, x, y, mask)
+        made = stacked_gradients(loss, (0, 0, 0, None if mask is None else 0), task)(model, x, y, mask)
         torch._foreach_copy_(list(room.values()), [made[name] for name in room])
 
     def _leaves(self, row: int, active: int) -> dict[str, Tensor]:
