@@ -48,12 +48,11 @@ def inspect(folder: Annotated[Path, typer.Argument(help="Folder with config.json
 
     found = BaseFolder(folder)
     family = family_of(found.model_type)
-    sizes = [entry.stop - entry.start for entry in found.entries.values()]
     types = sorted({entry.dtype for entry in found.entries.values()})
     terminal.out().print(
         f"folder:   {found.path}\n"
         f"family:   {found.model_type}, for {'images' if family.kind == 'image' else 'tokens'}\n"
-        f"weights:  {len(found.entries)} tensors, {sum(sizes):,} bytes as {', '.join(types)} in "
+        f"weights:  {len(found.entries)} tensors, {found.bytes:,} bytes as {', '.join(types)} in "
         f"{len(found.files)} file{'s' if len(found.files) > 1 else ''}\n"
         f"targets:  {', '.join(family.targets)} (model.adapter.targets)\n"
         f"head:     {family.block} (new for the data set's classes)\n"

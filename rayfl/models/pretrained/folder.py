@@ -88,9 +88,14 @@ class BaseFolder:
             record = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
             if record["files"] == stamp and len(record["sha256"]) == 64:
                 return str(record["sha256"])
-        found = self._read_all()
+        found = self.digest()
         self._write_record({"sha256": found, "files": stamp})
         return found
+
+    @property
+    def bytes(self) -> int:
+        """Size of all tensors."""
+        return sum(entry.stop - entry.start for entry in self.entries.values())
 
     def check(self, expected: str) -> None:
         """Makes sure that the folder is the one that is meant.
@@ -139,7 +144,8 @@ class BaseFolder:
         stats = {file.name: file.stat() for file in (self.path / _CONFIG, *self.files)}
         return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
-    def _read_all(self) -> str:
+    def digest(self) -> str:
+        """The checksum as all bytes say it, whatever the record says."""
         rows = []
         for name, entry in sorted(self.entries.items()):
             rows.append([name, entry.dtype, list(entry.shape), _digest(entry)])
@@ -153,6 +159,18 @@ class BaseFolder:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(record, file)
             os.replace(name, self.path / RECORD)
+
+
+def bases_in(section: Any) -> Iterator[tuple[str, str]]:
+    """Folder and checksum of each base that the section ``model`` of a recorded configuration is tied to."""
+    if not isinstance(section, Mapping):
+        return
+    folder, checksum = section.get("folder"), section.get("base")
+    if isinstance(folder, str) and isinstance(checksum, str):
+        yield folder, checksum
+    candidates = section.get("candidates")
+    for one in candidates if isinstance(candidates, list) else ():
+        yield from bases_in(one)
 
 
 def _is_file_name(name: Any) -> bool:

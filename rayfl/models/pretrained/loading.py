@@ -137,6 +137,8 @@ class Source:
         config.num_labels = self.classes
         if hasattr(config, "use_cache"):
             config.use_cache = False
+        if getattr(config, "pad_token_id", 0) is None:
+            config.pad_token_id = 0  # rows are padded with zeros
         if getattr(config, "problem_type", None) is not None:
             config.problem_type = None
         return config

@@ -31,14 +31,18 @@ class AdaptedModel(ClassificationModel):
         block: dotted name of the module that is new for the task.
         image: whether inputs are images.
         channels: of the images that the base reads; grey ones are repeated.
+        padding: the token that an encoder must not look at. None: there is none, or the model is causal, which needs
+            no mask where rows are padded on the right.
     """
 
-    def __init__(self, module: nn.Module, head: str, block: str, image: bool, channels: int = 0) -> None:
+    def __init__(
+        self, module: nn.Module, head: str, block: str, image: bool, channels: int = 0, padding: int | None = None
+    ) -> None:
         super().__init__()
         self.model = module
         self.head_module = f"model.{head}"
         self.classifier_modules = (f"model.{block}",)
-        self._image, self._channels = image, channels
+        self._image, self._channels, self._padding = image, channels, padding
         for one in module.modules():
             # What a base keeps belongs to it, and so to no tree.
             one._non_persistent_buffers_set.update(one._buffers)
@@ -46,7 +50,8 @@ class AdaptedModel(ClassificationModel):
     def features(self, x: Tensor) -> Tensor:
         """What the head reads, shape (N b, f)."""
         if not self._image:
-            found: Tensor = self.model(input_ids=x).logits
+            masks = {} if self._padding is None else {"attention_mask": (x != self._padding).long()}
+            found: Tensor = self.model(input_ids=x, **masks).logits
             return found
         pixels = x.expand(-1, self._channels, -1, -1) if x.shape[1] == 1 else x
         found = self.model(pixel_values=pixels).logits

@@ -118,7 +118,8 @@ class PretrainedModel(Architecture):
             replace(module, name, kind(module.get_submodule(name), self.head.train).to("meta"))
         if self.checkpointing:
             _checkpoint(module, folder.model_type)
-        return AdaptedModel(module, family.head, family.block, family.kind == "image", channels)
+        padding = int(folder.config.get("pad_token_id") or 0) if family.masked else None
+        return AdaptedModel(module, family.head, family.block, family.kind == "image", channels, padding)
 
     def network(self, spec: InputSpec) -> AdaptedNetwork:
         """See the base class."""
