@@ -71,7 +71,7 @@ class _Part(NamedTuple):
 
 
 def evaluate_together(
-    asked: Sequence[Asked], task: Task, batch_size: int, rows: int | None = None
+    asked: Sequence[Asked], task: Task, batch_size: int, most_rows: int | None = None
 ) -> list[dict[str, Statistics]]:
     """The mergeable statistics of what can be scored in stacks, by client and name; others are left out.
 
@@ -81,7 +81,7 @@ def evaluate_together(
         asked: by client.
         task: what is learned.
         batch_size: samples of a client at a time.
-        rows: most rows of the base's products in a pass, for networks that say how many a sample makes; None: any.
+        most_rows: of the base's products in a pass, for networks that say how many a sample makes; None: any.
     """
     found: list[dict[str, Statistics]] = [{} for _ in asked]
     measures = task.measures
@@ -101,7 +101,7 @@ def evaluate_together(
             examples = [asked[i].examples for i in members]
             for line in _lines(names, [asked[i].predictors for i in members]):
                 if line.shared or task.network.vectorizable:
-                    vectors.append(_scored(line, examples, task, batch_size, rows))
+                    vectors.append(_scored(line, examples, task, batch_size, most_rows))
                     scored += [(i, aliases) for i in members for aliases in line.names]
         rows = torch.cat(vectors).cpu().numpy() if vectors else ()
     for (i, aliases), row in zip(scored, rows, strict=True):
@@ -148,14 +148,15 @@ def _lines(names: Sequence[str], rows: Sequence[Mapping[str, Predictor]]) -> lis
 
 
 def _scored(
-    line: _Line, examples: Sequence[Examples], task: Classification, batch_size: int, rows: int | None
+    line: _Line, examples: Sequence[Examples], task: Classification, batch_size: int, most_rows: int | None
 ) -> Tensor:
     """The statistics by client and point, shape (clients x points, size of a vector of statistics).
 
     What a pass leaves is a few numbers a sample; they are added up in the end, for all passes at once.
     """
     points, device = len(line.coefficients), examples[0].x.device
-    limit = rows // task.network.rows_per_sample if rows and task.network.rows_per_sample else None
+    each = task.network.rows_per_sample
+    limit = most_rows // each if most_rows and each else None
     parts = list(_parts(line, examples, batch_size, limit))
     blocks = _Blocks(line, device)
     found: list[tuple[Tensor, Tensor, Tensor]] = []

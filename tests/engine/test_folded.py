@@ -59,6 +59,7 @@ OBJECTIVES: dict[str, tuple[tuple[str, ...], Any]] = {
     "FedPHP": ((), distillation),
     "FedRep's head": ((), loss("", completed_by="received")),
 }
+MOMENTUM = Rule(0.05, momentum=0.9)
 ADAMW = Rule(0.01, optimizer="adamw", weight_decay=0.1)
 
 
@@ -86,8 +87,9 @@ def updates(net: AdaptedNetwork, name: str, rule: Rule, sizes: Any = SIZES, keep
 SPECS = {"model.classifier.weight": IMAGES, "model.score.weight": TOKENS}
 
 
-@pytest.mark.parametrize("rule", [Rule(0.05, momentum=0.9), ADAMW], ids=["momentum", "adamw"])
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("name", "rule"), [*((name, MOMENTUM) for name in OBJECTIVES), ("FedAvg", ADAMW), ("SuPerFed", ADAMW)]
+)
 def test_stacks_are_the_same_as_one_client_after_the_other(name: str, rule: Rule) -> None:
     net = network("vit")
     task = Classification(net)
@@ -96,7 +98,8 @@ def test_stacks_are_the_same_as_one_client_after_the_other(name: str, rule: Rule
     for _ in range(2):  # the second time with the moments of the first, and the number of its steps
         replies = engine.execute(given)
         for reply, one, own in zip(replies, alone, given, strict=True):
-            assert_close(reply, looped.train(one, task, CPU), 1e-5)
+            # Adam divides by roots of what is close to zero
+            assert_close(reply, looped.train(one, task, CPU), 1e-5 if rule is MOMENTUM else 2e-4)
             assert one.kept is not None and own.kept is not None
             assert own.kept.steps == one.kept.steps
             assert_close(own.kept.slots, one.kept.slots, 1e-4)
@@ -192,10 +195,9 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-VIEWS = frozenset(
-    """view t transpose expand slice select unsqueeze squeeze detach alias as_strided split unbind permute _unsafe_view
-    lift_fresh empty empty_like""".split()
-)
+_VIEWS = """view t transpose expand slice select unsqueeze squeeze detach alias as_strided split unbind permute
+_unsafe_view lift_fresh empty empty_like"""
+VIEWS = frozenset(_VIEWS.split())
 
 
 def operations(clients: int) -> Counter[str]:

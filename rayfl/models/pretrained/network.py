@@ -105,12 +105,7 @@ class AdaptedNetwork(Network):
         sites = {f"model.{name}": one for name, one in model.model.named_modules() if isinstance(one, Site)}
         self.sites = tuple(sites)
         self.scale = next(iter(sites.values())).scale
-        self._own = {
-            f"{name}.{key}": parameter
-            for name, module in model.named_modules()
-            if isinstance(module, Matrix | TrainedLinear)
-            for key, parameter in module.named_parameters(recurse=False)
-        }
+        self._own = own_shapes(model)
         self._bases: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
         self._base_type = torch.float32
         self._seed = 0
@@ -235,7 +230,7 @@ class AdaptedNetwork(Network):
         """The initial value of a tensor of our own."""
         if name in self._own_given:
             return self._own_given[name].float().clone()
-        shape = tuple(self._own[name].shape)
+        shape = self._own[name]
         if name.endswith((".lora_B.weight", ".bias")):
             return torch.zeros(shape)
         key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), np.uint64)
@@ -244,6 +239,16 @@ class AdaptedNetwork(Network):
             bound = shape[1] ** -0.5
             return torch.from_numpy(generator.uniform(-bound, bound, shape)).float()
         return torch.from_numpy(generator.normal(0, _HEAD_SCALE, shape)).float()
+
+
+def own_shapes(model: AdaptedModel) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of what does not belong to the base: adapters and head, trained or not."""
+    return {
+        f"{name}.{key}": tuple(parameter.shape)
+        for name, module in model.named_modules()
+        if isinstance(module, Matrix | TrainedLinear)
+        for key, parameter in module.named_parameters(recurse=False)
+    }
 
 
 def _logits(model: ClassificationModel, x: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
 from rayfl.errors import ModelError
@@ -13,7 +14,8 @@ from rayfl.models.architecture import NAME, Architecture
 from rayfl.models.pretrained.families import Family, family_of
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.loading import Source, library
-from rayfl.models.pretrained.network import AdaptedModel, AdaptedNetwork
+from rayfl.models.pretrained.network import AdaptedModel, AdaptedNetwork, own_shapes
+from rayfl.models.pretrained.peft_files import AdapterFolder
 from rayfl.models.pretrained.sites import Head, Site, TrainedLinear, chosen, replace
 from rayfl.naming.texts import Checksum
 
@@ -45,6 +47,22 @@ class AdapterConfig(_Part):
         min_length=1,
         description="Which factors are trained and travel; the other stays as the seed has drawn it. [b] is FFA-LoRA.",
     )
+
+    start: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder with an adapter that peft or `rayfl export --format peft` has written, from which every "
+        "model begins; null: A is drawn, B is zero.",
+    )
+    sha256: Checksum | None = Field(
+        default=None, description="Checksum of that adapter: found out and recorded, and what results depend on."
+    )
+
+    @model_validator(mode="after")
+    def _nothing_in_vain(self) -> AdapterConfig:
+        if self.sha256 is not None and self.start is None:
+            raise ValueError("sha256 needs start, the folder of an adapter")
+        return self
 
     @property
     def scale(self) -> float:
@@ -92,13 +110,15 @@ class PretrainedModel(Architecture):
 
     def settled(self) -> PretrainedModel:
         """The section with the checksum of the folder's weights; unchanged where there is no such folder here."""
-        if self.base is not None:
-            return self
+        adapter, found = self.adapter, dict[str, Any]()
         try:
-            folder = BaseFolder(self.folder)
+            if self.base is None:
+                found["base"] = BaseFolder(self.folder).sha256
+            if adapter.start is not None and adapter.sha256 is None:
+                found["adapter"] = adapter.model_copy(update={"sha256": AdapterFolder(adapter.start).sha256})
         except ModelError:
-            return self  # said where a model is made of it
-        return self.model_copy(update={"base": folder.sha256})
+            pass  # said where a model is made of it
+        return self.model_copy(update=found) if found else self
 
     def build(self, spec: InputSpec) -> AdaptedModel:
         """The model on the device ``meta``: with shapes, but without values."""
@@ -170,10 +190,10 @@ class PretrainedModel(Architecture):
         return spec.shape[1] // int(height) * (spec.shape[2] // int(width)) + 1
 
     def _given(self, model: AdaptedModel) -> dict[str, Any]:
-        """The initial head, where it is the folder's."""
+        """Initial values that are not drawn: those of an adapter, and the folder's head."""
+        found = self._begun(model) if self.adapter.start is not None else {}
         if self.head.train and self.head.init == "new":
-            return {}
-        found = {}
+            return found
         for name, module in model.model.named_modules():
             for key, parameter in module.named_parameters(recurse=False) if isinstance(module, TrainedLinear) else ():
                 tensor = self._folder.tensor(f"{name}.{key}")
@@ -185,6 +205,45 @@ class PretrainedModel(Architecture):
                     )
                 found[f"model.{name}.{key}"] = tensor
         return found
+
+    def _begun(self, model: AdaptedModel) -> dict[str, Any]:
+        """The tensors of the adapter to begin from."""
+        assert self.adapter.start is not None
+        adapter = AdapterFolder(self.adapter.start)
+        if self.adapter.sha256 not in (None, adapter.sha256):
+            raise ModelError(
+                f"model.adapter.start: the adapter in {adapter.path} has the checksum {adapter.sha256}, but "
+                f"model.adapter.sha256 is {self.adapter.sha256}: it was changed. Restore it, or leave sha256 out to "
+                "begin a new run"
+            )
+        adapter.check(self.adapter.r, self.adapter.alpha, self.adapter.scaling == "alpha_over_sqrt_r")
+        return adapter.values(own_shapes(model), f"model.{self._family.block}.")
+
+    def peft_settings(self, names: Sequence[str]) -> dict[str, Any]:
+        """The content of ``adapter_config.json`` for adapters and head over this base.
+
+        Args:
+            names: of their tensors.
+        """
+        block = self._family.block
+        sites = [name.removeprefix("model.").partition(".lora_A.")[0] for name in names if ".lora_A." in name]
+        headed = any(name.startswith(f"model.{block}.") for name in names)
+        return {
+            "peft_type": "LORA",
+            "task_type": None if self._family.kind == "image" else "SEQ_CLS",
+            "base_model_name_or_path": self._folder.path.name,
+            "inference_mode": True,
+            "r": self.adapter.r,
+            "lora_alpha": self.adapter.alpha,
+            "use_rslora": self.adapter.scaling == "alpha_over_sqrt_r",
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "target_modules": sites,
+            "fan_in_fan_out": self._family.transposed,
+            "modules_to_save": [block] if headed else None,
+            "rank_pattern": {},
+            "alpha_pattern": {},
+        }
 
 
 def _linear_in(block: nn.Module, name: str) -> list[str]:
