@@ -248,7 +248,6 @@ def test_the_command_line_makes_describes_and_exports(tmp_path: Path, monkeypatc
 def test_methods_refuse_what_they_cannot(tmp_path: Path) -> None:
     for method, message in (
         ("fedbn", "no normalization layer"),
-        ({"name": "fedfusion", "operator": "conv"}, "feature_channels"),
         ("scaffold", r"train\.optimizer=sgd"),
         ({"name": "pfedme", "proximal_weight": 1.0}, r"train\.optimizer=sgd"),
     ):
@@ -274,7 +273,7 @@ def test_the_preset_says_how_its_base_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("fedbn", "fedfusion")])
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedbn"])
 def test_every_method_trains_over_adapters(name: str, tmp_path: Path) -> None:
     train = {"optimizer": "sgd", "momentum": 0.5, **TRAIN.get(name, {})}
     more = {key: value for key, value in SECTIONS.get(name, {}).items() if key != "model"}
