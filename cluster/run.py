@@ -132,6 +132,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
                 measures=parts.task.measures,
                 simulated=parts.schedule is not None,
                 buffered=parts.buffered,
+                adapters=bool(parts.task.network.groups),
             )
         )
         if progress is None and config.init.what == "commit":
