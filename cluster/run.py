@@ -134,6 +134,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
                 simulated=parts.schedule is not None,
                 buffered=parts.buffered,
                 method=own_name(method),
+                adapters=bool(parts.task.network.groups),
             )
         )
         if progress is None and config.init.what == "commit":

@@ -28,6 +28,7 @@ from rayfl.engine.tasks import Task
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import MethodError
 from rayfl.metrics import Statistics
+from rayfl.models.pretrained.products import product_error
 from rayfl.params import Tree, from_numpy, num_bytes, own_dicts
 from rayfl.storage.manifest import StoredFile
 
@@ -164,8 +165,15 @@ class Federation(Clients):
         if self._updates.weight == 0:
             return None
         mean = self._updates.mean()
+        if "change" not in mean:
+            return None
         spread = float(mean["squared_norm"]) - float(mean["change"] @ mean["change"])
         return self._updates.weight * max(spread, 0.0)
+
+    def product_error(self) -> float | None:
+        """How far the product of the round's mean adapters is from the mean of their products; None without any."""
+        found = self._updates.mean() if self._updates.weight else {}
+        return product_error(found["products"]) if "products" in found else None
 
     def received(self, client: int, server: Tree) -> Tree:
         """The server's tree as it was when a client of the cohort began; see ``algorithms.clients.Clients``."""

@@ -73,8 +73,8 @@ class ClientHost:
         self.states = states
         self.at_work = AtWork(tell)
         self._samples = Samples(dataset, engine.device, data_memory)
-        self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size)
         self._resident = Resident(device_state_memory if engine.device.type != "cpu" else 0)
+        self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size, engine.rows_per_step)
         self._context = context
         self._official = official
         self._recorded = recorded_names(engine.task)

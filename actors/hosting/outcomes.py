@@ -17,6 +17,7 @@ from rayfl.diagnosis.tracebacks import own_definition, own_frames
 from rayfl.engine.tasks import Task
 from rayfl.engine.transfers import join, moved_together
 from rayfl.errors import ClientError, MethodError, text_of
+from rayfl.models.pretrained.products import contribution
 from rayfl.params import Tree, from_numpy, tensors
 
 _CPU = torch.device("cpu")
@@ -54,17 +55,20 @@ def arrived(device: torch.device, ahead: Brought) -> Brought:
 
 
 def update_of(algorithm: Algorithm, task: Task, job: Job, outcome: Any, received: Tree) -> Weighted | Exception | None:
-    """A client's part of the updates' variance, where it is asked for; or what went wrong with it."""
+    """A client's part of the variance of updates and of the error of products, where asked for; or what went wrong."""
     if job.kind != "mean" or not (job.splits and job.counted) or not isinstance(outcome, Weighted):
         return None
     try:
         change = algorithm.update(outcome.tree, received, task)
     except Exception as error:
         return error
-    if change is None:
-        return None
-    change = change.detach().flatten().to(torch.float64)
-    return Weighted({"change": change, "squared_norm": change @ change}, 1)
+    found: Tree = {}
+    if change is not None:
+        change = change.detach().flatten().to(torch.float64)
+        found = {"change": change, "squared_norm": change @ change}
+    products = {} if outcome.group else contribution(task.network, outcome.tree, outcome.weight)
+    found |= {"products": products} if products else {}
+    return Weighted(found, 1) if found else None
 
 
 def settled(

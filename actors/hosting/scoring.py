@@ -29,13 +29,17 @@ class Scorer:
         device: where models and samples are.
         spec: what the samples are.
         batch_size: samples at a time, if there is room.
+        rows: most rows of a pretrained model's products at a time where clients are stacked; None: any.
     """
 
-    def __init__(self, task: Task, device: torch.device, spec: InputSpec, batch_size: int) -> None:
+    def __init__(
+        self, task: Task, device: torch.device, spec: InputSpec, batch_size: int, rows: int | None = None
+    ) -> None:
         self._task = task
         self._device = device
         self._spec = spec
         self._batch_size = batch_size
+        self._rows = rows
         self._pieces = Pieces("samples of an evaluation")
         self._clients = Pieces("clients of an evaluation")
         self._said: set[str] = set()
@@ -96,7 +100,7 @@ class Scorer:
         return found
 
     def _together(self, asked: Sequence[Asked]) -> list[dict[str, Statistics]]:
-        return evaluate_together(asked, self._task, self._batch_size)
+        return evaluate_together(asked, self._task, self._batch_size, self._rows)
 
     def score_official(self, predictors: Mapping[str, Predictor], part: Examples, first: int) -> dict[str, Statistics]:
         """The statistics of each predictor over a piece of the official test part.

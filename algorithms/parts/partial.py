@@ -28,20 +28,28 @@ class PartialModel(Averaging):
     personalized: ClassVar[str] = "personalized"
     shares: ClassVar[Literal["body", "head"]] = "body"
 
-    head_group: Literal["last_layer", "classifier_block", "none", "all"] = setting(
+    head_group: Literal[
+        "last_layer", "classifier_block", "none", "all", "lora_a", "lora_b", "adapters", "lora_b_and_head"
+    ] = setting(
         "last_layer",
         "K_P",
         "the head: the last linear layer, the model's classifier block (all fully connected layers of a convolutional "
-        "net; the SuPerFed tables), nothing, or everything; the rest is the body",
+        "net; the SuPerFed tables), nothing, or everything; of a pretrained model's adapters one factor, both, or B "
+        "with the last layers (in FedPer: FedSA-LoRA); the rest is the body",
     )
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
-        proper = self.head_group in ("last_layer", "classifier_block")
+        proper = self.head_group not in ("none", "all")
+        if self.head_group in _OF_ADAPTERS and not task.network.groups:
+            raise ConfigError(
+                f"algorithm.head_group is {self.head_group}, but this model has no adapters: set model=pretrained, or "
+                "head_group=last_layer"
+            )
         if proper and not self.head(task.network):
             raise ConfigError(
-                f"algorithm.head_group is {self.head_group}, of which this model trains nothing (requires_grad=False): "
-                "leave it on there, or set head_group=none if that is meant"
+                f"algorithm.head_group is {self.head_group}, of which this model trains nothing (requires_grad=False; "
+                "model.adapter.trains): leave it on there, or set head_group=none if that is meant"
             )
         if proper and not set(self.body(task.network)) & set(task.network.parameter_names):
             raise ConfigError(
@@ -56,6 +64,8 @@ class PartialModel(Averaging):
             "classifier_block": network.classifier_names,
             "none": (),
             "all": network.parameter_names + network.buffer_names,
+            **{name: network.groups.get(name, ()) for name in ("lora_a", "lora_b", "adapters")},
+            "lora_b_and_head": network.groups.get("lora_b", ()) + network.groups.get("head", ()),
         }
         return groups[self.head_group]
 
@@ -153,6 +163,9 @@ class PartialModel(Averaging):
             own = part(client.initial_model(), self.personal(network)) if self.personal(network) else {}
         # in the network's order, as if the model had never been cut
         return part({**own, **shared}, network.parameter_names + network.buffer_names)
+
+
+_OF_ADAPTERS = ("lora_a", "lora_b", "adapters", "lora_b_and_head")
 
 
 def shared_part(server: Tree) -> Tree:

@@ -196,6 +196,7 @@ class Driver:
             totals,
             self._federation.traffic.by_client if selected else None,
             self._federation.update_variance() if selected else None,
+            self._federation.product_error() if selected else None,
         )
         for sentence in progress.tables.undefined:
             if sentence not in self._said:
@@ -261,6 +262,7 @@ class Driver:
             simulated=self._parts.schedule is not None,
             buffered=self._parts.buffered,
             method=own_name(self._algorithm),
+            adapters=bool(self._parts.task.network.groups),
         )
         progress = self._recorder.restore(tables, thoroughly)
         self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})

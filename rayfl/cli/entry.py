@@ -20,6 +20,7 @@ from rayfl.cli import fork as cli_fork
 from rayfl.cli import inspect as cli_inspect
 from rayfl.cli import jobs as cli_jobs
 from rayfl.cli import leaf as cli_leaf
+from rayfl.cli import model as cli_model
 from rayfl.cli import plot as cli_plot
 from rayfl.cli import repair as cli_repair
 from rayfl.cli import report as cli_report
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Import and describe data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+cli_model.register(app)
 cli_leaf.register(data_app)
 cli_verify.register(app)
 cli_repair.register(app)

@@ -38,6 +38,17 @@ def fingerprint_of(content: Content) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def without_places(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The section ``model`` without the paths of folders whose content is known by its checksum."""
+    content = {key: value for key, value in model.items() if key != "folder" or model.get("base") is None}
+    adapter = content.get("adapter")
+    if isinstance(adapter, Mapping) and adapter.get("sha256") is not None:
+        content["adapter"] = {key: value for key, value in adapter.items() if key != "start"}
+    if "candidates" in content:
+        content["candidates"] = [without_places(one) for one in content["candidates"]]
+    return content
+
+
 def older_fingerprints(content: Content) -> Iterator[tuple[str, OlderRule]]:
     """The fingerprints that older rayfls gave an experiment, the newest first, as far back as it could be asked for.
 

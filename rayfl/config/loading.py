@@ -69,8 +69,9 @@ def load_config(
         raise ConfigError(
             problems(place, {path: [f"must be a finite number (got {value})"] for path, value in infinite})
         )
-    init = settled(config.init)
-    return config if init is config.init else config.model_copy(update={"init": init})
+    found = {"init": settled(config.init), "model": config.model.settled()}
+    same = all(value is getattr(config, key) for key, value in found.items())
+    return config if same else config.model_copy(update=found)
 
 
 def _not_finite(content: Any, place: str = "") -> Iterator[tuple[str, float]]:

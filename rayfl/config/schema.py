@@ -11,7 +11,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field
 from rayfl.config.added import without_added
 from rayfl.config.beginning import InitConfig
 from rayfl.config.cluster_values import ActorRange, LabelValue
-from rayfl.config.identity import FREE, STEPS, fingerprint_of
+from rayfl.config.identity import FREE, STEPS, fingerprint_of, without_places
 from rayfl.data.images.augment import AugmentConfig
 from rayfl.data.images.transform import TransformConfig
 from rayfl.data.partitions.base import NaturalPartition
@@ -371,6 +371,7 @@ class ExperimentConfig(_Section):
         del content["init"]
         if self.init.source is not None:
             content["init"] = self.init.identity
+        content["model"] = without_places(content["model"])
         content["engine"] = ", ".join([self.engine.mode, self.engine.precision, STEPS])
         return without_added(content)
 

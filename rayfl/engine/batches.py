@@ -27,6 +27,11 @@ class BatchPlan:
         """Number of local steps."""
         return len(self.bounds) - 1
 
+    @property
+    def largest(self) -> int:
+        """Samples of the largest mini-batch; 0 without any."""
+        return max((stop - start for start, stop in pairwise(self.bounds)), default=0)
+
     def part(self, first: int, last: int) -> BatchPlan:
         """Steps ``first`` to ``last`` (excluded; the plan's end at most) alone."""
         bounds = self.bounds[first : last + 1]

@@ -39,6 +39,11 @@ class EngineConfig(BaseModel):
         "of an actor's clients in a round as its memory was measured to have room for (32 where nothing is measured: "
         "cluster.probe); null: auto on GPUs, 32 on CPUs, whose results then do not depend on what is measured",
     )
+    rows_per_step: Annotated[int, Field(ge=1)] | None = Field(
+        16384,
+        description="pretrained models: clients are stacked, within the width, until the base's products have so many "
+        "rows (samples times tokens) in a step or a pass of evaluation; null: as many as the width says",
+    )
     precision: Precision = Field(
         "float32",
         description="float32: factors as they are; tf32: GPUs round the factors of float32 to 10 bits of mantissa; "
@@ -62,6 +67,7 @@ class Engine:
 
     Attributes:
         vectorized: whether clients are stacked.
+        rows_per_step: see :class:`EngineConfig`.
         width: clients whose procedures run together; halved whenever a GPU's memory does not suffice for that number.
         note: why a wish of the configuration could not be met; empty otherwise.
     """
@@ -85,6 +91,7 @@ class Engine:
             for candidate in task.candidates:
                 candidate.network.compute_in(torch.bfloat16)
         self._capture = Capture(CudaGraphs(device)) if config.capture and self.vectorized and on_gpu else None
+        self.rows_per_step = config.rows_per_step
         self._said: set[str] = set()
         self._unstackable: list[Objective] = []
         self._of_gradients, self._of_outputs = Pieces("samples of a gradient"), Pieces("samples of a forward pass")
@@ -137,9 +144,20 @@ class Engine:
                 replies[position] = error
         # Clients with as many steps in one stack: it makes as many as the longest needs.
         ranked = [sorted(members, key=lambda i: -_steps(requests[i])) for members in groups.values()]
+        widths = [self._width_of([requests[i] for i in members]) for members in ranked]
         return [
-            members[start : start + self.width] for members in ranked for start in range(0, len(members), self.width)
+            members[start : start + width]
+            for members, width in zip(ranked, widths, strict=True)
+            for start in range(0, len(members), width)
         ]
+
+    def _width_of(self, requests: Sequence[Request]) -> int:
+        """How many of these are stacked at a time: within the width, as many as fill a step's products with rows."""
+        each = max((c.network.rows_per_sample for c in self.task.candidates), default=0)
+        sizes = [request.plan.largest for request in requests if isinstance(request, TrainRequest)]
+        if self.rows_per_step is None or not each or not any(sizes):
+            return self.width
+        return min(self.width, max(self.rows_per_step // (each * max(sizes)), 1))
 
     def _train_stacked(self, requests: Sequence[TrainRequest], task: Task) -> list[Any]:
         """Trains as many clients at a time as the GPU's memory has room for; one by one where a stack fails.

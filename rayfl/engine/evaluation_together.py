@@ -70,7 +70,9 @@ class _Part(NamedTuple):
     width: int
 
 
-def evaluate_together(asked: Sequence[Asked], task: Task, batch_size: int) -> list[dict[str, Statistics]]:
+def evaluate_together(
+    asked: Sequence[Asked], task: Task, batch_size: int, most_rows: int | None = None
+) -> list[dict[str, Statistics]]:
     """The mergeable statistics of what can be scored in stacks, by client and name; others are left out.
 
     Counts are those of scoring client by client; sums of losses and of confidences agree with these up to rounding.
@@ -79,6 +81,7 @@ def evaluate_together(asked: Sequence[Asked], task: Task, batch_size: int) -> li
         asked: by client.
         task: what is learned.
         batch_size: samples of a client at a time.
+        most_rows: of the base's products in a pass, for networks that say how many a sample makes; None: any.
     """
     found: list[dict[str, Statistics]] = [{} for _ in asked]
     measures = task.measures
@@ -98,7 +101,7 @@ def evaluate_together(asked: Sequence[Asked], task: Task, batch_size: int) -> li
             examples = [asked[i].examples for i in members]
             for line in _lines(names, [asked[i].predictors for i in members]):
                 if line.shared or task.network.vectorizable:
-                    vectors.append(_scored(line, examples, task, batch_size))
+                    vectors.append(_scored(line, examples, task, batch_size, most_rows))
                     scored += [(i, aliases) for i in members for aliases in line.names]
         rows = torch.cat(vectors).cpu().numpy() if vectors else ()
     for (i, aliases), row in zip(scored, rows, strict=True):
@@ -144,13 +147,17 @@ def _lines(names: Sequence[str], rows: Sequence[Mapping[str, Predictor]]) -> lis
     return list(found.values())
 
 
-def _scored(line: _Line, examples: Sequence[Examples], task: Classification, batch_size: int) -> Tensor:
+def _scored(
+    line: _Line, examples: Sequence[Examples], task: Classification, batch_size: int, most_rows: int | None
+) -> Tensor:
     """The statistics by client and point, shape (clients x points, size of a vector of statistics).
 
     What a pass leaves is a few numbers a sample; they are added up in the end, for all passes at once.
     """
     points, device = len(line.coefficients), examples[0].x.device
-    parts = list(_parts(line, examples, batch_size))
+    each = task.network.rows_per_sample
+    limit = most_rows // each if most_rows and each else None
+    parts = list(_parts(line, examples, batch_size, limit))
     blocks = _Blocks(line, device)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     order = torch.cat([_rows_of(part, examples, points) for part in parts]).to(device)
@@ -174,8 +181,8 @@ def _scored(line: _Line, examples: Sequence[Examples], task: Classification, bat
     return summed(chosen[place], top[place], hits[place], mask.to(device))
 
 
-def _parts(line: _Line, examples: Sequence[Examples], batch_size: int) -> Iterator[_Part]:
-    """What is scored pass by pass; clients are sorted by their samples."""
+def _parts(line: _Line, examples: Sequence[Examples], batch_size: int, limit: int | None) -> Iterator[_Part]:
+    """What is scored pass by pass; clients are sorted by their samples, of which ``limit`` are in a pass at most."""
     points, row = len(line.coefficients), examples[0].x[:1].nbytes
     model = 0 if line.shared else sum(leaf.nbytes for leaf in line.starts[0].values())
     most = _CPU_BYTES if examples[0].x.device.type == "cpu" else _DEVICE_BYTES
@@ -183,7 +190,10 @@ def _parts(line: _Line, examples: Sequence[Examples], batch_size: int) -> Iterat
     while begin < len(examples):
         size = len(examples[begin])
         each = points * (model + min(size, batch_size) * row)
-        clients = range(begin, min(begin + max(most // max(each, 1), 1), len(examples)))
+        count = most // max(each, 1)
+        if limit is not None:
+            count = min(count, limit // (points * min(size, batch_size)))
+        clients = range(begin, min(begin + max(count, 1), len(examples)))
         for first in range(0, size, batch_size):
             having = [k for k in clients if len(examples[k]) > first]
             yield _Part(range(begin, begin + len(having)), first, min(size - first, batch_size))

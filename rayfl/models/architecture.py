@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
@@ -42,6 +42,10 @@ class Architecture(BaseModel):
     def networks(self, spec: InputSpec) -> list[Network]:
         """The architectures a client may have: this one."""
         return [self.network(spec)]
+
+    def settled(self) -> Self:
+        """The configuration with what is found out once, and recorded: this one, unless it names files."""
+        return self
 
     def image(self, spec: InputSpec) -> tuple[int, int, int]:
         """Channels, height and width of the inputs; raises ModelError if they are no images."""

@@ -99,11 +99,18 @@ class Network:
         stochastic: whether a forward pass in training mode draws random numbers (active dropout).
         num_parameters: number of scalars over ``parameter_names``.
         feature_channels: see :class:`ClassificationModel`.
+        folds: whether it runs all clients of a stack as one batch under ``vmap``, through which autograd then goes.
+        rows_per_sample: how many rows a sample makes in the products of a network that folds; else 0.
+        groups: further kinds of parameters, by name of the kind.
 
     Raises:
         ModelError: the head or classifier names do not fit the model, no parameter requires a gradient, or a batch
             normalization keeps a cumulative average (``momentum=None``), whose count would be shared by all clients.
     """
+
+    folds: bool = False
+    rows_per_sample: int = 0
+    groups: Mapping[str, tuple[str, ...]] = {}
 
     def __init__(self, factory: Callable[[], ClassificationModel]) -> None:
         self._factory = factory
@@ -352,8 +359,7 @@ class Network:
             raise self._misfit(tree) from None
         device = tree[self._tree_names[0]].device
         if device != self._device:
-            for tensors, key, name in self._fixed_slots:
-                tensors[key] = self._fixed[name].to(device)
+            self._bind_fixed(device)
             self._device = device
         if self._reduced is not None and tree[self.head_weight].dtype == torch.float64:
             raise ModelError(f"a model in float64 cannot compute in {self._reduced}: set engine.precision=float32")
@@ -366,6 +372,11 @@ class Network:
             self._skeleton.train(training)
         self._forward_pass.mask = mask
         return self._skeleton
+
+    def _bind_fixed(self, device: torch.device) -> None:
+        """Puts what is fixed in its places."""
+        for tensors, key, name in self._fixed_slots:
+            tensors[key] = self._fixed[name].to(device)
 
     def _arithmetic(self) -> AbstractContextManager[object]:
         """Returns the context in which the bound model computes."""

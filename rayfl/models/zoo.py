@@ -14,6 +14,7 @@ from rayfl.models.custom import CustomModel, named_by_object
 from rayfl.models.mobile import MobileNet
 from rayfl.models.perceptron import TabularMLP, TwoNN
 from rayfl.models.personalized import SimpleCNN, SuPerFedCNN, SuPerFedTwoCNN
+from rayfl.models.pretrained.section import PretrainedModel
 from rayfl.models.recurrent import CharLSTM
 from rayfl.models.residual import ResNet9
 from rayfl.models.tokens import FastText, WindowModel
@@ -33,6 +34,7 @@ __all__ = [
     "LeafCNN",
     "MobileNet",
     "ModelConfig",
+    "PretrainedModel",
     "ReddiCNN",
     "ResNet9",
     "ResNet18",
@@ -67,6 +69,7 @@ _Union = Union[  # noqa: UP007
     ResNet18,
     SqueezeNet,
     TorchvisionModel,
+    PretrainedModel,
     CustomModel,
 ]
 _Single = Annotated[_Union, Field(discriminator="name"), BeforeValidator(named_by_object)]
@@ -79,6 +82,11 @@ class Candidates(BaseModel):
 
     name: Literal["candidates"] = Field(default="candidates", description=NAME)
     candidates: tuple[_Single, ...] = Field(min_length=2, description="The architectures, numbered from 0.")
+
+    def settled(self) -> Candidates:
+        """The section with what every candidate finds out once."""
+        found = tuple(one.settled() for one in self.candidates)
+        return self if found == self.candidates else self.model_copy(update={"candidates": found})
 
     def networks(self, spec: InputSpec) -> list[Network]:
         """One network per candidate; raises ModelError if a model does not fit the inputs."""

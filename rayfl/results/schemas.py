@@ -27,6 +27,9 @@ METHOD_KEY = b"rayfl.method"
 METRICS_KEY = b"rayfl.metrics"
 """Where tables have what the task is judged by, as JSON; those of classification without further metrics have not."""
 
+ADAPTERS_KEY = b"rayfl.adapters"
+"""In the metadata of tables of runs that train adapters, whose ``rounds`` have the column ``product_error``."""
+
 METRICS = ("loss", "top1", "top5", "ece", "mce")
 """The metrics that all tables have columns for; null where the task has no such metric."""
 
@@ -91,6 +94,10 @@ such updates, and in rows of all clients.
 _SIMULATED = pa.field("simulated_s", pa.float64())
 SIMULATED_ROUNDS_SCHEMA = ROUNDS_SCHEMA.append(_SIMULATED)
 """``ROUNDS_SCHEMA`` with a simulated system: ``simulated_s`` is the virtual time at the round's end, in seconds."""
+
+_PRODUCT_ERROR = pa.field("product_error", pa.float64())
+"""Of runs that train adapters: how far the product of the cohort's mean factors is from the mean of their products
+(``rayfl.models.pretrained.products``); null where these are not averaged together, and in rows of all clients."""
 
 _STALENESS = (pa.field("staleness", pa.float64()), pa.field("staleness_max", pa.int32()))
 _OWN_STALENESS = pa.field("staleness", pa.int32())
@@ -176,6 +183,7 @@ def schema_of(
     metrics: Sequence[Metric] = CLASSIFICATION.metrics,
     simulated: bool = False,
     buffered: bool = False,
+    adapters: bool = False,
 ) -> pa.Schema:
     """The columns of a table, of a task with these metrics.
 
@@ -188,6 +196,7 @@ def schema_of(
         metrics: of the task.
         simulated: whether devices are simulated.
         buffered: whether rounds have no barrier, which only simulated devices can have.
+        adapters: whether adapters are trained.
     """
     own, schema = own_metrics(metrics), ALL_TABLES[name]
     added = []
@@ -201,7 +210,7 @@ def schema_of(
         schema = schema.append(pa.field(column, pa.float64()))
     for field in _of_devices(name, simulated, buffered):
         schema = schema.append(field)
-    return schema
+    return schema.append(_PRODUCT_ERROR) if adapters and name == "rounds" else schema
 
 
 def _of_devices(name: str, simulated: bool, buffered: bool) -> Sequence[pa.Field]:
@@ -219,11 +228,12 @@ def known_schema(name: str, schema: pa.Schema) -> bool:
         metrics = metrics_of(schema)
     except (ValueError, TypeError):
         return False
-    kinds = ((False, False), (True, False), (True, True))
-    return any(schema.equals(schema_of(name, metrics, simulated, buffered)) for simulated, buffered in kinds)
+    kinds, adapters = ((False, False), (True, False), (True, True)), ADAPTERS_KEY in (schema.metadata or {})
+    return any(schema.equals(schema_of(name, metrics, simulated, buffered, adapters)) for simulated, buffered in kinds)
 
 
 def recorded_schema(name: str, metadata: Mapping[bytes, bytes], simulated: bool, buffered: bool) -> pa.Schema:
     """The columns of a table whose metadata are these; ``simulated`` and ``buffered`` as for :func:`schema_of`."""
-    schema = schema_of(name, metrics_of(pa.schema([], dict(metadata))), simulated, buffered)
+    metrics = metrics_of(pa.schema([], dict(metadata)))
+    schema = schema_of(name, metrics, simulated, buffered, ADAPTERS_KEY in metadata)
     return schema.with_metadata(dict(metadata))

@@ -12,6 +12,7 @@ from rayfl.metrics import CLASSIFICATION, Measures, Statistics
 from rayfl.results.calibration import CALIBRATION_SCHEMA, bin_rows
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.schemas import (
+    ADAPTERS_KEY,
     CLIENTS_KEY,
     METHOD_KEY,
     METRICS,
@@ -43,6 +44,7 @@ class ResultTables:
         simulated: whether devices are simulated.
         buffered: whether rounds have no barrier.
         method: the name that a user's own method gives itself, kept in the tables' metadata; empty leaves it out.
+        adapters: whether adapters are trained, which have a product error.
 
     Attributes:
         committed: by table, how many rows there were before these.
@@ -67,12 +69,14 @@ class ResultTables:
         simulated: bool = False,
         buffered: bool = False,
         method: str = "",
+        adapters: bool = False,
     ) -> None:
         self._names = names
         self._sweep = sweep
         self._partition = partition
         self._personalized, self._method = personalized, method
         self._measures, self._simulated, self._buffered = measures, simulated, buffered
+        self._adapters = adapters
         self._columns = (*METRICS, *(metric.name for metric in own_metrics(measures.metrics)))
         self.metadata = {PARTITION_KEY: partition.encode(), CLIENTS_KEY: str(len(names)).encode()}
         if personalized is not None:
@@ -80,9 +84,11 @@ class ResultTables:
         self.metadata |= metrics_metadata(measures.metrics)
         if method:
             self.metadata[METHOD_KEY] = method.encode()
+        if adapters:
+            self.metadata[ADAPTERS_KEY] = b"1"
         given = {"clients": clients, "rounds": rounds, "skipped": skipped, "calibration": calibration}
         self.committed = {name: (committed or {}).get(name, 0) for name in given}
-        schemas = {name: schema_of(name, measures.metrics, simulated, buffered) for name in given}
+        schemas = {name: schema_of(name, measures.metrics, simulated, buffered, adapters) for name in given}
         tables = {name: schemas[name].empty_table() if table is None else table for name, table in given.items()}
         tables = {name: table.replace_schema_metadata(self.metadata) for name, table in tables.items()}
         self.clients, self.rounds = tables["clients"], tables["rounds"]
@@ -119,6 +125,7 @@ class ResultTables:
             simulated=self._simulated,
             buffered=self._buffered,
             method=self._method,
+            adapters=self._adapters,
         )
 
     def add_skipped(self, round: int, failures: Mapping[int, tuple[str, str]]) -> None:
@@ -144,6 +151,7 @@ class ResultTables:
         traffic: tuple[int, int],
         messages: Mapping[int, tuple[int, int]] | None = None,
         update_variance: float | None = None,
+        product_error: float | None = None,
     ) -> list[dict[str, Any]]:
         """Adds the rows of one evaluation; returns the summary rows.
 
@@ -155,6 +163,7 @@ class ResultTables:
             traffic: bytes sent down and up since the start.
             messages: bytes down and up in this round, by client.
             update_variance: of the cohort's updates.
+            product_error: of the cohort's adapters.
         """
         found = ScoreTable(scores, self._measures)
         if not len(found):
@@ -164,10 +173,9 @@ class ResultTables:
         self._append_clients(found, (round, cohort, phase), messages or {})
         key = {"round": round, "cohort": cohort, "phase": phase}
         down, up = traffic
-        pairs = [
-            ({**key, "bytes_down": down, "bytes_up": up, "update_variance": update_variance, **summary}, pooled)
-            for summary, pooled in found.summaries(self._sweep)
-        ]
+        key |= {"bytes_down": down, "bytes_up": up, "update_variance": update_variance}
+        key |= {"product_error": product_error} if self._adapters else {}
+        pairs = [({**key, **summary}, pooled) for summary, pooled in found.summaries(self._sweep)]
         summaries = [summary for summary, _ in pairs]
         self._append_rounds(summaries)
         if cohort == "all":

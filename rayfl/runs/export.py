@@ -14,7 +14,8 @@ from torch import Tensor
 from rayfl.data.files.whole import new_file
 from rayfl.engine.tasks import Predictor
 from rayfl.errors import ConfigError
-from rayfl.models.zoo import Candidates
+from rayfl.models.pretrained.peft_files import write_adapter
+from rayfl.models.zoo import Candidates, PretrainedModel
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.committed import CommittedModels, single_model, task_of
 from rayfl.runs.rows import named_model, where
@@ -65,6 +66,46 @@ def export_model(models: CommittedModels, client: int, model: str | None, destin
         DataError: the file cannot be written.
     """
     check_destination(destination)
+    chosen = _chosen(models, client, model)
+    with new_file(destination) as file:
+        metadata = {"format": "pt", "rayfl": json.dumps(chosen.description)}
+        file.write(safetensors.torch.save(chosen.tensors, metadata))
+    return chosen.exported
+
+
+def export_adapter(models: CommittedModels, client: int, model: str | None, folder: Path) -> Exported:
+    """Writes adapters and head of one model of a client as the package ``peft`` reads them.
+
+    Args:
+        models: the commit of a run with ``model=pretrained``.
+        client: whose model.
+        model: a row of the tables; None: the method's personalized model.
+        folder: is made; ``PeftModel.from_pretrained`` loads it over the run's base.
+
+    Raises:
+        ConfigError: as for :func:`export_model`, or the model has no adapters.
+    """
+    chosen = _chosen(models, client, model)
+    if not isinstance(chosen.section, PretrainedModel):
+        raise ConfigError(
+            f"--format peft: model={chosen.section.name} has no adapters: leave it out for a file of all tensors"
+        )
+    description = {**chosen.description, "base": chosen.section.base}
+    write_adapter(folder, chosen.tensors, chosen.section.peft_settings(list(chosen.tensors)), description)
+    return chosen.exported
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A model of a client: its tensors, what is said of it, and the section of the configuration that makes it."""
+
+    tensors: dict[str, Tensor]
+    description: dict[str, Any]
+    section: Any
+    exported: Exported
+
+
+def _chosen(models: CommittedModels, client: int, model: str | None) -> _Chosen:
     run, rounds = models.run, models.rounds_completed
     found = models.predictors(client)
     row = named_model(run, model, found, rounds)
@@ -82,7 +123,7 @@ def export_model(models: CommittedModels, client: int, model: str | None, destin
         "name": models.parts.dataset.names[client],
         "round": rounds,
         "row": row,
-        "model": section,
+        "model": section.model_dump(mode="json"),
         "inputs": {
             "kind": spec.kind,
             "shape": spec.shape,
@@ -94,12 +135,10 @@ def export_model(models: CommittedModels, client: int, model: str | None, destin
         "modules": modules,
         "metrics": metrics,
     }
-    with new_file(destination) as file:
-        file.write(safetensors.torch.save(tensors, {"format": "pt", "rayfl": json.dumps(description)}))
-    return Exported(row, rounds, _scalars(tensors), modules, metrics)
+    return _Chosen(tensors, description, section, Exported(row, rounds, _scalars(tensors), modules, metrics))
 
 
-def _architecture(models: CommittedModels, predictor: Predictor) -> tuple[dict[str, Any], str]:
+def _architecture(models: CommittedModels, predictor: Predictor) -> tuple[Any, str]:
     """The section of the configuration that makes the model, and its modules."""
     task, config = models.parts.task, models.run.config.model
     if isinstance(config, Candidates):
@@ -109,7 +148,7 @@ def _architecture(models: CommittedModels, predictor: Predictor) -> tuple[dict[s
         architecture = config
     with torch.random.fork_rng(devices=[]):
         module = architecture.build(models.parts.dataset.spec)
-    return architecture.model_dump(mode="json"), str(module)
+    return architecture, str(module)
 
 
 def _metrics(models: CommittedModels, client: int, row: str) -> dict[str, dict[str, float]]:

@@ -56,7 +56,7 @@ EXCUSED = {
 FAILS = {"diff": 1, "doctor": 1}
 """Commands whose exit status may say that they found something."""
 
-SLOW = {"README.md", "plots.md", "report.md", "inspect.md", "cluster.md"}
+SLOW = {"README.md", "plots.md", "report.md", "inspect.md", "cluster.md", "adapters.md"}
 """Pages that take long: `make test-all` runs them."""
 
 OWN_MODULES = ("my_module", "my_data", "remembering")

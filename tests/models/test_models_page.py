@@ -70,4 +70,4 @@ def test_a_row_is_true(row: list[str]) -> None:
 def test_every_model_has_a_row() -> None:
     names = {parsed(row[0]).name for row in ROWS}
     mapping = MODELS.json_schema()["discriminator"]["mapping"]
-    assert names | {"custom", "candidates"} == set(mapping)
+    assert names | {"custom", "candidates", "pretrained"} == set(mapping)

@@ -1,0 +1,161 @@
+"""Modules of transformers: as a skeleton without memory, or with a folder's weights, once a process and device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+
+from rayfl.errors import ModelError
+from rayfl.models.pretrained.families import Family, family_of
+from rayfl.models.pretrained.folder import BaseFolder
+
+Purpose = Literal["images", "sequences"]
+_CLASSES: dict[Purpose, str] = {
+    "images": "AutoModelForImageClassification",
+    "sequences": "AutoModelForSequenceClassification",
+}
+_MAJOR = 5
+"""The version of transformers whose names of modules are those of trees: other versions have other names."""
+
+_LOADED: WeakValueDictionary[tuple[Any, ...], nn.Module] = WeakValueDictionary()
+"""Bases of this process that somebody uses, by what they are, type and device."""
+
+
+def library() -> Any:
+    """The package transformers, which is told that there is no hub.
+
+    Raises:
+        ModelError: it is not installed, or is a version with other names of modules.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        found = version("transformers")
+        import transformers
+    except (ImportError, PackageNotFoundError) as error:
+        raise ModelError(
+            f"model=pretrained needs transformers, which cannot be imported ({error}): "
+            "pip install 'rayfl[transformers]'"
+        ) from error
+    if int(found.partition(".")[0]) != _MAJOR:
+        raise ModelError(
+            f"model=pretrained needs transformers {_MAJOR}, here is {found}, whose modules have other names: "
+            "pip install 'rayfl[transformers]'"
+        )
+    return transformers
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which modules a folder is made into.
+
+    Attributes:
+        folder: the folder.
+        sha256: its checksum.
+        purpose: what the model does.
+        classes: number of outputs of the new last layer.
+        attention: how attention is computed.
+    """
+
+    folder: str
+    sha256: str
+    purpose: Purpose
+    classes: int
+    attention: str
+
+    @property
+    def family(self) -> Family:
+        """What is known of the models of its kind."""
+        return family_of(BaseFolder(self.folder).model_type)
+
+    def skeleton(self) -> nn.Module:
+        """The modules on the device ``meta``, without memory or values."""
+        with _quiet() as transformers, torch.device("meta"):
+            made = getattr(transformers, _CLASSES[self.purpose]).from_config(
+                self._config(transformers), attn_implementation=self.attention
+            )
+        assert isinstance(made, nn.Module)
+        return made.eval()
+
+    def loaded(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        """The modules with the folder's weights, frozen; all that ask for the same get the same object.
+
+        Args:
+            device: where they are.
+            dtype: of the weights.
+
+        Raises:
+            ModelError: the folder's weights do not fit the modules, or were changed.
+        """
+        key = (self, str(device), dtype)
+        found = _LOADED.get(key)
+        if found is None:
+            found = self._read(dtype).to(device)
+            _LOADED[key] = found
+        return found
+
+    def _read(self, dtype: torch.dtype) -> nn.Module:
+        folder = BaseFolder(self.folder)
+        folder.check(self.sha256)
+        block = family_of(folder.model_type).block
+        try:
+            with _quiet() as transformers:
+                made, report = getattr(transformers, _CLASSES[self.purpose]).from_pretrained(
+                    folder.path,
+                    config=self._config(transformers),
+                    local_files_only=True,
+                    use_safetensors=True,
+                    trust_remote_code=False,
+                    dtype=dtype,
+                    attn_implementation=self.attention,
+                    ignore_mismatched_sizes=True,  # a head for other classes; all else is refused below
+                    output_loading_info=True,
+                )
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise ModelError(f"model.folder: the weights in {folder.path} cannot be loaded: {reason}") from error
+        lacking = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
+        if wrong := sorted(name for name in lacking if not name.startswith(f"{block}.")):
+            raise ModelError(
+                f"model.folder: {folder.path} lacks weights that its config.json asks for, or has them in another "
+                f"shape: {wrong[:3]} ({len(wrong)} in all); give the folder that both are from"
+            )
+        assert isinstance(made, nn.Module)
+        return made.requires_grad_(False).eval()
+
+    def _config(self, transformers: Any) -> Any:
+        config = transformers.AutoConfig.from_pretrained(
+            BaseFolder(self.folder).path, local_files_only=True, trust_remote_code=False
+        )
+        config.num_labels = self.classes
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+        if getattr(config, "pad_token_id", 0) is None:
+            config.pad_token_id = 0  # rows are padded with zeros
+        if getattr(config, "problem_type", None) is not None:
+            config.problem_type = None
+        return config
+
+
+@contextmanager
+def _quiet() -> Iterator[Any]:
+    """Yields transformers, which prints and draws nothing meanwhile: what it has to say is in our own messages."""
+    transformers = library()
+    logging = transformers.utils.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield transformers
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

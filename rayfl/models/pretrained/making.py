@@ -1,0 +1,131 @@
+"""Small bases that are made here in seconds, for first runs and tests: no download, and real files of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rayfl.errors import ConfigError
+from rayfl.models.pretrained.folder import BaseFolder
+from rayfl.models.pretrained.loading import library
+
+_STEPS, _BATCH, _RATE = 150, 64, 2e-3
+_VOCABULARY, _LENGTH = 64, 16
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made.
+
+    Attributes:
+        folder: where it lies.
+        sha256: its checksum.
+        parameters: number of scalars.
+        accuracy: share of its training samples that it tells; after random weights there is none.
+    """
+
+    folder: Path
+    sha256: str
+    parameters: int
+    accuracy: float
+
+
+def make(name: str, folder: str | Path, seed: int = 0) -> Made:
+    """Trains a small transformer, and writes it as ``save_pretrained`` of transformers does.
+
+    Args:
+        name: of :data:`MAKERS`.
+        folder: where it goes; must not hold a model.
+        seed: of its initial values and mini-batches.
+
+    Raises:
+        ConfigError: there is no such maker, or the folder has a model.
+        ModelError: transformers is not there.
+    """
+    path = Path(folder).expanduser()
+    if name not in MAKERS:
+        raise ConfigError(f"{name!r} cannot be made; there are {', '.join(MAKERS)}")
+    if (path / "config.json").exists():
+        raise ConfigError(f"{path} holds a model: name another folder with --out, or remove it")
+    transformers = library()
+    transformers.utils.logging.disable_progress_bar()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model, inputs, labels = MAKERS[name](transformers, np.random.default_rng(seed))
+        accuracy = _train(model, inputs, labels, np.random.default_rng([seed, 1]))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
+    return Made(path, BaseFolder(path).sha256, sum(p.numel() for p in model.parameters()), accuracy)
+
+
+def _vit(transformers: Any, generator: np.random.Generator) -> tuple[Any, Mapping[str, Tensor], Tensor]:
+    """A vision transformer of three blocks, and scikit-learn's digits 0 to 4 (8 x 8 pixels)."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    known = digits.target < 5
+    pixels = torch.from_numpy(digits.images[known] / 16).float()[:, None]
+    config = transformers.ViTConfig(
+        hidden_size=48, num_hidden_layers=3, num_attention_heads=3, intermediate_size=192, image_size=8, patch_size=2,
+        num_channels=1, num_labels=5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    labels = torch.from_numpy(digits.target[known]).long()
+    return transformers.ViTForImageClassification(config), {"pixel_values": pixels}, labels
+
+
+_TEXT = {"vocab_size": _VOCABULARY, "max_position_embeddings": 64, "num_labels": 4, "pad_token_id": 0}
+
+
+def _llama(transformers: Any, generator: np.random.Generator) -> tuple[Any, Mapping[str, Tensor], Tensor]:
+    """A decoder of two blocks, and rows of tokens whose class is that of the most frequent kind of token."""
+    config = transformers.LlamaConfig(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96, **_TEXT
+    )
+    return transformers.LlamaForSequenceClassification(config), *_rows(generator)
+
+
+def _bert(transformers: Any, generator: np.random.Generator) -> tuple[Any, Mapping[str, Tensor], Tensor]:
+    """An encoder of two blocks, and the same rows."""
+    config = transformers.BertConfig(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **_TEXT,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config), *_rows(generator)
+
+
+def _rows(generator: np.random.Generator) -> tuple[Mapping[str, Tensor], Tensor]:
+    labels = generator.integers(4, size=1024)
+    own = 1 + labels[:, None] * 15 + generator.integers(15, size=(1024, _LENGTH))
+    other = generator.integers(1, _VOCABULARY, size=own.shape)
+    rows = np.where(generator.random(own.shape) < 0.6, own, other)
+    return {"input_ids": torch.from_numpy(rows)}, torch.from_numpy(labels)
+
+
+def _train(model: Any, inputs: Mapping[str, Tensor], labels: Tensor, generator: np.random.Generator) -> float:
+    """Trains a classifier for some steps of AdamW; returns the share of samples that it then tells."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE)
+    model.train()
+    for _ in range(_STEPS):
+        rows = torch.from_numpy(generator.integers(len(labels), size=_BATCH))
+        loss: Any = F.cross_entropy(model(**{key: value[rows] for key, value in inputs.items()}).logits, labels[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        return float((model(**inputs).logits.argmax(-1) == labels).float().mean())
+
+
+Maker = Callable[[Any, np.random.Generator], tuple[Any, Mapping[str, Tensor], Tensor]]
+MAKERS: dict[str, Maker] = {"tiny-vit": _vit, "tiny-llama": _llama, "tiny-bert": _bert}
+"""By name, what makes a model, its inputs and labels."""

@@ -1,0 +1,269 @@
+"""A network whose trees hold adapters and a head alone, over a frozen base that is there once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rayfl.models.anatomy import grouped
+from rayfl.models.base import ClassificationModel, Network
+from rayfl.models.pretrained.folding import folded
+from rayfl.models.pretrained.loading import Source
+from rayfl.models.pretrained.sites import Head, Matrix, Site, TrainedLinear
+
+_HEAD_SCALE = 0.02
+"""Standard deviation of new heads, that of transformers."""
+
+
+class AdaptedModel(ClassificationModel):
+    """A transformer with adapters and a head, whose clients lie in the batch.
+
+    Args:
+        module: the transformer, with sites and trained layers put in.
+        head: dotted name of its last layer.
+        block: dotted name of the module that is new for the task.
+        image: whether inputs are images.
+        channels: of the images that the base reads; grey ones are repeated.
+        padding: the token that an encoder must not look at. None: there is none, or the model is causal, which needs
+            no mask where rows are padded on the right.
+    """
+
+    def __init__(
+        self, module: nn.Module, head: str, block: str, image: bool, channels: int = 0, padding: int | None = None
+    ) -> None:
+        super().__init__()
+        self.model = module
+        self.head_module = f"model.{head}"
+        self.classifier_modules = (f"model.{block}",)
+        self._image, self._channels, self._padding = image, channels, padding
+        for one in module.modules():
+            # What a base keeps belongs to it, and so to no tree.
+            one._non_persistent_buffers_set.update(one._buffers)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the head reads, shape (N b, f)."""
+        if not self._image:
+            masks = {} if self._padding is None else {"attention_mask": (x != self._padding).long()}
+            found: Tensor = self.model(input_ids=x, **masks).logits
+            return found
+        pixels = x.expand(-1, self._channels, -1, -1) if x.shape[1] == 1 else x
+        found = self.model(pixel_values=pixels).logits
+        return found
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits (N b, C) of features (N b, f)."""
+        head = self.model.get_submodule(self.head_module.removeprefix("model."))
+        if isinstance(head, Head):
+            return head.outputs(features)
+        logits: Tensor = head(features)
+        return logits
+
+    def train(self, mode: bool = True) -> AdaptedModel:
+        """Keeps the base in evaluation mode; only layers that are computed twice know that there is a backward pass."""
+        super().train(False)
+        self.training = mode
+        for module in self.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                module.training = mode
+        return self
+
+
+class AdaptedNetwork(Network):
+    """An :class:`AdaptedModel` as a function of its adapters and head.
+
+    The base is loaded when a tree is first run on a device, and all networks of a process have it in common. Clients
+    are folded into the batch (:func:`rayfl.models.pretrained.folding.folded`); one client alone is a fold of one.
+
+    Initial values are functions of the seed and of a tensor's name: A is uniform within 1/sqrt(i), as ``peft`` draws
+    it (Kaiming with a = sqrt 5), B is zero, a new head is normal with standard deviation 0.02 and zero bias.
+
+    Args:
+        model: the model on the device ``meta``.
+        source: where the base is from.
+        given: initial values by name, in place of drawn ones.
+        tokens: how many rows a sample makes in the base's products.
+
+    Attributes:
+        groups: names of trained tensors by kind: ``lora_a``, ``lora_b``, ``adapters``, ``head``.
+        scale: s in W x + s B A x.
+    """
+
+    folds = True
+
+    def __init__(
+        self, model: AdaptedModel, source: Source, given: Mapping[str, Tensor] | None = None, tokens: int = 1
+    ) -> None:
+        self.source, self._own_given = source, dict(given or {})
+        self.rows_per_sample = tokens
+        sites = {f"model.{name}": one for name, one in model.model.named_modules() if isinstance(one, Site)}
+        self.sites = tuple(sites)
+        self.scale = next(iter(sites.values())).scale
+        self._own = own_shapes(model)
+        self._bases: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
+        self._base_type = torch.float32
+        self._seed = 0
+        self._bound: tuple[list[Tensor], bool] | None = None
+        super().__init__(lambda: model)
+        self.stochastic = self.batch_statistics = False
+        self.why_not_vectorizable, self.vectorizable = "", True
+        self.layers = self.unstacked_layers = grouped(self.parameter_names, self._place_of)
+        parts = {part: self._ending(f".lora_{part}.weight") for part in "AB"}
+        adapters = tuple(name for name in self.parameter_names if name in {*parts["A"], *parts["B"]})
+        head = tuple(name for name in self.parameter_names if name not in adapters)
+        self.groups = {"lora_a": parts["A"], "lora_b": parts["B"], "adapters": adapters, "head": head}
+        for module in model.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                vars(module)["_gradient_checkpointing_func"] = self._checkpointed
+
+    def settle(self, seed: int) -> None:
+        """Takes adapters that are not trained from the initial model of a seed."""
+        self._seed, self._device = seed, None
+
+    @property
+    def fixed_parameters(self) -> dict[str, Tensor]:
+        """Adapters and head that are not trained, on the CPU; the base is no part of it."""
+        return {name: self._value(self._seed, name) for name in self._own if name not in self.parameter_names}
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Has the base stored and computed in a narrower type; trees, features and logits are float32."""
+        self._base_type, self._device = dtype, None
+        self._bases.clear()
+
+    def release(self) -> None:
+        """Lets go of the last tree; the base stays."""
+        super().release()
+        self._bound = None
+
+    def logits(self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False) -> Tensor:
+        """See the base class."""
+        found: Tensor = self._call(_logits, tree, x, training)
+        return found
+
+    def features_and_logits(
+        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """See the base class."""
+        features, logits = self._call(_both, tree, x, training)
+        return features, logits
+
+    def head_inputs_and_logits(
+        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """See the base class; what the head reads are the features."""
+        return self.features_and_logits(tree, x, training=training)
+
+    def features(self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False) -> Tensor:
+        """See the base class."""
+        found: Tensor = self._call(_features, tree, x, training)
+        return found
+
+    def classify(self, tree: Mapping[str, Tensor], features: Tensor, *, training: bool = False) -> Tensor:
+        """See the base class."""
+        found: Tensor = self._call(_classify, tree, features, training)
+        return found
+
+    def _call(self, entry: Any, tree: Mapping[str, Tensor], x: Tensor, training: bool) -> Any:
+        """Runs the network for one client or, under ``vmap``, for all at once."""
+        if len(tree) != len(self._tree_names) or any(name not in tree for name in self._tree_names):
+            raise self._misfit(tree)
+        return folded(partial(self._run, entry, training), [tree[name] for name in self._tree_names], x)
+
+    def _run(self, entry: Any, training: bool, leaves: Sequence[Tensor], x: Tensor) -> Any:
+        model = self._bind(dict(zip(self._tree_names, leaves, strict=True)), training)
+        self._bound = list(leaves), training
+        found = entry(model, x.to(self._base_type) if x.is_floating_point() else x)
+        return tuple(part.float() for part in found) if isinstance(found, tuple) else found.float()
+
+    def _checkpointed(self, run: Any, *args: Any) -> Any:
+        """Computes a layer again in the backward pass, with the tensors that it had: others may be bound by then."""
+        assert self._bound is not None
+        leaves, training = self._bound
+
+        def again(*inner: Any) -> Any:
+            self._bind(dict(zip(self._tree_names, leaves, strict=True)), training)
+            return run(*inner)
+
+        return checkpoint(again, *args, use_reentrant=False)
+
+    def _bind_fixed(self, device: torch.device) -> None:
+        """Puts the base, and adapters that are not trained, in their places."""
+        base = self._base_on(device)
+        tensors = {**dict(base.named_parameters(remove_duplicate=False)), **dict(base.named_buffers())}
+        own = {name: value.to(device) for name, value in self.fixed_parameters.items()}
+        for places, key, name in self._fixed_slots:
+            places[key] = own[name] if name in own else tensors[self._name_in_base(name)]
+
+    def _base_on(self, device: torch.device) -> nn.Module:
+        key = (device, self._base_type)
+        if key not in self._bases:
+            self._bases[key] = self.source.loaded(device, self._base_type)
+        return self._bases[key]
+
+    def _name_in_base(self, name: str) -> str:
+        owner, _, key = name.rpartition(".")
+        layer = owner.removesuffix(".base")
+        return f"{layer if layer in self.sites else owner}.{key}".removeprefix("model.")
+
+    def _place_of(self, name: str) -> str:
+        """The module whose adapter or weights a tensor is part of: both factors are one layer."""
+        return name.rpartition(".lora_")[0] or name.rpartition(".")[0]
+
+    def _ending(self, ending: str) -> tuple[str, ...]:
+        return tuple(name for name in self.parameter_names if name.endswith(ending))
+
+    def _drawn_for(self, seed: int) -> dict[str, Tensor]:
+        if self._drawn is None or self._drawn[0] != seed:
+            self._drawn = seed, {name: self._value(seed, name) for name in self._tree_names}
+        return self._drawn[1]
+
+    def _fixed_of(self, model: ClassificationModel) -> dict[str, Tensor]:
+        return {}
+
+    def _value(self, seed: int, name: str) -> Tensor:
+        """The initial value of a tensor of our own."""
+        if name in self._own_given:
+            return self._own_given[name].float().clone()
+        shape = self._own[name]
+        if name.endswith((".lora_B.weight", ".bias")):
+            return torch.zeros(shape)
+        key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), np.uint64)
+        generator = np.random.Generator(np.random.Philox(key=key))
+        if name.endswith(".lora_A.weight"):
+            bound = shape[1] ** -0.5
+            return torch.from_numpy(generator.uniform(-bound, bound, shape)).float()
+        return torch.from_numpy(generator.normal(0, _HEAD_SCALE, shape)).float()
+
+
+def own_shapes(model: AdaptedModel) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of what does not belong to the base: adapters and head, trained or not."""
+    return {
+        f"{name}.{key}": tuple(parameter.shape)
+        for name, module in model.named_modules()
+        if isinstance(module, Matrix | TrainedLinear)
+        for key, parameter in module.named_parameters(recurse=False)
+    }
+
+
+def _logits(model: ClassificationModel, x: Tensor) -> Tensor:
+    found: Tensor = model(x)
+    return found
+
+
+def _features(model: ClassificationModel, x: Tensor) -> Tensor:
+    return model.features(x)
+
+
+def _both(model: ClassificationModel, x: Tensor) -> tuple[Tensor, Tensor]:
+    features = model.features(x)
+    return features, model.classify(features)
+
+
+def _classify(model: ClassificationModel, features: Tensor) -> Tensor:
+    return model.classify(features)

@@ -1,0 +1,122 @@
+"""Adapters as the files that the package ``peft`` writes and reads; it is not needed for them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from rayfl.errors import ConfigError, ModelError
+
+WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model."
+"""Comes before the names of trees, which begin with ``model.``."""
+
+
+def write_adapter(
+    folder: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, Any], description: Mapping[str, Any]
+) -> None:
+    """Writes an adapter that ``PeftModel.from_pretrained`` loads over the same base.
+
+    Args:
+        folder: is made; must have no adapter.
+        tensors: by name in a tree.
+        settings: the content of ``adapter_config.json``.
+        description: goes into the metadata of the weights, under ``rayfl``.
+
+    Raises:
+        ConfigError: the folder has an adapter, or cannot be written.
+    """
+    if (folder / WEIGHTS).exists():
+        raise ConfigError(f"--out: {folder} has an adapter: name another folder, or remove it")
+    named = {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        metadata = {"format": "pt", "rayfl": json.dumps(description)}
+        (folder / WEIGHTS).write_bytes(safetensors.torch.save(named, metadata))
+        (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out: {folder} cannot be written: {error}") from error
+
+
+class AdapterFolder:
+    """An adapter that ``peft`` or rayfl has written.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        ModelError: it has no adapter, or one of another kind than plain low-rank adapters.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path).expanduser()
+        try:
+            self.settings = json.loads((self.path / SETTINGS).read_text(encoding="utf-8"))
+            content = (self.path / WEIGHTS).read_bytes()
+            self.tensors = {
+                name.removeprefix(_PREFIX): tensor for name, tensor in safetensors.torch.load(content).items()
+            }
+        except Exception as error:  # a damaged file is reported by whichever line of the readers stumbles
+            raise ModelError(
+                f"model.adapter.start: {self.path} has no adapter of peft ({SETTINGS}, {WEIGHTS}): {error}"
+            ) from error
+        settings = json.dumps({key: self.settings.get(key) for key in (*_COMPARED, *_PLAIN)}, sort_keys=True)
+        self.sha256 = hashlib.sha256(content + settings.encode()).hexdigest()
+        if self.settings.get("peft_type") != "LORA":
+            raise ModelError(f"model.adapter.start: {self.path} has a {self.settings.get('peft_type')}, not LORA")
+        for key in _PLAIN:
+            if self.settings.get(key) not in (None, False, {}, [], "none"):
+                raise ModelError(
+                    f"model.adapter.start: {self.path} has {key}={self.settings[key]!r}, which cannot be continued: "
+                    "plain LoRA alone can"
+                )
+
+    def check(self, rank: int, alpha: float, rooted: bool) -> None:
+        """Makes sure that it is of the rank and scale of the section ``model.adapter``.
+
+        Raises:
+            ModelError: it is not, with what to set.
+        """
+        found = tuple(self.settings.get(key) for key in _COMPARED)
+        if found != (rank, alpha, rooted):
+            scaling = "alpha_over_sqrt_r" if found[2] else "alpha_over_r"
+            raise ModelError(
+                f"model.adapter.start: the adapter in {self.path} needs model.adapter.r={found[0]} "
+                f"model.adapter.alpha={found[1]} model.adapter.scaling={scaling}"
+            )
+
+    def values(self, shapes: Mapping[str, tuple[int, ...]], head: str) -> dict[str, Tensor]:
+        """Its tensors by name in a tree.
+
+        Args:
+            shapes: of adapters and head in the tree.
+            head: what names of the head begin with; a head of another shape is left out, to be drawn anew.
+
+        Raises:
+            ModelError: it lacks a factor, or has one of another shape or place.
+        """
+        adapters = {name for name in shapes if not name.startswith(head)}
+        own = {name for name in self.tensors if not name.startswith(head)}
+        wrong = sorted(
+            name
+            for name in adapters | own
+            if name not in adapters or name not in own or tuple(self.tensors[name].shape) != shapes[name]
+        )
+        if wrong:
+            raise ModelError(
+                f"model.adapter.start: the adapter in {self.path} does not fit model.adapter.targets and layers: "
+                f"{wrong[:3]} ({len(wrong)} in all) are missing, unknown or of another shape"
+            )
+        return {
+            name: tensor.float() for name, tensor in self.tensors.items() if tuple(tensor.shape) == shapes.get(name)
+        }
+
+
+_COMPARED = ("r", "lora_alpha", "use_rslora")
+_PLAIN = ("use_dora", "rank_pattern", "alpha_pattern", "bias", "trainable_token_indices")

@@ -1,0 +1,95 @@
+"""Small pretrained models with random weights, as files of transformers, and networks with adapters over them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rayfl.examples import InputSpec
+from rayfl.models.pretrained.network import AdaptedNetwork
+from rayfl.models.pretrained.section import PretrainedModel
+
+transformers = pytest.importorskip("transformers", reason="the extra transformers is not installed")
+
+IMAGES = InputSpec("image", (1, 8, 8), 10)
+TOKENS = InputSpec("tokens", (12,), 4, vocabulary=50)
+_TEXT: dict[str, Any] = {"vocab_size": 50, "pad_token_id": 0, "num_labels": 4}
+_SPECIAL: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
+_DECODER: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "max_position_embeddings": 64, "head_dim": 8, **_SPECIAL, **_TEXT,
+}  # fmt: skip
+_ENCODER: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "max_position_embeddings": 64, **_SPECIAL, **_TEXT,
+}  # fmt: skip
+_VIT: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 8,
+    "patch_size": 4, "num_channels": 1, "num_labels": 5,
+}  # fmt: skip
+_GPT2: dict[str, Any] = {
+    "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **_SPECIAL, **_TEXT
+}  # fmt: skip
+CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "vit": ("ViTConfig", "ViTForImageClassification", _VIT),
+    "llama": ("LlamaConfig", "LlamaForSequenceClassification", _DECODER),
+    "mistral": ("MistralConfig", "MistralForSequenceClassification", _DECODER),
+    "qwen2": ("Qwen2Config", "Qwen2ForSequenceClassification", _DECODER),
+    "qwen3": ("Qwen3Config", "Qwen3ForSequenceClassification", _DECODER),
+    "gpt2": ("GPT2Config", "GPT2ForSequenceClassification", _GPT2),
+    "bert": ("BertConfig", "BertForSequenceClassification", _ENCODER),
+    "roberta": ("RobertaConfig", "RobertaForSequenceClassification", _ENCODER),
+}
+"""By family: the classes of its configuration and model, and a small configuration."""
+
+_FOLDERS: list[TemporaryDirectory[str]] = []
+"""They are removed when the process ends."""
+
+
+def write_base(family: str, folder: Path, shard: str = "5GB", seed: int = 0) -> Path:
+    """Writes a base with random weights; ``shard`` is the largest size of a file."""
+    config, model, options = CONFIGS[family]
+    transformers.utils.logging.disable_progress_bar()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        made = getattr(transformers, model)(getattr(transformers, config)(**options))
+    made.save_pretrained(folder, max_shard_size=shard)
+    return folder
+
+
+@cache
+def base(family: str) -> Path:
+    """A base that all tests of this process share, and none writes to."""
+    _FOLDERS.append(TemporaryDirectory(prefix=f"rayfl-{family}-"))
+    return write_base(family, Path(_FOLDERS[-1].name))
+
+
+def section(family: str, **options: Any) -> PretrainedModel:
+    """The section of a configuration, with small adapters."""
+    return PretrainedModel.model_validate({"folder": str(base(family)), "adapter": {"r": 3, "alpha": 6}, **options})
+
+
+def network(family: str, **options: Any) -> AdaptedNetwork:
+    """A network over a shared base."""
+    return section(family, **options).network(IMAGES if family == "vit" else TOKENS)
+
+
+def inputs(family: str, samples: int, seed: int) -> Tensor:
+    """Inputs of a family, shape (samples, ...)."""
+    generator = torch.Generator().manual_seed(seed)
+    if family == "vit":
+        return torch.rand(samples, 1, 8, 8, generator=generator)
+    return torch.randint(1, 50, (samples, 12), generator=generator)
+
+
+def trained(network: AdaptedNetwork, seed: int, scale: float = 0.1) -> dict[str, Tensor]:
+    """A tree some way from its initial values, so that B is not zero."""
+    generator = torch.Generator().manual_seed(seed)
+    tree = network.initialize(seed)
+    return {name: leaf + scale * torch.randn(leaf.shape, generator=generator) for name, leaf in tree.items()}
