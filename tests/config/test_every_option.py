@@ -101,6 +101,10 @@ TOGETHER = {
     "ClassificationSection.thresholds": {"metrics": ["auroc"]},
     "ParquetSource.length": {"path": "rows.parquet", "tokenizer": "words"},
     "ParquetSource.vocabulary": {"path": "rows.parquet", "tokenizer": "words"},
+    "ParquetSource.padding": {"path": "rows.parquet", "kind": "tokens"},
+    "HuggingFaceSource.length": {"path": "folder", "tokenizer": "words"},
+    "HuggingFaceSource.vocabulary": {"path": "folder", "tokenizer": "words"},
+    "HuggingFaceSource.padding": {"path": "folder", "kind": "tokens"},
 }
 """What else must be given for an option to be valid."""
 

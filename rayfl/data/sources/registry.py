@@ -10,6 +10,7 @@ from rayfl.data.sources.cifar import Cifar10Source, Cifar100Source
 from rayfl.data.sources.custom import CustomSource, data_named_by_object
 from rayfl.data.sources.digits import DigitsSource
 from rayfl.data.sources.emnist import EmnistSource
+from rayfl.data.sources.huggingface import HuggingFaceSource
 from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticTextSource
 from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.parquet import ParquetSource
@@ -34,6 +35,7 @@ DatasetConfig = Annotated[
         SyntheticLabelsSource,
         SyntheticTextSource,
         ParquetSource,
+        HuggingFaceSource,
         CustomSource,
     ],
     Field(discriminator="name"),
