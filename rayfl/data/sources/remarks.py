@@ -44,13 +44,14 @@ def remarks_on(
     return found if x.dtype == np.uint8 or not x.size else [*found, *_on_inputs(x, integers)]
 
 
-def on_texts(cut: int, inner: int, shape: Sequence[int]) -> list[Remark]:
+def on_texts(cut: int, inner: int, shape: Sequence[int], fix: str = "say so with dataset.padding") -> list[Remark]:
     """Names texts that are not read as they are.
 
     Args:
         cut: how many were cut.
         inner: how many have the token that fills up before other tokens.
         shape: of all texts: how many, and their tokens.
+        fix: what says that another token fills up, or none.
     """
     found = []
     if cut:
@@ -60,8 +61,7 @@ def on_texts(cut: int, inner: int, shape: Sequence[int]) -> list[Remark]:
         found.append(
             Remark(
                 f"{inner} of {shape[0]} rows have the token that fills rows up before other tokens, and there it is a "
-                "token like them: rows are filled up on the right; if another token fills them up, or none does, say "
-                "so with dataset.padding"
+                "token like them: rows are filled up on the right; if another token fills them up, or none does, " + fix
             )
         )
     return found
