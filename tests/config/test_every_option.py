@@ -209,6 +209,8 @@ def values(annotation: Any, default: Any) -> Iterator[Any]:
         yield from (Path("other.parquet"), Path("another.parquet"))
     elif annotation is type(None):
         yield None
+    elif origin is dict:
+        yield from ({"seed": 1}, {"seed": 2})
     elif origin in (tuple, list):
         items = [list(values(argument, None)) for argument in arguments if argument is not Ellipsis]
         for first in itertools.islice(itertools.product(*items), 40):

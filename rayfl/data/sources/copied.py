@@ -93,7 +93,8 @@ class CopiedSource(PreparableSource):
 
     def open(self, streams: RandomStreams | None = None) -> Samples | NaturalPath:
         """The samples, with clients or without, from the copy, which is made first where it is missing."""
-        path = self.prepare(Order())
+        self._check_there()
+        path = self._copied(Order())
         record = read_record(path)
         options = {} if record is None else record.options
 
@@ -119,11 +120,17 @@ class CopiedSource(PreparableSource):
         """The source of another part, whose samples are as those of the part that is open."""
         return self.model_copy(update={"part": part})
 
+    def _check_there(self) -> None:
+        """Raises a DataError that says how to get the files, where they are not there."""
+
     def prepare(self, order: Order) -> Path:
         """Makes the copy."""
         if order.place is not None:
             raise DataError(f"--source: the files of {self.name} are given by path=FILE or paths=[FILE, ...]")
         no_checksum(order, f"the files of {self.name} are your own")
+        return self._copied(order)
+
+    def _copied(self, order: Order) -> Path:
         path = self.prepared_path
         if _is_whole(path, order):  # without the lock, which needs a writable folder
             return path

@@ -6,6 +6,7 @@ from typing import Annotated, Union
 
 from pydantic import BeforeValidator, Field
 
+from rayfl.data.sources.ag_news import AgNewsSource
 from rayfl.data.sources.cifar import Cifar10Source, Cifar100Source
 from rayfl.data.sources.custom import CustomSource, data_named_by_object
 from rayfl.data.sources.digits import DigitsSource
@@ -30,6 +31,7 @@ DatasetConfig = Annotated[
         Cifar10Source,
         Cifar100Source,
         TinyImageNetSource,
+        AgNewsSource,
         LeafSource,
         SyntheticSource,
         SyntheticLabelsSource,
