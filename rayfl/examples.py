@@ -32,6 +32,8 @@ class InputSpec:
         vocabulary: number of distinct tokens; 0 for images.
         target: what is known of a sample.
         padding: the token that fills rows of tokens up to their length, on the right; None where nothing does.
+        categories: of rows of a table, by categorical column: where its values' columns of 0 and 1 begin, and how many
+            there are. A row that has none of them has a value that is not known.
     """
 
     kind: Literal["image", "tokens"]
@@ -40,6 +42,7 @@ class InputSpec:
     vocabulary: int = 0
     target: Target = "class"
     padding: int | None = None
+    categories: tuple[tuple[int, int], ...] = ()
 
     @property
     def target_shape(self) -> tuple[int, ...]:

@@ -131,7 +131,7 @@ def _parquet(home: Path, folder: Path) -> None:
 def _reviews(home: Path, folder: Path) -> None:
     import datasets
 
-    rows = {"text": ["a good loaf", "a bad loaf"] * 20, "label": [1, 0] * 20, "shop": ["a", "b"] * 20}
+    rows = {"text": ["a good loaf", "a bad loaf"] * 20, "label": [1, 0] * 20, "shop": list("abcdefgh") * 5}
     datasets.Dataset.from_dict(rows).save_to_disk(str(folder / "reviews"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,13 @@ def read_texts(
             )
         texts += column.to_pylist()
     if options.tokenizer is None:
-        found = _as_they_are(texts, filled[0][0], name, options)
+        places = [(path, row, table) for path, table in filled for row in range(table.num_rows)]
+
+        def place(text: int) -> str:
+            path, row, table = places[text]
+            return f"{path}: column {name!r}, row {row}{owner(table, client, row)}"
+
+        found = _as_they_are(texts, place, options)
     else:
         found = tokenized(texts, options.tokenizer, training, options.length, options.vocabulary)
     width = max(1, max(map(len, found.rows))) if options.length is None else options.length
@@ -97,14 +103,17 @@ def _filled_up(found: Tokenized, width: int) -> TokenRows:
     return TokenRows(x, lengths, found.vocabulary, found.padding, cut, int((tokens.sum(1) < lengths).sum()))
 
 
-def _as_they_are(rows: list[list[int]], path: Path, name: str, options: TextOptions) -> Tokenized:
-    flat = [token for row in rows for token in row]
-    if any(token is None for token in flat):
-        raise DataError(f"{path}: column {name!r} has a null among its tokens")
-    least, most = min(flat, default=0), max(flat, default=0)
-    if least < 0 or most >= (options.vocabulary or most + 1):
-        bound = "" if options.vocabulary is None else f" and below dataset.vocabulary={options.vocabulary}"
-        raise DataError(f"{path}: column {name!r} has tokens from {least} to {most}; they must be at least 0{bound}")
+def _as_they_are(rows: list[list[int]], place: Callable[[int], str], options: TextOptions) -> Tokenized:
+    bound = "" if options.vocabulary is None else f" and below dataset.vocabulary={options.vocabulary}"
+    most = 0
+    for number, row in enumerate(rows):
+        if any(token is None for token in row):
+            raise DataError(f"{place(number)} has a null among its tokens: fill it or remove the row")
+        least, most = min(row, default=0), max(most, *row, 0)
+        if least < 0 or most >= (options.vocabulary or most + 1):
+            raise DataError(
+                f"{place(number)} has the token {least if least < 0 else most}; tokens are at least 0{bound}"
+            )
     count = options.vocabulary or most + 1
     padding = count if options.padding is None else options.padding
     return Tokenized(rows, max(count, padding + 1), padding)

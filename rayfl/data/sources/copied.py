@@ -171,7 +171,8 @@ def _is_whole(path: Path, order: Order) -> bool:
     if not is_prepared(path, order):
         return False
     record = read_record(path)
-    return record is not None and "remarks" in record.options
+    known = record is not None and "remarks" in record.options
+    return record is not None and known and "groups" in record.options.get("table", {"groups": ()})
 
 
 def _by_split(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:

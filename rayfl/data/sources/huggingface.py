@@ -66,9 +66,10 @@ class HuggingFaceSource(ColumnSource):
         found = splits_of(self.folder)
         parts = self._parts(found)
         given = (self.y,) if isinstance(self.y, str) else self.y
+        client = "client" if self.client == AUTO else self.client
         learned = _LABELS if self.y == AUTO else given
         return [
-            SplitTable(found[name], learned, part if parts["test"] else None)
+            SplitTable(found[name], learned, part if parts["test"] else None, client)
             for part, names in parts.items()
             for name in names
         ]

@@ -30,6 +30,7 @@ class SplitTable:
         split: the split.
         learned: columns whose classes are numbers.
         part: ``train`` or ``test``, for :data:`SPLIT_COLUMN`; None: without that column.
+        client: the clients' column, for messages.
 
     Attributes:
         path: where it is, for messages.
@@ -38,9 +39,9 @@ class SplitTable:
         shapes: by column of arrays, their shape.
     """
 
-    def __init__(self, split: Split, learned: Collection[str], part: str | None) -> None:
+    def __init__(self, split: Split, learned: Collection[str], part: str | None, client: str | None = None) -> None:
         self.path = split.path
-        self._split, self._learned, self._part = split, frozenset(learned), part
+        self._split, self._learned, self._part, self._client = split, frozenset(learned), part, client
         self.classes: dict[str, int] = {
             name: feature.num_classes for name, feature in split.features.items() if _kind(feature) == "ClassLabel"
         }
@@ -112,7 +113,7 @@ class SplitTable:
             )
         if (row := pc.index(pc.less(column, 0), True).as_py()) >= 0:
             raise DataError(
-                f"{self.path}: column {name!r}, row {row} is {column[row].as_py()}, which says that its class is not "
+                f"{self._place(name, row)} is {column[row].as_py()}, which says that its class is not "
                 "known: take splits whose classes are, with dataset.train and dataset.test (none, or another split)"
             )
         return column
@@ -130,11 +131,19 @@ class SplitTable:
                     content = Path(path).read_bytes()
                 except OSError as error:
                     raise DataError(
-                        f"{self.path}: column {name!r}, row {row} is the image {path}, which cannot be read "
+                        f"{self._place(name, row)} is the image {path}, which cannot be read "
                         f"({error.strerror}): put it there, or save the data set again with save_to_disk"
                     ) from error
             found.append({"bytes": content, "path": path})
         return pa.array(found, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+
+    def _place(self, name: str, row: int) -> str:
+        """What to call a row in messages, with its client."""
+        whose = ""
+        if self._client in self._split.features:
+            client = self.read([self._client]).column(self._client)[row].as_py()
+            whose = f" (client {client!r})"
+        return f"{self.path}: column {name!r}, row {row}{whose}"
 
     def _arrays(self, name: str, column: pa.ChunkedArray, dtype: pa.DataType) -> pa.Array:
         """Nested lists as flat ones, of one shape."""
@@ -148,7 +157,7 @@ class SplitTable:
             if rows and (other := np.flatnonzero(lengths != lengths[0])).size:
                 row = int(other[0]) // each
                 raise DataError(
-                    f"{self.path}: column {name!r}, row {row} has another shape than row 0, or is null: give all "
+                    f"{self._place(name, row)} has another shape than row 0, or is null: give all "
                     "arrays one shape, or remove the row"
                 )
             shape.append(int(lengths[0]) if rows else 0)
@@ -156,7 +165,7 @@ class SplitTable:
             values = pc.list_flatten(values)
         if values.null_count:
             row = pc.index(pc.is_null(values), True).as_py() // each
-            raise DataError(f"{self.path}: column {name!r}, row {row} has a null among its values")
+            raise DataError(f"{self._place(name, row)} has a null among its values: fill it or remove the row")
         self.shapes[name] = tuple(shape)
         flat = pa.FixedSizeListArray.from_arrays(values.cast(dtype), math.prod(shape))
         return flat.cast(pa.list_(dtype))

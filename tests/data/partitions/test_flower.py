@@ -56,7 +56,8 @@ def test_every_client_has_the_samples_that_it_has_there(case: str) -> None:
 
     name, options = CASES[case]
     named = "partition_by" in library.__dict__[name].__init__.__annotations__
-    theirs = getattr(library, name)(**options, **({"partition_by": "digit"} if named else {}))
+    arrays = {key: np.array(value) for key, value in options.items() if key == "distribution_array"}
+    theirs = getattr(library, name)(**{**options, **arrays}, **({"partition_by": "digit"} if named else {}))
     pictures = np.random.default_rng(2).normal(size=300)
     theirs.dataset = datasets.Dataset.from_dict({"picture": pictures, "digit": LABELS})
     found = parts(name, options)

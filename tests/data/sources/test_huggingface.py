@@ -204,7 +204,10 @@ def test_a_copy_is_read_without_the_library(saved: Path, tmp_path: Path, monkeyp
         ({"x": "both"}, r"animals/train: the column 'both' has the type struct"),
         ({"x": "tags"}, r"animals/train: column 'tags' is of the feature List of ClassLabel, which .* cast_column"),
         ({"x": "weight"}, r"dataset.x: .*animals/train has no column 'weight', only image, label"),
-        ({"y": "unknown"}, r"column 'unknown', row 0 is -1, which says that its class is not known: .*dataset.test"),
+        (
+            {"y": "unknown", "client": "hospital"},
+            r"column 'unknown', row 0 \(client 'C'\) is -1, which says that its class is not known: .*dataset.test",
+        ),
         ({"y": "text"}, r"animals/train: column 'text' has the type string; labels are integers .*class_encode_column"),
         ({"x": "text"}, r"animals/train: column 'text' is text: set dataset.tokenizer=words"),
         ({"train": "training"}, r"dataset.train: .*animals has no split 'training', only train, test, validation"),

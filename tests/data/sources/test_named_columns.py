@@ -17,6 +17,7 @@ import pytest
 import torch
 from sklearn.preprocessing import StandardScaler
 
+import rayfl
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.transform import TransformConfig
 from rayfl.data.opening import open_dataset
@@ -26,8 +27,9 @@ from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.sources.official import open_official_test
 from rayfl.data.sources.parquet import ParquetSource
-from rayfl.errors import ConfigError, DataError
+from rayfl.errors import ConfigError, DataError, ModelError
 from rayfl.metrics.language import IGNORED
+from rayfl.models.perceptron import TabularMLP
 from rayfl.randomness import RandomStreams
 
 AGES = [30.0, 40.0, 50.0, 60.0, 35.0, 45.0, 55.0, 65.0, 20.0, 80.0, 25.0, 75.0]
@@ -93,6 +95,27 @@ def test_named_columns_are_numbers_and_categories(own: Callable[..., dict[str, A
     train = dataset.load(0)["train"]
     assert torch.equal(train.x[0], torch.tensor([30.0, 20.0, 1.0, 0.0, 0.0, 1.0]))
     assert set(train.y.tolist()) <= {0, 1}
+
+
+def test_embeddings_of_categories_are_those_of_a_lookup_and_of_unknown_values_zero(
+    own: Callable[..., dict[str, Any]],
+) -> None:
+    changes = {"sex": ["f", "m", "x"] * 4, "split": ["train", "train", "test"] * 4}  # x is in no training row
+    dataset = opened(own(changes=changes, x=["sex", "age", "smokes"], y="outcome"), test=None, validation=0)
+    assert dataset.spec.categories == ((0, 3), (4, 2))
+    network = TabularMLP(hidden=(4,), embedding=5).network(dataset.spec)
+    assert network.vectorizable
+    model = network.initialize(0)
+    sex, smokes = model["embeddings.tables.0"], model["embeddings.tables.1"]
+    assert sex.shape == (3, 5) and smokes.shape == (2, 5)
+    layer = model["hidden.0.weight"], model["hidden.0.bias"]
+    for split, vectors in (("train", sex[[0, 1, 0]]), ("test", torch.zeros(1, 5))):
+        x = dataset.load(0)[split].x
+        smoking = smokes[x[:, 5].long()]
+        expected = torch.cat([vectors[: len(x)], smoking, x[:, 3:4]], dim=1) @ layer[0].T + layer[1]
+        torch.testing.assert_close(network.features(model, x), expected.relu())
+    with pytest.raises(ModelError, match=r"tabular_mlp needs a table with categorical columns .* option embedding"):
+        TabularMLP(embedding=5).network(opened(own(x=["age", "bmi"], y="outcome")).spec)
 
 
 @pytest.mark.parametrize("pooled", [False, True])
@@ -300,8 +323,25 @@ def test_lists_of_tokens(tmp_path: Path) -> None:
     assert own.spec.vocabulary == 6 and own.spec.padding == 5
     (remark,) = opened({**section, "padding": 1}, test=0, validation=0).remarks()
     assert remark.startswith("1 of 3 rows have the token that fills rows up before other tokens")
-    with pytest.raises(DataError, match=r"tokens from 1 to 4.*below dataset.vocabulary=4"):
+    with pytest.raises(
+        DataError, match=r"column 'x', row 1 \(client 'a'\) has the token 4; .*below dataset.vocabulary=4"
+    ):
         opened({**section, "vocabulary": 4})
+
+
+def test_embeddings_are_the_same_looped_and_stacked(own: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    settings = {
+        "dataset": {"name": "parquet", **own(x=INPUTS, y="outcome", standardize="global")},
+        "model": {"name": "tabular_mlp", "hidden": [4], "embedding": 2},
+        "algorithm": "fedper",
+        "train": {"rounds": 2, "clients_per_round": 3, "local_epochs": 2, "batch_size": 2, "lr": 0.1},
+        "tracking": {"tensorboard": False},
+    }
+    losses = []
+    for mode in ("looped", "vectorized"):
+        folder = {"cluster.backend": "inline", "storage_path": str(tmp_path), "name": mode, "engine.mode": mode}
+        losses.append(np.array(rayfl.run(settings, **folder).clients["loss"]).astype(float))
+    np.testing.assert_allclose(*losses, rtol=1e-5, atol=1e-6)
 
 
 def changed(column: str, row: int, value: Any) -> dict[str, list[Any]]:
