@@ -31,6 +31,9 @@ class InputSpec:
         num_classes: number of outputs: classes, labels, values to predict, or tokens to choose from.
         vocabulary: number of distinct tokens; 0 for images.
         target: what is known of a sample.
+        padding: the token that fills rows of tokens up to their length, on the right; None where nothing does.
+        categories: of rows of a table, by categorical column: where its values' columns of 0 and 1 begin, and how many
+            there are. A row that has none of them has a value that is not known.
     """
 
     kind: Literal["image", "tokens"]
@@ -38,6 +41,8 @@ class InputSpec:
     num_classes: int
     vocabulary: int = 0
     target: Target = "class"
+    padding: int | None = None
+    categories: tuple[tuple[int, int], ...] = ()
 
     @property
     def target_shape(self) -> tuple[int, ...]:
@@ -48,6 +53,29 @@ class InputSpec:
     def target_type(self) -> type[np.generic]:
         """In what numbers it is stored: int64 or float32."""
         return np.float32 if self.target in ("labels", "values") else np.int64
+
+    def lengths(self, x: torch.Tensor) -> torch.Tensor:
+        """How many tokens rows have without what fills them up; works under ``vmap``.
+
+        Args:
+            x: rows of tokens, int64 of shape (..., T); also cut ones.
+
+        Returns:
+            int64 of shape (...), each from 0 to T.
+        """
+        return lengths_of(x, self.padding)
+
+    def mask(self, x: torch.Tensor) -> torch.Tensor:
+        """The attention mask of rows of tokens: True for tokens, False for what fills up; bool, of the shape of x."""
+        return torch.arange(x.shape[-1], device=x.device) < self.lengths(x)[..., None]
+
+
+def lengths_of(x: torch.Tensor, padding: int | None) -> torch.Tensor:
+    """How many tokens rows have up to the last one that is no padding; see :meth:`InputSpec.lengths`."""
+    if padding is None:
+        return torch.full(x.shape[:-1], x.shape[-1], device=x.device)
+    places = torch.arange(1, x.shape[-1] + 1, device=x.device)
+    return ((x != padding) * places).amax(-1)
 
 
 @dataclass(frozen=True)

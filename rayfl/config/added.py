@@ -15,6 +15,7 @@ ADDED: Mapping[str, Any] = {
     "dataset.kind": "auto",
     "dataset.length": None,
     "dataset.missing": "error",
+    "dataset.padding": 0,
     "dataset.standardize": "none",
     "dataset.target": "auto",
     "dataset.tokenizer": None,

@@ -25,11 +25,19 @@ class TableColumns:
         names: of the columns.
         categories: which are a category's value each, 0 or 1; the others are numbers.
         gaps: which have missing values (nan).
+        groups: how many values each category has, in the order of ``categories``.
     """
 
     names: tuple[str, ...]
     categories: tuple[int, ...] = ()
     gaps: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """By category, where its columns begin, and how many there are."""
+        ends = np.cumsum(self.groups, dtype=np.int64)
+        return tuple((self.categories[end - size], size) for end, size in zip(ends.tolist(), self.groups, strict=True))
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class TabularDataset(FederatedDataset):
         self._inner, self._options = inner, options
         self.names, self.sound, self.remarks = inner.names, inner.sound, inner.remarks
         width = len(options.columns.names) + (len(options.columns.gaps) if options.indicator else 0)
-        self.spec = replace(inner.spec, shape=(width,))
+        self.spec = replace(inner.spec, shape=(width,), categories=options.columns.ranges)
 
     def sizes(self) -> np.ndarray:
         """See :class:`FederatedDataset`."""

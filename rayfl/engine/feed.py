@@ -11,15 +11,24 @@ import torch
 from torch import Tensor
 
 from rayfl.engine.requests import TrainRequest
+from rayfl.engine.texts import Cutter
 from rayfl.params import leaves
 
 
 class Feed:
-    """Batches of all clients, gathered from one concatenated tensor per step."""
+    """Batches of all clients, gathered from one concatenated tensor per step.
 
-    def __init__(self, ranked: Sequence[TrainRequest], device: torch.device) -> None:
+    Args:
+        ranked: the clients' requests.
+        device: where the batches are.
+        cutter: cuts off padding, if it may be cut off.
+    """
+
+    def __init__(self, ranked: Sequence[TrainRequest], device: torch.device, cutter: Cutter | None = None) -> None:
         self._x = torch.cat([request.examples.x for request in ranked])
         self._y = torch.cat([request.examples.y for request in ranked])
+        self._cutter = cutter
+        self._lengths = None if cutter is None else cutter.lengths(self._x, self._y)
         steps = [request.plan.steps for request in ranked]
         sizes = {stop - start for bounds in {one.plan.bounds for one in ranked} for start, stop in pairwise(bounds)}
         width = max(sizes, default=0)
@@ -43,7 +52,7 @@ class Feed:
                 values[step, rank, place] = request.variations.drawn[name]
             offset += len(request.examples)
         self._steps = steps
-        self._index = index.to(device)
+        self._places, self._index = index, index.to(device)
         self.masks = None if len(sizes) <= 1 else mask.to(device)
         self._drawn = {name: values.to(device) for name, values in drawn.items()}
 
@@ -59,11 +68,19 @@ class Feed:
     def batch(self, step: int | Tensor, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """x (active, b, *shape), y (active, b), mask (active, b) or None."""
         index = of_step(self._index, step, active)
-        x = self._x[index]
+        x, y = self._of_step(step, active)
+        x, y = x[index], y[index]
         if self._augmentation is not None:
             drawn = {name: of_step(values, step, active).flatten(0, 1) for name, values in self._drawn.items()}
             x = self._augmentation(x.flatten(0, 1), drawn).view(x.shape)
-        return x, self._y[index], None if self.masks is None else of_step(self.masks, step, active)
+        return x, y, None if self.masks is None else of_step(self.masks, step, active)
+
+    def _of_step(self, step: int | Tensor, active: int) -> tuple[Tensor, Tensor]:
+        """The samples to gather a step's batches from; of texts the columns it needs, where the host knows the step."""
+        if self._cutter is None or self._lengths is None or isinstance(step, Tensor):
+            return self._x, self._y
+        width = self._cutter.width(self._lengths[self._places[step, :active]], self._x.shape[1])
+        return self._x[:, :width], self._y[:, :width] if self._cutter.targets else self._y
 
 
 def of_step(values: Tensor, step: int | Tensor, active: int) -> Tensor:

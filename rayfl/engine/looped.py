@@ -14,6 +14,7 @@ from rayfl.engine.memory import Memory
 from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
 from rayfl.engine.step import step_of
 from rayfl.engine.tasks import Batch, Task, begin_step, recorded_names, tells_steps
+from rayfl.engine.texts import Cutter, cutter_of
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import MethodError
 from rayfl.models.forward_pass import keys_of
@@ -37,7 +38,7 @@ def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
     take = step_of(request, task, memory)
     with _seeded(request.seed ^ request.begun, task, device):
         keys = step_keys([request], request.plan.steps, task, device)
-        for number, batch in enumerate(_batches(request, device)):
+        for number, batch in enumerate(_batches(request, device, cutter_of(task))):
             if keys is not None:
                 begin_step(task, keys[number, 0])
             take(batch, number)
@@ -70,12 +71,13 @@ def check_frozen(lent: Untouched) -> None:
         )
 
 
-def _batches(request: TrainRequest, device: torch.device) -> Iterator[Batch]:
+def _batches(request: TrainRequest, device: torch.device, cutter: Cutter | None) -> Iterator[Batch]:
     """The mini-batches; several are gathered at a time where each then lies as fresh memory would."""
     x, y = request.examples.x, request.examples.y
     bounds = request.plan.bounds
     variations = None if request.variations is None else request.variations.to(device)
     order = request.plan.order.to(device)
+    lengths = None if cutter is None else cutter.lengths(x, y)[request.plan.order]
     for first, last in _stretches(bounds, x[:1].nbytes):
         start, stop = bounds[first], bounds[last]
         index = order[start:stop]
@@ -83,7 +85,12 @@ def _batches(request: TrainRequest, device: torch.device) -> Iterator[Batch]:
         if variations is not None:
             inputs = variations.part(start, stop).applied(inputs)
         sizes = [bounds[step + 1] - bounds[step] for step in range(first, last)]
-        yield from map(Batch, torch.split(inputs, sizes), torch.split(labels, sizes))
+        parts = zip(torch.split(inputs, sizes), torch.split(labels, sizes), strict=True)
+        if cutter is None or lengths is None:
+            yield from (Batch(*part) for part in parts)
+        else:
+            own = torch.split(lengths[start:stop], sizes)
+            yield from (Batch(*cutter.cut(*part, needed)) for part, needed in zip(parts, own, strict=True))
 
 
 def _stretches(bounds: Sequence[int], row: int) -> Iterator[tuple[int, int]]:
@@ -135,10 +142,14 @@ def gradient(request: GradientRequest, task: Task, device: torch.device, pieces:
     x, y = request.examples.x, request.examples.y
     if not len(y):
         raise ValueError("a client without training samples has no gradient")
+    cutter = cutter_of(task)
+    lengths = None if cutter is None else cutter.lengths(x, y)
 
     def add(rows: Tensor) -> None:
         # index_select: fresh memory, aligned the same wherever the samples lie
         batch = Batch(x.index_select(0, rows), y.index_select(0, rows))
+        if cutter is not None and lengths is not None:
+            batch = Batch(*cutter.cut(batch.x, batch.y, lengths[rows.cpu()]))
         loss = request.objective(from_leaves(point), batch, task, request.frozen, None)
         parts = torch.autograd.grad(loss, moved, materialize_grads=True)
         torch._foreach_add_(total, list(parts), alpha=len(rows) / len(y))

@@ -23,6 +23,7 @@ from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_autograd import StackedAutograd
 from rayfl.engine.stacked_terms import StackedTerms
 from rayfl.engine.tasks import Task
+from rayfl.engine.texts import bucket, cutter_of
 from rayfl.engine.untouched import Untouched
 from rayfl.params import Tree
 
@@ -45,12 +46,6 @@ class Stack(Protocol):
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]: ...
 
 
-def bucket(count: int) -> int:
-    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, ... that is no less: less than half as many more."""
-    power = 1 << max(count - 1, 0).bit_length()
-    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
-
-
 def train(
     requests: Sequence[TrainRequest], task: Task, device: torch.device, capture: Capture | None = None
 ) -> list[Tree]:
@@ -67,7 +62,7 @@ def train(
     """
     order = sorted(range(len(requests)), key=lambda i: -requests[i].plan.steps)
     ranked = [requests[i] for i in order]
-    feed = Feed(ranked, device)
+    feed = Feed(ranked, device, cutter_of(task))
     stack = _stack_of(ranked, task, device)
     trained: list[Tree] = []
     slots: list[dict[str, dict[str, Tensor]]] = []

@@ -36,12 +36,15 @@ class ClassificationModel(nn.Module):
         channels_last: whether images of several channels are laid out channels last for it in training on a CPU:
             convolutions and pooling then read and write whole vectors of the processor. Results differ by round-off.
             The layout is passed on to its maps, of which ``view`` (in place of ``flatten``) refuses some.
+        padding: the token that fills texts up, where outputs do not change when columns at the end of a batch that hold
+            nothing else are left out, and outputs at each position are left out with them; None: all must be there.
     """
 
     head_module: str = "head"
     classifier_modules: tuple[str, ...] = ("head",)
     feature_channels: int | None = None
     channels_last: bool = False
+    padding: int | None = None
 
     def chain(self) -> tuple[str, ...]:
         """The dotted names of the linear layers, in order, where the model is no more than these on flattened inputs,
@@ -102,6 +105,7 @@ class Network:
         folds: whether it runs all clients of a stack as one batch under ``vmap``, through which autograd then goes.
         rows_per_sample: how many rows a sample makes in the products of a network that folds; else 0.
         groups: further kinds of parameters, by name of the kind.
+        padding: see :class:`ClassificationModel`.
 
     Raises:
         ModelError: the head or classifier names do not fit the model, no parameter requires a gradient, or a batch
@@ -153,6 +157,7 @@ class Network:
         self.norm_names = tuple(name for name in self._tree_names if owner_of(name) in norms)
         self.num_parameters = sum(parameter.numel() for parameter in parameters.values())
         self.feature_channels = skeleton.feature_channels
+        self.padding = skeleton.padding
         chain = skeleton.chain() if "chain" in type(skeleton).__dict__ else ()
         fixed = any(name in others for layer in chain for name in (f"{layer}.weight", f"{layer}.bias"))
         self._chain = [] if fixed else [(f"{name}.weight", f"{name}.bias") for name in chain]

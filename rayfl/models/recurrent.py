@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfl.errors import ModelError
-from rayfl.examples import InputSpec
+from rayfl.examples import InputSpec, lengths_of
 from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
 from rayfl.models.base import ClassificationModel
 from rayfl.models.lstm import StackableLSTM
@@ -51,16 +51,18 @@ class CharLSTM(Architecture):
                 "leave it out or raise it"
             )
         outputs = rows if spec.num_classes == spec.vocabulary else spec.num_classes
+        every_step = spec.target == "tokens"
         model = CharacterLSTM(
-            rows, self.embedding, self.hidden, self.layers, outputs, self.biases, every_step=spec.target == "tokens"
+            rows, self.embedding, self.hidden, self.layers, outputs, self.biases, every_step, spec.padding
         )
         return initialized(model, self.init)
 
 
 class CharacterLSTM(ClassificationModel):
-    """Embedding, stacked LSTM, and a linear layer on the last step's hidden state, which is the features.
+    """Embedding, stacked LSTM, and a linear layer on the hidden state of a text's last token, which is the features.
 
-    With ``every_step`` the features are the hidden states of all steps, shape (b, T, hidden).
+    Without ``padding`` that is the last step. With ``every_step`` the features are the hidden states of all steps,
+    shape (b, T, hidden).
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class CharacterLSTM(ClassificationModel):
         outputs: int,
         biases: Literal[0, 1, 2],
         every_step: bool = False,
+        padding: int | None = None,
     ) -> None:
         super().__init__()
+        self.padding = padding
         self._every_step = every_step
         self.embedding = nn.Embedding(vocabulary, embedding)
         kind = SingleBiasLSTM if biases == 1 else nn.LSTM
@@ -82,7 +86,12 @@ class CharacterLSTM(ClassificationModel):
 
     def features(self, x: Tensor) -> Tensor:
         steps: Tensor = self.lstm(self.embedding(x))[0]
-        return steps if self._every_step else steps[:, -1]
+        if self._every_step:
+            return steps
+        if self.padding is None:
+            return steps[:, -1]
+        last = (lengths_of(x, self.padding) - 1).clamp(min=0)
+        return steps.gather(1, last[:, None, None].expand(-1, 1, steps.shape[2]))[:, 0]
 
     def classify(self, features: Tensor) -> Tensor:
         logits: Tensor = self.head(features)

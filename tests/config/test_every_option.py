@@ -105,6 +105,10 @@ TOGETHER = {
     "ClassificationSection.thresholds": {"metrics": ["auroc"]},
     "ParquetSource.length": {"path": "rows.parquet", "tokenizer": "words"},
     "ParquetSource.vocabulary": {"path": "rows.parquet", "tokenizer": "words"},
+    "ParquetSource.padding": {"path": "rows.parquet", "kind": "tokens"},
+    "HuggingFaceSource.length": {"path": "folder", "tokenizer": "words"},
+    "HuggingFaceSource.vocabulary": {"path": "folder", "tokenizer": "words"},
+    "HuggingFaceSource.padding": {"path": "folder", "kind": "tokens"},
 }
 """What else must be given for an option to be valid."""
 
@@ -209,6 +213,8 @@ def values(annotation: Any, default: Any) -> Iterator[Any]:
         yield from (Path("other.parquet"), Path("another.parquet"))
     elif annotation is type(None):
         yield None
+    elif origin is dict:
+        yield from ({"seed": 1}, {"seed": 2})
     elif origin in (tuple, list):
         items = [list(values(argument, None)) for argument in arguments if argument is not Ellipsis]
         for first in itertools.islice(itertools.product(*items), 40):

@@ -22,7 +22,7 @@ from rayfl.models.perceptron import TwoNN
 from rayfl.randomness import RandomStreams
 
 PRESETS = paper_presets()
-OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "quickstart"} | {
+OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news", "quickstart"} | {
     f"quickstart-{task}" for task in ("regression", "multilabel", "text", "tabular")
 }
 SIZES = {"mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "emnist": 697_932, "tiny_imagenet": 100_000}

@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.data.federated import FederatedDataset
 from rayfl.errors import ConfigError, DataError, RayflError
+from rayfl.examples import SPLITS
 from rayfl.experiment.parts import Parts
+from rayfl.randomness import RandomStreams
+from tests.support import own_data
 
 BASE = {"model": "two_nn", "algorithm": "fedavg", "partition": {"name": "iid", "num_clients": 4}}
 
@@ -66,12 +70,32 @@ def test_a_whole_data_set_is_used_as_it_is() -> None:
         ("bad_classes", DataError, "num_classes is 0"),
         ("bad_labels", DataError, "y has labels from 5 to 5"),
         ("bad_clients", DataError, r"clients have the shape \(1,\)"),
+        ("bad_lengths", DataError, r"lengths: that of sample 7 \(client '3'\) is 13, but rows have 12 tokens"),
+        ("few_lengths", DataError, r"lengths have the type int64 and the shape \(119,\); .*each of the 120 texts"),
+        ("three_inputs", DataError, r"x is a tuple of 3; needed is an array, or tokens and their lengths"),
         ("absent", ConfigError, "has no 'absent'"),
     ],
 )
 def test_a_function_that_does_not_fit(name: str, error: type[RayflError], message: str) -> None:
     with pytest.raises(error, match=message):
         opened(own(name))
+
+
+def test_tokens_with_lengths_are_filled_up_with_a_token_of_their_own() -> None:
+    dataset = opened(own("texts"), partition="natural")
+    assert dataset.spec.vocabulary == 9 and dataset.spec.padding == 8
+    (tokens, lengths), *_ = own_data.texts(RandomStreams(0))
+    rows = np.concatenate([dataset.load(k)[split].x for k in range(4) for split in SPLITS])
+    assert sorted(dataset.spec.lengths(torch.from_numpy(rows)).tolist()) == sorted(lengths.tolist())
+    assert ((rows < 8).sum(1) == np.sort((rows < 8) * np.arange(1, 13), axis=1)[:, -1]).all()
+    assert np.bincount(rows[rows < 8]).tolist() == np.bincount(tokens[np.arange(12) < lengths[:, None]]).tolist()
+
+
+def test_rows_that_are_padded_on_the_left_are_named() -> None:
+    section = {"name": own("left_padded"), "vocabulary": 5}
+    (remark,) = opened(section).remarks()
+    assert remark.startswith("8 of 12 rows have the token that fills rows up before other tokens")
+    assert remark.endswith("let the function return (tokens, lengths)")
 
 
 def test_the_function_survives_a_round_trip_through_yaml(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_they_are_short() -> None:
         "hypernetwork",
         "own_asynchronous_method",
         "own_data_and_model",
+        "own_huggingface",
         "own_labels",
         "own_method",
         "own_regression",
@@ -119,3 +120,9 @@ def test_own_regression(tmp_path: Path) -> None:
 def test_own_labels_and_own_text(name: str, least: float, tmp_path: Path) -> None:
     (line,) = ran(f"{name}.py", tmp_path).splitlines()
     assert float(line.replace(",", "").split()[-1 if name == "own_text" else 3]) > least
+
+
+def test_own_huggingface(tmp_path: Path) -> None:
+    pytest.importorskip("datasets", reason="the example makes a data set of Hugging Face: needs the extra hf")
+    (line,) = [line for line in ran("own_huggingface.py", tmp_path).splitlines() if "hospitals" in line]
+    assert line.startswith("4 hospitals, personalized: ") and float(line.split()[-1]) > 0.9

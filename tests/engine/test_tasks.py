@@ -124,7 +124,7 @@ def test_several_models_predict_their_mean(task: str) -> None:
 
 
 def test_padding_is_no_part_of_a_text() -> None:
-    spec = InputSpec("tokens", (6,), 2, 9)
+    spec = InputSpec("tokens", (6,), 2, 9, padding=0)
     network = FastText(embedding=4).network(spec)
     model = network.initialize(0)
     text = torch.tensor([[3, 5, 0, 0, 0, 0], [5, 3, 3, 5, 0, 0]])

@@ -128,6 +128,13 @@ def _parquet(home: Path, folder: Path) -> None:
     pq.write_table(table, folder / "mine.parquet")
 
 
+def _reviews(home: Path, folder: Path) -> None:
+    import datasets
+
+    rows = {"text": ["a good loaf", "a bad loaf"] * 20, "label": [1, 0] * 20, "shop": list("abcdefgh") * 5}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(folder / "reviews"))
+
+
 def _devices(home: Path, folder: Path) -> None:
     with (folder / "client_device_capacity").open("wb") as file:
         pickle.dump({1: {"computation": 30.0, "communication": 5000.0}}, file)
@@ -141,6 +148,7 @@ _MAKERS: dict[str, Callable[[Path, Path], None]] = {
     r"import-\w+-raw": _sources,
     r"my_module": _modules,
     r"mine\.parquet": _parquet,
+    r"path=reviews": _reviews,
     r"client_device_capacity": _devices,
 }
 """By what a page mentions, what it needs."""

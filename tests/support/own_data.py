@@ -63,3 +63,30 @@ def bad_labels(streams: RandomStreams) -> tuple[Any, ...]:
 
 def bad_clients(streams: RandomStreams) -> tuple[Any, ...]:
     return np.zeros((4, 2), dtype=np.float32), np.zeros(4, dtype=np.int64), 2, ["ann"]
+
+
+def texts(streams: RandomStreams) -> tuple[Any, ...]:
+    """Texts of 1 to 12 tokens with their lengths, of four clients; the class is that of the first token."""
+    generator = streams.generator("texts")
+    lengths = np.where(generator.random(120) < 0.9, generator.integers(1, 5, 120), 12)
+    tokens = generator.integers(0, 8, (120, 12))
+    return (tokens, lengths), tokens[:, 0] // 4, 2, np.arange(120) % 4
+
+
+def bad_lengths(streams: RandomStreams) -> tuple[Any, ...]:
+    (tokens, lengths), y, classes, clients = texts(streams)
+    return (tokens, np.where(np.arange(120) == 7, 13, lengths)), y, classes, clients
+
+
+def few_lengths(streams: RandomStreams) -> tuple[Any, ...]:
+    (tokens, lengths), y, classes, clients = texts(streams)
+    return (tokens, lengths[1:]), y, classes, clients
+
+
+def three_inputs(streams: RandomStreams) -> tuple[Any, ...]:
+    (tokens, lengths), y, classes, clients = texts(streams)
+    return (tokens, lengths, lengths), y, classes, clients
+
+
+def left_padded(streams: RandomStreams) -> tuple[Any, ...]:
+    return np.array([[0, 0, 3], [0, 2, 1], [4, 2, 0]] * 4), np.array([0, 1, 0] * 4), 2

@@ -28,7 +28,7 @@ from rayfl.examples import InputSpec, Target
 METADATA_KEY = b"rayfl"
 VERSION = 1
 _ARROW_MAGIC = b"ARROW1"
-_LATER = ("own_test", "moments", "sha256", "target")
+_LATER = ("own_test", "moments", "sha256", "target", "padding")
 
 
 class NaturalHeader(BaseModel):
@@ -46,6 +46,7 @@ class NaturalHeader(BaseModel):
         moments: of the images' train rows, where they are known.
         sha256: of the content (:class:`rayfl.data.files.content.ContentHash`), where it is known.
         target: what is known of a sample (:data:`rayfl.examples.Target`); ``num_classes`` counts outputs.
+        padding: the token that fills rows up, if one does.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -62,11 +63,12 @@ class NaturalHeader(BaseModel):
     moments: Moments | None = None
     sha256: str | None = None
     target: Target = "class"
+    padding: int | None = None
 
     @property
     def spec(self) -> InputSpec:
         """What a model needs to know of the inputs."""
-        return InputSpec(self.input, self.shape, self.num_classes, self.vocabulary, self.target)
+        return InputSpec(self.input, self.shape, self.num_classes, self.vocabulary, self.target, self.padding)
 
     def arrow_schema(self) -> pa.Schema:
         """The file's columns, with this header in the metadata."""

@@ -9,6 +9,7 @@ from pydantic import Field
 from rayfl.data.partitions.assignment import FilePartition
 from rayfl.data.partitions.base import ClassesPartition, IIDPartition, NaturalPartition, PathologicalPartition
 from rayfl.data.partitions.dirichlet import DirichletEqualPartition, DirichletPartition, LabelAndSizePartition
+from rayfl.data.partitions.flower import FlowerPartition
 from rayfl.data.partitions.grouped import ClassGroupsPartition, PrimaryClassesPartition
 
 Partition = Annotated[
@@ -21,6 +22,7 @@ Partition = Annotated[
     | PrimaryClassesPartition
     | ClassGroupsPartition
     | NaturalPartition
-    | FilePartition,
+    | FilePartition
+    | FlowerPartition,
     Field(discriminator="name"),
 ]

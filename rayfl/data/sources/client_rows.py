@@ -64,6 +64,7 @@ def write_clients(path: Path, rows: Rows, spec: InputSpec, own_test: bool, sourc
         storage=storage_of(rows.x),
         own_test=own_test,
         target=spec.target,
+        padding=spec.padding,
         moments=None if spec.kind == "tokens" else moments_of(rows.x[train]),
         sha256=digest.hexdigest(),
     )

@@ -131,7 +131,10 @@ def _lists(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
     values = pc.list_flatten(column)
     if values.null_count:
         row = pc.index(pc.is_null(values), True).as_py() // int(lengths[0])
-        raise DataError(f"{path}: column {names[0]!r}, row {row} has a null among its values")
+        whose = owner(table, layout.client, row)
+        raise DataError(
+            f"{path}: column {names[0]!r}, row {row}{whose} has a null among its values: fill it or remove the row"
+        )
     dtype = np.uint8 if values.type == pa.uint8() else np.float32
     x: np.ndarray = values.to_numpy().astype(dtype).reshape(table.num_rows, -1)
     _refuse_infinite(path, table, x, names[0], layout.client)
@@ -154,8 +157,10 @@ def _bytes(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
     refuse_nulls(path, table, names[0], layout.client)
     lengths = pc.binary_length(column).to_numpy()
     if (other := np.flatnonzero(lengths != lengths[0])).size:
+        whose = owner(table, layout.client, int(other[0]))
         raise DataError(
-            f"{path}: column {names[0]!r}, row {other[0]} has {lengths[other[0]]} bytes, but row 0 has {lengths[0]}"
+            f"{path}: column {names[0]!r}, row {other[0]}{whose} has {lengths[other[0]]} bytes, but row 0 has "
+            f"{lengths[0]}: give all images one size"
         )
     fixed = column.cast(pa.binary(int(lengths[0])))
     chunks = [np.frombuffer(b"".join(chunk.to_pylist()), dtype=np.uint8) for chunk in fixed.chunks]
@@ -166,15 +171,20 @@ def _encoded(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tup
     """Inputs that are image files."""
     name = layout.x[0]
     images: list[bytes] = []
-    places: list[tuple[Path, int]] = []
+    places: list[tuple[Path, int, pa.Table]] = []
     for path, table in filled:
         column = table.column(name)
         if layout.kind == "files":
             column = pc.struct_field(column, "bytes")
         refuse_nulls(path, table, name, layout.client, part=column)
         images.extend(column.to_pylist())
-        places.extend((path, row) for row in range(table.num_rows))
-    x = decode_images(len(images), images.__getitem__, lambda i: f"{places[i][0]}: column {name!r}, row {places[i][1]}")
+        places.extend((path, row, table) for row in range(table.num_rows))
+
+    def place(image: int) -> str:
+        path, row, table = places[image]
+        return f"{path}: column {name!r}, row {row}{owner(table, layout.client, row)}"
+
+    x = decode_images(len(images), images.__getitem__, place)
     if shape not in (None, x.shape[1:]):
         raise DataError(f"dataset.shape is {list(shape or ())}, but the images have {list(x.shape[1:])}; leave it out")
     return x

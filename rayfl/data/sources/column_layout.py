@@ -35,6 +35,7 @@ class Wanted:
         tokenizer: of texts; see :mod:`rayfl.data.sources.column_texts`.
         length: tokens of a text.
         vocabulary: number of tokens.
+        padding: of lists of tokens, the one that fills them up.
         missing: what becomes of missing numbers.
         named: whether the columns are a table's, whatever their types.
     """
@@ -48,6 +49,7 @@ class Wanted:
     tokenizer: str | None = None
     length: int | None = None
     vocabulary: int | None = None
+    padding: int | None = 0
     missing: Missing = "error"
     named: bool = False
 
@@ -75,7 +77,9 @@ def find_layout(path: Path, schema: pa.Schema, wanted: Wanted) -> Layout:
         given = (wanted.x,) if isinstance(wanted.x, str) else wanted.x
         return _named_inputs(path, schema, given, Layout((), "table", y, client, split), wanted)
     if wanted.of_texts:
-        return _texts(path, schema, _text_column(path, schema), Layout((), "texts", y, client, split), wanted)
+        return _texts(
+            path, schema, _text_column(path, schema, wanted.tokens), Layout((), "texts", y, client, split), wanted
+        )
     x = _column(path, schema, "x", AUTO, _INPUTS)
     taken = {x, *y, client, split}
     others = [field for field in schema if _PREFIX.fullmatch(field.name) and field.name not in taken]
@@ -92,6 +96,7 @@ def find_layout(path: Path, schema: pa.Schema, wanted: Wanted) -> Layout:
         raise DataError(
             f"{path} has no column x or image, nor numeric columns whose names begin with x, only "
             f"{', '.join(schema.names)}; name the inputs with dataset.x"
+            + (", or, to read the column text, set dataset.tokenizer" if "text" in schema.names else "")
         )
     if wanted.named:
         return Layout(tuple(_in_order([field.name for field in others])), "table", y, client, split)
@@ -100,12 +105,16 @@ def find_layout(path: Path, schema: pa.Schema, wanted: Wanted) -> Layout:
     return Layout(tuple(_in_order([field.name for field in others])), "numbers", y, client, split)
 
 
-def _text_column(path: Path, schema: pa.Schema) -> str:
-    found = [name for name in ("text", "x") if name in schema.names]
+def _text_column(path: Path, schema: pa.Schema, tokens: bool) -> str:
+    names = ("tokens", "input_ids", "x") if tokens else ("text", "x")
+    found = [name for name in names if name in schema.names]
     if not found:
         raise DataError(
-            f"{path} has no column text or x, only {', '.join(schema.names)}; name the texts with dataset.x"
+            f"{path} has no column {' or '.join(names)}, only {', '.join(schema.names)}; name the "
+            f"{'tokens' if tokens else 'texts'} with dataset.x"
         )
+    if len(found) > 1:
+        raise DataError(f"{path} has columns {' and '.join(found)}; say which is meant with dataset.x")
     return found[0]
 
 

@@ -48,6 +48,7 @@ def read_table(
         DataError: naming file, column, row, client and the fix.
     """
     parts, titles, categories, gaps = list[np.ndarray](), list[str](), list[int](), list[int]()
+    groups = list[int]()
     for name in names:
         columns = [table.column(name) for _, table in filled]
         if missing == "error":
@@ -55,6 +56,7 @@ def read_table(
         if is_category(columns[0].type):
             found, values = _categories(filled, name)
             categories += range(len(titles), len(titles) + len(values))
+            groups.append(len(values))
             titles += [f"{name}={value}" for value in values]
         else:
             found = np.concatenate([_numbers(path, table, name, client) for path, table in filled])[:, np.newaxis]
@@ -62,7 +64,7 @@ def read_table(
                 gaps.append(len(titles))
             titles.append(name)
         parts.append(found)
-    return np.concatenate(parts, axis=1), TableColumns(tuple(titles), tuple(categories), tuple(gaps))
+    return np.concatenate(parts, axis=1), TableColumns(tuple(titles), tuple(categories), tuple(gaps), tuple(groups))
 
 
 def _refuse_missing(filled: Sequence[tuple[Path, pa.Table]], name: str, client: str | None) -> None:

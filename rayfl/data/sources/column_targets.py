@@ -96,11 +96,10 @@ def _classes(path: Path, table: pa.Table, name: str, client: str | None, any_int
     column = table.column(name)
     if not pa.types.is_integer(column.type):
         numbers = pa.types.is_floating(column.type)
-        fix = "; to predict numbers set task=regression" if numbers else "; for several labels set task=multilabel"
-        raise DataError(
-            f"{path}: column {name!r} has the type {column.type}; labels are integers from 0"
-            + (fix if numbers or pa.types.is_nested(column.type) else "")
-        )
+        fix = ": number the classes (class_encode_column does it for data sets of Hugging Face)"
+        if numbers or pa.types.is_nested(column.type):
+            fix = "; to predict numbers set task=regression" if numbers else "; for several labels set task=multilabel"
+        raise DataError(f"{path}: column {name!r} has the type {column.type}; labels are integers from 0{fix}")
     refuse_nulls(path, table, name, client, _FIX)
     labels: np.ndarray = column.to_numpy().astype(np.int64)
     if len(labels) and labels.min() < 0 and not any_integers:

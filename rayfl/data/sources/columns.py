@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +14,8 @@ from rayfl.data.sources.column_inputs import Layout, read_inputs, refuse_nulls
 from rayfl.data.sources.column_layout import AUTO, Wanted, find_layout, unused
 from rayfl.data.sources.column_tables import read_table
 from rayfl.data.sources.column_targets import read_targets
-from rayfl.data.sources.column_texts import PADDING, read_texts
-from rayfl.data.sources.table_files import TableFile
+from rayfl.data.sources.column_texts import TextOptions, read_texts
+from rayfl.data.sources.table_files import NamedTable
 from rayfl.data.tables import TableColumns
 from rayfl.errors import DataError
 from rayfl.examples import InputSpec, Target
@@ -36,6 +37,9 @@ class Rows:
         vocabulary: number of tokens; 0 without.
         cut: how many texts were longer than they may be.
         table: what the columns of a table are; None of other inputs.
+        padding: the token that fills rows up; None where none does.
+        inner: how many texts have that token before others.
+        known_classes: how many classes the file says there are.
     """
 
     x: np.ndarray
@@ -48,6 +52,9 @@ class Rows:
     vocabulary: int = 0
     cut: int = 0
     table: TableColumns | None = None
+    padding: int | None = None
+    inner: int = 0
+    known_classes: int | None = None
 
     def spec(self, num_classes: int, target: Target) -> InputSpec:
         """What a model must know of them.
@@ -57,14 +64,17 @@ class Rows:
             target: what is learned.
         """
         outputs = {"class": num_classes, "tokens": self.vocabulary}.get(target) or int(self.y.shape[-1])
-        return InputSpec("tokens" if self.vocabulary else "image", self.x.shape[1:], outputs, self.vocabulary, target)
+        kind: Literal["image", "tokens"] = "tokens" if self.vocabulary else "image"
+        return InputSpec(kind, self.x.shape[1:], outputs, self.vocabulary, target, self.padding)
 
 
-def read_rows(paths: Sequence[Path], wanted: Wanted, shape: tuple[int, ...] | None, renumbered: bool = False) -> Rows:
-    """All rows of some files with the same columns, in the order of the files.
+def read_rows(
+    tables: Sequence[NamedTable], wanted: Wanted, shape: tuple[int, ...] | None, renumbered: bool = False
+) -> Rows:
+    """All rows of some tables with the same columns, in their order.
 
     Args:
-        paths: the files.
+        tables: the tables.
         wanted: their columns.
         shape: shape of an input; None takes encoded images and lists as they are.
         renumbered: whether the labels, any integers, are numbered from 0 by their rank.
@@ -72,29 +82,40 @@ def read_rows(paths: Sequence[Path], wanted: Wanted, shape: tuple[int, ...] | No
     Raises:
         DataError: naming file, column and, counted from 0, row.
     """
-    tables, layouts, left = [], [], dict[str, None]()
-    for path in paths:
-        file = TableFile(path)
-        layouts.append(find_layout(path, file.schema, wanted))
+    parts, layouts, left = [], [], dict[str, None]()
+    for file in tables:
+        layouts.append(find_layout(file.path, file.schema, wanted))
         if layouts[-1] != layouts[0]:
-            raise DataError(f"{path}: the columns are not those of {paths[0]} ({layouts[-1]}, {layouts[0]})")
-        tables.append(file.read(layouts[0].names))
+            raise DataError(f"{file.path}: the columns are not those of {tables[0].path} ({layouts[-1]}, {layouts[0]})")
+        parts.append(file.read(layouts[0].names))
         left |= dict.fromkeys(unused(file.schema, layouts[0]) if wanted.x == AUTO else ())
-    if not any(table.num_rows for table in tables):
-        raise DataError(f"{', '.join(map(str, paths))}: no rows")
+    if not any(part.num_rows for part in parts):
+        raise DataError(f"{', '.join(str(file.path) for file in tables)}: no rows")
     layout = layouts[0]
-    filled = [(path, table) for path, table in zip(paths, tables, strict=True) if table.num_rows]
+    filled = [(file.path, part) for file, part in zip(tables, parts, strict=True) if part.num_rows]
     clients, splits = _names(filled, layout.client), _splits(filled, layout.split)
+    known = tables[0].classes.get(layout.y[0]) if layout.y else None
     if layout.kind in ("texts", "tokens"):
-        return _of_texts(filled, layout, wanted, clients, splits)
+        return replace(_of_texts(filled, layout, wanted, clients, splits), known_classes=known)
     columns = None
     if layout.kind == "table":
         x, columns = read_table(filled, layout.x, layout.client, wanted.missing)
     else:
-        x = read_inputs(filled, layout, shape)
+        x = read_inputs(filled, layout, shape or _shape(tables, layout.x[0]))
     y, count = _targets(filled, layout, wanted, renumbered)
     integers = layout.kind == "lists" and _of_integers(filled[0][1].schema.field(layout.x[0]).type)
-    return Rows(x, y, clients, splits, integers, count, tuple(left), table=columns)
+    return Rows(x, y, clients, splits, integers, count, tuple(left), table=columns, known_classes=known)
+
+
+def _shape(tables: Sequence[NamedTable], name: str) -> tuple[int, ...] | None:
+    """The shape that all tables know a column's values to have; None where they know none."""
+    first = tables[0].shapes.get(name)
+    for table in tables:
+        if (other := table.shapes.get(name)) != first:
+            raise DataError(
+                f"{table.path}: column {name!r} has arrays of the shape {other}, but {tables[0].path} has {first}"
+            )
+    return first
 
 
 def _targets(
@@ -120,15 +141,24 @@ def _of_texts(
     training = np.ones(count, dtype=bool) if splits is None else splits == "train"
     following = wanted.target == "tokens"
     length = wanted.length + 1 if following and wanted.length is not None else wanted.length
-    tokenizer = None if layout.kind == "tokens" else wanted.tokenizer
-    x, vocabulary, cut = read_texts(filled, layout.x[0], layout.client, training, tokenizer, length, wanted.vocabulary)
+    choice = TextOptions(
+        None if layout.kind == "tokens" else wanted.tokenizer, length, wanted.vocabulary, wanted.padding
+    )
+    found = read_texts(filled, layout.x[0], layout.client, training, choice)
+    about: dict[str, Any] = {
+        "vocabulary": found.vocabulary,
+        "cut": found.cut,
+        "padding": found.padding,
+        "inner": found.inner,
+    }
     if following:
-        if x.shape[1] < 2:
+        if found.x.shape[1] < 2:
             raise DataError(f"{filled[0][0]}: column {layout.x[0]!r} has no text of two tokens: none has a next one")
-        y = np.where(x[:, 1:] == PADDING, IGNORED, x[:, 1:])
-        return Rows(x[:, :-1], y, clients, splits, False, 0, vocabulary=vocabulary, cut=cut)
+        asked = np.arange(1, found.x.shape[1]) < found.lengths[:, np.newaxis]
+        y = np.where(asked, found.x[:, 1:], IGNORED)
+        return Rows(found.x[:, :-1], y, clients, splits, False, 0, **about)
     y, labels = _targets(filled, layout, wanted, renumbered=False)
-    return Rows(x, y, clients, splits, False, labels, vocabulary=vocabulary, cut=cut)
+    return Rows(found.x, y, clients, splits, False, labels, **about)
 
 
 def _of_integers(kind: pa.DataType) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -12,8 +13,9 @@ from pydantic import Field
 
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.base import LABELS, Labels, Samples, Source
-from rayfl.data.sources.remarks import remarks_on
+from rayfl.data.sources.remarks import Remark, on_texts, remarks_on
 from rayfl.data.sources.targets import WANTED, Wanted, as_targets, count_of
+from rayfl.data.sources.tokenizers import PADDING
 from rayfl.errors import DataError, RayflError, text_of
 from rayfl.examples import InputSpec, Target
 from rayfl.naming.objects import import_object, names_an_object
@@ -28,8 +30,10 @@ class CustomSource(Source):
     called ``seed``, with the experiment's seed) in every process, and must return the same every time: arrays
     (x, y, num_classes), (x, y, num_classes, clients), a :class:`~rayfl.data.sources.base.Samples`, or a
     :class:`~rayfl.data.federated.FederatedDataset`. x is float32, or uint8 standing for x / 255, of shape (N, ...), or
-    int32 or int64 for tokens, of shape (N, T), padded with 0; y are integers of shape (N,), and what other tasks learn
-    from (``target``); clients are N names or numbers. Of several labels and of numbers num_classes may be None.
+    int32 or int64 for tokens, of shape (N, T), padded with 0, or a pair of tokens and lengths, integers of shape (N,),
+    where 0 is a token, too, and what is behind a text's length is not looked at; y are integers of shape (N,), and what
+    other tasks learn from (``target``); clients are N names or numbers. Of several labels and of numbers num_classes
+    may be None.
     """
 
     name: Literal["custom"] = Field(default="custom", description="Your own function.")
@@ -82,8 +86,13 @@ class CustomSource(Source):
     def _samples(self, x: Any, y: Any, num_classes: Any, clients: Any = None) -> Samples:
         whose = f"dataset {self.function}"
         target: Target = "class" if self.target == "auto" else self.target
+        lengths = None
+        if isinstance(x, tuple):
+            if len(x) != 2:
+                raise DataError(f"{whose}: x is a tuple of {len(x)}; needed is an array, or tokens and their lengths")
+            x, lengths = x
         x, y = (value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value) for value in (x, y))
-        said = self.vocabulary is not None or target == "tokens"
+        said = self.vocabulary is not None or target == "tokens" or lengths is not None
         tokens = said and x.ndim == 2 and x.dtype in (np.int32, np.int64)
         if x.ndim < 2 or (x.dtype not in (np.uint8, np.float32, np.float64) and not tokens):
             raise DataError(
@@ -102,13 +111,38 @@ class CustomSource(Source):
                 x = x.astype(np.float32)
         self._check_finite(x, names)
         spec = InputSpec("image", x.shape[1:], count, target=target)
+        remarks: Callable[[], Sequence[Remark]] = tuple
         if tokens:
-            spec = InputSpec("tokens", x.shape[1:], count, self._vocabulary(x), target)
+            x, vocabulary, padding = self._tokens(x, lengths, names)
+            spec = InputSpec("tokens", x.shape[1:], count, vocabulary, target, padding)
+            remarks = partial(_on_rows, x, padding)
         if target != "class":
-            return Samples(x, y, spec, names)
+            return Samples(x, y, spec, names, remarks=remarks)
         y = self._numbered(y, count)
-        remarks = tuple if tokens else partial(remarks_on, x, y, count, counted=False, integers=False)
+        if not tokens:
+            remarks = partial(remarks_on, x, y, count, counted=False, integers=False)
         return Samples(x, y, spec, names, remarks=remarks)
+
+    def _tokens(self, x: np.ndarray, lengths: Any, names: np.ndarray | None) -> tuple[np.ndarray, int, int]:
+        """Rows that are filled up, how many distinct tokens there are then, and the one that fills up."""
+        if lengths is None:
+            return x, self._vocabulary(x), PADDING
+        lengths = lengths.numpy() if isinstance(lengths, torch.Tensor) else np.asarray(lengths)
+        whose = f"dataset {self.function}: lengths"
+        if lengths.dtype.kind not in "iu" or lengths.shape != x.shape[:1]:
+            raise DataError(
+                f"{whose} have the type {lengths.dtype} and the shape {lengths.shape}; needed is an integer for each "
+                f"of the {len(x)} texts"
+            )
+        wrong = np.flatnonzero((lengths < 0) | (lengths > x.shape[1]))
+        if wrong.size:
+            owner = "" if names is None else f" (client {str(names[wrong[0]])!r})"
+            raise DataError(
+                f"{whose}: that of sample {wrong[0]}{owner} is {lengths[wrong[0]]}, but rows have {x.shape[1]} tokens"
+            )
+        within = np.arange(x.shape[1]) < lengths[:, np.newaxis]
+        count = self._vocabulary(np.where(within, x, 0))
+        return np.where(within, x, count), count + 1, count
 
     def _vocabulary(self, x: np.ndarray) -> int:
         least, most = (int(x.min()), int(x.max())) if x.size else (0, 0)
@@ -138,6 +172,12 @@ class CustomSource(Source):
                 f"dataset {self.function}: num_classes is {num_classes}, but there are {len(present)} different labels"
             )
         return numbers.astype(np.int64)
+
+
+def _on_rows(x: np.ndarray, padding: int) -> list[Remark]:
+    tokens = x != padding
+    lengths = (tokens * np.arange(1, x.shape[1] + 1)).max(axis=1)
+    return on_texts(0, int((tokens.sum(1) < lengths).sum()), x.shape, "let the function return (tokens, lengths)")
 
 
 def _wants_seed(function: Any) -> bool:

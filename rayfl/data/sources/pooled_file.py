@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ from rayfl.examples import InputSpec, Target
 
 VERSION = 1
 _HASHED_ROWS = 8192
-_LATER = ("target", "input", "vocabulary")
+_LATER = ("target", "input", "vocabulary", "padding")
 
 Part = Literal["train", "test", "both"]
 
@@ -63,6 +63,7 @@ class PooledHeader(BaseModel):
         target: what is known of a sample (:data:`rayfl.examples.Target`); ``num_classes`` counts outputs.
         input: ``image`` or ``tokens``.
         vocabulary: number of distinct tokens; 0 for images.
+        padding: the token that fills rows up, if one does.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -79,11 +80,12 @@ class PooledHeader(BaseModel):
     target: Target = "class"
     input: Literal["image", "tokens"] = "image"
     vocabulary: int = 0
+    padding: int | None = None
 
     @property
     def spec(self) -> InputSpec:
         """What a model needs to know of the inputs."""
-        return InputSpec(self.input, self.shape, self.num_classes, self.vocabulary, self.target)
+        return InputSpec(self.input, self.shape, self.num_classes, self.vocabulary, self.target, self.padding)
 
     def arrow_schema(self) -> pa.Schema:
         """The file's columns, with this header in the metadata."""
@@ -219,7 +221,7 @@ def write_pooled(
         parts={name: PartHeader(rows=len(y), moments=moments_of(x)) for name, (x, y) in parts.items()},
         source=source,
         sha256=digest.hexdigest(),
-        **({} if spec is None else {"target": spec.target, "input": spec.kind, "vocabulary": spec.vocabulary}),
+        **_beyond_images(spec),
     )
     schema = header.arrow_schema()
     values = pa.array(np.ascontiguousarray(x).reshape(-1).astype(header.storage, copy=False))
@@ -230,3 +232,9 @@ def write_pooled(
     with new_file(destination) as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
     return header
+
+
+def _beyond_images(spec: InputSpec | None) -> dict[str, Any]:
+    if spec is None:
+        return {}
+    return {"target": spec.target, "input": spec.kind, "vocabulary": spec.vocabulary, "padding": spec.padding}

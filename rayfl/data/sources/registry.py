@@ -6,10 +6,12 @@ from typing import Annotated, Union
 
 from pydantic import BeforeValidator, Field
 
+from rayfl.data.sources.ag_news import AgNewsSource
 from rayfl.data.sources.cifar import Cifar10Source, Cifar100Source
 from rayfl.data.sources.custom import CustomSource, data_named_by_object
 from rayfl.data.sources.digits import DigitsSource
 from rayfl.data.sources.emnist import EmnistSource
+from rayfl.data.sources.huggingface import HuggingFaceSource
 from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticTextSource
 from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.parquet import ParquetSource
@@ -29,11 +31,13 @@ DatasetConfig = Annotated[
         Cifar10Source,
         Cifar100Source,
         TinyImageNetSource,
+        AgNewsSource,
         LeafSource,
         SyntheticSource,
         SyntheticLabelsSource,
         SyntheticTextSource,
         ParquetSource,
+        HuggingFaceSource,
         CustomSource,
     ],
     Field(discriminator="name"),

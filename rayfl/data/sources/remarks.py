@@ -44,6 +44,29 @@ def remarks_on(
     return found if x.dtype == np.uint8 or not x.size else [*found, *_on_inputs(x, integers)]
 
 
+def on_texts(cut: int, inner: int, shape: Sequence[int], fix: str = "say so with dataset.padding") -> list[Remark]:
+    """Names texts that are not read as they are.
+
+    Args:
+        cut: how many were cut.
+        inner: how many have the token that fills up before other tokens.
+        shape: of all texts: how many, and their tokens.
+        fix: what says that another token fills up, or none.
+    """
+    found = []
+    if cut:
+        text = f"{cut} of {shape[0]} texts are longer than {shape[1]} tokens and were cut: raise dataset.length to keep"
+        found.append(Remark(f"{text} them whole"))
+    if inner:
+        found.append(
+            Remark(
+                f"{inner} of {shape[0]} rows have the token that fills rows up before other tokens, and there it is a "
+                "token like them: rows are filled up on the right; if another token fills them up, or none does, " + fix
+            )
+        )
+    return found
+
+
 def on_columns(unused: Sequence[str]) -> list[Remark]:
     """Names columns of numbers that were left out; nothing where there are none."""
     if not unused:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.csv
@@ -12,6 +13,34 @@ import pyarrow.parquet as pq
 from rayfl.errors import DataError
 
 _CSV = (".csv", ".tsv")
+
+
+class NamedTable(Protocol):
+    """Rows with named columns.
+
+    Attributes:
+        path: where they are, for messages.
+        schema: the columns.
+        classes: by column, how many classes it is known to tell apart.
+        shapes: by column of lists, the shape that these lists have.
+    """
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def schema(self) -> pa.Schema: ...
+    @property
+    def classes(self) -> Mapping[str, int]: ...
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        """Some columns of all rows.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        ...
 
 
 class TableFile:
@@ -24,10 +53,13 @@ class TableFile:
         DataError: no such file, or one that cannot be read.
     """
 
+    classes: Mapping[str, int] = {}
+    shapes: Mapping[str, tuple[int, ...]] = {}
+
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise DataError(f"dataset.path: {path} does not exist")
-        self._path = path
+        self.path = path
         kind = "CSV" if path.suffix.lower() in _CSV else "Parquet"
         try:
             if kind == "CSV":
@@ -40,15 +72,11 @@ class TableFile:
             raise DataError(f"dataset.path: {path} is not a readable {kind} file: {str(error).strip()}") from error
 
     def read(self, names: Sequence[str]) -> pa.Table:
-        """Some columns of all rows.
-
-        Raises:
-            DataError: they cannot be read.
-        """
+        """See :class:`NamedTable`."""
         try:
             return self._file.read(columns=list(names)) if self._table is None else self._table.select(list(names))
         except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{self._path} cannot be read: {str(error).strip()}") from error
+            raise DataError(f"{self.path} cannot be read: {str(error).strip()}") from error
 
 
 def _read_csv(path: Path) -> pa.Table:

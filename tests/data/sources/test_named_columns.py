@@ -17,6 +17,7 @@ import pytest
 import torch
 from sklearn.preprocessing import StandardScaler
 
+import rayfl
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.transform import TransformConfig
 from rayfl.data.opening import open_dataset
@@ -26,8 +27,9 @@ from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.sources.official import open_official_test
 from rayfl.data.sources.parquet import ParquetSource
-from rayfl.errors import ConfigError, DataError
+from rayfl.errors import ConfigError, DataError, ModelError
 from rayfl.metrics.language import IGNORED
+from rayfl.models.perceptron import TabularMLP
 from rayfl.randomness import RandomStreams
 
 AGES = [30.0, 40.0, 50.0, 60.0, 35.0, 45.0, 55.0, 65.0, 20.0, 80.0, 25.0, 75.0]
@@ -93,6 +95,27 @@ def test_named_columns_are_numbers_and_categories(own: Callable[..., dict[str, A
     train = dataset.load(0)["train"]
     assert torch.equal(train.x[0], torch.tensor([30.0, 20.0, 1.0, 0.0, 0.0, 1.0]))
     assert set(train.y.tolist()) <= {0, 1}
+
+
+def test_embeddings_of_categories_are_those_of_a_lookup_and_of_unknown_values_zero(
+    own: Callable[..., dict[str, Any]],
+) -> None:
+    changes = {"sex": ["f", "m", "x"] * 4, "split": ["train", "train", "test"] * 4}  # x is in no training row
+    dataset = opened(own(changes=changes, x=["sex", "age", "smokes"], y="outcome"), test=None, validation=0)
+    assert dataset.spec.categories == ((0, 3), (4, 2))
+    network = TabularMLP(hidden=(4,), embedding=5).network(dataset.spec)
+    assert network.vectorizable
+    model = network.initialize(0)
+    sex, smokes = model["embeddings.tables.0"], model["embeddings.tables.1"]
+    assert sex.shape == (3, 5) and smokes.shape == (2, 5)
+    layer = model["hidden.0.weight"], model["hidden.0.bias"]
+    for split, vectors in (("train", sex[[0, 1, 0]]), ("test", torch.zeros(1, 5))):
+        x = dataset.load(0)[split].x
+        smoking = smokes[x[:, 5].long()]
+        expected = torch.cat([vectors[: len(x)], smoking, x[:, 3:4]], dim=1) @ layer[0].T + layer[1]
+        torch.testing.assert_close(network.features(model, x), expected.relu())
+    with pytest.raises(ModelError, match=r"tabular_mlp needs a table with categorical columns .* option embedding"):
+        TabularMLP(embedding=5).network(opened(own(x=["age", "bmi"], y="outcome")).spec)
 
 
 @pytest.mark.parametrize("pooled", [False, True])
@@ -208,43 +231,73 @@ def test_words_are_tokens_learned_from_the_training_rows(own: Callable[..., dict
     assert any("3 of 12 texts are longer than 4 tokens" in remark for remark in dataset.remarks())
 
 
-class Pieces:
-    """Stands in for the library tokenizers: three tokens, by the length of a word."""
-
-    class Tokenizer:
-        """One of its tokenizers."""
-
-        @classmethod
-        def from_file(cls, path: str) -> Pieces.Tokenizer:
-            if "damaged" in Path(path).read_text():
-                raise Exception("expected value at line 1")  # what the library raises
-            return cls()
-
-        def get_vocab_size(self) -> int:
-            return 3
-
-        def encode_batch(self, texts: list[str]) -> list[SimpleNamespace]:
-            return [SimpleNamespace(ids=[min(len(word), 3) - 1 for word in text.split()]) for text in texts]
+def saved_tokenizer(folder: Path, padding: bool = False, special: bool = False, **more: Any) -> Any:
+    """A tokenizer of three words in a folder, as the library writes it."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra hf")
+    words = {"cat": 0, "dog": 1, "sat": 2, "[UNK]": 3} | ({"[PAD]": 4, "[SEP]": 5} if padding or special else {})
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    if special:
+        made.post_processor = tokenizers.processors.TemplateProcessing("$A [SEP]", special_tokens=[("[SEP]", 5)])
+    folder.mkdir(exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    return made
 
 
-def test_a_tokenizer_from_a_folder(own: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_tokenizer_from_a_folder_keeps_its_numbers(
+    own: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: Any
+) -> None:
     folder = tmp_path / "tokenizer"
-    folder.mkdir()
-    (folder / "tokenizer.json").write_text("{}")
+    saved_tokenizer(folder)
     section = own(x="note", y="outcome", tokenizer=str(folder), length=6)
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(DataError, match=r"needs the package tokenizers: pip install tokenizers"):
-        opened(section)
-    monkeypatch.setitem(sys.modules, "tokenizers", Pieces)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tokenizers", None)
+        with pytest.raises(DataError, match=r"needs the package tokenizers: pip install 'rayfl\[hf\]'"):
+            opened(section)
     dataset = opened(section)
-    assert dataset.spec.vocabulary == 4  # padding is one more
-    assert dataset.load(0)["train"].x.tolist()[1] == [1, 3, 3, 2, 3, 3]
-    assert dataset.load(0)["train"].x.tolist()[2] == [3, 0, 0, 0, 0, 0]
-    with pytest.raises(DataError, match=r"dataset.vocabulary is 9, but .*tokenizer.json has 4 tokens"):
+    assert dataset.spec.vocabulary == 5 and dataset.spec.padding == 4  # after all others
+    assert dataset.load(0)["train"].x.tolist()[1:] == [[3, 1, 2, 3, 3, 0], [0, 4, 4, 4, 4, 4]]
+    with pytest.raises(DataError, match=r"dataset.vocabulary is 9, but .*tokenizer.json has 5 tokens"):
         opened({**section, "vocabulary": 9})
     (folder / "tokenizer.json").write_text("damaged")
     with pytest.raises(DataError, match=r"tokenizer.json is no tokenizer of the library tokenizers: expected value"):
         opened(section)
+
+
+def test_a_tokenizers_own_padding_ends_and_lengths(own: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """What a file says of lengths cuts nothing; what ends a text stays where it is cut."""
+    folder = tmp_path / "tokenizer"
+    made = saved_tokenizer(folder, special=True)
+    made.enable_truncation(2)
+    made.enable_padding(pad_id=4, pad_token="[PAD]", length=9)
+    made.save(str(folder / "tokenizer.json"))
+    section = own(x="note", y="outcome", tokenizer=str(folder / "tokenizer.json"))
+    whole = opened(section)
+    assert whole.spec.vocabulary == 6 and whole.spec.padding == 4
+    assert whole.load(0)["train"].x.tolist()[1:] == [[3, 1, 2, 3, 3, 0, 5], [0, 5, 4, 4, 4, 4, 4]]
+    cut = opened({**section, "length": 3})
+    assert cut.load(0)["train"].x.tolist()[1:] == [[3, 1, 5], [0, 5, 4]]
+    assert any("6 of 12 texts are longer than 3 tokens" in remark for remark in cut.remarks())
+    with pytest.raises(DataError, match=r"dataset.length is 1, but .*tokenizer.json adds 1 tokens to every text"):
+        opened({**section, "length": 1})
+    made.no_padding()
+    made.save(str(folder / "tokenizer.json"))
+    assert opened(section).spec.padding == 4  # [PAD] by its name
+    (folder / "tokenizer_config.json").write_text('{"pad_token": {"content": "[SEP]"}}')
+    assert opened({**section, "length": 8}).spec.padding == 5
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DataError, match=r"tokenizer_config.json is not readable JSON"):
+        opened({**section, "length": 9})
+
+
+def test_words_as_torchtext_cuts_them() -> None:
+    from rayfl.data.sources.tokenizers import tokenized
+
+    text = 'It\'s "New" (really): 3.5!<br />Is it; no?'
+    found = tokenized([text], "basic_english", np.ones(1, dtype=bool), None, None)
+    words = ["it", "'", "s", "new", "(", "really", ")", "3", ".", "5", "!", "is", "it", "no", "?"]
+    assert len(found.rows[0]) == len(words) and found.vocabulary == 2 + len(set(words))
+    assert [found.rows[0][i] == found.rows[0][0] for i in range(len(words))] == [word == "it" for word in words]
 
 
 def test_texts_of_which_the_next_token_is_learned(own: Callable[..., dict[str, Any]]) -> None:
@@ -263,9 +316,32 @@ def test_lists_of_tokens(tmp_path: Path) -> None:
     section = {"path": tmp_path / "rows.parquet", "root": tmp_path, "kind": "tokens"}
     dataset = opened(section, test=0, validation=0)
     assert dataset.load(0)["train"].x.tolist() == [[3, 1, 2, 0], [4, 0, 0, 0], [1, 1, 1, 1]]
-    assert dataset.spec.vocabulary == 5
-    with pytest.raises(DataError, match=r"tokens from 1 to 4.*below dataset.vocabulary=4"):
+    assert dataset.spec.vocabulary == 5 and dataset.spec.padding == 0
+    assert not dataset.remarks()
+    own = opened({**section, "padding": None}, test=0, validation=0)
+    assert own.load(0)["train"].x.tolist() == [[3, 1, 2, 5], [4, 5, 5, 5], [1, 1, 1, 1]]
+    assert own.spec.vocabulary == 6 and own.spec.padding == 5
+    (remark,) = opened({**section, "padding": 1}, test=0, validation=0).remarks()
+    assert remark.startswith("1 of 3 rows have the token that fills rows up before other tokens")
+    with pytest.raises(
+        DataError, match=r"column 'x', row 1 \(client 'a'\) has the token 4; .*below dataset.vocabulary=4"
+    ):
         opened({**section, "vocabulary": 4})
+
+
+def test_embeddings_are_the_same_looped_and_stacked(own: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    settings = {
+        "dataset": {"name": "parquet", **own(x=INPUTS, y="outcome", standardize="global")},
+        "model": {"name": "tabular_mlp", "hidden": [4], "embedding": 2},
+        "algorithm": "fedper",
+        "train": {"rounds": 2, "clients_per_round": 3, "local_epochs": 2, "batch_size": 2, "lr": 0.1},
+        "tracking": {"tensorboard": False},
+    }
+    losses = []
+    for mode in ("looped", "vectorized"):
+        folder = {"cluster.backend": "inline", "storage_path": str(tmp_path), "name": mode, "engine.mode": mode}
+        losses.append(np.array(rayfl.run(settings, **folder).clients["loss"]).astype(float))
+    np.testing.assert_allclose(*losses, rtol=1e-5, atol=1e-6)
 
 
 def changed(column: str, row: int, value: Any) -> dict[str, list[Any]]:
@@ -354,6 +430,7 @@ def test_what_is_wrong_is_said_by_file_column_client_and_fix(
     ("options", "words"),
     [
         ({"length": 3}, "length is for texts"),
+        ({"padding": 3}, "padding is for lists of tokens"),
         ({"tokenizer": "words", "kind": "tokens"}, "leave one out"),
         ({"tokenizer": "words", "standardize": "global"}, "standardize is for numbers"),
         ({"labels": "renumbered", "target": "values"}, "labels=renumbered is for classes"),

@@ -1,0 +1,175 @@
+"""Sources whose samples are rows of named columns."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rayfl.data.sources.base import LABELS, Labels, NaturalPath, Samples
+from rayfl.data.sources.column_layout import AUTO, Wanted
+from rayfl.data.sources.column_tables import Missing
+from rayfl.data.sources.columns import Rows, read_rows
+from rayfl.data.sources.copied import CopiedSource
+from rayfl.data.sources.pooled_file import Part
+from rayfl.data.sources.remarks import Remark, on_columns, on_texts, remarks_on
+from rayfl.data.sources.table_files import NamedTable
+from rayfl.data.sources.targets import WANTED
+from rayfl.data.sources.targets import Wanted as TargetOption
+from rayfl.data.sources.tokenizers import tokenizer_file
+from rayfl.data.tables import Standardize, TableColumns, TableOptions
+from rayfl.errors import DataError
+from rayfl.examples import Target
+
+_YOUNGER = ("labels", "kind", "tokenizer", "length", "vocabulary", "missing", "padding")
+
+
+class ColumnSource(CopiedSource):
+    """What sources of rows with named columns have in common: which columns are what, and what is done to them."""
+
+    x: str | tuple[str, ...] = Field(
+        default=AUTO,
+        description="Column of the inputs, or several with a number or a category (text, true and false) each, in "
+        "their order; auto: x, image, img, or all x... columns, which must be numbers; of texts: text or x; of tokens: "
+        "tokens, input_ids or x.",
+    )
+    y: str | tuple[str, ...] = Field(
+        default=AUTO,
+        description="Column of the labels, integers from 0; of several labels and of numbers also several columns, or "
+        "one of lists; auto: y or label, or of those all y... columns that are numbered.",
+    )
+    target: TargetOption = Field(default="auto", description=WANTED)
+    kind: Literal["auto", "tokens"] = Field(
+        default="auto", description="auto: by the columns' types; tokens: the inputs are lists of tokens."
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="How texts become tokens: words, basic_english or characters, learned from the training rows, or a "
+        "tokenizer.json of the library tokenizers, or a folder with one; null: the inputs are no texts.",
+    )
+    length: int | None = Field(
+        default=None, ge=1, description="Tokens of a text; longer ones are cut; null: those of the longest."
+    )
+    vocabulary: int | None = Field(
+        default=None, ge=3, description="Of texts: most tokens that are learned; of tokens: how many there are."
+    )
+    padding: int | None = Field(
+        default=0,
+        ge=0,
+        description="Of lists of tokens: the one that fills them up; null: all are tokens, and shorter lists are "
+        "filled up with another one.",
+    )
+    missing: Missing = Field(
+        default="error",
+        description="Missing numbers: error; mean: the mean of the training samples; indicator: that, and a column "
+        "that says where.",
+    )
+    standardize: Standardize = Field(
+        default="none",
+        description="Numbers of named columns get mean 0 and standard deviation 1 by the moments of the training "
+        "samples of all clients (global), or of each client's own (client).",
+    )
+    labels: Labels = Field(default="as_found", description=LABELS)
+    client: str = Field(
+        default=AUTO, description="Column of the clients' names; auto: client, if there is one; none: pool the samples."
+    )
+    shape: tuple[int, ...] | None = Field(
+        default=None,
+        description="Shape of an input, channels first, such as [1, 28, 28]; needed for raw bytes, else null.",
+    )
+    num_classes: int | None = Field(default=None, ge=1, description="Number of labels; null: the largest label plus 1.")
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        if self.shape is not None and (not self.shape or min(self.shape) < 1):
+            raise ValueError("shape must be a list of numbers of at least 1")
+        if self.kind == "tokens" and self.tokenizer is not None:
+            raise ValueError("tokenizer makes tokens of texts, but with kind=tokens they are there: leave one out")
+        texts = self.kind == "tokens" or self.tokenizer is not None
+        for option in ("length", "vocabulary"):
+            if getattr(self, option) is not None and not texts:
+                raise ValueError(f"{option} is for texts: set tokenizer, or kind=tokens, or leave it out")
+        if self.padding != 0 and self.kind != "tokens":
+            raise ValueError("padding is for lists of tokens: set kind=tokens, or leave it out")
+        for option in ("missing", "standardize"):
+            if texts and getattr(self, option) != type(self).model_fields[option].default:
+                raise ValueError(f"{option} is for numbers, and the inputs are texts: leave it out")
+        if self.labels == "renumbered" and (texts or self.target not in ("auto", "class")):
+            raise ValueError("labels=renumbered is for classes of numbers or images: leave it out")
+        return self
+
+    @abstractmethod
+    def tables(self) -> Sequence[NamedTable]:
+        """What is read, in its order.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+
+    @property
+    @abstractmethod
+    def split_column(self) -> str:
+        """The column that says ``train`` or ``test``, as :class:`Wanted` has it."""
+
+    def aimed_at(self, target: Target) -> Self:
+        """See the base class."""
+        return self.model_copy(update={"target": target}) if self.target == "auto" else self
+
+    @property
+    def _learns(self) -> Target:
+        return "class" if self.target == "auto" else self.target
+
+    def _choices(self) -> Mapping[str, Any]:
+        # Younger options are left out at their defaults, so that copies from before are found; moments need no copy.
+        younger = {name for name in _YOUNGER if getattr(self, name) == type(self).model_fields[name].default}
+        younger |= {"target"} if self._learns == "class" else set()
+        options = self.model_dump(mode="json", exclude={"root", "path", "paths", "standardize", *younger})
+        if self.standardize != "none":
+            options["named"] = True
+        if (tokenizer := tokenizer_file(self.tokenizer)) is not None and tokenizer.is_file():
+            options["tokenizer_changed"] = tokenizer.stat().st_mtime_ns
+        if self.kind == "tokens" or self.tokenizer is not None:
+            options["form"] = 2  # the file says what padding is
+        return options
+
+    def _table(self, columns: TableColumns) -> TableOptions:
+        return TableOptions(columns, self.standardize, self.missing == "indicator")
+
+    def _other_part(self, part: Part, opened: Samples | NaturalPath) -> Self:
+        num_classes = self.num_classes
+        if isinstance(opened, Samples) and self._learns == "class":
+            num_classes = opened.spec.num_classes
+        return self.model_copy(update={"part": part, "num_classes": num_classes})
+
+    @property
+    def _wanted(self) -> Wanted:
+        named = self.standardize != "none" or self.missing != "error"
+        return Wanted(
+            self.client, self.split_column, self.x, self.y, self._learns, self.kind == "tokens", self.tokenizer,
+            self.length, self.vocabulary, self.padding, self.missing, named,
+        )  # fmt: skip
+
+    def _rows(self) -> Rows:
+        return read_rows(self.tables(), self._wanted, self.shape, self.labels == "renumbered")
+
+    def _remarks(self, rows: Rows, num_classes: int) -> list[Remark]:
+        if rows.vocabulary:
+            return on_texts(rows.cut, rows.inner, rows.x.shape)
+        if self._learns != "class" or rows.table is not None:
+            return on_columns(rows.unused)
+        counted = self.num_classes is None and rows.known_classes is None
+        return remarks_on(rows.x, rows.y, num_classes, counted, rows.integers, rows.unused)
+
+    def _num_classes(self, rows: Rows) -> int:
+        if self._learns != "class":
+            if self.num_classes is not None:
+                raise DataError("dataset.num_classes is for classes, and there are none: leave it out")
+            return 0
+        needed = int(rows.y.max()) + 1 if self.labels == "as_found" else rows.num_labels
+        if self.num_classes is not None and needed > self.num_classes:
+            found = f"there is a label {needed - 1}" if self.labels == "as_found" else f"there are {needed} labels"
+            raise DataError(f"dataset.num_classes is {self.num_classes}, but {found}; labels are integers from 0")
+        known = rows.known_classes if self.labels == "as_found" else None
+        return self.num_classes or max(needed, known or 0)

@@ -1,0 +1,150 @@
+"""Tokenizers: learned from training rows, or a file of the library tokenizers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayfl.errors import DataError
+
+PADDING, UNKNOWN = 0, 1
+"""Fills a text up to its length; stands for what the training rows lack. Of tokenizers that are learned."""
+
+_USUAL_PADDING = ("[PAD]", "<pad>", "<|pad|>", "<PAD>")
+_BASIC = (
+    (r"<br />", " "),
+    (r"'", " '  "),
+    (r'"', ""),
+    (r"\.", " . "),
+    (r",", " , "),
+    (r"([()!?])", r" \1 "),
+    (r"[;:]", " "),
+)
+
+
+def _basic_english(text: str) -> list[str]:
+    """torchtext's ``basic_english``: lower-case words and signs, without double quotes, semicolons and colons."""
+    text = text.lower()
+    for pattern, replacement in _BASIC:
+        text = re.sub(pattern, replacement, text)
+    return text.split()
+
+
+_SPLITTERS: dict[str, Callable[[str], list[str]]] = {
+    "characters": list,
+    "words": lambda text: re.findall(r"\w+|[^\w\s]", text.lower()),
+    "basic_english": _basic_english,
+}
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """Texts as tokens.
+
+    Attributes:
+        rows: the tokens of each text.
+        vocabulary: how many distinct ones there are, padding included.
+        padding: what fills up.
+        cut: how many texts were cut already.
+    """
+
+    rows: Sequence[Sequence[int]]
+    vocabulary: int
+    padding: int
+    cut: int = 0
+
+
+def tokenized(
+    texts: list[str], tokenizer: str, training: np.ndarray, length: int | None, vocabulary: int | None
+) -> Tokenized:
+    """Texts as tokens; see :func:`rayfl.data.sources.column_texts.read_texts`.
+
+    Raises:
+        DataError: naming the tokenizer's file and the fix.
+    """
+    if tokenizer in _SPLITTERS:
+        rows, count = _learned([_SPLITTERS[tokenizer](text) for text in texts], training, vocabulary)
+        return Tokenized(rows, count, PADDING)
+    file = tokenizer_file(tokenizer)
+    assert file is not None
+    return _from_file(texts, file, length, vocabulary)
+
+
+def tokenizer_file(tokenizer: str | None) -> Path | None:
+    """The file that a tokenizer is read from; None for one that is learned, or none."""
+    if tokenizer is None or tokenizer in _SPLITTERS:
+        return None
+    place = Path(tokenizer).expanduser()
+    return place / "tokenizer.json" if place.is_dir() else place
+
+
+def _learned(rows: list[list[str]], training: np.ndarray, vocabulary: int | None) -> tuple[list[list[int]], int]:
+    """Tokens by how often training rows have them, the most frequent first; of equally many in the order of signs."""
+    counts = Counter(token for row, own in zip(rows, training, strict=True) if own for token in row)
+    ranked = sorted(counts, key=lambda token: (-counts[token], token))
+    kept = ranked if vocabulary is None else ranked[: max(0, vocabulary - 2)]
+    number = {token: place for place, token in enumerate(kept, 2)}
+    return [[number.get(token, UNKNOWN) for token in row] for row in rows], len(kept) + 2
+
+
+def _from_file(texts: list[str], path: Path, length: int | None, vocabulary: int | None) -> Tokenized:
+    """By a tokenizer of the library tokenizers, whose numbers the tokens keep.
+
+    Its own padding fills up: what the file, or ``tokenizer_config.json`` beside it, says, or a token with a usual name
+    for it; else a token of its own after all others.
+    """
+    if not path.is_file():
+        raise DataError(
+            f"dataset.tokenizer: {path} does not exist; it may be {', '.join(_SPLITTERS)}, or a tokenizer.json (or a "
+            "folder with one)"
+        )
+    try:
+        library = import_module("tokenizers")
+    except ImportError:
+        raise DataError(
+            f"dataset.tokenizer: {path} needs the package tokenizers: pip install 'rayfl[hf]', or set it to words or "
+            "characters"
+        ) from None
+    try:
+        found = library.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exceptions
+        raise DataError(f"dataset.tokenizer: {path} is no tokenizer of the library tokenizers: {error}") from error
+    count, padding = max(found.get_vocab().values(), default=-1) + 1, _padding(found, path)
+    total = count if padding is not None and padding < count else count + 1
+    if vocabulary not in (None, total):
+        raise DataError(f"dataset.vocabulary is {vocabulary}, but {path} has {total} tokens, padding included")
+    # What the file says of lengths would cut texts without a word.
+    found.no_padding()
+    found.no_truncation()
+    if length is not None:
+        if length <= found.num_special_tokens_to_add(False):
+            raise DataError(
+                f"dataset.length is {length}, but {path} adds {found.num_special_tokens_to_add(False)} tokens to every "
+                "text: raise it"
+            )
+        found.enable_truncation(length)  # which keeps the tokens that end a text
+    encoded = found.encode_batch(texts)
+    cut = sum(bool(one.overflowing) for one in encoded)
+    return Tokenized([one.ids for one in encoded], total, count if padding is None else padding, cut)
+
+
+def _padding(found: Any, path: Path) -> int | None:
+    """The token that fills texts up, as the tokenizer or the file beside it has it."""
+    if found.padding is not None:
+        return int(found.padding["pad_id"])
+    beside = path.with_name("tokenizer_config.json")
+    try:
+        said = json.loads(beside.read_text(encoding="utf-8")).get("pad_token") if beside.is_file() else None
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"dataset.tokenizer: {beside} is not readable JSON: {error}") from error
+    said = said.get("content") if isinstance(said, dict) else said
+    names = (said,) if isinstance(said, str) else _USUAL_PADDING
+    return next((token for name in names if (token := found.token_to_id(name)) is not None), None)

@@ -1,0 +1,73 @@
+"""Batches of texts without columns that hold padding only.
+
+A batch's width is the next of few sizes (:func:`bucket`) that hold its longest text, so that shapes repeat. Which
+samples make a batch stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rayfl.engine.tasks import Task
+from rayfl.examples import lengths_of
+from rayfl.metrics.language import IGNORED
+
+
+def bucket(count: int) -> int:
+    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, ... that is no less: less than half as many more."""
+    power = 1 << max(count - 1, 0).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
+@dataclass(frozen=True)
+class Cutter:
+    """Cuts columns off the end of batches of texts.
+
+    Attributes:
+        padding: the token that fills texts up.
+        targets: whether there is a target at each position, to be cut likewise.
+    """
+
+    padding: int
+    targets: bool
+
+    def lengths(self, x: Tensor, y: Tensor) -> Tensor:
+        """How many columns each text needs, int64 of shape (n,), on the CPU.
+
+        Args:
+            x: tokens, int64 of shape (n, T).
+            y: targets, n rows.
+        """
+        needed = lengths_of(x, self.padding)
+        if self.targets:
+            places = torch.arange(1, y.shape[1] + 1, device=y.device)
+            needed = torch.maximum(needed, ((y != IGNORED) * places).amax(-1))
+        return needed.cpu()
+
+    def width(self, lengths: Tensor, most: int) -> int:
+        """The columns of a batch.
+
+        Args:
+            lengths: of its texts.
+            most: T, the columns that there are.
+        """
+        return min(bucket(max(1, int(lengths.max()))) if lengths.numel() else 1, most)
+
+    def cut(self, x: Tensor, y: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """A batch in as few columns as it needs, in fresh memory where any is cut off."""
+        width = self.width(lengths, x.shape[1])
+        if width == x.shape[1]:
+            return x, y
+        return x[:, :width].contiguous(), y[:, :width].contiguous() if self.targets else y
+
+
+def cutter_of(task: Task) -> Cutter | None:
+    """What cuts a task's batches; None where a model must see all columns, or rows are not filled up."""
+    paddings = {candidate.network.padding for candidate in task.candidates}
+    padding = paddings.pop()
+    if padding is None or paddings:
+        return None
+    return Cutter(padding, getattr(task, "target", None) == "tokens")
