@@ -163,7 +163,11 @@ class Parts:
         if isinstance(system, NoSystem):
             return None
         samples = samples_per_round(
-            self.dataset.sizes()[:, 0], train.local_epochs, train.batch_size, train.min_local_steps
+            self.dataset.sizes()[:, 0],
+            train.local_epochs,
+            train.batch_size,
+            train.min_local_steps,
+            train.samples_an_epoch,
         )
         kind = BufferedSchedule if system.mode == "buffered" else Schedule
         return kind(system, self.devices, samples, self.context.cohort_size, self.streams)

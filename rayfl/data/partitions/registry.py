@@ -9,11 +9,12 @@ from pydantic import Field
 from rayfl.data.partitions.assignment import FilePartition
 from rayfl.data.partitions.base import ClassesPartition, IIDPartition, NaturalPartition, PathologicalPartition
 from rayfl.data.partitions.dirichlet import DirichletEqualPartition, DirichletPartition, LabelAndSizePartition
-from rayfl.data.partitions.grouped import ClassGroupsPartition, PrimaryClassesPartition
+from rayfl.data.partitions.grouped import ClassBlocksPartition, ClassGroupsPartition, PrimaryClassesPartition
 
 Partition = Annotated[
     PathologicalPartition
     | ClassesPartition
+    | ClassBlocksPartition
     | IIDPartition
     | DirichletPartition
     | DirichletEqualPartition
