@@ -110,9 +110,7 @@ class TrainConfig(BaseModel):
             samples: n_k.
             epochs: default the configured local epochs.
         """
-        steps = num_steps(
-            samples, self.batch_size, self.local_epochs if epochs is None else epochs, self.drop_last
-        )
+        steps = num_steps(samples, self.batch_size, self.local_epochs if epochs is None else epochs, self.drop_last)
         return max(steps, self.min_local_steps) if steps else 0
 
     @model_validator(mode="after")

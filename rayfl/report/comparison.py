@@ -11,7 +11,7 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.naming.spelling import nearest
 from rayfl.report.columns import Metric, metrics_for
 from rayfl.report.grouping import Group, check_same_data, group_runs
-from rayfl.report.rows import RowKey, compared_keys, final_rows, lacking, own_key, wall_seconds
+from rayfl.report.rows import RowKey, best_rounds, compared_keys, final_rows, lacking, own_key, wall_seconds
 from rayfl.report.significance import PairTest, over_clients, over_seeds
 from rayfl.results.personalized import of_clients
 from rayfl.runs.loading import Run
@@ -161,11 +161,16 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     finished = [group for group in groups if group.finished]
     tested = wanted.metrics[0]
     clients = over_clients(finished, tested.column) if tested.by_client else []
-    seeds = over_seeds(finished, tested.column)
+    seeds = [] if tested.chosen else over_seeds(finished, tested.column)
     lines = _with_best([line for group in groups for line in _lines(group, wanted)], wanted.metrics)
     if not lines:
         raise RunError(f"there is nothing to compare: {'; '.join(notes)}")
     notes += _partners(finished, clients or seeds)
+    if any(metric.chosen for metric in wanted.metrics):
+        notes.append(
+            f"* best round: the best of all evaluations, chosen by the {runs[0].measured.split} data that the number "
+            "is of, as some papers print it: not a fair estimate"
+        )
     if any(line.key.selected_on.startswith("validation") for line in lines) and runs[0].measured.split == "validation":
         notes.append("rows that were chosen on validation data are shown on the same data: these numbers flatter them")
     return Comparison(groups, lines, clients, seeds, notes, wanted, chosen)
@@ -211,7 +216,7 @@ def _lines(group: Group, wanted: Wanted) -> list[Line]:
 
 def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
     runs = [run for run in group.runs if key in final_rows(run)]
-    rows = [final_rows(run)[key] for run in runs]
+    rows = [{**final_rows(run)[key], **_chosen(run, key, metrics)} for run in runs]
     seconds = [wall_seconds(run) for run in runs]
     choices = dict.fromkeys(row["choice"] for row in rows if row["choice"])
     model = key.label
@@ -237,6 +242,11 @@ def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
     )
 
 
+def _chosen(run: Run, key: RowKey, metrics: Sequence[Metric]) -> dict[str, float]:
+    """The values of the best round, where a column is about them."""
+    return best_rounds(run, key) if any(metric.chosen for metric in metrics) else {}
+
+
 def _cell(rows: Sequence[dict[str, float]], metric: Metric) -> Cell:
     values = metric.scale * np.array([row[metric.column] for row in rows], dtype=float)
     spreads = [row[f"{metric.column}_std"] for row in rows] if metric.by_client else []
@@ -260,7 +270,7 @@ def _with_best(lines: Sequence[Line], metrics: Sequence[Metric]) -> list[Line]:
 
     order = {}
     for metric in metrics:
-        values = {rank(line, metric) for line in eligible}
+        values = set() if metric.chosen else {rank(line, metric) for line in eligible}
         order[metric.column] = sorted((value for value in values if np.isfinite(value)), reverse=True)[:2]
 
     def marked(line: Line) -> Line:

@@ -75,9 +75,9 @@ class PrimaryClassesPartition(SizedPartition):
 class ClassBlocksPartition(SizedPartition):
     """Consecutive classes for groups of clients: PFLlib's pathological setting (Zhang et al., 2025, published code).
 
-    The first s classes go to the first g = ceil(K s / C) clients, the next s classes to the next g, and so on. Samples of
-    a class are dealt in the order of the data set. With ``sizes="unbalanced"`` every client of a group but the last gets
-    a number drawn from max(n_c / g / 10, ``min_samples`` / C) to n_c / g of them, the last one all the rest.
+    The first s classes go to the first g = ceil(K s / C) clients, the next s classes to the next g, and so on. Samples
+    of a class are dealt in the order of the data set. With ``sizes="unbalanced"`` every client of a group but the last
+    gets a number drawn from max(n_c / g / 10, ``min_samples`` / C) to n_c / g of them, the last one all the rest.
     """
 
     name: Literal["class_blocks"] = Field(
@@ -104,8 +104,8 @@ class ClassBlocksPartition(SizedPartition):
         group, wide = -(-self.num_clients * self.classes_per_client // len(classes)), self.classes_per_client
         if wide > len(classes) or -(-self.num_clients // group) < -(-len(classes) // wide):
             raise DataError(
-                f"partition.classes_per_client is {wide} and partition.num_clients {self.num_clients}: groups of {group} "
-                f"clients with {wide} classes each do not hold the data's {len(classes)} classes; choose "
+                f"partition.classes_per_client is {wide} and partition.num_clients {self.num_clients}: groups of "
+                f"{group} clients with {wide} classes each do not hold the data's {len(classes)} classes; choose "
                 "classes_per_client as a divisor of the number of classes, and num_clients as a multiple of the number "
                 "of groups"
             )
