@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -134,6 +135,54 @@ class ClassBlocksPartition(SizedPartition):
             return np.full(holders - 1, int(equal)) if samples >= holders else None
         least = max(1, int(max(equal / 10, self.min_samples / num_classes)))
         return generator.integers(least, int(equal), size=holders - 1) if least < int(equal) else None
+
+
+class DomainsPartition(BaseModel):
+    """A group of clients for each domain of the data: shift of features (FedBN, Li et al., 2021).
+
+    The samples of a domain are dealt at random, in near-equal numbers, to the clients of its group.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["domains"] = Field(
+        default="domains", description="A group of clients for each domain; for data sets that have domains."
+    )
+    clients_per_domain: int = Field(default=1, ge=1, description="Number of clients of each domain.")
+    samples_per_client: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most samples of a client; others are left out (FedBN takes a tenth of each domain); null: all.",
+    )
+
+    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+        """The samples of every client, domain after domain: sorted, disjoint int64 arrays.
+
+        Args:
+            labels: the number of each sample's domain, integers of shape (N,).
+            streams: the experiment's randomness; uses the stream ``split``.
+
+        Raises:
+            DataError: a domain has fewer samples than clients.
+        """
+        generator = streams.generator("split")
+        parts = []
+        for domain in np.unique(labels):
+            samples = generator.permutation(np.flatnonzero(labels == domain))
+            if len(samples) < self.clients_per_domain:
+                raise DataError(
+                    f"partition.clients_per_domain is {self.clients_per_domain}, but a domain has only {len(samples)} "
+                    "samples; lower it"
+                )
+            dealt = np.array_split(samples, self.clients_per_domain)
+            parts += [np.sort(part[: self.samples_per_client]) for part in dealt]
+        return parts
+
+    def names(self, domains: Sequence[str]) -> list[str]:
+        """The clients' names, given those of the domains."""
+        if self.clients_per_domain == 1:
+            return list(domains)
+        return [f"{domain}-{client}" for domain in domains for client in range(self.clients_per_domain)]
 
 
 class ClassGroupsPartition(BaseModel):

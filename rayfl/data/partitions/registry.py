@@ -9,7 +9,12 @@ from pydantic import Field
 from rayfl.data.partitions.assignment import FilePartition
 from rayfl.data.partitions.base import ClassesPartition, IIDPartition, NaturalPartition, PathologicalPartition
 from rayfl.data.partitions.dirichlet import DirichletEqualPartition, DirichletPartition, LabelAndSizePartition
-from rayfl.data.partitions.grouped import ClassBlocksPartition, ClassGroupsPartition, PrimaryClassesPartition
+from rayfl.data.partitions.grouped import (
+    ClassBlocksPartition,
+    ClassGroupsPartition,
+    DomainsPartition,
+    PrimaryClassesPartition,
+)
 
 Partition = Annotated[
     PathologicalPartition
@@ -21,6 +26,7 @@ Partition = Annotated[
     | LabelAndSizePartition
     | PrimaryClassesPartition
     | ClassGroupsPartition
+    | DomainsPartition
     | NaturalPartition
     | FilePartition,
     Field(discriminator="name"),
