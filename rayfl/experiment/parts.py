@@ -238,6 +238,8 @@ class Parts:
         judged = "test" if "test" in splits else splits[0]
         test = "null" if self.config.holdout.test is None else self.config.holdout.test
         holdout = f"holdout.test={test} holdout.validation={self.config.holdout.validation}"
+        if not any(scored.values()) and self.config.evaluation.official_test:
+            return  # the server's model is scored, and nothing else was asked for
         if not scored[judged]:
             others = [name for name in splits if scored[name]]
             instead = f", or set evaluation.splits={others}" if others else ""

@@ -16,6 +16,7 @@ from rayfl.models.perceptron import TabularMLP, TwoNN
 from rayfl.models.personalized import SimpleCNN, SuPerFedCNN, SuPerFedTwoCNN
 from rayfl.models.recurrent import CharLSTM
 from rayfl.models.residual import ResNet9
+from rayfl.models.timm_models import TimmModel
 from rayfl.models.tokens import FastText, WindowModel
 from rayfl.models.torchvision_models import ResNet18, SqueezeNet, TorchvisionModel
 from rayfl.models.vgg import VGG, VGG9
@@ -41,6 +42,7 @@ __all__ = [
     "SuPerFedCNN",
     "SuPerFedTwoCNN",
     "TabularMLP",
+    "TimmModel",
     "TorchvisionModel",
     "TwoCNN",
     "TwoNN",
@@ -67,6 +69,7 @@ _Union = Union[  # noqa: UP007
     ResNet18,
     SqueezeNet,
     TorchvisionModel,
+    TimmModel,
     CustomModel,
 ]
 _Single = Annotated[_Union, Field(discriminator="name"), BeforeValidator(named_by_object)]

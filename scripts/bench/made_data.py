@@ -13,15 +13,14 @@ text repeats a client's own random line. The files say "made up" as their source
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
-from rayfl.data.files.natural_file import NaturalHeader, write_natural
+from rayfl.data.files.natural_file import NaturalHeader
 from rayfl.data.files.records import write_record
-from rayfl.data.files.whole import file_digest
+from rayfl.data.sources.leaf.codec import Part, Split
+from rayfl.data.sources.leaf.writing import Origin, write_clients
 from rayfl.data.sources.pooled_file import write_pooled
 from rayfl.data.sources.preparing import PREPARED
 
@@ -31,6 +30,10 @@ IMAGES = {"cifar100": (3, 32, 100, 50_000), "tiny_imagenet": (3, 64, 200, 100_00
 """Channels, side, classes and training samples."""
 
 _WINDOW, _ALPHABET = 80, 80
+_FEMNIST = NaturalHeader(kind="femnist", input="image", shape=(1, 28, 28), num_classes=62)
+_SHAKESPEARE = NaturalHeader(
+    kind="shakespeare", input="tokens", shape=(_WINDOW,), num_classes=_ALPHABET, vocabulary=_ALPHABET
+)
 
 
 def main() -> None:
@@ -67,41 +70,26 @@ def images(name: str, folder: Path, samples: int | None, generator: np.random.Ge
 def clients(name: str, folder: Path, count: int | None, mean: int | None, generator: np.random.Generator) -> Path:
     """Writes a file of natural clients, nine tenths of each one's samples for training."""
     if name == "femnist":
-        count, mean = count or 3400, mean or 226
-        header = NaturalHeader(kind=name, input="image", shape=(1, 28, 28), num_classes=62)
-        pictures = _pictures(62, 1, 28, generator)
+        count, mean, header = count or 3400, mean or 226, _FEMNIST
     else:
-        count, mean = count or 715, mean or 3700
-        header = NaturalHeader(
-            kind=name, input="tokens", shape=(_WINDOW,), num_classes=_ALPHABET, vocabulary=_ALPHABET
-        )
-        pictures = np.empty(0)
-    schema = header.arrow_schema()
+        count, mean, header = count or 715, mean or 3700, _SHAKESPEARE
+    pictures = _pictures(62, 1, 28, generator)
+    totals = [max(2, round(float(size))) for size in generator.gamma(4, mean / 4, count)]
+    sizes: dict[str, dict[Split, int]] = {
+        f"made_{client:06d}": {"train": total * 9 // 10, "test": total - total * 9 // 10}
+        for client, total in enumerate(totals)
+    }
 
-    def groups() -> Iterator[pa.Table]:
-        for client in range(count):
-            size = max(2, round(float(generator.gamma(4, mean / 4))))
-            if name == "femnist":
-                y = generator.integers(0, 62, size)
-                x = _noisy(pictures, y, generator).reshape(size, -1)
-            else:
-                line = np.resize(generator.integers(0, _ALPHABET, 200), size + _WINDOW).astype(np.uint8)
-                x = np.lib.stride_tricks.sliding_window_view(line, _WINDOW)[:size]
-                y = line[_WINDOW:].astype(np.int64)
-            train = max(1, size * 9 // 10)
-            columns = [
-                pa.array([f"made_{client:06d}"] * size),
-                pa.array(["train"] * train + ["test"] * (size - train)),
-                pa.FixedSizeListArray.from_arrays(
-                    pa.array(np.ascontiguousarray(x).reshape(-1)), type=schema.field("x").type
-                ),
-                pa.array(y.astype(np.int16)),
-            ]
-            yield pa.Table.from_arrays(columns, schema=schema)
+    def part(client: str, split: Split) -> Part:
+        size = sizes[client][split]
+        if name == "femnist":
+            y = generator.integers(0, 62, size)
+            return Part(_noisy(pictures, y, generator).reshape(size, -1), y)
+        line = np.resize(generator.integers(0, _ALPHABET, 200), size + _WINDOW).astype(np.uint8)
+        return Part(np.lib.stride_tricks.sliding_window_view(line, _WINDOW)[:size], line[_WINDOW:].astype(np.int64))
 
     path = folder / f"{name}.parquet"
-    write_natural(path, schema, groups())
-    write_record(path, file_digest(path), MADE_UP, (), {"kind": name})
+    write_clients(path, header, sizes, part, Origin(Path(MADE_UP), (), {"kind": name}))
     return path
 
 

@@ -91,7 +91,9 @@ def test_all_names_are_unique_and_the_handwritten_presets_are_still_there() -> N
 def test_a_preset_runs_its_papers_method_and_says_where_it_is_from() -> None:
     for name, preset in PRESETS.items():
         assert config(name) == load_config(Experiment, name, COMBINATIONS[name, preset.own])
-        own = {"PFLlib": "fedavg"}.get(preset.paper.short.partition(" ")[0], preset.paper.short.partition(" ")[0].lower())
+        own = {"PFLlib": "fedavg"}.get(
+            preset.paper.short.partition(" ")[0], preset.paper.short.partition(" ")[0].lower()
+        )
         assert config(name).algorithm.name.startswith(own)
         assert preset_text(name).startswith(f"# {preset.paper.short}, {preset.table}: ")
     entries = {entry[0]: entry[1:] for entry in catalog("presets")}

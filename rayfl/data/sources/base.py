@@ -82,6 +82,11 @@ class Source(BaseModel, ABC):
         """The source, asked for what a task learns from; a source that has but one target is as it was."""
         return self
 
+    @property
+    def known_spec(self) -> InputSpec | None:
+        """Shape and kind of the stored inputs where they are known without the source's files; else None."""
+        return None
+
     @abstractmethod
     def open(self, streams: RandomStreams) -> Samples | NaturalPath | FederatedDataset:
         """The samples on this machine.

@@ -118,6 +118,11 @@ class ImageSource(PreparableSource):
     """Whether the source's own files can be read at every start, which costs time and memory in every process."""
 
     @property
+    def known_spec(self) -> InputSpec | None:
+        """See the base class."""
+        return self._spec
+
+    @property
     def prepared_path(self) -> Path:
         """Where the prepared file is, or would be."""
         return self.resolved_root / PREPARED / f"{self._stem}.arrow"
