@@ -1,4 +1,4 @@
-"""What ``rayfl show model=... dataset=...`` prints: a model's parts, whether it stacks, and what methods send and keep."""
+"""What ``rayfl show model=NAME`` prints: a model's parts, whether it stacks, and what methods send and keep."""
 
 from __future__ import annotations
 
@@ -81,8 +81,10 @@ def anatomies(config: ExperimentConfig) -> list[Anatomy]:
         DataError: the data set is not there, and does not say its shape without its files.
         ModelError: the model does not fit it.
     """
+    from rayfl.models.zoo import Candidates
+
     spec, model = inputs_of(config), config.model
-    candidates = getattr(model, "candidates", (model,))
+    candidates = model.candidates if isinstance(model, Candidates) else (model,)
     return [_anatomy(one.name, one.network(spec), spec) for one in candidates]
 
 
@@ -210,9 +212,11 @@ def _run(config: ExperimentConfig, name: str, path: Path, public: int) -> Traffi
         "holdout": {"validation": 0.25, "public": public},
         "task": content["task"],
         "model": content["model"],
-        "algorithm": content["algorithm"] if own else {"name": name},
+        "algorithm": {**(content["algorithm"] if own else {"name": name}), **_short(name)},
         "train": {
             **{key: content["train"][key] for key in _OF_TRAINING},
+            # kept by clients only where the optimizer goes on; some methods refuse it
+            "momentum": content["train"]["momentum"] if config.train.persist_optimizer else 0.0,
             "rounds": _ROUNDS,
             "clients_per_round": "all",
             "local_epochs": 1,
@@ -231,7 +235,16 @@ def _run(config: ExperimentConfig, name: str, path: Path, public: int) -> Traffi
     return Traffic(name, down, up, state)
 
 
-_OF_TRAINING = ("optimizer", "momentum", "persist_optimizer", "private_norm")
+def _short(name: str) -> dict[str, int]:
+    """A method's numbers of steps and passes, each 1: how long it works changes no message."""
+    from algorithms.registry import METHODS
+
+    fields = METHODS[name].model_fields
+    counts = (key for key in fields if key.endswith(("_steps", "_epochs", "_passes")))
+    return {key: 1 for key in counts if isinstance(fields[key].default, int) and fields[key].default > 1}
+
+
+_OF_TRAINING = ("optimizer", "persist_optimizer", "private_norm")
 """Options of training that change what is sent or kept."""
 
 
