@@ -6,6 +6,7 @@ from typing import Annotated, Union
 
 from pydantic import BeforeValidator, Field
 
+from rayfl.data.sources.camelyon import Camelyon17Source
 from rayfl.data.sources.cifar import Cifar10Source, Cifar100Source
 from rayfl.data.sources.custom import CustomSource, data_named_by_object
 from rayfl.data.sources.digit_five import DigitFiveSource
@@ -39,6 +40,7 @@ DatasetConfig = Annotated[
         DigitFiveSource,
         OfficeCaltechSource,
         DomainNetSource,
+        Camelyon17Source,
         LeafSource,
         SyntheticSource,
         SyntheticLabelsSource,

@@ -19,6 +19,7 @@ from scipy.io import savemat
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.data.opening import open_dataset
+from rayfl.data.sources.camelyon import Camelyon17Source
 from rayfl.data.sources.digit_five import DigitFiveSource
 from rayfl.data.sources.heart_disease import HeartDiseaseSource
 from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
@@ -297,3 +298,35 @@ def test_heart_disease_is_a_table_of_four_hospitals(tmp_path: Path, monkeypatch:
     (tmp_path / "heart_disease" / "processed.va.data").write_text("1,2,3\n")
     with pytest.raises(DataError, match=r"processed\.va\.data, line 1: 3 fields, not 14"):
         HeartDiseaseSource().open()
+
+
+def test_camelyon_is_packed_by_hospital_and_stays_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path))
+    files, lines = {}, [",patient,node,x_coord,y_coord,tumor,slide,center,split"]
+    for row in range(30):
+        patient, node, center = f"{row % 7:03d}", row % 2, row % 5
+        name = f"patch_patient_{patient}_node_{node}_x_{row}_y_{2 * row}.png"
+        files[f"patches/patient_{patient}_node_{node}/{name}"] = png(row, 96, 96)
+        lines.append(f"{row},{patient},{node},{row},{2 * row},{row % 3 == 0:d},{row},{center},0")
+    files["metadata.csv"] = "\n".join(lines).encode() + b"\n"
+    folder = unpacked(tmp_path / "camelyon17_v1.0", files)
+    with pytest.raises(DataError, match=r"camelyon17\.arrow does not exist.*rayfl data prepare camelyon17"):
+        Camelyon17Source().open()
+    path = Camelyon17Source().prepare(Order())
+    assert verify(path) == ([], [])
+    plain = ["partition=natural", "holdout.validation=0", "holdout.test=0.5", "model=two_nn", "algorithm=fedavg"]
+    config = load_config(Experiment, "quickstart", ["dataset=camelyon17", *plain])
+    data = open_dataset(config, RandomStreams(0))
+    assert data.names == tuple(f"hospital_{center}" for center in range(5))
+    assert data.sizes().tolist() == [[3, 0, 3]] * 5
+    splits = data.load(2)
+    x, y = (torch.cat([getattr(splits[split], part) for split in ("train", "test")]) for part in ("x", "y"))
+    rows = (x[:, 0, 5, 5] * 255).round().int()
+    assert sorted(rows.tolist()) == [2, 7, 12, 17, 22, 27]
+    assert y.tolist() == [int(row % 3 == 0) for row in rows.tolist()]
+    next((folder / "patches" / "patient_003_node_1").iterdir()).unlink()
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        Camelyon17Source().prepare(Order(force=True))
+    (folder / "metadata.csv").write_text("patient,node\n1,2\n")
+    with pytest.raises(DataError, match=r"metadata\.csv cannot be read"):
+        Camelyon17Source().prepare(Order(force=True))
