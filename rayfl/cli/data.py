@@ -101,9 +101,7 @@ def _opened(
 
 
 def prepare(
-    name: Annotated[
-        str, typer.Argument(help="mnist, emnist, cifar10, cifar100, tiny_imagenet, ag_news, huggingface or parquet.")
-    ],
+    name: Annotated[str, typer.Argument(help="mnist, cifar10 or another of `rayfl list datasets`; parquet.")],
     options: Annotated[
         list[str] | None, typer.Argument(help="Options of the section dataset, for instance split=balanced.")
     ] = None,

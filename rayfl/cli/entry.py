@@ -21,6 +21,7 @@ from rayfl.cli import inspect as cli_inspect
 from rayfl.cli import jobs as cli_jobs
 from rayfl.cli import leaf as cli_leaf
 from rayfl.cli import model as cli_model
+from rayfl.cli import models as cli_models
 from rayfl.cli import plot as cli_plot
 from rayfl.cli import repair as cli_repair
 from rayfl.cli import report as cli_report
@@ -171,20 +172,33 @@ def show(
     target: Annotated[
         str,
         typer.Argument(
-            help="A method (also a module:Class of your own), a preset, a YAML file or a run's folder.",
+            help="A method (also a module:Class of your own), a preset, a YAML file or a run's folder; or model=NAME.",
             autocompletion=completion.targets,
         ),
     ],
     overrides: Overrides = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="With model=NAME: of which methods bytes are counted, with commas; default all."),
+    ] = None,
     trust: cli_inspect.Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a method with its hyper-parameters, or a configuration with all its values resolved."""
+    """Show a method with its hyper-parameters, or a configuration with all its values resolved.
+
+    `rayfl show model=NAME dataset=NAME` shows a model: its parameters, whether many clients' models can be stacked, and
+    what each method sends and keeps.
+    """
     from algorithms.registry import METHODS
     from rayfl.cli.catalog import describe_method, hyper_parameters
     from rayfl.config.loading import to_yaml
     from rayfl.naming.objects import import_object, names_an_object
 
+    if target.startswith(("model=", "model.")):
+        cli_models.show_model(_load(target, overrides, trust), methods, as_json)
+        return
+    if methods is not None:
+        raise ConfigError("--methods is for models: rayfl show model=NAME dataset=NAME --methods ...")
     method: Any = import_object(target, "method") if names_an_object(target) else METHODS.get(target)
     if method is not None:
         if overrides:

@@ -98,6 +98,11 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
         "about": "its docstring",
         "fields": "a list; `field`, `symbol`, `default`, `range`, `meaning` of each",
     },
+    "show-model": {
+        "models": "a list; `model`, `inputs`, `classes`, `parameters`, `trained`, `buffers`, `head`, `body`, `stacks`, "
+        "`why_not` of each candidate",
+        "methods": "a list; `method`, `down`, `up`, `state` (bytes for each client) and `refused` of each",
+    },
     "verify": {
         "run": "folder",
         "whole": "whether nothing is wrong",

@@ -20,13 +20,16 @@ ADDED: Mapping[str, Any] = {
     "dataset.target": "auto",
     "dataset.tokenizer": None,
     "dataset.vocabulary": None,
+    "model.padding": 2,
     "task": {"name": "classification", "metrics": [], "thresholds": 101},
     "train.betas": [0.9, 0.999],
     "train.dampening": 0.0,
+    "train.drop_last": False,
     "train.eps": 1e-8,
     "train.nesterov": False,
     "train.optimizer": "sgd",
     "train.schedule": None,
+    "train.shuffle": True,
 }
 """By dotted path, the value (as in a file) that stands for what was done before there was the option.
 
@@ -87,15 +90,24 @@ def without(content: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
 
 def without_added(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a plain configuration without the options of :data:`ADDED` that are at the value of before."""
-    return without(content, [path for path, before in ADDED.items() if value_at(content, path) == before])
+    return _without_values(content, ADDED)
+
+
+def _without_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a plain configuration without options that have certain values; in a model's candidates as in a model."""
+    left = without(content, [path for path, value in values.items() if value_at(content, path) == value])
+    candidates = value_at(left, "model.candidates")
+    if isinstance(candidates, list):
+        of_models = {path: value for path, value in values.items() if path.startswith("model.")}
+        known = [_without_values({"model": candidate}, of_models)["model"] for candidate in candidates]
+        left["model"] = {**left["model"], "candidates": known}
+    return left
 
 
 def comparable(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the content of a ``config.yaml`` such that all versions of rayfl have the same for one experiment."""
-    before = {**ADDED, **COUNTED}
-    same = [path for path, value in before.items() if value_at(recorded, path) == value]
-    begun = value_at(recorded, "init.from") not in (None, ABSENT)
-    return without(recorded, same if begun else [*same, "init"])
+    left = _without_values(recorded, {**ADDED, **COUNTED})
+    return left if value_at(recorded, "init.from") not in (None, ABSENT) else without(left, ["init"])
 
 
 ABSENT = object()

@@ -12,6 +12,7 @@ from rayfl.data.images.moments import Moments, moments_of
 from rayfl.data.images.transform import TransformConfig
 from rayfl.data.partitions.assignment import FilePartition
 from rayfl.data.partitions.base import NaturalPartition
+from rayfl.data.partitions.grouped import DomainsPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.partitions.registry import Partition
@@ -109,7 +110,10 @@ def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> P
         return PooledDataset(x, y, spec, splits, config.holdout, streams, config.noise, public, preprocess)
     names = None
     if samples.clients is None:
-        parts = config.partition.assign(_divided_by(config, y, spec), streams)
+        divided_by = _divided_by(config, samples)
+        parts = config.partition.assign(divided_by, streams)
+        if isinstance(config.partition, DomainsPartition):
+            names = config.partition.names([samples.domains[number] for number in np.unique(divided_by)])
     else:
         natural = _natural(config)
         owners, owner = np.unique(samples.clients, return_inverse=True)
@@ -119,12 +123,21 @@ def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> P
     return PooledDataset(x, y, spec, parts, config.holdout, streams, config.noise, None, preprocess, names)
 
 
-def _divided_by(config: DataSections, y: np.ndarray, spec: InputSpec) -> np.ndarray:
+def _divided_by(config: DataSections, samples: Samples) -> np.ndarray:
     """What the partition divides samples by, of shape (N,).
 
     Raises:
-        ConfigError: it needs classes, and the data have none.
+        ConfigError: it needs classes, or domains, and the data have none.
     """
+    y, spec = samples.y, samples.spec
+    if isinstance(config.partition, DomainsPartition):
+        if samples.domain is None:
+            raise ConfigError(
+                f"partition.name: 'domains' divides samples by their domains, and those of dataset "
+                f"{config.dataset.name!r} have none: choose digit_five, office_caltech, domainnet or your own function "
+                "that returns Samples with domains, or another partition"
+            )
+        return samples.domain
     reads = getattr(config.partition, "reads", "classes")
     if spec.target == "class" or isinstance(config.partition, NaturalPartition):
         return y

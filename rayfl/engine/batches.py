@@ -42,15 +42,28 @@ class BatchPlan:
         return list(torch.split(self.order.to(device), [stop - start for start, stop in pairwise(self.bounds)]))
 
 
-def num_steps(samples: int, batch_size: int | None, epochs: int) -> int:
-    """Local steps of ``epochs`` passes; the last partial batch of an epoch counts."""
-    return epochs * -(-samples // (batch_size or samples)) if samples else 0
+def epoch_samples(samples: int, batch_size: int | None, drop_last: bool = False) -> int:
+    """Samples that an epoch uses: all, or with ``drop_last`` those of its full batches (all where none is full)."""
+    size = batch_size or samples
+    return samples - samples % size if drop_last and samples > size else samples
+
+
+def num_steps(samples: int, batch_size: int | None, epochs: int, drop_last: bool = False) -> int:
+    """Local steps of ``epochs`` passes; the last partial batch of an epoch counts, unless it is dropped."""
+    return epochs * -(-epoch_samples(samples, batch_size, drop_last) // (batch_size or samples)) if samples else 0
 
 
 def plan_batches(
-    samples: int, batch_size: int | None, steps: int, generator: np.random.Generator, repeats: int = 1
+    samples: int,
+    batch_size: int | None,
+    steps: int,
+    generator: np.random.Generator,
+    repeats: int = 1,
+    *,
+    drop_last: bool = False,
+    shuffle: bool = True,
 ) -> BatchPlan:
-    """Shuffled batches, a new permutation every epoch, the last partial batch of an epoch kept.
+    """Batches in random order, by default a new permutation every epoch and the last partial batch of an epoch kept.
 
     Args:
         samples: n, the client's training samples.
@@ -58,15 +71,19 @@ def plan_batches(
         steps: mini-batches to draw; no multiple of an epoch's ends within one.
         generator: the stream ``batches`` of this client and round; one permutation is drawn per epoch begun.
         repeats: how many consecutive steps use each mini-batch.
+        drop_last: leave out an epoch's last batch where it is smaller than B, unless it is the only one.
+        shuffle: false takes the first permutation in every epoch.
     """
-    an_epoch = num_steps(samples, batch_size, 1)
+    an_epoch = num_steps(samples, batch_size, 1, drop_last)
     if an_epoch == 0 or steps == 0:
         return BatchPlan(torch.zeros(0, dtype=torch.int64), (0,))
-    size = batch_size or samples
+    size, used = batch_size or samples, epoch_samples(samples, batch_size, drop_last)
     drawn: list[np.ndarray] = []
-    for _ in range(-(-steps // an_epoch)):
-        order = generator.permutation(samples)
-        drawn.extend(order[begin : begin + size] for begin in range(0, samples, size))
+    order = generator.permutation(samples)
+    for epoch in range(-(-steps // an_epoch)):
+        if epoch and shuffle:
+            order = generator.permutation(samples)
+        drawn.extend(order[begin : begin + size] for begin in range(0, used, size))
     batches = [batch for batch in drawn[:steps] for _ in range(repeats)]
     bounds = np.cumsum([0, *(len(batch) for batch in batches)])
     return BatchPlan(torch.from_numpy(np.concatenate(batches)), tuple(bounds.tolist()))

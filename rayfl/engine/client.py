@@ -240,7 +240,8 @@ class Client:
         if not plan.steps or (each_epoch is None and schedule is None):
             trained: Tree = await Ask(request)
         else:
-            epoch = plan.steps if each_epoch is None else num_steps(len(samples), train.batch_size, 1) * local.repeats
+            an_epoch = num_steps(len(samples), train.batch_size, 1, train.drop_last)
+            epoch = plan.steps if each_epoch is None else an_epoch * local.repeats
             factors = [1.0] * plan.steps
             if schedule is not None:
                 factors = [schedule.relative(step, plan.steps, local.rule.lr) for step in range(plan.steps)]
@@ -305,7 +306,16 @@ class Client:
     def _plan(self, settings: LocalSettings, train: TrainConfig, samples: int) -> BatchPlan:
         """Returns the mini-batches of a pass over that many samples."""
         return plan_batches(
-            samples, train.batch_size, settings.steps, self._generator("batches", settings), settings.repeats
+            samples,
+            train.batch_size,
+            settings.steps,
+            # without shuffling: the same for all passes and rounds
+            self._generator("batches", settings)
+            if train.shuffle
+            else self.context.streams.generator("batches", client=self.id),
+            settings.repeats,
+            drop_last=train.drop_last,
+            shuffle=train.shuffle,
         )
 
     def _variations(self, settings: LocalSettings, plan: BatchPlan) -> Variations | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rayfl.engine.batches import num_steps
+from rayfl.engine.batches import epoch_samples, num_steps
 from rayfl.engine.optimizers import OptimizerName, Rule
 from rayfl.engine.schedules import Cosine, Schedule
 from rayfl.models.private_norm import PrivateNormPolicy
@@ -54,6 +54,16 @@ class TrainConfig(BaseModel):
     min_local_steps: int = Field(
         0, ge=0, description="least number of local steps; clients with few samples take part of a further epoch"
     )
+    drop_last: bool = Field(
+        False,
+        description="leave out the last mini-batch of an epoch where it is smaller than batch_size, unless it is the "
+        "epoch's only one",
+    )
+    shuffle: bool = Field(
+        True,
+        description="a new order of a client's samples in every epoch; false: one random order a client, the same in "
+        "all epochs and rounds (data loaders without shuffling)",
+    )
     persist_optimizer: bool = Field(
         False,
         description="keep each client's buffers of the optimizer (momentum; moments and number of steps) from one "
@@ -89,6 +99,10 @@ class TrainConfig(BaseModel):
             return self.lr_decay**round
         return self.schedule.relative(round, self.rounds, self.lr)
 
+    def samples_an_epoch(self, samples: int) -> int:
+        """Returns how many of a client's training samples an epoch uses."""
+        return epoch_samples(samples, self.batch_size, self.drop_last)
+
     def steps_of(self, samples: int, epochs: int | None = None) -> int:
         """Returns the number of local SGD steps of a client.
 
@@ -96,7 +110,7 @@ class TrainConfig(BaseModel):
             samples: n_k.
             epochs: default the configured local epochs.
         """
-        steps = num_steps(samples, self.batch_size, self.local_epochs if epochs is None else epochs)
+        steps = num_steps(samples, self.batch_size, self.local_epochs if epochs is None else epochs, self.drop_last)
         return max(steps, self.min_local_steps) if steps else 0
 
     @model_validator(mode="after")

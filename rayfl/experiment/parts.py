@@ -163,7 +163,11 @@ class Parts:
         if isinstance(system, NoSystem):
             return None
         samples = samples_per_round(
-            self.dataset.sizes()[:, 0], train.local_epochs, train.batch_size, train.min_local_steps
+            self.dataset.sizes()[:, 0],
+            train.local_epochs,
+            train.batch_size,
+            train.min_local_steps,
+            train.samples_an_epoch,
         )
         kind = BufferedSchedule if system.mode == "buffered" else Schedule
         return kind(system, self.devices, samples, self.context.cohort_size, self.streams)
@@ -234,6 +238,8 @@ class Parts:
         judged = "test" if "test" in splits else splits[0]
         test = "null" if self.config.holdout.test is None else self.config.holdout.test
         holdout = f"holdout.test={test} holdout.validation={self.config.holdout.validation}"
+        if not any(scored.values()) and self.config.evaluation.official_test:
+            return  # the server's model is scored, and nothing else was asked for
         if not scored[judged]:
             others = [name for name in splits if scored[name]]
             instead = f", or set evaluation.splits={others}" if others else ""

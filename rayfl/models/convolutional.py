@@ -16,13 +16,23 @@ from rayfl.models.stacked import StackedNet, linear_stack, map_shape
 
 
 class TwoCNN(Architecture):
-    """The convolutional net of McMahan et al. (2017, section 3): 1,663,370 parameters for (1, 28, 28), 10 classes."""
+    """The convolutional net of McMahan et al. (2017, section 3): 1,663,370 parameters for (1, 28, 28), 10 classes.
+
+    With ``padding: 0`` it is PFLlib's "4-layer CNN" (``FedAvgCNN``): 582,026 parameters for (1, 28, 28) and 10 classes,
+    878,538 for (3, 32, 32) and 10, 924,708 for (3, 32, 32) and 100, 5,694,600 for (3, 64, 64) and 200.
+    """
 
     name: Literal["two_cnn"] = Field(default="two_cnn", description=NAME)
     init: Initialization = Field(default="torch", description=INITIALIZATION)
+    padding: int = Field(
+        default=2,
+        ge=0,
+        le=2,
+        description="Pixels added at each side before a convolution: 2 keeps the size of a map, 0 makes it 4 smaller.",
+    )
 
     def build(self, spec: InputSpec) -> ClassificationModel:
-        return initialized(_convolutional(self, spec, width=512), self.init)
+        return initialized(_convolutional(self, spec, width=512, padding=self.padding), self.init)
 
 
 class LeafCNN(Architecture):
@@ -35,21 +45,22 @@ class LeafCNN(Architecture):
 
 
 class ConvolutionalNet(ClassificationModel):
-    """Two blocks of 5x5 convolution (same padding), ReLU and 2x2 max-pooling, then two linear layers.
+    """Two blocks of 5x5 convolution, ReLU and 2x2 max-pooling, then two linear layers.
 
-    The features are the flattened output of the second block, of width ``64 * (height // 4) * (width // 4)``.
+    The features are the flattened output of the second block; with a padding of 2 they are of width
+    ``64 * (height // 4) * (width // 4)``.
     """
 
     classifier_modules = ("fc", "head")
     feature_channels = 64
     channels_last = True
 
-    def __init__(self, image: tuple[int, int, int], width: int, outputs: int) -> None:
+    def __init__(self, image: tuple[int, int, int], width: int, outputs: int, padding: int = 2) -> None:
         super().__init__()
         channels, rows, columns = image
-        self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
-        self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
-        self.fc = nn.Linear(64 * (rows // 4) * (columns // 4), width)
+        self.conv1 = nn.Conv2d(channels, 32, 5, padding=padding)
+        self.conv2 = nn.Conv2d(32, 64, 5, padding=padding)
+        self.fc = nn.Linear(64 * pooled_side(rows, padding) * pooled_side(columns, padding), width)
         self.head = nn.Linear(width, outputs)
 
     def features(self, x: Tensor) -> Tensor:
@@ -62,11 +73,19 @@ class ConvolutionalNet(ClassificationModel):
         return logits
 
 
-def _convolutional(config: Architecture, spec: InputSpec, width: int) -> ConvolutionalNet:
+def pooled_side(side: int, padding: int) -> int:
+    """The side of the map behind both blocks; 0 or less where nothing is left."""
+    for _ in range(2):
+        side = (side + 2 * padding - 4) // 2
+    return side
+
+
+def _convolutional(config: Architecture, spec: InputSpec, width: int, padding: int = 2) -> ConvolutionalNet:
     channels, rows, columns = config.image(spec)
-    if min(rows, columns) < 4:
-        raise config.misfit(spec, "images of at least 4 x 4 pixels")
-    return ConvolutionalNet((channels, rows, columns), width, spec.num_classes)
+    if pooled_side(min(rows, columns), padding) < 1:
+        least = next(side for side in range(4, 17) if pooled_side(side, padding) > 0)
+        raise config.misfit(spec, f"images of at least {least} x {least} pixels")
+    return ConvolutionalNet((channels, rows, columns), width, spec.num_classes, padding)
 
 
 class TFCNN(Architecture):

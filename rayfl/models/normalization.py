@@ -136,6 +136,14 @@ def normalize_by(module: nn.Module, norm: Normalization) -> int:
 
 
 def _replacement(old: nn.BatchNorm2d, norm: Normalization) -> nn.Module:
+    # timm's layers also do what comes after normalization
+    further = [getattr(old, name, None) for name in ("drop", "act")]
+    after = [layer for layer in further if isinstance(layer, nn.Module) and not isinstance(layer, nn.Identity)]
+    new = _normalization(old, norm)
+    return nn.Sequential(new, *after) if after else new
+
+
+def _normalization(old: nn.BatchNorm2d, norm: Normalization) -> nn.Module:
     channels = old.num_features
     if norm == "none":
         return nn.Identity()

@@ -32,12 +32,12 @@ _SQUEEZENET_HEAD = "classifier.1"
 """The 1x1 convolution that takes the place of the last linear layer in the only family without one."""
 
 
-class _TorchvisionModel(Architecture):
-    """What the models that come from torchvision share."""
+class ImageClassifier(Architecture):
+    """What models share that another library makes of a name: here torchvision, in ``timm_models`` timm."""
 
     weights: str | None = Field(
         default=None,
-        description="Initial values: null for random ones; imagenet for torchvision's default weights, from its cache "
+        description="Initial values: null for random ones; imagenet for the library's default weights, from its cache "
         "or the internet; or a file (safetensors, or torch.save of a state dict) that every node can read. A layer for "
         "the data set's classes is always new with imagenet, and with a file unless it has one of the same shape.",
     )
@@ -48,8 +48,12 @@ class _TorchvisionModel(Architecture):
 
     @property
     @abstractmethod
-    def torchvision_name(self) -> str:
-        """The name of the model in ``torchvision.models``."""
+    def architecture_name(self) -> str:
+        """The library's name of the model."""
+
+    @abstractmethod
+    def _module(self, classes: int) -> tuple[nn.Module, str | None]:
+        """The library's module for ``classes`` classes, and the name of its last linear layer."""
 
     def build(self, spec: InputSpec) -> ClassificationModel:
         channels = self.image(spec)[0]
@@ -58,7 +62,7 @@ class _TorchvisionModel(Architecture):
         module, head = self._module(spec.num_classes)
         if normalize_by(module, self.norm) == 0 and self.norm != "batch":
             raise ModelError(
-                f"model {self.name}: norm is {self.norm}, but {self.torchvision_name} has no batch normalization; "
+                f"model {self.name}: norm is {self.norm}, but {self.architecture_name} has no batch normalization; "
                 "leave it out"
             )
         prepare = _Preparation(self.resize)
@@ -69,12 +73,16 @@ class _TorchvisionModel(Architecture):
     def network(self, spec: InputSpec) -> Network:
         """The stateless view of :meth:`build`, tried on made-up inputs; raises ModelError if it fails on them."""
         network = Network(partial(self.build, spec))
-        try_out(network, spec, f"model {self.name}: {self.torchvision_name} (resize={self.resize})")
+        try_out(network, spec, f"model {self.name}: {self.architecture_name} (resize={self.resize})")
         return network
+
+
+class _TorchvisionModel(ImageClassifier):
+    """What the models that come from torchvision share."""
 
     def _module(self, classes: int) -> tuple[nn.Module, str | None]:
         """torchvision's module for ``classes`` classes, and the name of its last linear layer."""
-        models, name = torchvision_models(), self.torchvision_name
+        models, name = torchvision_models(), self.architecture_name
         known = models.list_models(module=models)
         if name not in known:
             raise ModelError(f"model {self.name}: torchvision has no classifier {name!r}{nearest(name, known)}")
@@ -122,7 +130,7 @@ class TorchvisionModel(_TorchvisionModel):
     architecture: str = Field(description="torchvision's name of the model, such as resnet18 or mobilenet_v3_small.")
 
     @property
-    def torchvision_name(self) -> str:
+    def architecture_name(self) -> str:
         return self.architecture
 
 
@@ -135,7 +143,7 @@ class ResNet18(_TorchvisionModel):
     name: Literal["resnet18"] = Field(default="resnet18", description=NAME)
 
     @property
-    def torchvision_name(self) -> str:
+    def architecture_name(self) -> str:
         return "resnet18"
 
 
@@ -151,7 +159,7 @@ class SqueezeNet(_TorchvisionModel):
     version: Literal["1.0", "1.1"] = Field(default="1.1", description="Which of the two nets.")
 
     @property
-    def torchvision_name(self) -> str:
+    def architecture_name(self) -> str:
         return f"squeezenet{self.version.replace('.', '_')}"
 
 

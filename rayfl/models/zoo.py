@@ -17,6 +17,7 @@ from rayfl.models.personalized import SimpleCNN, SuPerFedCNN, SuPerFedTwoCNN
 from rayfl.models.pretrained.section import PretrainedModel
 from rayfl.models.recurrent import CharLSTM
 from rayfl.models.residual import ResNet9
+from rayfl.models.timm_models import TimmModel
 from rayfl.models.tokens import FastText, WindowModel
 from rayfl.models.torchvision_models import ResNet18, SqueezeNet, TorchvisionModel
 from rayfl.models.vgg import VGG, VGG9
@@ -43,6 +44,7 @@ __all__ = [
     "SuPerFedCNN",
     "SuPerFedTwoCNN",
     "TabularMLP",
+    "TimmModel",
     "TorchvisionModel",
     "TwoCNN",
     "TwoNN",
@@ -70,6 +72,7 @@ _Union = Union[  # noqa: UP007
     SqueezeNet,
     TorchvisionModel,
     PretrainedModel,
+    TimmModel,
     CustomModel,
 ]
 _Single = Annotated[_Union, Field(discriminator="name"), BeforeValidator(named_by_object)]

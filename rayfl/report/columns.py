@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rayfl.errors import RunError
 from rayfl.metrics import CLASSIFICATION
 from rayfl.metrics import Metric as TaskMetric
-from rayfl.report.rows import final_by_key
+from rayfl.report.rows import BEST_ROUND, final_by_key
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.loading import Run
 
@@ -25,6 +25,7 @@ class Metric:
         digits: shown behind the point.
         sign: 1 if more is better, -1 if less is.
         by_client: whether clients have it, too, so that it has a spread over them.
+        chosen: whether it is a choice among evaluations by the data that it is of: marked, never the best, not tested.
     """
 
     column: str
@@ -33,6 +34,7 @@ class Metric:
     digits: int
     sign: int
     by_client: bool = True
+    chosen: bool = False
 
     def text(self, value: float | None) -> str:
         """Returns a number of the column as text; a dash for one that is missing."""
@@ -66,7 +68,19 @@ def columns_of(runs: Sequence[Run]) -> dict[str, Metric]:
     fairness = Metric(f"{first.column}_jain", "Jain's index", 1, 3, 1, by_client=False)
     if not others and all(fairness.column in run.rounds.schema.names for run in runs):
         others = (fairness,)
-    return {metric.column: metric for metric in (*shown, *others)}
+    return {metric.column: metric for metric in (*shown, *others, *_of_all_samples(first))}
+
+
+def _of_all_samples(first: Metric) -> tuple[Metric, ...]:
+    """The first metric of all samples together, and both forms of it in the best of all rounds."""
+    label = first.heading.removesuffix(" %")
+    unit = first.heading.removeprefix(label)
+    pooled = replace(first, column=f"pooled_{first.column}", heading=f"pooled {first.heading}", by_client=False)
+    best = (
+        replace(one, column=f"{one.column}{BEST_ROUND}", heading=f"best round, {name}{unit} *", chosen=True)
+        for one, name in ((first, label), (pooled, f"pooled {label}"))
+    )
+    return (pooled, *(replace(one, by_client=False) for one in best))
 
 
 def metrics_for(runs: Sequence[Run]) -> tuple[Metric, ...]:

@@ -11,7 +11,7 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.naming.spelling import nearest
 from rayfl.report.columns import Metric, metrics_for
 from rayfl.report.grouping import Group, check_same_data, group_runs
-from rayfl.report.rows import RowKey, compared_keys, final_by_key, lacking, own_key, wall_seconds
+from rayfl.report.rows import RowKey, best_rounds, compared_keys, final_by_key, lacking, own_key, wall_seconds
 from rayfl.report.significance import PairTest, over_clients, over_seeds
 from rayfl.results.personalized import of_clients
 from rayfl.runs.curves import mean_over_seeds
@@ -168,11 +168,16 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     finished = [group for group in groups if group.finished]
     tested = wanted.metrics[0]
     clients = over_clients(finished, tested.column) if tested.by_client else []
-    seeds = over_seeds(finished, tested.column)
+    seeds = [] if tested.chosen else over_seeds(finished, tested.column)
     lines = _with_best([line for group in groups for line in _lines(group, wanted)], wanted.metrics)
     if not lines:
         raise RunError(f"there is nothing to compare: {'; '.join(notes)}")
     notes += _partners(finished, clients or seeds)
+    if any(metric.chosen for metric in wanted.metrics):
+        notes.append(
+            f"* best round: the best of all evaluations, chosen by the {runs[0].measured.split} data that the number "
+            "is of, as some papers print it: not a fair estimate"
+        )
     if any(line.key.selected_on.startswith("validation") for line in lines) and runs[0].measured.split == "validation":
         notes.append("rows that were chosen on validation data are shown on the same data: these numbers flatter them")
     return Comparison(groups, lines, clients, seeds, notes, wanted, chosen)
@@ -226,7 +231,7 @@ def _lines(group: Group, wanted: Wanted) -> list[Line]:
 
 def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
     runs = [run for run in group.runs if key in final_by_key(run)]
-    rows = [final_by_key(run)[key] for run in runs]
+    rows = [{**final_by_key(run)[key], **_chosen(run, key, metrics)} for run in runs]
     seconds = [wall_seconds(run) for run in runs]
     choices = dict.fromkeys(row["choice"] for row in rows if row["choice"])
     prefix = key.model.removesuffix("best")
@@ -247,6 +252,11 @@ def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
         gigabytes=float(np.mean([row["bytes_down"] + row["bytes_up"] for row in rows])) / 1e9,
         seconds=None if None in seconds else float(np.mean([value for value in seconds if value is not None])),
     )
+
+
+def _chosen(run: Run, key: RowKey, metrics: Sequence[Metric]) -> dict[str, float]:
+    """The values of the best round, where a column is about them."""
+    return best_rounds(run, key) if any(metric.chosen for metric in metrics) else {}
 
 
 def _cell(rows: Sequence[dict[str, float]], metric: Metric) -> Cell:
@@ -272,7 +282,7 @@ def _with_best(lines: Sequence[Line], metrics: Sequence[Metric]) -> list[Line]:
 
     order = {}
     for metric in metrics:
-        values = {rank(line, metric) for line in eligible}
+        values = set() if metric.chosen else {rank(line, metric) for line in eligible}
         order[metric.column] = sorted((value for value in values if np.isfinite(value)), reverse=True)[:2]
 
     def marked(line: Line) -> Line:

@@ -63,6 +63,7 @@ def numbers(comparisons: Mapping[str, Comparison]) -> list[dict[str, Any]]:
             "dataset": name,
             **_about(line),
             **asdict(one.measured),
+            "seen_test": line.key.seen_test or (metric.chosen and one.measured.split == "test"),
             "metric": metric.column,
             **_values(line, metric),
             "seeds": line.seeds,
@@ -93,7 +94,7 @@ def as_json(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
 
 def _about(line: Line) -> dict[str, Any]:
     model = {"method": line.method, "model": line.model.removesuffix(" *")}
-    return {**model, "personalized": line.own, "finished": line.finished, "seen_test": line.key.seen_test}
+    return {**model, "personalized": line.own, "finished": line.finished}
 
 
 def _values(line: Line, metric: Metric) -> dict[str, float | int | None]:

@@ -75,7 +75,8 @@ def paper_table(comparisons: Mapping[str, Comparison]) -> PaperTable:
     tested = marks_caption("c" in kinds, "s" in kinds)
     columns = [(name, metric.column) for name in comparisons for metric in metrics]
     unfinished = ["† unfinished: after its last evaluation so far"] if any(not n.finished for n in everything) else []
-    seen = ["* chosen on test data: not a fair estimate"] if any(line.key.seen_test for line in everything) else []
+    starred = any(line.key.seen_test for line in everything) or any(metric.chosen for metric in metrics)
+    seen = ["* chosen on test data: not a fair estimate"] if starred else []
     return PaperTable(
         f"{caption} {tested}".strip(),
         list(comparisons),

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from rayfl.examples import SPLITS
 from rayfl.results.personalized import of_clients
+from rayfl.results.schemas import metrics_of
 from rayfl.runs.loading import Run
 from rayfl.runs.rows import final_rows, row_label, rows_of_clients, summaries
 
@@ -59,9 +60,28 @@ def key_of(row: Mapping[str, Any]) -> RowKey:
     return RowKey(str(row["model"]), str(row["selected_on"]))
 
 
+BEST_ROUND = "_best_round"
+"""Ends the names of values that are the best of all evaluations of a run."""
+
+
 def final_by_key(run: Run) -> dict[RowKey, dict[str, Any]]:
     """Returns the rows of the run's last evaluation (``run.measured``) by their keys; none of a run without any."""
     return {key_of(row): row for row in final_rows(run.rounds, run.measured)}
+
+
+def best_rounds(run: Run, key: RowKey) -> dict[str, float]:
+    """The best value of the task's first metric over all evaluations of a row, mean over clients and pooled.
+
+    The choice of the round has seen the very data that the value is of.
+    """
+    first = metrics_of(run.rounds)[0]
+    field = pc.field
+    rows = run.rounds.filter(
+        run.measured.rows & (field("model") == key.model) & (field("selected_on") == key.selected_on)
+    )
+    best = pc.max if first.sign > 0 else pc.min
+    found = {name: best(rows[name]).as_py() for name in (first.name, f"pooled_{first.name}")}
+    return {f"{name}{BEST_ROUND}": float("nan") if value is None else value for name, value in found.items()}
 
 
 def shown_key(run: Run) -> RowKey | None:

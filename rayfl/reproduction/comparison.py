@@ -34,6 +34,8 @@ class Measured:
         everybody: how many there are; None where the results do not say it.
         selected_on: what the row was chosen on: nothing, validation or test data.
         choice: which one was chosen, such as ``lambda=0.5``.
+        best_round: the best of all evaluations by the test data themselves, in the table's unit; None where the paper
+            does not print that.
     """
 
     value: float
@@ -42,6 +44,7 @@ class Measured:
     everybody: int | None
     selected_on: str
     choice: str
+    best_round: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Comparison:
         selected_on: what the row was chosen on.
         choice: which one was chosen, of the first seed.
         remarks: what is to be known of the printed number.
+        best_round: ours in the best of all evaluations, chosen by the test data themselves, mean over seeds; None where
+            the paper prints no such number.
     """
 
     table: str
@@ -83,11 +88,13 @@ class Comparison:
     selected_on: str
     choice: str
     remarks: tuple[str, ...]
+    best_round: float | None = None
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's."""
-        return None if self.ours is None or self.paper is None else self.ours - self.paper
+        """Ours minus the paper's; that of the best round where the paper prints it."""
+        ours = self.ours if self.best_round is None else self.best_round
+        return None if ours is None or self.paper is None else ours - self.paper
 
     @property
     def within(self) -> bool | None:
@@ -149,7 +156,11 @@ def measured(table: ReferenceTable, run: PlannedRun, rounds: pa.Table) -> Measur
     std = fmean(known) * scale if len(known) == len(chosen) else None
     clients = min(int(row["clients"]) for row in chosen)
     everybody = recorded_clients(rounds)
-    return Measured(value, std, clients, everybody, str(newest["selected_on"]), str(newest["choice"]))
+    best = None
+    if protocol.best_round:
+        values = [_number(row[column]) for row in rows]
+        best = scale * (min(values) if table.metric in ("loss", "ece", "mce") else max(values))
+    return Measured(value, std, clients, everybody, str(newest["selected_on"]), str(newest["choice"]), best)
 
 
 def rank_agreement(rows: Sequence[Comparison]) -> float | None:
@@ -157,7 +168,11 @@ def rank_agreement(rows: Sequence[Comparison]) -> float | None:
 
     1: the same order; None: fewer than three methods, or all are equal.
     """
-    pairs = [(row.ours, row.paper) for row in rows if row.status != "no_target" and row.difference is not None]
+    pairs = [
+        (row.ours if row.best_round is None else row.best_round, row.paper)
+        for row in rows
+        if row.status != "no_target" and row.difference is not None
+    ]
     if len(pairs) < 3:
         return None
     tau = float(kendalltau(*zip(*pairs, strict=True)).statistic)
@@ -191,6 +206,7 @@ def _compared(table: ReferenceTable, setting: str, method: str, values: Sequence
     spreads = [value.std for value in values if value.std is not None]
     paper_std = None if cell is None else cell.std
     mean, spread = map(float, mean_over_seeds([value.value for value in values])) if values else (None, None)
+    best = [value.best_round for value in values if value.best_round is not None]
     return Comparison(
         table=table.name,
         setting=setting,
@@ -208,4 +224,5 @@ def _compared(table: ReferenceTable, setting: str, method: str, values: Sequence
         selected_on=values[0].selected_on if values else "",
         choice=values[0].choice if values else "",
         remarks=tuple(remark.reason for remark in table.remarks_on(setting, method)),
+        best_round=fmean(best) if best else None,
     )

@@ -20,7 +20,7 @@ COMPARISON_SCHEMA = pa.schema(
         ("rounds", pa.int32()),
         ("paper_rounds", pa.int32()),
         ("seeds", pa.int32()),
-        *((name, pa.float64()) for name in ("ours", "ours_std_over_clients", "ours_std_over_seeds")),
+        *((name, pa.float64()) for name in ("ours", "ours_std_over_clients", "ours_std_over_seeds", "best_round")),
         ("clients", pa.int32()),
         ("everybody", pa.int32()),
         *((name, pa.float64()) for name in ("paper", "paper_std", "difference")),
@@ -36,7 +36,9 @@ _HEADINGS = (
     *("method", "ours", "+- clients", "+- seeds", "clients"),
     *("paper", "paper's std", "difference", "within 1 std", "target"),
 )
+_BEST_ROUND = "best round *"
 _SHORT = {
+    _BEST_ROUND: "best\nround *",
     "+- clients": "+-\nclients",
     "+- seeds": "+-\nseeds",
     "paper's std": "its\nstd",
@@ -63,7 +65,9 @@ def as_markdown(planned: Reproduction, rows: Sequence[Comparison]) -> str:
     """The tables with notes, one section per table and setting."""
     lines = [f"# {planned.name}, {planned.scale} scale", ""]
     for table, setting, mine in _groups(planned, rows):
-        lines += [f"## {_title(table)}: `{setting}`", "", table.caption, "", _head(), "|---" * len(_HEADINGS) + "|"]
+        lines += [f"## {_title(table)}: `{setting}`", "", table.caption, ""]
+        headings = _headings(table)
+        lines += [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
         lines += [f"| {' | '.join(_cells(row, table))} |" for row in mine]
         lines += ["", *(line for note in _notes(planned, table, setting, mine) for line in (note, ""))]
     return "\n".join(lines).rstrip() + "\n"
@@ -75,13 +79,13 @@ def as_text(planned: Reproduction, rows: Sequence[Comparison]) -> list[Table | s
     for table, setting, mine in _groups(planned, rows):
         title = f"{_title(table)}: {setting}"
         printed = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
-        shown_headings = [heading for heading in _HEADINGS if heading != "clients"]  # a note says it
+        shown_headings = [heading for heading in _headings(table) if heading != "clients"]  # a note says it
         for heading in shown_headings:
             # folded where the terminal is narrow, never cut: a number without its end is another one
             left = heading in ("method", "target")
             printed.add_column(_SHORT.get(heading, heading), justify="left" if left else "right", overflow="fold")
         for row in mine:
-            cells = dict(zip(_HEADINGS, _cells(row, table), strict=True))
+            cells = dict(zip(_headings(table), _cells(row, table), strict=True))
             printed.add_row(*(cells[heading] for heading in shown_headings))
         shown += [printed, *_notes(planned, table, setting, mine)]
     return shown
@@ -101,8 +105,15 @@ def _title(table: ReferenceTable) -> str:
     return f"{table.name} ({table.table}), {table.metric}, {table.unit}"
 
 
-def _head() -> str:
-    return f"| {' | '.join(_HEADINGS)} |"
+def _headings(table: ReferenceTable) -> tuple[str, ...]:
+    """The columns: with that of the best round where the paper prints this."""
+    return _with_best_round(table, _HEADINGS, _BEST_ROUND)
+
+
+def _with_best_round(table: ReferenceTable, columns: tuple[str, ...], best: str) -> tuple[str, ...]:
+    place = 1 + _HEADINGS.index("clients")
+    shown = table.protocol is not None and table.protocol.best_round
+    return (*columns[:place], best, *columns[place:]) if shown else columns
 
 
 def _cells(row: Comparison, table: ReferenceTable) -> tuple[str, ...]:
@@ -115,7 +126,8 @@ def _cells(row: Comparison, table: ReferenceTable) -> tuple[str, ...]:
     clients = "" if row.clients is None else of_clients(row.clients, row.everybody)
     ours = (_number(row.ours, digits) or "not run", *spreads, clients)
     paper = (_number(row.paper, digits), _number(row.paper_std, digits))
-    return (f"{row.method}{star}", *ours, *paper, difference, within, target)
+    cells = (f"{row.method}{star}", *ours, *paper, difference, within, target)
+    return _with_best_round(table, cells, _number(row.best_round, digits))
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -139,6 +151,11 @@ def _notes(planned: Reproduction, table: ReferenceTable, setting: str, rows: Seq
     if any(row.seen_test for row in rows):
         chosen = ", ".join(f"{row.method} {row.choice}" for row in rows if row.seen_test)
         notes.append(f"* chosen on test data ({chosen}), as in the paper: not a fair estimate.")
+    if table.protocol is not None and table.protocol.best_round:
+        notes.append(
+            "* best round: the best of all evaluations, chosen by the test data themselves, as the paper prints it: "
+            "not a fair estimate. The difference is of it; ours is that of the last round."
+        )
     agreement = rank_agreement(rows)
     if agreement is not None:
         notes.append(f"Order of the methods, Kendall's tau with the paper's (targets only): {agreement:.2f}.")

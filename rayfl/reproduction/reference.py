@@ -53,6 +53,11 @@ class Protocol(_Record):
     rounds: Literal["last"] | tuple[int, int] = Field(
         "last", description="the last evaluation, or the mean over the evaluations of these completed rounds"
     )
+    best_round: bool = Field(
+        False,
+        description="whether the paper prints the best of all rounds on test data; ours is then shown beside the last "
+        "round's, marked, and is what the printed number is compared with",
+    )
     differs: str = Field(description="where the paper's own evaluation differs from that row")
 
     def column(self, metric: Metric) -> str:

@@ -15,7 +15,7 @@ from rayfl.naming.spelling import nearest
 from rayfl.reproduction.reference import ReferenceTable, reference_tables
 from rayfl.reproduction.scaling import Scale, scaled
 
-SEEDS = {"floco": 5, "fedme": 5}
+SEEDS = {"floco": 5, "fedme": 5, "pfllib": 3}
 """Runs of which a paper prints the mean, by its key; the others print one run."""
 
 _FREE = ("dataset.root", "engine", *sorted(FREE - {"name", "storage_path"}))

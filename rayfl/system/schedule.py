@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -185,7 +185,9 @@ class Schedule:
         return min(begins, default=0)
 
 
-def samples_per_round(sizes: np.ndarray, epochs: int, batch_size: int | None, min_steps: int) -> list[int]:
+def samples_per_round(
+    sizes: np.ndarray, epochs: int, batch_size: int | None, min_steps: int, epoch: Callable[[int], int] = int
+) -> list[int]:
     """Samples that each client trains on in a round.
 
     Args:
@@ -193,6 +195,7 @@ def samples_per_round(sizes: np.ndarray, epochs: int, batch_size: int | None, mi
         epochs: passes over them.
         batch_size: of a step; None: all of them.
         min_steps: least number of steps.
+        epoch: from a client's training samples to how many of them an epoch uses; default all.
     """
     counts = [int(n) for n in sizes]
-    return [max(epochs * n, min_steps * min(batch_size or n, n)) for n in counts]
+    return [max(epochs * epoch(n), min_steps * min(batch_size or n, n)) for n in counts]

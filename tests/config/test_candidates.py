@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from algorithms.registry import METHODS, Experiment
+from rayfl.config.added import comparable
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.errors import ConfigError, ModelError
 from rayfl.experiment.parts import Parts
@@ -33,6 +34,15 @@ def test_candidates_need_no_name() -> None:
     assert short.model == Candidates(candidates=(TwoNN(hidden=(5,)), TwoNN(hidden=(7, 6))))
     assert short == long
     assert short.fingerprint() == long.fingerprint()
+
+
+def test_candidates_do_not_count_options_that_came_later() -> None:
+    config = parts({"candidates": [{"name": "two_cnn"}, PAIR[0]]}, "fedme").config
+    assert "padding" not in config.identity()["model"]["candidates"][0]
+    other = parts({"candidates": [{"name": "two_cnn", "padding": 0}, PAIR[0]]}, "fedme").config
+    assert other.identity()["model"]["candidates"][0]["padding"] == 0
+    record = config.model_dump(mode="json")
+    assert comparable(record)["model"]["candidates"][0] == {"name": "two_cnn", "init": "torch"}
 
 
 def test_candidates_survive_a_round_trip_through_yaml(tmp_path: Any) -> None:

@@ -25,9 +25,15 @@ PRESETS = paper_presets()
 OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news", "quickstart"} | {
     f"quickstart-{task}" for task in ("regression", "multilabel", "text", "tabular")
 }
+WORKLOADS = {
+    *("workload-pflresearch-cifar10", "workload-blazefl-cifar10", "workload-flute-femnist", "workload-flute-cifar100"),
+    "workload-flute-shakespeare",
+}
 SIZES = {"mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "emnist": 697_932, "tiny_imagenet": 100_000}
+SIZES["fashion_mnist"] = 60_000
 SPECS = {
     "mnist": InputSpec("image", (1, 28, 28), 10),
+    "fashion_mnist": InputSpec("image", (1, 28, 28), 10),
     "cifar10": InputSpec("image", (3, 32, 32), 10),
     "cifar100": InputSpec("image", (3, 32, 32), 100),
     "emnist": InputSpec("image", (1, 28, 28), 62),
@@ -77,15 +83,18 @@ def clients_of(name: str) -> int:
 def test_all_names_are_unique_and_the_handwritten_presets_are_still_there() -> None:
     names = preset_names()
     assert len(set(names)) == len(names)
-    assert set(names) == {*OWN, *PRESETS}
-    assert {name.partition("-")[0] for name in PRESETS} == {"superfed", "floco", "fedme", "fedphp"}
+    assert set(names) == {*OWN, *WORKLOADS, *PRESETS}
+    assert {name.partition("-")[0] for name in PRESETS} == {"superfed", "floco", "fedme", "fedphp", "pfllib"}
     assert {"superfed-table1-mnist-k50", "floco-table1-cifar10-5fold"} <= set(names)
 
 
 def test_a_preset_runs_its_papers_method_and_says_where_it_is_from() -> None:
     for name, preset in PRESETS.items():
         assert config(name) == load_config(Experiment, name, COMBINATIONS[name, preset.own])
-        assert config(name).algorithm.name.startswith(preset.paper.short.partition(" ")[0].lower())
+        own = {"PFLlib": "fedavg"}.get(
+            preset.paper.short.partition(" ")[0], preset.paper.short.partition(" ")[0].lower()
+        )
+        assert config(name).algorithm.name.startswith(own)
         assert preset_text(name).startswith(f"# {preset.paper.short}, {preset.table}: ")
     entries = {entry[0]: entry[1:] for entry in catalog("presets")}
     assert entries["floco-table1-femnist"] == (
@@ -153,6 +162,26 @@ def test_clients_have_the_sizes_that_the_papers_print() -> None:
     me = config("fedme-table4-cifar10")
     tests = np.floor(sizes("fedme-table4-cifar10") * me.holdout.test).sum()
     assert abs(60_000 - tests - me.holdout.public - 49_000) <= 20
+
+
+def test_the_presets_of_pfllib_have_its_protocol() -> None:
+    """20 clients of all samples, three quarters of each for training; blocks of classes that two clients share."""
+    names = [name for name in PRESETS if name.startswith("pfllib-")]
+    assert len(names) == 17
+    for name in names:
+        settings = config(name)
+        sizes = np.array(sizes_of(settings.dataset.name, settings.dataset.part, settings.partition))
+        assert (len(sizes), sizes.sum()) == (20, 100_000 if "tiny" in name else 60_000 + 10_000 * ("mnist" in name))
+        assert sizes.min() >= (40 if "dir" in name else 8)
+        train = settings.train
+        assert (train.rounds, train.batch_size, train.clients_per_round, train.drop_last) == (2000, 10, "all", True)
+        assert train.lr == (0.1 if "resnet18" in name else 0.005)
+        assert (settings.holdout.test, settings.holdout.validation) == (0.25, 0.0)
+    cifar = config("pfllib-cifar100-pat").partition.assign(np.arange(60_000) % 100, RandomStreams(0))
+    for client, part in enumerate(cifar):
+        assert np.unique(part % 100).tolist() == list(range(10 * (client // 2), 10 * (client // 2) + 10))
+    assert config("pfllib-tiny-resnet18-dir0.1").train.private_norm == "statistics"
+    assert config("pfllib-tiny-resnet18-dir0.1", "feddbe").algorithm.mean_momentum == 0.1
 
 
 def test_settings_tuned_by_row() -> None:

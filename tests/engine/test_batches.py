@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayfl.engine.batches import num_steps, plan_batches
+from rayfl.engine.batches import epoch_samples, num_steps, plan_batches
 
 SAMPLES, SIZES, EPOCHS = st.integers(0, 60), st.one_of(st.none(), st.integers(1, 70)), st.integers(0, 4)
 
@@ -61,3 +61,34 @@ def test_repeated_batches_follow_each_other() -> None:
     assert len(thrice) == 3 * len(once)
     for step, batch in enumerate(thrice):
         assert torch.equal(batch, once[step // 3])
+
+
+@given(SAMPLES, SIZES, EPOCHS)
+def test_without_last_batches_all_are_full_but_an_only_one(samples: int, size: int | None, epochs: int) -> None:
+    steps = num_steps(samples, size, epochs, drop_last=True)
+    batches = plan_batches(samples, size, steps, np.random.default_rng(0), drop_last=True).batches(torch.device("cpu"))
+    full = size or samples
+    assert len(batches) == steps == (epochs * max(1, samples // full) if samples else 0)
+    assert all(len(batch) == min(full, samples) for batch in batches)
+    used = epoch_samples(samples, size, drop_last=True)
+    for epoch in range(epochs if samples else 0):
+        mine = torch.cat(batches[epoch * (steps // epochs) : (epoch + 1) * (steps // epochs)])
+        assert len(mine) == len(mine.unique()) == used
+
+
+def test_other_samples_are_dropped_in_every_epoch_unless_there_is_no_shuffling() -> None:
+    def dropped(shuffle: bool) -> set[int]:
+        plan = plan_batches(23, 10, 20, np.random.default_rng(0), drop_last=True, shuffle=shuffle)
+        epochs = plan.order.reshape(10, 20).tolist()
+        return set.union(*(set(range(23)) - set(epoch) for epoch in epochs))
+
+    assert len(dropped(shuffle=True)) > 10
+    assert len(dropped(shuffle=False)) == 3
+
+
+def test_without_shuffling_all_epochs_have_the_first_ones_order() -> None:
+    plans = [plan_batches(20, 6, 8, np.random.default_rng(3), shuffle=shuffle) for shuffle in (True, False)]
+    first, second = plans[1].order.reshape(2, 20)
+    assert torch.equal(first, second)
+    assert torch.equal(first, plans[0].order[:20])
+    assert not torch.equal(first, torch.arange(20))

@@ -112,6 +112,41 @@ def test_batches_are_those_of_the_pass(options: dict[str, Any]) -> None:
         assert torch.equal(client.examples().x[index], x)
 
 
+@MODES
+def test_without_last_batches_a_pass_has_full_ones_alone(mode: str) -> None:
+    """11, 4 and 23 samples in batches of 4: two, one and five steps an epoch, also where epochs are looked at."""
+    who, seen = clients(drop_last=True), dict[int, int]()
+    for client in who.values():
+        plan = client.batches()
+        assert {len(batch) for batch in plan.batches(CPU)} == {4}
+        assert plan.steps == client.num_steps() == 2 * (client.num_samples // 4)
+
+    async def look(model: Tree) -> None:
+        seen[0] = seen.get(0, 0) + 1
+
+    found = trained({0: who[0]}, mode, each_epoch=look)
+    assert seen == {0: 2}
+    assert_close(found[0], trained({0: who[0]}, mode)[0], 1e-6)
+    assert not torch.equal(found[0]["head.weight"], trained({0: clients()[0]}, mode)[0]["head.weight"])
+
+
+def test_without_shuffling_a_client_has_one_order_in_all_passes_and_rounds() -> None:
+    def orders(**train: Any) -> list[list[int]]:
+        found = []
+        for round in (0, 1):
+            client = clients(**train)[0]
+            client = Client(0, {}, {"train": client.examples()}, TASK, replace(client.context, round=round), CPU)
+            found += [
+                row for stream in ("", ".1") for row in client.batches(stream=stream).order.reshape(2, -1).tolist()
+            ]
+        return found
+
+    assert len({tuple(order) for order in orders(shuffle=False)}) == 1
+    assert len({tuple(order) for order in orders()}) == 8
+    other = clients(shuffle=False, sizes=(11, 11))
+    assert other[0].batches().order.tolist() != other[1].batches().order.tolist()
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_max_grad_norm_bounds_the_length_of_a_gradient(momentum: float) -> None:
     """Far from the optimum every gradient has the length allowed, and momentum adds these up."""

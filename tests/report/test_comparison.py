@@ -13,7 +13,9 @@ import yaml
 
 from algorithms.registry import METHODS
 from rayfl.errors import RunError
-from rayfl.report.comparison import compare
+from rayfl.report.columns import columns_of
+from rayfl.report.comparison import Wanted, compare
+from rayfl.report.formats import numbers
 from rayfl.report.grouping import config_table, group_runs
 from rayfl.report.rows import RowKey, final_by_key, own_key
 from rayfl.report.several import comparison_table
@@ -208,3 +210,28 @@ def test_equal_notes_are_one_note(copied: Copied, runs: list[Run]) -> None:
         f"{unfinished[0].uri}, {unfinished[1].uri}: unfinished, 4 of 9 rounds are done: shown after its last "
         "evaluation, but in no test, joined with no other seed, and never the best"
     ]
+
+
+def test_the_best_round_is_marked_and_never_the_best_or_tested(runs: list[Run]) -> None:
+    known = columns_of(runs)
+    wanted = Wanted((known["top1_best_round"], known["pooled_top1_best_round"], known["top1"]))
+    comparison = compare(runs, wanted)
+    line = next(line for line in comparison.lines if (line.method, line.key) == ("fedavg", RowKey("global")))
+    for column in ("top1", "pooled_top1"):
+        values = []
+        for run in runs[:2]:
+            rows = [row for row in run.rounds.filter(run.measured.rows).to_pylist() if row["model"] == "global"]
+            assert len(rows) == 2
+            values.append(100 * max(row[column] for row in rows))
+        assert line.cells[f"{column}_best_round"].mean == pytest.approx(sum(values) / 2)
+    assert not any(cell.best for line in comparison.lines for name, cell in line.cells.items() if "round" in name)
+    assert any(line.cells["top1"].best for line in comparison.lines)
+    assert not comparison.clients and not comparison.seeds
+    assert any(note.startswith("* best round: the best of all evaluations") for note in comparison.notes)
+    assert known["top1_best_round"].heading == "best round, accuracy % *"
+    rows = numbers({"": comparison})
+    assert {row["metric"]: row["seen_test"] for row in rows if row["model"] == "global"} == {
+        "top1_best_round": True,
+        "pooled_top1_best_round": True,
+        "top1": False,
+    }

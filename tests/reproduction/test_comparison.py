@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -141,3 +142,24 @@ def test_rows_and_overrides_are_checked() -> None:
 def test_folders_of_uris_keep_their_options() -> None:
     run = plan_reproduction(Experiment, "tiny-table1", "s3://bucket/out?region=x").runs[0]
     assert run.config.storage_path == "s3://bucket/out/tiny-table1-digits?region=x"
+
+
+def test_the_best_round_on_test_data_stands_beside_the_last_one_and_is_marked() -> None:
+    """Where a paper prints the best round, its number is compared with ours of the best round."""
+    table = select_tables("tiny-table1")[0]
+    assert table.protocol is not None
+    best = table.model_copy(update={"protocol": table.protocol.model_copy(update={"best_round": True})})
+    planned = replace(plan(seeds=[0, 1], methods=["fedavg"]), tables=(best,))
+    over = results(summary("global", 1, 0.3), summary("global", 2, 0.55), summary("global", 4, 0.4))
+    (row,) = compare(planned, dict(zip(planned.runs, [over, MODELS], strict=True)))
+    assert (row.ours, row.best_round) == (pytest.approx(40), pytest.approx((55 + 40) / 2))
+    assert (row.difference, row.within) == (pytest.approx(-2.5), True)
+    text = as_markdown(planned, [row])
+    assert "| clients | best round * | paper |" in text
+    assert "| fedavg | 40.00 | 10.00 | 0.00 | 3 of 4 | 47.50 | 50.00 | 50.00 | -2.50 | yes | with caution |" in text
+    assert "* best round: the best of all evaluations, chosen by the test data themselves" in text
+    assert as_arrow(planned, [row])["best_round"].to_pylist() == [pytest.approx(47.5)]
+    usual = plan(methods=["fedavg"])
+    (row,) = compare(usual, {usual.runs[0]: over})
+    assert row.best_round is None and row.difference == pytest.approx(-10)
+    assert "best round" not in as_markdown(usual, [row])

@@ -68,6 +68,9 @@ PRINTED = {
     "fedme-table7": (36, 3066.40, 67.49, "fedme-table7-cifar10-alpha0.1", "fedavg_noft", 80.86, 1.95),
     "fedphp-table1": (25, 12894.0, 0, "fedphp-fig5-shakespeare", "train_per_client", 2994, None),
     "fedphp-table2-begin": (9, 513.03, 0, "fedphp-table2-cifar100-100-20", "fedphp_mu_b", 11.82, None),
+    "pfllib-pathological": (60, 3810.93, 12.07, "pfllib-cifar100-pat", "feddbe", 73.38, 0.18),
+    "pfllib-practical": (80, 4198.45, 21.11, "pfllib-tiny-resnet18-dir0.1", "fedcp", 44.18, 0.21),
+    "pfllib-heterogeneity": (120, 4132.75, 46.35, "pfllib-tiny-dir5", "fedproto", 8.92, 0.19),
     "fedphp-table2-end": (9, 659.80, 0, "fedphp-table2-cifar10-100-5", "fedphp_mu_a", 91.04, None),
 }  # fmt: skip
 
@@ -142,7 +145,10 @@ def test_cells_that_are_no_targets() -> None:
     assert none["superfed-table4-ece"] == set(TABLES["superfed-table4-ece"].settings["superfed-table4-mnist-pair0.1"])
     assert none["floco-appendixF-global"] == {"feddyn", "fedrep"}
     assert none["floco-appendixF-local"] == {"feddyn"}
-    assert none["fedme-table4"] == none["fedphp-table2-end"] == set()
+    assert none["fedme-table4"] == none["fedphp-table2-end"] == none["pfllib-practical"] == set()
+    assert TABLES["pfllib-heterogeneity"].status("pfllib-cifar100-dir5", "ditto") == "no_target"
+    assert TABLES["pfllib-heterogeneity"].status("pfllib-cifar100-dir0.01", "ditto") == "caution"
+    assert TABLES["pfllib-practical"].status("pfllib-fmnist-dir0.1", "fedala") == "target"
 
 
 @pytest.mark.parametrize("method", ["superfed_mm", "fedavg_lu"])

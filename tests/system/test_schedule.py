@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rayfl.engine.settings import TrainConfig
 from rayfl.randomness import RandomStreams
 from rayfl.system.config import GivenSystem
 from rayfl.system.devices import Device
@@ -126,6 +127,8 @@ def test_samples_are_those_of_all_local_steps() -> None:
     assert samples_per_round(np.array([10, 100]), 5, 20, 0) == [50, 500]
     assert samples_per_round(np.array([10, 100]), 1, 20, 4) == [40, 100]
     assert samples_per_round(np.array([10, 100]), 1, None, 4) == [40, 400]
+    full = TrainConfig(batch_size=20, drop_last=True).samples_an_epoch
+    assert samples_per_round(np.array([10, 47]), 5, 20, 0, full) == [50, 200]
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60, deadline=None)

@@ -19,14 +19,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
+from rayfl.data.files.row_runs import Run, joined, runs_of
 from rayfl.data.files.targets import from_column, target_field
 from rayfl.data.files.whole import new_file
+from rayfl.data.images.images import decode_images
 from rayfl.data.images.moments import Moments
 from rayfl.errors import DataError
 from rayfl.examples import InputSpec, Target
 
 METADATA_KEY = b"rayfl"
-VERSION = 1
+VERSION = 2
+"""The newest version of the format; files without encoded images are of version 1, which older rayfls read."""
+
 _ARROW_MAGIC = b"ARROW1"
 _LATER = ("own_test", "moments", "sha256", "target", "padding")
 
@@ -41,7 +45,8 @@ class NaturalHeader(BaseModel):
         shape: shape of one input; a row holds it flat.
         num_classes: number of labels.
         vocabulary: number of distinct tokens; 0 for images.
-        storage: type of the values in ``x``; an image stored as ``uint8`` has the pixels x / 255.
+        storage: type of the values in ``x``; an image stored as ``uint8`` has the pixels x / 255. ``encoded``: each
+            ``x`` is an image file (PNG, JPEG, WebP), decoded to such pixels when its row is read; of version 2.
         own_test: whether the source divides into train and test; if not, all rows are ``train``.
         moments: of the images' train rows, where they are known.
         sha256: of the content (:class:`rayfl.data.files.content.ContentHash`), where it is known.
@@ -52,13 +57,13 @@ class NaturalHeader(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     format: Literal["natural"] = "natural"
-    version: int = VERSION
+    version: int = 1
     kind: str
     input: Literal["image", "tokens"]
     shape: tuple[int, ...]
     num_classes: int
     vocabulary: int = 0
-    storage: Literal["uint8", "uint16", "int32", "float32"] = "uint8"
+    storage: Literal["uint8", "uint16", "int32", "float32", "encoded"] = "uint8"
     own_test: bool = True
     moments: Moments | None = None
     sha256: str | None = None
@@ -72,11 +77,15 @@ class NaturalHeader(BaseModel):
 
     def arrow_schema(self) -> pa.Schema:
         """The file's columns, with this header in the metadata."""
-        value = pa.field("item", pa.type_for_alias(self.storage), nullable=False)
+        if self.storage == "encoded":
+            x = pa.field("x", pa.binary(), nullable=False)
+        else:
+            value = pa.field("item", pa.type_for_alias(self.storage), nullable=False)
+            x = pa.field("x", pa.list_(value, math.prod(self.shape)), nullable=False)
         fields = [
             pa.field("client", pa.string(), nullable=False),
             pa.field("split", pa.string(), nullable=False),
-            pa.field("x", pa.list_(value, math.prod(self.shape)), nullable=False),
+            x,
             target_field(self.spec, pa.int16()),
         ]
         # What came later is left out where it says nothing, so that equal data still make equal files.
@@ -101,6 +110,10 @@ class NaturalFile(ABC):
     def owners(self) -> pa.Table:
         """The columns ``client`` and ``split`` of all rows; raises OSError or ArrowException."""
 
+    def runs(self) -> list[Run]:
+        """Whose the rows are, in the order of the file; raises OSError or ArrowException."""
+        return runs_of(self.owners(), 0)
+
     @abstractmethod
     def _groups(self, first: int, last: int) -> pa.Table:
         """The columns ``x`` and ``y`` of some groups of rows."""
@@ -120,9 +133,25 @@ class NaturalFile(ABC):
         if not table.num_rows:
             values = math.prod(self.header.shape)
             y = from_column(pa.array([], self.header.arrow_schema().field("y").type))
-            return np.empty((0, values), dtype=self.header.storage), y
+            return np.empty((0, values), dtype="uint8" if self.header.storage == "encoded" else self.header.storage), y
+        y = from_column(table.column("y").chunk(0))
+        if self.header.storage == "encoded":
+            return self._decoded(table.column("x"), start), y
         x = table.column("x").chunk(0).flatten().to_numpy()
-        return x.reshape(stop - start, math.prod(self.header.shape)), from_column(table.column("y").chunk(0))
+        return x.reshape(stop - start, math.prod(self.header.shape)), y
+
+    def _decoded(self, images: pa.ChunkedArray, start: int) -> np.ndarray:
+        """The pixels of encoded images, uint8 of shape (n, values)."""
+        encoded = images.to_pylist()
+        found = decode_images(len(encoded), encoded.__getitem__, lambda row: f"{self.path}, row {start + row}")
+        if found.shape[1] == 1:  # all grey, where others of the file may have colours
+            found = np.repeat(found, self.header.shape[0], axis=1)
+        if found.shape[1:] != self.header.shape:
+            raise DataError(
+                f"{self.path}, row {start}: the images have the shape {found.shape[1:]}, but the header says "
+                f"{self.header.shape}; {remedy(self.path)}"
+            )
+        return found.reshape(len(found), -1)
 
 
 class _Parquet(NaturalFile):
@@ -132,6 +161,29 @@ class _Parquet(NaturalFile):
 
     def owners(self) -> pa.Table:
         return self._file.read(columns=["client", "split"])
+
+    def runs(self) -> list[Run]:
+        """See the base class; groups of rows whose statistics name one client and one split are not read."""
+        found: list[Run] = []
+        for group in range(self._file.num_row_groups):
+            start, stop = int(self._starts[group]), int(self._starts[group + 1])
+            owner = self._single_owner(group)
+            if owner is None:
+                table = self._file.read_row_group(group, columns=["client", "split"])
+                found += runs_of(table, start)
+            elif stop > start:
+                found.append((*owner, start, stop))
+        return joined(found)
+
+    def _single_owner(self, group: int) -> tuple[str, str] | None:
+        """Client and split of a group that the file's statistics say to have one of each."""
+        metadata, values = self._file.metadata.row_group(group), []
+        for column in range(2):
+            known = metadata.column(column).statistics
+            if known is None or not known.has_min_max or known.min != known.max or known.null_count:
+                return None
+            values.append(str(known.min))
+        return values[0], values[1]
 
     def _groups(self, first: int, last: int) -> pa.Table:
         return self._file.read_row_groups(list(range(first, last)), columns=["x", "y"])

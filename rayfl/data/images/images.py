@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
@@ -20,14 +20,17 @@ def decode_images(
     read: Callable[[int], bytes],
     place: Callable[[int], str],
     progress: Callable[[int], None] = lambda done: None,
+    side: int | None = None,
 ) -> np.ndarray:
-    """Decodes images of one size.
+    """Decodes images of one size, or brings them to one.
 
     Args:
         count: how many, at least 1.
         read: the bytes of an image.
         place: what to call an image in messages.
         progress: told how many are done, now and then.
+        side: height and width to which images are brought (bilinear, without keeping their proportions); None: all
+            have one size.
 
     Returns:
         uint8 of shape (count, channels, height, width): one channel if all images are grey, else three (RGB).
@@ -37,7 +40,7 @@ def decode_images(
             first; names it.
     """
     heads = [_head(read(position), place(position)) for position in range(count)]
-    size = heads[0][0]
+    size = heads[0][0] if side is None else (side, side)
     mode = "L" if all(grey for _, grey in heads) else "RGB"
     shape = (count, 1 if mode == "L" else 3, size[1], size[0])
     try:
@@ -48,14 +51,15 @@ def decode_images(
             f"({math.prod(shape) / 2**30:,.0f} GiB); make them smaller"
         ) from error
     for position, (own, _) in enumerate(heads):
-        if own != size:
+        if own != size and side is None:
             raise DataError(
                 f"{place(position)}: the image has {own[0]} x {own[1]} pixels, but {place(0)} has {size[0]} x "
                 f"{size[1]}; bring all images to one size"
             )
         try:
             with Image.open(io.BytesIO(read(position))) as image:
-                pixels = np.asarray(image.convert(mode))
+                converted = image.convert(mode)
+                pixels = np.asarray(converted if own == size else converted.resize(size, Image.Resampling.BILINEAR))
         except (OSError, ValueError, SyntaxError) as error:
             raise _undecodable(place(position), error) from error
         result[position] = pixels if mode == "L" else pixels.transpose(2, 0, 1)
@@ -72,7 +76,7 @@ def is_encoded(start: bytes) -> bool:
 _SIGNATURES: tuple[bytes, ...] = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
 
-def _head(data: bytes, place: str) -> tuple[Sequence[int], bool]:
+def _head(data: bytes, place: str) -> tuple[tuple[int, int], bool]:
     """Size and whether the image is grey, without decoding it: a few bytes may stand for more than a memory holds."""
     try:
         with warnings.catch_warnings():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rayfl.data.partitions.base import SizedPartition
+from rayfl.data.partitions.base import SizedPartition, sorted_union
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
 
@@ -70,6 +71,118 @@ class PrimaryClassesPartition(SizedPartition):
             counts[client, own] += _spread(primary, len(own), turn)
             counts[client, others] += _spread(size - primary, len(others), turn)
         return counts
+
+
+class ClassBlocksPartition(SizedPartition):
+    """Consecutive classes for groups of clients: PFLlib's pathological setting (Zhang et al., 2025, published code).
+
+    The first s classes go to the first g = ceil(K s / C) clients, the next s classes to the next g, and so on. Samples
+    of a class are dealt in the order of the data set. With ``sizes="unbalanced"`` every client of a group but the last
+    gets a number drawn from max(n_c / g / 10, ``min_samples`` / C) to n_c / g of them, the last one all the rest.
+    """
+
+    name: Literal["class_blocks"] = Field(
+        default="class_blocks", description="Consecutive classes for groups of clients (PFLlib's pathological setting)."
+    )
+    classes_per_client: int = Field(ge=1, description="Number of consecutive classes s that each client holds.")
+    sizes: Literal["unbalanced", "balanced"] = Field(
+        default="unbalanced", description="Whether the clients of a group get random or equal parts of a class."
+    )
+    min_samples: int = Field(
+        default=40,
+        ge=1,
+        description="Unbalanced: a client's part of a class is at least this divided by the number of classes.",
+    )
+
+    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+        """See the base class.
+
+        Raises:
+            DataError: a class would go to nobody, or has too few samples for its clients.
+        """
+        self._check_enough(labels)
+        classes = np.unique(labels)
+        group, wide = -(-self.num_clients * self.classes_per_client // len(classes)), self.classes_per_client
+        if wide > len(classes) or -(-self.num_clients // group) < -(-len(classes) // wide):
+            raise DataError(
+                f"partition.classes_per_client is {wide} and partition.num_clients {self.num_clients}: groups of "
+                f"{group} clients with {wide} classes each do not hold the data's {len(classes)} classes; choose "
+                "classes_per_client as a divisor of the number of classes, and num_clients as a multiple of the number "
+                "of groups"
+            )
+        generator = streams.generator("split")
+        parts: list[list[np.ndarray]] = [[] for _ in range(self.num_clients)]
+        for position, label in enumerate(classes):
+            first = position // wide * group
+            holders = range(first, min(first + group, self.num_clients))
+            samples = np.flatnonzero(labels == label)
+            counts = self._counts(len(samples), len(holders), len(classes), generator)
+            if counts is None:
+                raise DataError(
+                    f"partition.num_clients is {self.num_clients}: class {label} has {len(samples)} samples for the "
+                    f"{len(holders)} clients that hold it; lower num_clients, classes_per_client or min_samples"
+                )
+            for client, chunk in zip(holders, np.split(samples, np.cumsum(counts)), strict=True):
+                parts[client].append(chunk)
+        return [sorted_union(chunks) for chunks in parts]
+
+    def _counts(
+        self, samples: int, holders: int, num_classes: int, generator: np.random.Generator
+    ) -> np.ndarray | None:
+        """Samples of all holders of a class but the last; None where there are too few."""
+        equal = samples / holders
+        if self.sizes == "balanced" or holders == 1:
+            return np.full(holders - 1, int(equal)) if samples >= holders else None
+        least = max(1, int(max(equal / 10, self.min_samples / num_classes)))
+        return generator.integers(least, int(equal), size=holders - 1) if least < int(equal) else None
+
+
+class DomainsPartition(BaseModel):
+    """A group of clients for each domain of the data: shift of features (FedBN, Li et al., 2021).
+
+    The samples of a domain are dealt at random, in near-equal numbers, to the clients of its group.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["domains"] = Field(
+        default="domains", description="A group of clients for each domain; for data sets that have domains."
+    )
+    clients_per_domain: int = Field(default=1, ge=1, description="Number of clients of each domain.")
+    samples_per_client: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most samples of a client; others are left out (FedBN takes a tenth of each domain); null: all.",
+    )
+
+    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+        """The samples of every client, domain after domain: sorted, disjoint int64 arrays.
+
+        Args:
+            labels: the number of each sample's domain, integers of shape (N,).
+            streams: the experiment's randomness; uses the stream ``split``.
+
+        Raises:
+            DataError: a domain has fewer samples than clients.
+        """
+        generator = streams.generator("split")
+        parts = []
+        for domain in np.unique(labels):
+            samples = generator.permutation(np.flatnonzero(labels == domain))
+            if len(samples) < self.clients_per_domain:
+                raise DataError(
+                    f"partition.clients_per_domain is {self.clients_per_domain}, but a domain has only {len(samples)} "
+                    "samples; lower it"
+                )
+            dealt = np.array_split(samples, self.clients_per_domain)
+            parts += [np.sort(part[: self.samples_per_client]) for part in dealt]
+        return parts
+
+    def names(self, domains: Sequence[str]) -> list[str]:
+        """The clients' names, given those of the domains."""
+        if self.clients_per_domain == 1:
+            return list(domains)
+        return [f"{domain}-{client}" for domain in domains for client in range(self.clients_per_domain)]
 
 
 class ClassGroupsPartition(BaseModel):

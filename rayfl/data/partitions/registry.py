@@ -10,17 +10,24 @@ from rayfl.data.partitions.assignment import FilePartition
 from rayfl.data.partitions.base import ClassesPartition, IIDPartition, NaturalPartition, PathologicalPartition
 from rayfl.data.partitions.dirichlet import DirichletEqualPartition, DirichletPartition, LabelAndSizePartition
 from rayfl.data.partitions.flower import FlowerPartition
-from rayfl.data.partitions.grouped import ClassGroupsPartition, PrimaryClassesPartition
+from rayfl.data.partitions.grouped import (
+    ClassBlocksPartition,
+    ClassGroupsPartition,
+    DomainsPartition,
+    PrimaryClassesPartition,
+)
 
 Partition = Annotated[
     PathologicalPartition
     | ClassesPartition
+    | ClassBlocksPartition
     | IIDPartition
     | DirichletPartition
     | DirichletEqualPartition
     | LabelAndSizePartition
     | PrimaryClassesPartition
     | ClassGroupsPartition
+    | DomainsPartition
     | NaturalPartition
     | FilePartition
     | FlowerPartition,

@@ -32,6 +32,8 @@ class Samples:
         moments: of ``x``, where they are known.
         remarks: looks for what a user should be warned of.
         table: what is done to the columns of a table; None where ``x`` is none.
+        domains: names of the domains that samples are from (cameras, styles, hospitals), for data that have some.
+        domain: which domain each sample is from, positions in ``domains``, int of shape (N,).
     """
 
     x: np.ndarray
@@ -41,6 +43,8 @@ class Samples:
     moments: Moments | None = None
     remarks: Callable[[], Sequence[Remark]] = tuple
     table: TableOptions | None = None
+    domains: tuple[str, ...] = ()
+    domain: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,11 @@ class Source(BaseModel, ABC):
     def aimed_at(self, target: Target) -> Source:
         """The source, asked for what a task learns from; a source that has but one target is as it was."""
         return self
+
+    @property
+    def known_spec(self) -> InputSpec | None:
+        """Shape and kind of the stored inputs where they are known without the source's files; else None."""
+        return None
 
     @abstractmethod
     def open(self, streams: RandomStreams) -> Samples | NaturalPath | FederatedDataset:

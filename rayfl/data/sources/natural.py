@@ -199,22 +199,16 @@ class NaturalDataset(FederatedDataset):
     def _index(self) -> dict[str, dict[str, range]]:
         """Rows of every client and split, in the file's order, from the two columns that name them."""
         try:
-            table = self._file.owners()
+            runs = self._file.runs()
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{self._path} cannot be read: {error}; {remedy(self._path)}") from error
-        clients = table.column("client").dictionary_encode().combine_chunks()
-        splits = table.column("split").dictionary_encode().combine_chunks()
-        names, parts = clients.dictionary.to_pylist(), splits.dictionary.to_pylist()
-        if not set(parts) <= {"train", "test"}:
+        if not {split for _, split, _, _ in runs} <= {"train", "test"}:
             raise DataError(
                 f"{self._path}: the column split holds other values than train and test; {remedy(self._path)}"
             )
-        runs = np.stack([clients.indices.to_numpy(), splits.indices.to_numpy()])
-        starts = np.flatnonzero(np.diff(runs, prepend=-1).any(axis=0)).tolist()
         index: dict[str, dict[str, range]] = {}
         last = ""
-        for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=False):
-            name, split = names[runs[0, start]], parts[runs[1, start]]
+        for name, split, start, stop in runs:
             ranges = index.setdefault(name, {})
             if name < last or split in ranges or (split == "train" and ranges):
                 raise DataError(f"{self._path}: the rows of client {name!r} are not in order; {remedy(self._path)}")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -30,7 +31,7 @@ from rayfl.examples import InputSpec, Target
 
 VERSION = 1
 _HASHED_ROWS = 8192
-_LATER = ("target", "input", "vocabulary", "padding")
+_LATER = ("target", "input", "vocabulary", "padding", "domains")
 
 Part = Literal["train", "test", "both"]
 
@@ -64,6 +65,7 @@ class PooledHeader(BaseModel):
         input: ``image`` or ``tokens``.
         vocabulary: number of distinct tokens; 0 for images.
         padding: the token that fills rows up, if one does.
+        domains: of data that have some, by official part, how many rows each domain has, in the order of the rows.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -81,6 +83,7 @@ class PooledHeader(BaseModel):
     input: Literal["image", "tokens"] = "image"
     vocabulary: int = 0
     padding: int | None = None
+    domains: dict[str, dict[str, int]] = {}
 
     @property
     def spec(self) -> InputSpec:
@@ -140,7 +143,7 @@ class PooledFile:
         if part == "both":
             everything = list(parts.values())
             moments = reduce(add, (p.moments for p in everything))
-            return Samples(self.x, self.y, self.header.spec, moments=moments)
+            return self._with_domains(Samples(self.x, self.y, self.header.spec, moments=moments), list(parts))
         if part not in parts:
             raise DataError(f"dataset.part: {self.path} has no part {part!r}, only {', '.join(parts)}")
         start = 0
@@ -149,7 +152,18 @@ class PooledFile:
                 break
             start += header.rows
         rows = slice(start, start + parts[part].rows)
-        return Samples(self.x[rows], self.y[rows], self.header.spec, moments=parts[part].moments)
+        return self._with_domains(
+            Samples(self.x[rows], self.y[rows], self.header.spec, moments=parts[part].moments), [part]
+        )
+
+    def _with_domains(self, samples: Samples, parts: Sequence[str]) -> Samples:
+        known = self.header.domains
+        if not known:
+            return samples
+        names = tuple(dict.fromkeys(name for rows in known.values() for name in rows))
+        runs = [(names.index(name), count) for part in parts for name, count in known[part].items()]
+        domain = np.repeat([number for number, _ in runs], [count for _, count in runs])
+        return replace(samples, domains=names, domain=domain)
 
     def content_hash(self) -> str:
         """The content's checksum, computed from its bytes as they are now."""
@@ -189,6 +203,7 @@ def write_pooled(
     num_classes: int,
     source: str,
     spec: InputSpec | None = None,
+    domains: Mapping[str, Mapping[str, int]] | None = None,
 ) -> PooledHeader:
     """Writes a file; it takes its name only when it is complete and on the disk.
 
@@ -199,6 +214,7 @@ def write_pooled(
         num_classes: number of labels.
         source: where the samples came from.
         spec: of samples that are no images of a class each.
+        domains: by part, the domains in the order of the rows, and how many rows each has.
 
     Raises:
         DataError: a label is outside [0, num_classes), or the file cannot be written; nothing is left behind.
@@ -221,6 +237,7 @@ def write_pooled(
         parts={name: PartHeader(rows=len(y), moments=moments_of(x)) for name, (x, y) in parts.items()},
         source=source,
         sha256=digest.hexdigest(),
+        domains={name: dict(rows) for name, rows in (domains or {}).items() if rows},
         **_beyond_images(spec),
     )
     schema = header.arrow_schema()

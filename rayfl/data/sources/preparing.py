@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -57,6 +57,21 @@ class RawFiles:
     files: tuple[Path, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class PartRows:
+    """An official part of a data set.
+
+    Attributes:
+        x: uint8 of shape (n, *shape).
+        y: int64 of shape (n,).
+        domains: of data that have some, the domains in the order of the rows, and how many rows each has.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    domains: Mapping[str, int] = field(default_factory=dict)
+
+
 class PreparableSource(Source):
     """A source with a prepared file in a data root.
 
@@ -96,8 +111,16 @@ class ImageSource(PreparableSource):
         description="The official part whose samples are divided among the clients; both: train, then test.",
     )
 
+    parts: ClassVar[tuple[str, ...]] = ("train", "test")
+    """The official parts that there are."""
+
     reads_directly: ClassVar[bool] = True
     """Whether the source's own files can be read at every start, which costs time and memory in every process."""
+
+    @property
+    def known_spec(self) -> InputSpec | None:
+        """See the base class."""
+        return self._spec
 
     @property
     def prepared_path(self) -> Path:
@@ -119,7 +142,11 @@ class ImageSource(PreparableSource):
         return Samples(x, y, self._spec)
 
     def official_test(self, streams: RandomStreams) -> Samples:
-        """The part ``test``, if the clients have the part ``train``."""
+        """The part ``test``, if there is one and the clients have the part ``train``."""
+        if "test" not in self.parts:
+            raise ConfigError(
+                f"evaluation.official_test: dataset {self.name!r} has no official test part; leave it out"
+            )
         check_part(self.part)
         return self.model_copy(update={"part": "test"}).open(streams)
 
@@ -131,9 +158,11 @@ class ImageSource(PreparableSource):
                 _check_same(path, order)
                 return path
             raw = self._obtain(order)
-            parts = {part: self._read(raw.folder, part, order.progress) for part in _parts("both")}
+            found = {part: self._rows(raw.folder, part, order.progress) for part in self.parts}
             source = order.place or str(raw.folder)
-            header = write_pooled(path, self._stem, parts, self._spec.num_classes, source)
+            parts = {part: (rows.x, rows.y) for part, rows in found.items()}
+            domains = {part: rows.domains for part, rows in found.items()}
+            header = write_pooled(path, self._stem, parts, self._spec.num_classes, source, domains=domains)
             files = tuple(SourceFile.of(file) for file in raw.files)
             write_record(path, header.sha256, source, files, self._choices())
         return path
@@ -163,6 +192,10 @@ class ImageSource(PreparableSource):
     @abstractmethod
     def _obtain(self, order: Order) -> RawFiles:
         """The source's own files, downloaded if need be."""
+
+    def _rows(self, folder: Path, part: str, progress: Progress) -> PartRows:
+        """What is written of a part."""
+        return PartRows(*self._read(folder, part, progress))
 
     @abstractmethod
     def _read(self, folder: Path, part: str, progress: Progress = silent) -> tuple[np.ndarray, np.ndarray]:

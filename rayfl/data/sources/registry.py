@@ -7,18 +7,22 @@ from typing import Annotated, Union
 from pydantic import BeforeValidator, Field
 
 from rayfl.data.sources.ag_news import AgNewsSource
+from rayfl.data.sources.camelyon import Camelyon17Source
 from rayfl.data.sources.cifar import Cifar10Source, Cifar100Source
 from rayfl.data.sources.custom import CustomSource, data_named_by_object
+from rayfl.data.sources.digit_five import DigitFiveSource
 from rayfl.data.sources.digits import DigitsSource
 from rayfl.data.sources.emnist import EmnistSource
+from rayfl.data.sources.heart_disease import HeartDiseaseSource
 from rayfl.data.sources.huggingface import HuggingFaceSource
+from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
 from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticTextSource
 from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
 from rayfl.data.sources.synthetic import SyntheticSource
 from rayfl.data.sources.tiny_imagenet import TinyImageNetSource
-from rayfl.data.sources.vision import MnistSource
+from rayfl.data.sources.vision import FashionMnistSource, MnistSource, SvhnSource
 
 DatasetConfig = Annotated[
     Union[  # noqa: UP007
@@ -26,12 +30,20 @@ DatasetConfig = Annotated[
         DiabetesSource,
         BreastCancerSource,
         WineSource,
+        HeartDiseaseSource,
         MnistSource,
+        FashionMnistSource,
         EmnistSource,
+        SvhnSource,
         Cifar10Source,
         Cifar100Source,
         TinyImageNetSource,
         AgNewsSource,
+        Cinic10Source,
+        DigitFiveSource,
+        OfficeCaltechSource,
+        DomainNetSource,
+        Camelyon17Source,
         LeafSource,
         SyntheticSource,
         SyntheticLabelsSource,

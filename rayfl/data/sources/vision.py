@@ -9,7 +9,7 @@ from abc import abstractmethod
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -63,28 +63,28 @@ class TorchvisionSource(ImageSource):
         )
 
 
-class MnistSource(TorchvisionSource):
-    """Configuration of MNIST: 60,000 training and 10,000 test images of digits, 28 x 28 (LeCun et al., 1998)."""
+class _IdxSource(TorchvisionSource):
+    """What data sets in MNIST's format have in common: 60,000 + 10,000 grey images, 28 x 28, of 10 classes."""
 
-    name: Literal["mnist"] = Field(default="mnist", description="The digits of MNIST.")
+    class_name: ClassVar[str]
 
     @property
     def _spec(self) -> InputSpec:
         return InputSpec("image", (1, 28, 28), 10)
 
     def _dataset(self, datasets: ModuleType, folder: Path, train: bool) -> Any:
-        return datasets.MNIST(folder, train=train, download=False)
+        return getattr(datasets, self.class_name)(folder, train=train, download=False)
 
     def _arrays(self, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
         return dataset.data.unsqueeze(1).numpy(), dataset.targets.numpy()
 
     def _raw_folder(self, root: Path) -> Path:
-        return root / "MNIST" / "raw"
+        return root / self.class_name / "raw"
 
     def _obtain(self, order: Order) -> RawFiles:
-        """--source is a folder that holds MNIST/raw, or a folder or address with the four ``*.gz`` files."""
-        no_checksum(order, "MNIST has four files, whose checksums torchvision knows")
-        mnist = torchvision_datasets(self.name).MNIST
+        """--source is a folder that holds MNIST/raw or FashionMNIST/raw, or has the four ``*.gz``; or an address."""
+        no_checksum(order, f"{self.class_name} has four files, whose checksums torchvision knows")
+        mnist = getattr(torchvision_datasets(self.name), self.class_name)
         names = [name.removesuffix(".gz") for name, _ in mnist.resources]
         if order.place is not None and not is_url(order.place):
             folder = Path(order.place).expanduser()
@@ -99,6 +99,59 @@ class MnistSource(TorchvisionSource):
                 with gzip.open(raw / name) as packed:
                     unpack(packed, target)
         return RawFiles(self.resolved_root, tuple(raw / name for name in names))
+
+
+class MnistSource(_IdxSource):
+    """Configuration of MNIST: 60,000 training and 10,000 test images of digits, 28 x 28 (LeCun et al., 1998)."""
+
+    class_name: ClassVar[str] = "MNIST"
+
+    name: Literal["mnist"] = Field(default="mnist", description="The digits of MNIST.")
+
+
+class FashionMnistSource(_IdxSource):
+    """Configuration of Fashion-MNIST: 60,000 + 10,000 images of clothes, 28 x 28, 10 classes (Xiao et al., 2017)."""
+
+    class_name: ClassVar[str] = "FashionMNIST"
+
+    name: Literal["fashion_mnist"] = Field(default="fashion_mnist", description="The clothes of Fashion-MNIST.")
+
+
+class SvhnSource(TorchvisionSource):
+    """Configuration of SVHN: 73,257 + 26,032 digits of house numbers, 3 x 32 x 32 (Netzer et al., 2011).
+
+    The label of the digit 0 is 0 (10 in the files). The 531,131 further images are not used.
+    """
+
+    name: Literal["svhn"] = Field(default="svhn", description="The house numbers of SVHN, cropped to digits.")
+
+    @property
+    def _spec(self) -> InputSpec:
+        return InputSpec("image", (3, 32, 32), 10)
+
+    def _dataset(self, datasets: ModuleType, folder: Path, train: bool) -> Any:
+        return datasets.SVHN(self._raw_folder(folder), split="train" if train else "test", download=False)
+
+    def _arrays(self, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
+        return np.ascontiguousarray(dataset.data), dataset.labels.astype(np.int64)
+
+    def _raw_folder(self, root: Path) -> Path:
+        return root / "svhn"
+
+    def _obtain(self, order: Order) -> RawFiles:
+        """--source is a folder that holds svhn/, or a folder or address with the two ``*_32x32.mat`` files."""
+        no_checksum(order, "SVHN has two files, whose checksums torchvision knows")
+        listed = torchvision_datasets(self.name).SVHN.split_list
+        wanted = [listed["train"], listed["test"]]
+        if order.place is not None and not is_url(order.place):
+            folder = Path(order.place).expanduser()
+            if self._raw_folder(folder).is_dir():
+                return RawFiles(folder, tuple(self._raw_folder(folder) / name for _, name, _ in wanted))
+        raw = self._raw_folder(self.resolved_root)
+        for address, name, md5 in wanted:
+            place = address if order.place is None else f"{order.place.rstrip('/')}/{name}"
+            fetch(place, raw / name, f"md5:{md5}", offline=order.offline, progress=order.progress)
+        return RawFiles(self.resolved_root, tuple(raw / name for _, name, _ in wanted))
 
 
 def unpack(packed: gzip.GzipFile, target: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rayfl.data.partitions.grouped import ClassGroupsPartition, PrimaryClassesPartition
+from rayfl.data.partitions.grouped import ClassBlocksPartition, ClassGroupsPartition, PrimaryClassesPartition
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
 
@@ -102,3 +104,53 @@ def test_groups_that_do_not_fit_are_refused() -> None:
         ClassGroupsPartition(num_groups=2).assign(labels, RandomStreams(0))
     with pytest.raises(ValidationError, match="must not exceed"):
         ClassGroupsPartition(min_size=5, max_size=4)
+
+
+@pytest.mark.parametrize("sizes", ["unbalanced", "balanced"])
+@pytest.mark.parametrize(("num_classes", "wide", "group"), [(10, 2, 4), (100, 10, 2), (200, 20, 2)])
+def test_blocks_of_classes_are_those_of_pfllib(num_classes: int, wide: int, group: int, sizes: Any) -> None:
+    """Twenty clients; groups of ``group`` neighbours share ``wide`` consecutive classes that nobody else has."""
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(num_classes), 600))
+    partition = ClassBlocksPartition(num_clients=20, classes_per_client=wide, sizes=sizes)
+    parts = partition.assign(labels, RandomStreams(1))
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+    for client, part in enumerate(parts):
+        block = client // group
+        assert np.unique(labels[part]).tolist() == list(range(wide * block, wide * (block + 1)))
+    counts = np.array([np.bincount(labels[part], minlength=num_classes) for part in parts])
+    equal = 600 / group
+    others = counts[np.arange(20) % group < group - 1]
+    if sizes == "balanced":
+        assert set(counts[counts > 0].tolist()) == {int(equal)}
+        return
+    drawn = others[others > 0]
+    assert max(1, int(max(equal / 10, 40 / num_classes))) <= drawn.min() < drawn.max() <= int(equal) - 1
+    assert len(np.unique(drawn)) > 10
+    last = counts[group - 1 :: group]
+    assert last.sum() > others.reshape(20 // group, group - 1, -1).sum((1, 2)).mean() / (group - 1)
+
+
+def test_blocks_of_classes_take_samples_in_their_order() -> None:
+    labels = np.tile([0, 1], 50)
+    one, other = ClassBlocksPartition(num_clients=2, classes_per_client=2, min_samples=4).assign(
+        labels, RandomStreams(0)
+    )
+    for label in (0, 1):
+        assert one[labels[one] == label].max() < other[labels[other] == label].min()
+
+
+@pytest.mark.parametrize(
+    ("clients", "wide", "per_class", "message"),
+    [
+        (11, 1, 600, "do not hold the data's 10 classes"),
+        (20, 11, 600, "do not hold the data's 10 classes"),
+        (20, 2, 3, "class 0 has 3 samples for the 4 clients"),
+        (20, 2, 16, "class 0 has 16 samples for the 4 clients"),
+    ],
+)
+def test_blocks_of_classes_that_cannot_be_dealt_are_refused(
+    clients: int, wide: int, per_class: int, message: str
+) -> None:
+    partition = ClassBlocksPartition(num_clients=clients, classes_per_client=wide)
+    with pytest.raises(DataError, match=message):
+        partition.assign(np.repeat(np.arange(10), per_class), RandomStreams(0))

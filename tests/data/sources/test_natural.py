@@ -165,7 +165,7 @@ def test_a_foreign_parquet_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (json.dumps({"version": 2, "layout": "new"}), "has version 2 of the format and this rayfl reads up to 1"),
+        (json.dumps({"version": 3, "layout": "new"}), "has version 3 of the format and this rayfl reads up to 2"),
         (json.dumps({"version": "1"}), "damaged header"),
         ("{}", "damaged header"),
         ("[]", "damaged header"),

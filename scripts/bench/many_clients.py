@@ -1,0 +1,101 @@
+"""One Parquet file with many clients of encoded images: how long it takes to open, and what reading a client costs.
+
+    python scripts/bench/many_clients.py FOLDER [--clients 10000] [--gib 20] [--read 20]
+
+Writes ``FOLDER/many.parquet`` where it is missing: made-up PNG images of 64 x 64 pixels, a group of rows for each
+client and split, of about ``--gib`` GiB in all. Then, in this process: seconds to open it as a data set, seconds and
+bytes for the samples of ``--read`` clients, one after the other, and the growth of memory, which the process has for
+itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from rayfl.data.files.natural_file import NaturalHeader, write_natural
+from rayfl.data.sources.natural import NaturalDataset
+from rayfl.randomness import RandomStreams
+
+_SIDE, _POOL, _TEST_SHARE = 64, 500, 5
+
+
+def main() -> None:
+    """Writes the file if need be, and prints what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--gib", type=float, default=20)
+    parser.add_argument("--read", type=int, default=20)
+    chosen = parser.parse_args()
+    path = chosen.folder / "many.parquet"
+    if not path.exists():
+        write(path, chosen.clients, int(chosen.gib * 2**30))
+    print(f"{path}: {path.stat().st_size / 2**30:.2f} GiB")
+    before, memory = time.perf_counter(), own_memory()
+    data = NaturalDataset(path, 0.0, RandomStreams(0))
+    print(f"opened: {data.num_clients:,} clients in {time.perf_counter() - before:.2f} s, {own_memory() - memory} MiB")
+    before, memory, read = time.perf_counter(), own_memory(), bytes_read()
+    samples = 0
+    for client in np.linspace(0, data.num_clients - 1, chosen.read).astype(int).tolist():
+        splits = data.load(client)
+        samples += sum(len(splits[split]) for split in ("train", "test"))
+    seconds, read = time.perf_counter() - before, bytes_read() - read
+    print(
+        f"{chosen.read} clients with {samples:,} samples: {seconds / chosen.read * 1e3:.0f} ms and "
+        f"{read / chosen.read / 2**20:.2f} MiB read for each, memory grew by {own_memory() - memory} MiB"
+    )
+    print(f"largest memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+
+
+def write(path: Path, clients: int, size: int) -> None:
+    """Writes the file."""
+    generator = np.random.default_rng(0)
+    pool = [_png(generator) for _ in range(_POOL)]
+    rows = max(2, round(size / clients / (sum(map(len, pool)) / len(pool))))
+    test = max(1, rows // _TEST_SHARE)
+    header = NaturalHeader(
+        version=2, kind="made_up", input="image", shape=(3, _SIDE, _SIDE), num_classes=10, storage="encoded"
+    )
+    schema = header.arrow_schema()
+
+    def groups() -> Iterator[pa.Table]:
+        for client in range(clients):
+            for split, count in (("train", rows - test), ("test", test)):
+                images = [pool[place] for place in generator.integers(0, len(pool), count)]
+                labels = generator.integers(0, 10, count).astype(np.int16)
+                columns = [pa.array([f"client_{client:06d}"] * count), pa.array([split] * count), pa.array(images)]
+                yield pa.Table.from_arrays([*columns, pa.array(labels)], schema=schema)
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_natural(path, schema, groups())
+
+
+def own_memory() -> int:
+    """MiB that the process has for itself (RssAnon)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) // 1024
+
+
+def bytes_read() -> int:
+    """Bytes that the process has asked for so far."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("rchar")).split()[1])
+
+
+def _png(generator: np.random.Generator) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(generator.integers(0, 256, (_SIDE, _SIDE, 3), dtype=np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""``rayfl show model=NAME dataset=NAME``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rayfl.cli.entry import app
+from rayfl.errors import ConfigError
+
+TWO_NN = 784 * 20 + 20 + 20 * 10 + 10
+HEAD = 20 * 10 + 10
+
+
+@pytest.fixture(autouse=True)
+def without_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file of a data set is there: its shape is known without."""
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path))
+
+
+def shown(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["show", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_parameters_and_bytes_are_counted_method_by_method() -> None:
+    methods = ("fedavg", "fedper", "ditto", "scaffold", "local", "hypcluster")
+    said = shown("model={name: two_nn, hidden: [20]}", "dataset=mnist", "--methods", ",".join(methods), "--json")
+    found: dict[str, Any] = json.loads(said)
+    (model,) = found["models"]
+    assert (model["parameters"], model["head"], model["body"]) == (TWO_NN, HEAD, TWO_NN - HEAD)
+    assert (model["inputs"], model["stacks"], model["why_not"]) == ([1, 28, 28], True, "")
+    rows = {row["method"]: row for row in found["methods"]}
+    assert not any(row["refused"] for row in rows.values())
+    sizes = {name: (row["down"], row["up"], row["state"]) for name, row in rows.items()}
+    model_bytes, head = 4 * TWO_NN, 4 * HEAD
+    assert sizes["fedavg"] == (model_bytes, model_bytes, 0)
+    assert sizes["fedper"] == (model_bytes - head, model_bytes - head, head)
+    assert sizes["ditto"] == (model_bytes, model_bytes, model_bytes)
+    assert sizes["scaffold"] == (2 * model_bytes, 2 * model_bytes, model_bytes)
+    assert sizes["local"] == (0, 0, model_bytes)
+    assert sizes["hypcluster"][0] == 2 * model_bytes
+
+
+def test_what_does_not_stack_says_why_and_what_does_not_run_is_refused() -> None:
+    adam = ("train.optimizer=adam", "train.momentum=0")
+    said = shown("model=resnet9", "dataset=cifar10", "--methods", "pfedme", "transform.resize=28", *adam)
+    assert "resnet9 for inputs of 3 x 28 x 28 and 10 outputs" in said
+    assert "stacks: no, " in said
+    assert "SGD" in said
+
+
+def test_unknown_methods_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"no method 'fedavq'.*did you mean 'fedavg'"):
+        shown("model=two_nn", "dataset=mnist", "--methods", "fedavq")
+    with pytest.raises(ConfigError, match="--methods is for models"):
+        shown("quickstart", "--methods", "fedavg")
