@@ -141,25 +141,29 @@ class AdaptedNetwork(Network):
         super().release()
         self._bound = None
 
-    def logits(self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False) -> Tensor:
-        """See the base class."""
+    def logits(
+        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False, mask: Tensor | None = None
+    ) -> Tensor:
+        """See the base class; here and below no sample's outputs depend on others', so that a mask has no effect."""
         found: Tensor = self._call(_logits, tree, x, training)
         return found
 
     def features_and_logits(
-        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False
+        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """See the base class."""
         features, logits = self._call(_both, tree, x, training)
         return features, logits
 
     def head_inputs_and_logits(
-        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False
+        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """See the base class; what the head reads are the features."""
         return self.features_and_logits(tree, x, training=training)
 
-    def features(self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False) -> Tensor:
+    def features(
+        self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False, mask: Tensor | None = None
+    ) -> Tensor:
         """See the base class."""
         found: Tensor = self._call(_features, tree, x, training)
         return found
