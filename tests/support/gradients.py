@@ -36,6 +36,8 @@ class _Network:
     why_not_vectorizable = ""
     stochastic = False
     batch_statistics = False
+    padding = None
+    rows_per_sample = 0
 
     def release(self) -> None:
         """Holds nothing."""

@@ -116,6 +116,9 @@ class QuadraticNetwork:
     why_not_vectorizable = ""
     stochastic = False
     batch_statistics = False
+    padding = None
+    rows_per_sample = 0
+    groups: Mapping[str, tuple[str, ...]] = {}
 
     def __init__(self, dimension: int, start: float) -> None:
         self._start = torch.full((dimension,), start, dtype=torch.float64)

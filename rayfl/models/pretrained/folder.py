@@ -135,8 +135,8 @@ class BaseFolder:
         pickled = sorted(file.name for file in self.path.iterdir() if file.suffix in _PICKLED)
         if pickled:
             raise ModelError(
-                f"model.folder: {self.path} has its weights in {pickled[0]}, a pickle, which can run code when it is "
-                "read: convert it to safetensors (`save_pretrained` of transformers)"
+                f"model.folder: {self.path} has its weights in {pickled[0]}, which is pickled and can run code when it "
+                "is read: convert it to safetensors (`save_pretrained` of transformers)"
             )
         raise ModelError(f"model.folder: {self.path} has neither {_SINGLE} nor {_INDEX}")
 

@@ -97,8 +97,10 @@ class Publishing(Writer):
         return task.logits(models[0], Batch(x, x[:, 0].long())).log_softmax(-1)
 
 
-class Comparing(Writer):
-    """The report of its update."""
+class Comparing(FedAvg):
+    """Writes in the report of an update."""
+
+    name: str = "comparing"
 
     def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
         received["model"]["head.bias"] += 1
@@ -309,14 +311,18 @@ class Addressed(FedAvg):
         return await super().local_update(client, model)
 
 
-@MODES
-def test_a_payload_belongs_to_its_client(mode: str) -> None:
-    writing, copying = (toy_of(Addressed(writes=writes), mode) for writes in (True, False))
+def test_a_payload_belongs_to_its_client() -> None:
+    writing, copying = (toy_of(Addressed(writes=writes)) for writes in (True, False))
     for _ in range(2):
         before = copy(writing.server)
         server = writing.server
         assert_equal(writing.step(COHORT), copying.step(COHORT))
         assert_equal(before, server)
+
+
+def test_a_tensor_in_the_payloads_of_clients_that_are_stacked_is_all_of_theirs() -> None:
+    with pytest.raises(ClientError, match=r"addressed writes to '\d/model/inner\.weight' of what is sent to several"):
+        toy_of(Addressed(writes=True), "vectorized").step(COHORT)
 
 
 @pytest.mark.parametrize("backend", ["inline", "ray"])
