@@ -27,7 +27,11 @@ _COLUMNS = {"rounds": "round", "bytes": "megabytes", "seconds": "seconds"}
 
 
 def draw(
-    runs: Sequence[RunFolder], x: str | None = None, model: str | None = None, split: Split = "test"
+    runs: Sequence[RunFolder],
+    x: str | None = None,
+    metric: str | None = None,
+    model: str | None = None,
+    split: Split = "test",
 ) -> tuple[Figure, pa.Table]:
     """Draws the mean of the first metric (accuracy) and the loss over all clients, with bands over seeds.
 
@@ -35,6 +39,7 @@ def draw(
         runs: any; those that differ in their seeds only are one curve, with a band of one sample standard deviation.
         x: ``rounds``, ``bytes`` (of all messages until then) or ``seconds`` (clients, server and commits, without
             evaluation); None: all three.
+        metric: the only one that is drawn, one of the task's; None: the first metric, and below it the loss.
         model: a row; None: the personalized model, and dashed the global one.
         split: ``validation`` or ``test``.
 
@@ -45,23 +50,24 @@ def draw(
         raise ConfigError(f"--x: there is no {x!r}; there are {', '.join(_AXES)}")
     shown = list(_AXES) if x is None else [x]
     first, tables = first_of(runs).name, [run.rounds for run in runs]
-    metrics = (first, "loss")
+    names = dict.fromkeys((first, "loss") if metric is None else (metric,))
+    metrics = {name: measure(name, tables) for name in names}
     rows = [
         row
         for series in series_of(runs)
         for name in _models(series, model, split)
-        for row in _rows(series, name, split, shown, metrics)
+        for row in _rows(series, name, split, shown, list(metrics))
     ]
-    figure = new_figure(max(5.2, 0.6 + 3.1 * len(shown)), 4.6)
-    panels = figure.subplots(2, len(shown), squeeze=False, sharex="col", sharey="row")
-    for line, metric in enumerate(metrics):
+    figure = new_figure(max(5.2, 0.6 + 3.1 * len(shown)), 1.2 + 1.7 * len(metrics))
+    panels = figure.subplots(len(metrics), len(shown), squeeze=False, sharex="col", sharey="row")
+    for line, drawn in enumerate(metrics.values()):
         for column, axis in enumerate(shown):
             axes = panels[line][column]
-            _panel(axes, rows, measure(metric, tables), axis)
-            if line == 1:
+            _panel(axes, rows, drawn, axis)
+            if line == len(metrics) - 1:
                 axes.set_xlabel(_AXES[axis])
             if column == 0:
-                axes.set_ylabel(measure(metric, tables).axis)
+                axes.set_ylabel(drawn.axis)
             if axis == "rounds":
                 mark_phases(axes, runs, named=line == 0)
     legend_below(figure, panels[0][0])

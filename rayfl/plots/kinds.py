@@ -53,7 +53,7 @@ KINDS: dict[str, Kind] = {
         "curves",
         "accuracy and loss against rounds, bytes and seconds",
         "SuPerFed (arXiv) Fig. 3, FLOCO Figs. 2 and 3, FedMe Fig. 3, FedPHP Fig. 4",
-        ("x", "model", "split"),
+        ("x", "metric", "model", "split"),
     ),
     "lambda": Kind(
         "lambda_sweep",

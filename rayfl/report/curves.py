@@ -20,7 +20,10 @@ from rayfl.results.schemas import metrics_of
 from rayfl.runs.curves import mean_over_seeds
 from rayfl.runs.loading import Run
 
-_AXES = "Left: by round; middle: by bytes sent, down and up, of all clients; right: by wall time, evaluation included."
+_AXES = (
+    "By round, by bytes sent (down and up, of all clients), and by wall time (evaluation included); in the picture "
+    "from left to right."
+)
 
 Lines = Sequence[tuple[str, Curve]]
 Over = Literal["clients", "seeds"]

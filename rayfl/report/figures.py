@@ -125,8 +125,8 @@ def _distribution(found: Sequence[_Ranked], metric: Metric, split: str, remark: 
         }
     )
     caption = (
-        f"{split.capitalize()} {metric.label} of every client that was evaluated, after the last evaluation. Left: "
-        "clients sorted, the worst first; the shaded part is the worst 5 %. Right: share of the clients by "
+        f"{split.capitalize()} {metric.label} of every client that was evaluated, after the last evaluation: clients "
+        "sorted, the worst first. The picture has the worst 5 % shaded, and on its right the share of the clients by "
         f"{metric.label}.{remark} {'; '.join(words)}."
     )
     bounds = (0.0, 100.0) if of_shares else (None, None)

@@ -67,6 +67,17 @@ def test_curves_of_one_model_on_one_axis(made: Runs, tmp_path: Path) -> None:
     assert set(table["model"].to_pylist()) == {"lambda=0.5"}
 
 
+def test_curves_of_one_metric(made: Runs, tmp_path: Path) -> None:
+    run = made("fedavg")
+    table = drawn("curves", [run], tmp_path, x="rounds", metric="ece")
+    assert [row["ece"] for row in table.to_pylist()] == pytest.approx(
+        [row["ece"] for row in rows(run.rounds, model="global", cohort="all", split="test")]
+    )
+    assert "top1" not in table.column_names and "loss" not in table.column_names
+    with pytest.raises(ConfigError, match=r"--metric: there is no 'auroc'"):
+        drawn("curves", [run], tmp_path, metric="auroc")
+
+
 def test_lambda(made: Runs, tmp_path: Path) -> None:
     runs = [made("superfed-mm"), made("apfl", algorithm={"name": "apfl", "alpha": 0.25}), made("superfed-lm")]
     table = drawn("lambda", runs, tmp_path, ".pdf", metric="loss")

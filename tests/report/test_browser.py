@@ -87,6 +87,7 @@ addEventListener("load", async () => {
   list.dispatchEvent(new Event("change"));
   await wait();
   found.client = [...clients.querySelectorAll(".client dd")].map((one) => one.textContent);
+  found.said = clients.querySelector("[role=status]").textContent;
   found.curve = clients.querySelector(".client .u-over") !== null;
   const cells = [...clients.querySelectorAll(".bars tr")].map((one) => [...one.cells]);
   found.labels = cells.map(([label, count]) => [label.textContent, count.textContent]);
@@ -173,6 +174,7 @@ def test_a_reader_can_look_into_charts(page: Path, finished: Path, width: int) -
     assert found["clicked"] in {"0", "1", "2", "3", "4"}
     assert found["client"] == next(row for row in Document(html).tables["clients-table"] if row[0] == "3")
     assert found["curve"]
+    assert found["said"] == "Client 3 is shown"
     partition = run.partition
     assert partition is not None
     assert sum(int(count) for _, count in found["labels"]) == sum(c == 3 for c in partition["client"].to_pylist())

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +23,8 @@ from typer.testing import CliRunner
 from algorithms.registry import METHODS
 from rayfl.cli.entry import app, main
 from rayfl.report.comparison import compare
-from rayfl.report.drawing import save, styled
+from rayfl.report.curves import progress_of_models
+from rayfl.report.drawing import Drawing, save, styled
 from rayfl.report.process import phases
 from rayfl.report.rows import RowKey, final_by_key, own_key
 from rayfl.report.several import terminal_table
@@ -230,7 +232,7 @@ def test_equal_runs_give_equal_pages_and_files(single: Path, finished: Path, tmp
     assert rendered(finished / "superfed-mm-0") == (single / "report.html").read_text(encoding="utf-8")
     with styled():
         drawing = phases(load_run(str(finished / "superfed-mm-0"), METHODS))
-    assert drawing is not None
+    assert isinstance(drawing, Drawing)
     save(drawing, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {f"phases.{ending}" for ending in ("png", "svg", "pdf", "csv")}
     for path in tmp_path.iterdir():
@@ -326,3 +328,32 @@ def test_what_a_user_can_mend_is_one_message_before_anything_is_written(
     text = capsys.readouterr().err
     assert message in text and "Traceback" not in text
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_curve_of_one_evaluation_is_a_table(copied: Copied) -> None:
+    run = copied("fedavg-0")
+    for name in ("rounds", "clients"):
+        table = pq.read_table(run / f"{name}.parquet")
+        pq.write_table(table.filter(pc.field("round") == 4), run / f"{name}.parquet")
+    lines = (run / "timings.jsonl").read_text().splitlines()
+    (run / "timings.jsonl").write_text(lines[-1] + "\n")
+    page = Document(rendered(run))
+    row = final_by_key(load_run(str(run), METHODS))[RowKey("global")]
+    (numbers,) = page.tables["accuracy-table"][1:]
+    assert numbers[:5] == ["global", "4", f"{100 * row['top1']:.2f}", f"{100 * row['top1_std']:.2f}", "5"]
+    assert numbers[-1] == "-"  # times of earlier rounds are missing
+    assert page.tables["loss-table"][1][2] == f"{row['loss']:.3f}"
+    assert [cells[0] for cells in page.tables["phases-table"][1:]] == ["clients", "server", "evaluation", "commit"]
+    assert not {"accuracy-title", "loss-title", "phases-title"} & set(page.ids)
+
+
+def test_ticks_of_rounds_are_integers(finished: Path) -> None:
+    run = load_run(str(finished / "fedavg-0"), METHODS)
+    with styled():
+        drawings = [*progress_of_models(run), phases(run)]
+        assert len(drawings) == 3
+        for drawing in drawings:
+            assert isinstance(drawing, Drawing)
+            drawing.figure.draw_without_rendering()
+            ticks = drawing.figure.axes[0].get_xticks()
+            assert all(float(tick).is_integer() for tick in ticks) and len(ticks) > 1

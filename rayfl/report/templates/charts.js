@@ -141,7 +141,9 @@
 
   function clientPanel(details) {
     const row = (client) => [...document.querySelectorAll("#clients-table tbody tr")].find((one) => one.cells[0].dataset.key === String(client));
-    const panel = make("div", { class: "client", role: "region", "aria-label": "The chosen client", "aria-live": "polite" });
+    const panel = make("div", { class: "client", role: "region", "aria-label": "The chosen client" });
+    // Said once for each choice: the values under the cursor, which change all the time, are not.
+    const said = make("span", { class: "unseen", role: "status" });
     const names = Object.keys(details.clients).map((client) => [client, row(client)?.cells[0].textContent ?? client]);
     const list = make("select", { onchange: () => open(list.value) }, make("option", { value: "" }, "none"), ...names.map(([client, name]) => make("option", { value: client }, name)));
     function open(client) {
@@ -160,13 +162,14 @@
         return make("tr", {}, make("th", { scope: "row" }, label), make("td", {}, String(count)), make("td", { class: "room", "aria-hidden": "true" }, bar));
       });
       const name = `Client ${listed?.cells[0].textContent ?? client}`;
+      said.textContent = `${name} is shown`;
       panel.append(
         make("h4", {}, name), make("dl", {}, ...facts),
         ...(details.rounds.length > 1 ? [chart(curve, `${name}: ${details.label} by round`, "", null)] : []),
         ...(bars.length ? [make("table", { class: "bars", id: "client-labels" }, make("caption", {}, `Samples of the client by ${details.kind}, over all splits`), make("tbody", {}, ...bars))] : []),
       );
     }
-    return { whole: make("div", { class: "chosen" }, make("label", {}, "Client ", list), panel), open };
+    return { whole: make("div", { class: "chosen" }, make("label", {}, "Client ", list), said, panel), open };
   }
 
   const source = document.getElementById("client-details");
