@@ -140,7 +140,7 @@ class SplitTable:
     def _place(self, name: str, row: int) -> str:
         """What to call a row in messages, with its client."""
         whose = ""
-        if self._client in self._split.features:
+        if self._client is not None and self._client in self._split.features:
             client = self.read([self._client]).column(self._client)[row].as_py()
             whose = f" (client {client!r})"
         return f"{self.path}: column {name!r}, row {row}{whose}"

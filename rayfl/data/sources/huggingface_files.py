@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayfl.data.sources.preparing import PREPARED
 from rayfl.errors import DataError
 
 _DICT, _STATE = "dataset_dict.json", "state.json"
@@ -71,7 +72,9 @@ def data_files(folder: Path) -> list[Path]:
     kept = [
         path
         for path in sorted(folder.rglob("*"))
-        if path.suffix in (".arrow", ".parquet") and not path.name.startswith(("cache-", "tmp"))
+        if path.suffix in (".arrow", ".parquet")
+        and not path.name.startswith(("cache-", "tmp"))
+        and PREPARED not in path.relative_to(folder).parts  # copies, where the folder is the data root
     ]
     if not kept:
         raise DataError(

@@ -222,6 +222,13 @@ def test_what_is_wrong_is_said(saved: Path, tmp_path: Path, options: dict[str, A
         HuggingFaceSource(path=saved, root=tmp_path, **options).open()
 
 
+def test_a_folder_may_hold_the_copies_of_itself(tmp_path: Path) -> None:
+    made().select(range(6)).save_to_disk(str(tmp_path / "animals"))
+    source = HuggingFaceSource(path=tmp_path / "animals", root=tmp_path / "animals", x="age")
+    assert source.prepare(Order()) == source.prepare(Order())
+    assert len(list((tmp_path / "animals" / "prepared").glob("*.arrow"))) == 1
+
+
 def test_folders_that_are_none(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no/such does not exist: .*rayfl data prepare huggingface path=FOLDER"):
         HuggingFaceSource(path=Path("no/such"), root=tmp_path).open()
