@@ -110,7 +110,7 @@ def spoil(folder: Path, how: str) -> None:
     [
         ("no config", r"has no config\.json"),
         ("no json", r"config\.json cannot be read"),
-        ("pickled", r"in pytorch_model\.bin, a pickle, which can run code"),
+        ("pickled", r"in pytorch_model\.bin, which is pickled and can run code"),
         ("no weights", r"has neither model\.safetensors nor"),
         ("no header", "is no whole safetensors file"),
         ("cut", "ends before its last tensor: copy it again"),
