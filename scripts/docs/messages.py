@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from mathematics import with_symbols
+
 from rayfl.cli.catalog import describe_method
 
 KEPT, SENT = ("Server", "Client"), ("Down", "Up")
