@@ -10,9 +10,10 @@ import asyncio
 import logging
 import math
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ import requests
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from cluster.jobs.shipping import build_wheel, check_modules
+from cluster.jobs.shipping import build_wheel, check_modules, own_modules
 from cluster.rounds.interrupts import TERMINATED
 from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import to_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, ResourceError, RunError
+
+_log = logging.getLogger("rayfl")
 
 _STOP_MARGIN_S = 60
 """Seconds that Ray waits for a job's last commit, after SIGTERM and the round's grace."""
@@ -43,13 +46,16 @@ class JobOptions:
 
     Attributes:
         ship: send this rayfl along; False for a cluster that has it installed.
-        working_dir: a folder of the user's own code and files, where the run starts; None: none.
+        working_dir: a folder of the user's own code and files, where the run starts; None: one with the user's own
+            modules that the configuration names.
         environment: environment variables of driver and actors.
+        packages: requirements that uv installs for the run, on every node, on top of what is there.
     """
 
     ship: bool = True
     working_dir: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    packages: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -164,10 +170,24 @@ def _runtime_env(config: ExperimentConfig, options: JobOptions, folder: Path) ->
             raise ConfigError(f"--working-dir: {options.working_dir} is no folder")
         content["working_dir"] = str(options.working_dir)
     if "PYTHONPATH" not in options.environment:
-        check_modules(config, options.working_dir)
+        if options.working_dir is not None:
+            check_modules(config, options.working_dir)
+        elif modules := own_modules(config):
+            content["working_dir"] = str(_copied(modules, folder / "own"))
+            _log.info("sent along: %s", ", ".join(str(path) for path in modules))
+    if options.packages:
+        content["uv"] = {"packages": list(options.packages)}
     if options.ship:
         content["py_modules"] = [str(build_wheel(folder))]
     return content
+
+
+def _copied(files: Mapping[Path, Path], folder: Path) -> Path:
+    """The folder, with copies of files."""
+    for path, file in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / path)
+    return folder
 
 
 def find(client: JobSubmissionClient, run_or_id: str) -> JobDetails:

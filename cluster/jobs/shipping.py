@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,8 +22,40 @@ _NAMING = ("name", "factory", "function")
 _TIMESTAMP = (2020, 1, 1, 0, 0, 0)
 
 
-def check_modules(config: ExperimentConfig, working_dir: Path | None) -> None:
-    """Makes sure that users' own modules are sent along: on the cluster nobody would know them.
+def own_modules(config: ExperimentConfig) -> dict[Path, Path]:
+    """Finds the files of users' own modules that a run needs: on the cluster nobody would know them.
+
+    These are the modules that a configuration names as ``module:name``, and what has been imported from beside them: of
+    a package all its Python files.
+
+    Args:
+        config: names methods, models or data; they have been imported here.
+
+    Returns:
+        By the path below a folder on the cluster's search path, the file here.
+    """
+    found: dict[Path, Path] = {}
+    for _, folder, module in _own(config):
+        file = Path(str(module_file(f"{module}:")))
+        top = folder / module.partition(".")[0]
+        files = sorted(top.rglob("*.py")) if top.is_dir() else [file]
+        imported = [getattr(other, "__file__", None) for other in list(sys.modules.values())]
+        beside = [Path(other).resolve() for other in imported if other and is_own(other)]
+        files += [other for other in beside if other.suffix == ".py" and _top(other, folder)]
+        found |= {path.resolve().relative_to(folder): path for path in files}
+    return found
+
+
+def _top(file: Path, folder: Path) -> bool:
+    """Whether a file is a module of a folder on the search path, or of a package in it."""
+    if not file.is_relative_to(folder):
+        return False
+    parents = file.relative_to(folder).parents
+    return all((folder / parent / "__init__.py").is_file() for parent in parents if parent != Path("."))
+
+
+def check_modules(config: ExperimentConfig, working_dir: Path) -> None:
+    """Makes sure that users' own modules are in the folder that is sent along.
 
     Args:
         config: names methods, models or data as ``module:name``; they have been imported here.
@@ -31,19 +64,24 @@ def check_modules(config: ExperimentConfig, working_dir: Path | None) -> None:
     Raises:
         ConfigError: naming the module, its file, and what to write.
     """
+    for place, folder, module in _own(config):
+        if working_dir.resolve() != folder:
+            raise ConfigError(
+                f"{place}: the module {module!r} ({module_file(f'{module}:')}) is not in --working-dir {working_dir}, "
+                f"and the cluster would not find it: give --working-dir {folder}, leave the option out (the module is "
+                "sent along then), or say where the nodes have it with --env PYTHONPATH=FOLDER"
+            )
+
+
+def _own(config: ExperimentConfig) -> Iterator[tuple[str, Path, str]]:
+    """Yields where a configuration names a user's own module, the folder that has it, and its name."""
     for field, path in _objects(config.model_dump(mode="json")):
         module = path.partition(":")[0]
         file = module_file(path)
         if file is None or not is_own(file):
             continue
         parts = len(module.split(".")) + (Path(file).name == "__init__.py")
-        folder = Path(file).resolve().parents[parts - 1]
-        if working_dir is None or working_dir.resolve() != folder:
-            sent = "is not sent along" if working_dir is None else f"is not in --working-dir {working_dir}"
-            raise ConfigError(
-                f"{field}: {path!r}: the module {module!r} ({file}) {sent}, and the cluster would not find it: add "
-                f"--working-dir {folder}, or say where the nodes have it with --env PYTHONPATH=FOLDER"
-            )
+        yield f"{field}: {path!r}", Path(file).resolve().parents[parts - 1], module
 
 
 def _objects(content: Any, place: str = "") -> Iterator[tuple[str, str]]:

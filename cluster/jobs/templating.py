@@ -31,7 +31,7 @@ _USES: dict[Kind, set[str]] = {
     "kuberay": _NODES | _PODS,
     "kuberay-cluster": _NODES | _PODS,
     "slurm": _NODES | {"time", "environment", "partition", "account", "array"},
-    "ray-up": _NODES | {"image", "hosts", "user", "instance_type"},
+    "ray-up": _NODES | {"image", "hosts", "user", "instance_type", "head_trains"},
     "docker": {"image", "gpus_per_node"},
     "grafana": set(),
 }
@@ -83,6 +83,7 @@ class TemplateOptions(BaseModel):
     )
     environment: Word | None = Field(None, description="SLURM: folder of the virtual environment with rayfl")
     hosts: tuple[Word, ...] = Field((), description="ray up: machines of your own, head first; none: machines of AWS")
+    head_trains: bool = Field(False, description="ray up: actors run on the head too")
     user: Word = Field("ubuntu", description="ray up: who logs in")
     instance_type: Word = Field("g5.2xlarge", description="ray up on AWS: machines that train")
 

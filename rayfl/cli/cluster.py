@@ -74,6 +74,9 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         hosts: Annotated[
             list[str] | None, typer.Option(help="ray-up: a machine of your own, head first; repeat. None: AWS.")
         ] = None,
+        head_trains: Annotated[
+            bool | None, typer.Option("--head-trains", help="ray-up: the head trains too, like the other nodes.")
+        ] = None,
         user: Annotated[str | None, typer.Option(help="ray-up: who logs in; default ubuntu.")] = None,
         instance_type: Annotated[str | None, typer.Option(help="ray-up on AWS: default g5.2xlarge.")] = None,
         out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
@@ -101,6 +104,7 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             "node_selector": tuple(node_selector) if node_selector else None,
             "image_pull_policy": image_pull_policy,
             "hosts": tuple(hosts) if hosts else None,
+            "head_trains": head_trains,
             "user": user,
             "instance_type": instance_type,
         }

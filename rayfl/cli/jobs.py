@@ -44,7 +44,16 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         ] = None,
         address: Address = _LOCAL,
         wait: Annotated[bool, typer.Option("--wait", help="Follow the run; exit with its status.")] = False,
-        working_dir: Annotated[Path | None, typer.Option(help="Folder of your own code that the run needs.")] = None,
+        working_dir: Annotated[
+            Path | None,
+            typer.Option(help="Folder of your own code and files; default: the modules that the configuration names."),
+        ] = None,
+        uv: Annotated[
+            list[str] | None,
+            typer.Option(
+                help="A package for the run, such as timm, or a file of requirements; uv installs it. Repeat."
+            ),
+        ] = None,
         ship: Annotated[
             bool, typer.Option("--ship/--no-ship", help="Send this rayfl along; not where it is installed.")
         ] = True,
@@ -55,7 +64,7 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         if as_json and wait:
             raise ConfigError("--json and --wait: choose one; `rayfl status` tells how the job ended")
         jobs = _jobs()
-        options = jobs.JobOptions(ship, working_dir, _environment(env or []))
+        options = jobs.JobOptions(ship, working_dir, _environment(env or []), _packages(uv or []))
         settings = load(config, overrides)
         client = jobs.connect(address)
         job = jobs.submit(client, settings, options)
@@ -158,6 +167,24 @@ def _environment(pairs: list[str]) -> dict[str, str]:
     if wrong:
         raise ConfigError(f"--env {wrong[0]} must look like NAME=VALUE")
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _packages(given: list[str]) -> list[str]:
+    """Requirements; a file stands for its lines."""
+    found = []
+    for one in given:
+        if not one.endswith(".txt"):
+            found.append(one)
+            continue
+        try:
+            lines = Path(one).expanduser().read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"--uv {one}: cannot be read: {error}") from None
+        lines = [line.partition(" #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+        if options := [line for line in lines if line.startswith("-")]:
+            raise ConfigError(f"--uv {one}: {options[0]!r} is an option, not a package; only packages are taken")
+        found += lines
+    return found
 
 
 def _row(job: JobDetails) -> tuple[str, ...]:

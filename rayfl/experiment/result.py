@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.results.schemas import DAMAGE_SCHEMA, SKIPPED_SCHEMA
+from rayfl.errors import RunError
+from rayfl.results.personalized import PersonalizedRows
+from rayfl.results.schemas import DAMAGE_SCHEMA, SKIPPED_SCHEMA, metrics_of
 
 
 @dataclass(frozen=True)
@@ -33,3 +35,30 @@ class Result:
     partition: str = ""
     skipped: pa.Table = field(default_factory=SKIPPED_SCHEMA.empty_table)
     damage: pa.Table = field(default_factory=DAMAGE_SCHEMA.empty_table)
+
+    def score(self, metric: str | None = None) -> float:
+        """The personalized model's mean of a metric over all clients, on test data after the last evaluation.
+
+        Of a method that sweeps, that is the model chosen on validation data.
+
+        Args:
+            metric: a column of ``rounds``, such as ``top1_worst5`` or ``loss``; the task's first metric if left out.
+
+        Raises:
+            RunError: there is no such column or row; says which there are.
+        """
+        name = metric or metrics_of(self.rounds)[0].name
+        if name not in self.rounds.column_names:
+            raise RunError(f"{self.path}: there is no column {name!r}; there are {', '.join(self.rounds.column_names)}")
+        own = PersonalizedRows.recorded(self.rounds) or PersonalizedRows.of(self.config.algorithm)
+        rows = [
+            row
+            for row in self.rounds.to_pylist()
+            if (row["split"], row["cohort"], row["phase"]) == ("test", "all", "received") and own.is_summary(row)
+        ]
+        if not rows or rows[-1][name] is None:
+            raise RunError(
+                f"{self.path}: no evaluation has {name} of {own.label} on test data"
+                + ("" if own.sweep is None else ", chosen on validation data (evaluation.splits, holdout.validation)")
+            )
+        return float(max(rows, key=lambda row: row["round"])[name])

@@ -29,6 +29,18 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ROOT / "docs" / "methods"
 NOTES = PAGES / "notes"
 TESTS = ROOT / "tests" / "algorithms"
+NEEDS = {
+    "cfl": "train.clients_per_round=all",
+    "fedbn": "model=resnet9",
+    "fedbuff": "system=sampled system.mode=buffered",
+    "feddf": "holdout.public=200",
+    "fedmd": "holdout.public=200",
+    "fedme": "train.clients_per_round=all",
+    "l2gd": "train.clients_per_round=all train.momentum=0",
+    "pfedme": "train.momentum=0",
+    "scaffold": "train.momentum=0",
+}
+"""What a method needs of the preset quickstart to run there."""
 MADE = "<!-- made by scripts/docs/method_pages.py; the last part is kept in notes/{name}.md -->"
 
 
@@ -56,7 +68,7 @@ def page(name: str, method: type[Algorithm]) -> str:
         _markdown(summary),
         *([displayed(equation)] if equation else []),
         picture(name, METHODS),
-        f"```bash\nrayfl run quickstart algorithm={name}\n```",
+        f"```bash\n{' '.join(['rayfl run quickstart', f'algorithm={name}', *NEEDS.get(name, '').split()])}\n```",
         f"Source: {source}. [All methods](index.md).",
         "## The method",
         _markdown(rest),

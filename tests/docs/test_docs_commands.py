@@ -59,7 +59,7 @@ FAILS = {"diff": 1, "doctor": 1}
 SLOW = {"README.md", "plots.md", "report.md", "inspect.md", "cluster.md", "adapters.md"}
 """Pages that take long: `make test-all` runs them."""
 
-OWN_MODULES = ("my_module", "my_data", "remembering")
+OWN_MODULES = ("my_module", "my_data", "mine", "remembering")
 
 
 @pytest.fixture

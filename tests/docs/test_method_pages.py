@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-from algorithms.registry import METHODS
+import pytest
+import yaml
+
+from algorithms.registry import METHODS, Experiment
+from rayfl.cli.catalog import describe_method
+from rayfl.config.loading import load_config
+from rayfl.experiment.parts import Parts
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = ROOT / "docs" / "methods"
@@ -27,3 +34,42 @@ def test_every_method_has_a_page_a_paper_and_tests_of_its_invariants() -> None:
         assert cells[2] == method.citation != ""
         assert int(cells[-1]) > 0, f"{name} has no tests of its invariants"
         assert "## Differences" in (PAGES / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_every_formula_of_a_docstring_is_set_and_none_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys are the docstrings' own lines, so that a docstring and its page say the same."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "docs"))
+    mathematics = importlib.import_module("mathematics")
+    written = yaml.safe_load((PAGES / "formulas.yaml").read_text(encoding="utf-8"))
+    docstrings = {name: describe_method(method).partition("\nReferences:")[0] for name, method in METHODS.items()}
+    used = {line for text in docstrings.values() for line in mathematics.formulas_of(text)}
+    assert used == set(written["formulas"])
+    assert {name for name, text in docstrings.items() if not mathematics.formulas_of(text)} == set(written["equation"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("v_k, alpha_k", r"$v_{k}$, $\alpha_{k}$"),
+        ("theta_1..theta_M", r"$\theta_{1} \ldots \theta_{M}$"),
+        ("c_k^+ and xbar", r"$c_{k}^{+}$ and $\bar x$"),
+        ("a client's `w_k`, i.e. eta_ft", r"a client's `w_k`, i.e. $\eta_{\mathrm{ft}}$"),
+        ("sum_m alpha_m theta_m(x)", r"$\sum_{m}$ $\alpha_{m}$ $\theta_{m}$($x$)"),
+    ],
+)
+def test_symbols_within_a_text(text: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "docs"))
+    assert importlib.import_module("mathematics").with_symbols(text) == expected
+
+
+def test_a_page_has_a_picture_a_command_and_its_source() -> None:
+    """The command is one that can be run: its configuration is valid, and the data are right for the method."""
+    for name in METHODS:
+        text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+        picture = text[text.index('<div class="messages"') : text.index("```bash")]
+        assert [part in picture for part in ("Server keeps", "Down", "Up", "Client keeps")] == [True] * 4
+        (command,) = re.findall(r"```bash\nrayfl run (.+)\n```", text)
+        preset, *overrides = command.split()
+        Parts(load_config(Experiment, preset, overrides)).check()
+        (source,) = re.findall(r"\]\((\.\./\.\./algorithms/\w+\.py)\)", text)
+        assert (PAGES / source).is_file()

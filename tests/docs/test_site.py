@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -88,6 +90,9 @@ def test_a_browser_fetches_nothing_from_elsewhere(pages: dict[Path, Page]) -> No
 
 def test_every_page_is_there(site: Path) -> None:
     made = {path.relative_to(site).with_suffix(".md") for path in site.rglob("*.html")} - {Path("404.md")}
+    sources = {path for path in made if path.parts[0] == "source"}
+    assert {path.stem for path in sources} == {path.stem for path in (ROOT / "algorithms").glob("*.py")} - {"__init__"}
+    made -= sources
     docs = ROOT / "docs"
     written = {path.relative_to(docs) for path in docs.rglob("*.md") if "notes" not in path.parts}
     assert made == written
@@ -97,3 +102,34 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     page = Page(site / "api.html")
     names = {place.rpartition(".")[2] for place in page.places}
     assert set(rayfl.__all__) - {"__version__"} <= names
+
+
+def browse(page: Path, folder: Path, query: str = "") -> tuple[str, str]:
+    """What a browser makes of a page in a folder, and what it complains about; without any network."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    if browser is None:
+        pytest.skip("there is no Chromium on the PATH")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--dump-dom"]
+    settings = ["--allow-file-access-from-files", "--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    profile = [f"--user-data-dir={folder}", "--virtual-time-budget=20000"]
+    done = subprocess.run(
+        [*command, *settings, *profile, page.as_uri() + query], capture_output=True, text=True, timeout=200, check=True
+    )
+    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+def test_formulas_are_mathematics_in_a_browser(site: Path, tmp_path: Path) -> None:
+    """KaTeX has set every formula of some pages, with MathML for screen readers, and complains about none."""
+    for name in ("superfed", "fedfusion", "gpfl", "per_fedavg", "fedavg"):
+        html, complaints = browse(site / "methods" / f"{name}.html", tmp_path)
+        assert complaints == "" and "katex-error" not in html, name
+        formulas = len(re.findall(r'class="arithmatex"', html))
+        assert formulas == html.count('class="katex"') == html.count("<math ") > 5, name
+
+
+def test_the_search_finds_from_a_folder(site: Path, tmp_path: Path) -> None:
+    html, complaints = browse(site / "index.html", tmp_path, "?q=staleness")
+    assert complaints == ""
+    found = re.findall(r'href="([^"?#]+)[^"]*" class="md-search-result__link"', html)
+    assert any(link.endswith("methods/fedbuff.html") for link in found), found
+    assert not [link for link in found if "/source/" in link]

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
+from rayfl.errors import RunError
 from rayfl.experiment.result import Result
 from rayfl.metrics import Statistics
 from rayfl.results.schemas import ROUNDS_SCHEMA
@@ -115,6 +116,16 @@ def summary(result: ResultTables, *overrides: str) -> tuple[str, Any]:
     out = io.StringIO()
     Console(file=out, width=120).print(summary_table(whole))
     return out.getvalue(), whole
+
+
+def test_a_result_has_the_personalized_models_score() -> None:
+    """That of the model chosen on validation data (6 of 10), not of the best on test data (9 of 10)."""
+    _, whole = summary(tables(1))
+    assert whole.score() == pytest.approx(0.6) and whole.score("loss") > 0
+    with pytest.raises(RunError, match="there is no column 'accuracy'; there are round, split"):
+        whole.score("accuracy")
+    with pytest.raises(RunError, match="no evaluation has top1 of personalized on test data"):
+        summary(tables(1), "algorithm=ditto")[1].score()
 
 
 def test_the_final_table_marks_choices_on_test_data() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from ray.job_submission import JobDetails, JobStatus
+from ray.runtime_env import RuntimeEnv
 from typer.testing import CliRunner
 
 import cluster.jobs.jobs
@@ -21,6 +22,7 @@ from algorithms.registry import Experiment
 from cluster.jobs.jobs import JobOptions, Submitted, connect, exit_status, find, follow, jobs, stop, submit
 from cluster.jobs.shipping import build_wheel
 from rayfl.cli.entry import app
+from rayfl.cli.jobs import _packages
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, ResourceError, RunError
@@ -34,6 +36,7 @@ class FakeClient:
         self.known: dict[str, JobDetails] = {}
         self.sent: list[dict[str, Any]] = []
         self.wheels: list[str] = []
+        self.files: set[str] = set()
         self._pieces = pieces or []
 
     def submit_job(self, **job: Any) -> str:
@@ -41,6 +44,8 @@ class FakeClient:
             raise RuntimeError(f"Job with submission_id {job['submission_id']} already exists")
         self.sent.append(job)
         self.wheels += [Path(wheel).name for wheel in job["runtime_env"].get("py_modules", []) if Path(wheel).is_file()]
+        folder = Path(job["runtime_env"].get("working_dir", "/nowhere"))
+        self.files |= {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
         self.end(job["submission_id"], JobStatus.PENDING, job["metadata"])
         return str(job["submission_id"])
 
@@ -112,22 +117,46 @@ def test_the_job_carries_the_whole_configuration(tmp_path: Path) -> None:
 METHOD = "from algorithms.fedavg import FedAvg\n\nclass Mine(FedAvg):\n    name: str = 'mine'\n"
 
 
-def test_a_module_of_the_users_own_is_sent_along_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_the_users_own_travels_without_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it has imported from beside it, of a package all files; and nothing else that lies there."""
     code = tmp_path / "code"
     (code / "sent_pack").mkdir(parents=True)
     (code / "sent_pack" / "__init__.py").write_text("")
+    (code / "sent_beside.py").write_text("RATE = 1.0\n")
+    (code / "secrets.py").write_text("nobody imports it\n")
     for file in ("sent_module.py", "sent_pack/inner.py"):
-        (code / file).write_text(METHOD)
+        (code / file).write_text(f"import sent_beside\n{METHOD}")
     monkeypatch.syspath_prepend(str(code))
-    for name in ("sent_module:Mine", "sent_pack.inner:Mine"):
+    wanted = {
+        "sent_module:Mine": {"sent_module.py", "sent_beside.py"},
+        "sent_pack.inner:Mine": {"sent_pack/__init__.py", "sent_pack/inner.py", "sent_beside.py"},
+    }
+    for name, files in wanted.items():
         config = experiment(tmp_path, algorithm=name)
-        message = rf"algorithm.name: '{name}': .*is not sent along.*add --working-dir {code}, or .*--env PYTHONPATH"
-        with pytest.raises(ConfigError, match=message):
-            send(FakeClient(), config)
-        with pytest.raises(ConfigError, match=f"is not in --working-dir {tmp_path}"):
+        client = FakeClient()
+        assert send(client, config)
+        assert files <= client.files and not {"secrets.py"} & client.files
+        with pytest.raises(ConfigError, match=rf"'{name}': .*is not in --working-dir {tmp_path}.*--working-dir {code}"):
             send(FakeClient(), config, working_dir=tmp_path)
         assert send(FakeClient(), config, working_dir=code)
-        assert send(FakeClient(), config, environment={"PYTHONPATH": "/shared/code"})
+        client = FakeClient()
+        assert send(client, config, environment={"PYTHONPATH": "/shared/code"})
+        assert client.files == set()
+
+
+def test_packages_are_installed_by_uv(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("# for a backbone\ntimm==1.0.31  # pinned\n\npolars\n")
+    client = FakeClient()
+    send(client, experiment(tmp_path), packages=_packages(["duckdb>=1", str(file)]))
+    runtime_env = client.sent[0]["runtime_env"]
+    assert runtime_env["uv"] == {"packages": ["duckdb>=1", "timm==1.0.31", "polars"]}
+    assert RuntimeEnv(**runtime_env)["uv"]["packages"] == runtime_env["uv"]["packages"]  # Ray's own check
+    file.write_text("--index-url https://example.org\n")
+    with pytest.raises(ConfigError, match="is an option, not a package"):
+        _packages([str(file)])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        _packages([str(tmp_path / "missing.txt")])
 
 
 def test_models_and_data_of_the_users_own_are_looked_for_too(tmp_path: Path) -> None:

@@ -296,6 +296,22 @@ def test_ray_up(options: dict[str, Any]) -> None:
         assert config["available_node_types"]["clients"]["resources"] == {"CPU": 16, "GPU": 2}
 
 
+@pytest.mark.parametrize("hosts", [(), ("10.0.0.1", "10.0.0.2")])
+def test_the_head_of_ray_up_trains_by_choice(hosts: tuple[str, ...]) -> None:
+    options = {"gpus_per_node": 2, "cpus_per_node": 16, "head_trains": True, **({"hosts": hosts} if hosts else {})}
+    config = yaml.safe_load(render("ray-up", template_options(options)))
+    validate_config(prepare_config(config))
+    [head] = [line for line in config["head_start_ray_commands"] if "ray start" in line]
+    assert "--num-cpus=16 --num-gpus=2 " in head
+    assert config["docker"]["head_run_options"] == config["docker"]["worker_run_options"] == ["--gpus=all"]
+    if not hosts:
+        types = config["available_node_types"]
+        assert types["head"]["resources"] == types["clients"]["resources"] == {"CPU": 16, "GPU": 2}
+        assert types["head"]["node_config"] == types["clients"]["node_config"]
+    with pytest.raises(ConfigError, match="--head-trains: kuberay has no use for it"):
+        render("kuberay", template_options({"head_trains": True}))
+
+
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_docker(gpus: int, tmp_path: Path) -> None:
     text = render("docker", template_options({"gpus_per_node": gpus}))
