@@ -91,7 +91,8 @@ class ClusterConfig(_Section):
     label_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict,
         description="the nodes that actors are placed on, by the labels that Ray gives them (2.49 or newer), such as "
-        "{ray.io/accelerator-type: H100}; a value may also be !H100, in(H100, H200) or !in(H100, H200); empty: any",
+        "{ray.io/accelerator-type: H100}; a value may also be '!H100', 'in(H100, H200)' or '!in(H100, H200)', in "
+        "quotes; empty: any",
     )
     clients_per_actor: Literal["auto", 1] = Field(
         "auto", description="auto: actors share the clients; 1: one actor, and so one process, per client"
