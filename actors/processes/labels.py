@@ -22,14 +22,14 @@ def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
 
     Args:
         labels: of the node.
-        selector: by key ``value``, ``!value``, ``in(one, other)`` or ``!in(one, other)``; all must hold. A node without
-            the key has none of the values.
+        selector: by key ``value``, ``!value``, ``in(one,other)`` or ``!in(one,other)``, without spaces. All must
+            hold. A node without the key has none of the values.
     """
     return all(_holds(labels.get(key), wanted) for key, wanted in selector.items())
 
 
 def _holds(value: str | None, wanted: str) -> bool:
-    among = _AMONG.fullmatch(wanted.replace(" ", ""))
+    among = _AMONG.fullmatch(wanted)
     if among is not None:
         return (value in among[2].split(",")) != bool(among[1])
     if wanted.startswith("!"):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field
 
 from rayfl.config.added import without_added
 from rayfl.config.beginning import InitConfig
-from rayfl.config.cluster_values import ActorRange, LabelValue
+from rayfl.config.cluster_values import ActorRange, LabelKey, LabelValue
 from rayfl.config.identity import FREE, STEPS, fingerprint_of, without_places
 from rayfl.data.images.augment import AugmentConfig
 from rayfl.data.images.transform import TransformConfig
@@ -88,10 +88,11 @@ class ClusterConfig(_Section):
         "actors took before; auto: measured where no result depends on it, sizes where clients are stacked or cores "
         "are lent",
     )
-    label_selector: dict[str, LabelValue] = Field(
+    label_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict,
         description="the nodes that actors are placed on, by the labels that Ray gives them (2.49 or newer), such as "
-        "{ray.io/accelerator-type: H100}; a value may also be !H100, in(H100, H200) or !in(H100, H200); empty: any",
+        "{ray.io/accelerator-type: H100}; a value may also be '!H100', 'in(H100, H200)' or '!in(H100, H200)', in "
+        "quotes; empty: any",
     )
     clients_per_actor: Literal["auto", 1] = Field(
         "auto", description="auto: actors share the clients; 1: one actor, and so one process, per client"

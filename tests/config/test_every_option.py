@@ -219,6 +219,10 @@ def values(annotation: Any, default: Any) -> Iterator[Any]:
         items = [list(values(argument, None)) for argument in arguments if argument is not Ellipsis]
         for first in itertools.islice(itertools.product(*items), 40):
             yield from (first, first * 2, first * 3)
+    elif origin is dict:
+        yield from (
+            {key: value} for key, value in zip(*(values(argument, None) for argument in arguments), strict=False)
+        )
     elif arguments:  # a union, or one with constraints
         for argument in arguments:
             yield from values(argument, default)

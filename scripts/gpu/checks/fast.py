@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from actors.hosting.resident import Resident
 from algorithms.base import Algorithm
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
@@ -48,10 +49,17 @@ def device_itself(record: Record) -> None:
 
 
 def _measured(
-    record: Record, name: str, method: Algorithm, sizes: Sequence[int], mode: str = "vectorized", width: int = 1000
+    record: Record,
+    name: str,
+    method: Algorithm,
+    sizes: Sequence[int],
+    mode: str = "vectorized",
+    width: int = 1000,
+    states: int = 0,
 ) -> float:
-    """Seconds of a round, which are noted with its bytes and launches."""
+    """Seconds of a round, which are noted with its bytes and launches; ``states`` bytes of states stay there."""
     toy = federation(method, sizes, TwoNN(), _DIGITS, mode, width)
+    toy.client_hosts[0]._resident = Resident(states)
     play(toy)
     taken = seconds(lambda: play(toy), 2)
     record.note(name, {"s a round": taken, "peak bytes": peak_bytes(lambda: play(toy)), **profiled(lambda: play(toy))})
@@ -110,13 +118,14 @@ def evaluation(record: Record) -> None:
 
 
 def states(record: Record) -> None:
-    """Rounds of Ditto, whose clients keep a model each, against the same training without states."""
+    """Rounds of Ditto, whose clients keep a model each: states that stay, are brought ahead, or come in their turn."""
     sizes = [scaled(40, 20)] * scaled(1000, 8)
-    for width in (250, 1000):
-        without = _measured(record, f"fedavg, {width} at a time", FedAvg(), sizes, width=width)
-        kept = _measured(record, f"ditto, {width} at a time", Ditto(), sizes, width=width)
+    width, state = len(sizes) // 4, 4 * TwoNN().network(_DIGITS).num_parameters
+    without = _measured(record, "fedavg", FedAvg(), sizes, width=width)
+    for name, kept in (("come in their turn", 0), ("are brought ahead", width), ("stay", 2 * len(sizes))):
+        taken = _measured(record, f"ditto, states {name}", Ditto(), sizes, width=width, states=2 * kept * state)
         # Ditto makes two local updates.
-        record.note(f"seconds for states, {width} at a time", kept - 2 * without)
+        record.note(f"seconds for states that {name}", taken - 2 * without)
 
 
 CHECKS = (

@@ -19,7 +19,7 @@ from algorithms.fedavg import FedAvg
 from algorithms.superfed import SuPerFed
 from checks.bench import DEVICE, REHEARSAL, failing_device, federation, peak_bytes, play, scaled
 from checks.correct import difference
-from checks.running import Check, Record, SkippedError
+from checks.running import Check, Record
 from rayfl.engine.engine import EngineConfig
 from rayfl.errors import ClientError, DeviceLostError
 from rayfl.examples import InputSpec
@@ -95,8 +95,6 @@ def memory_too_small(record: Record) -> None:
 
 def plan_against_peak(record: Record) -> None:
     """Bytes that a stack was planned with, from a measurement of a few clients, and those that it takes."""
-    if REHEARSAL:
-        raise SkippedError("a machine's memory says nothing about stacks on a device")
     works: dict[str, tuple[Any, Any, InputSpec, int]] = {
         "fedavg, perceptron": (FedAvg(), TwoNN(), _DIGITS, 500),
         "superfed, perceptron": (SuPerFed(start=0.0), TwoNN(), _DIGITS, 300),
@@ -105,6 +103,7 @@ def plan_against_peak(record: Record) -> None:
         "fedavg, LSTM": (FedAvg(), CharLSTM(), InputSpec("tokens", (80,), 80, vocabulary=80), 32),
     }
     for name, (method, architecture, spec, clients) in works.items():
+        clients = scaled(clients, 5)
         toy = federation(method, [40] * clients, architecture, spec, width=clients)
         (host,) = toy.client_hosts
         if not host.engine.vectorized:
@@ -117,7 +116,10 @@ def plan_against_peak(record: Record) -> None:
         planned = clients * found.client_bytes
         toy = federation(method, [40] * clients, architecture, spec, width=clients)
         play(toy)  # samples stay on the device from here on: they are planned for apart
-        taken = peak_bytes(lambda toy=toy: play(toy)) or 1  # type: ignore[misc]
+        taken = peak_bytes(lambda toy=toy: play(toy))  # type: ignore[misc]
+        if taken is None:
+            record.note(name, {"planned bytes": planned, "taken bytes": "a CPU's are not counted"})
+            continue
         record.note(name, {"planned bytes": planned, "taken bytes": taken, "planned / taken": planned / taken})
         apart = abs(planned / taken - 1)
         record.goal(f"planned against taken bytes: {name}", "within 10 %", apart, apart <= 0.1)

@@ -7,6 +7,7 @@ import pytest
 from actors.processes.placement import Node
 from cluster.planning.resources import plan_actors, wait_for_room
 from cluster.sweep.resources import plan_trial
+from rayfl.config.overrides import parse_override
 from rayfl.config.schema import ClusterConfig
 from rayfl.errors import ConfigError, ResourceError
 
@@ -137,6 +138,13 @@ def test_what_does_not_fit_names_the_nodes_that_were_meant() -> None:
         plan({**labels, "num_actors": 3}, CPU=2)
     with pytest.raises(ResourceError, match=r"no node with cluster\.label_selector=.* has a GPU"):
         plan({**labels, "device": "cuda"}, CPU=2)
+    text = "cluster.label_selector={ray.io/accelerator-type: 'in(H100, H200)', zone: '!far'}"
+    _, written = parse_override(text)
+    found = ClusterConfig.model_validate({"label_selector": written}).label_selector
+    assert found == {"ray.io/accelerator-type": "in(H100,H200)", "zone": "!far"}
+    for unquoted in ({"kind": "in(H100", "H200)": None}, {"a/b/c": "x"}):
+        with pytest.raises(ValueError, match="label_selector"):
+            ClusterConfig.model_validate({"label_selector": unquoted})
     for wrong in ("", "a b", "in(", "in()", "!!a"):
         with pytest.raises(ValueError, match="label_selector"):
             ClusterConfig.model_validate({"label_selector": {"kind": wrong}})
