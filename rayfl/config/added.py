@@ -19,6 +19,8 @@ ADDED: Mapping[str, Any] = {
     "dataset.target": "auto",
     "dataset.tokenizer": None,
     "dataset.vocabulary": None,
+    "engine.capture": False,
+    "engine.compile": False,
     "task": {"name": "classification", "metrics": [], "thresholds": 101},
     "train.betas": [0.9, 0.999],
     "train.dampening": 0.0,

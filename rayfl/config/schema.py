@@ -352,7 +352,8 @@ class ExperimentConfig(_Section):
         del content["init"]
         if self.init.source is not None:
             content["init"] = self.init.identity
-        content["engine"] = ", ".join([self.engine.mode, self.engine.precision, STEPS])
+        compiled = ["compiled"] if self.engine.compile else []
+        content["engine"] = ", ".join([self.engine.mode, self.engine.precision, STEPS, *compiled])
         return without_added(content)
 
     def fingerprint(self) -> str:

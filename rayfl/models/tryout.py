@@ -22,8 +22,8 @@ def made_up_inputs(spec: InputSpec, seed: int) -> Tensor:
 def try_out(network: Network, spec: InputSpec, model: str) -> None:
     """Runs a network on made-up inputs, and notes in it whether it draws random numbers and can be vectorised.
 
-    Random numbers beyond those of layers are noticed by the state of PyTorch's generator. A network whose outputs depend
-    on what its mini-batches are padded with, or which fails under ``vmap``, is not vectorised.
+    Random numbers beyond those of layers are noticed by the state of PyTorch's generator. A network whose outputs
+    depend on what its mini-batches are padded with, or which fails under ``vmap``, is not vectorised.
 
     Args:
         network: what is tried; ``stochastic`` and ``vectorizable`` are corrected.
