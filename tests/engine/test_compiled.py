@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._inductor import cpp_builder
 
+from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.engine import vectorized
 from rayfl.engine.compiled import Compiler
@@ -107,12 +108,10 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_is_named_once(caplog: pytest.
     assert caplog.text.count("the objective cross_entropy cannot be compiled and runs as it is: no code for this") == 1
 
 
-def test_the_option_reaches_the_engine_and_counts(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_option_reaches_the_engine_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Classification(Network(SmallCNN))
-    off, on = (load_config("quickstart", [f"engine.compile={value}"]) for value in ("false", "true"))
-    assert off.fingerprint() == load_config("quickstart", []).fingerprint() != on.fingerprint()
+    off, on = (load_config(Experiment, "quickstart", [f"engine.compile={value}"]) for value in ("false", "true"))
+    assert off.fingerprint() == load_config(Experiment, "quickstart", []).fingerprint() != on.fingerprint()
     assert "changes nothing here" in Engine(task, CPU, EngineConfig(mode="looped", compile=True)).note
 
     def nothing() -> str:
