@@ -20,6 +20,8 @@ ADDED: Mapping[str, Any] = {
     "dataset.target": "auto",
     "dataset.tokenizer": None,
     "dataset.vocabulary": None,
+    "engine.capture": False,
+    "engine.compile": False,
     "model.padding": 2,
     "task": {"name": "classification", "metrics": [], "thresholds": 101},
     "train.betas": [0.9, 0.999],

@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python scripts/bench/host_time.py [--clients N] [--rounds N] [--profile METHOD]
 
 Every client has ten samples and takes one step; a model has some thirty numbers. So nearly all of the time is what
-surrounds the steps: draws, plans, states, stacks, sums. Everything runs in this process and in one thread, with all clients
-in stacks. The table has the processor time of a round, the least of those after the first, which other work on the machine
-disturbs least.
+surrounds the steps: draws, plans, states, stacks, sums. Everything runs in this process and in one thread, with all
+clients in stacks. The table has the processor time of a round, the least of those after the first, which other work on
+the machine disturbs least.
 """
 
 from __future__ import annotations

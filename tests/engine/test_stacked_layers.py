@@ -45,7 +45,9 @@ OBJECTIVES = {
 QUICK = ("reddi_cnn", "char_lstm", "char_lstm one bias")
 
 
-def updates_of(network: Network, spec: InputSpec, method: str, sizes: Sequence[int]) -> list[TrainRequest]:
+def updates_of(
+    network: Network, spec: InputSpec, method: str, sizes: Sequence[int], batch_size: int = 4
+) -> list[TrainRequest]:
     """Local updates of clients of several sizes."""
     found = []
     for k, size in enumerate(sizes):
@@ -55,7 +57,7 @@ def updates_of(network: Network, spec: InputSpec, method: str, sizes: Sequence[i
         dtype = own[network.head_weight].dtype
         if data.x.is_floating_point():
             data = replace(data, x=data.x.to(dtype))
-        one = request(data, own, FedAvg().objective, client=k, batch_size=4)
+        one = request(data, own, FedAvg().objective, client=k, batch_size=batch_size)
         if method != "fedavg":
             draws = {"coefficient": np.random.default_rng(k).random(one.plan.steps)}
             trained, frozen = {"federated": received, "local": own}, {"received": received}
