@@ -99,6 +99,7 @@ class Network:
         folds: whether it runs all clients of a stack as one batch under ``vmap``, through which autograd then goes.
         rows_per_sample: how many rows a sample makes in the products of a network that folds; else 0.
         groups: further kinds of parameters, by name of the kind.
+        why_differentiable_once: why there is no second derivative, with the fix; empty where there is one.
 
     Raises:
         ModelError: the head or classifier names do not fit the model, no parameter requires a gradient, or a batch
@@ -108,6 +109,7 @@ class Network:
     folds: bool = False
     rows_per_sample: int = 0
     groups: Mapping[str, tuple[str, ...]] = {}
+    why_differentiable_once: str = ""
 
     def __init__(self, factory: Callable[[], ClassificationModel]) -> None:
         self._factory = factory
