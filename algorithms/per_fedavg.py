@@ -67,6 +67,8 @@ class PerFedAvg(Averaging):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
+        if self.version == "exact" and (why := task.network.why_differentiable_once):
+            raise ConfigError(f"algorithm.version=exact needs a second derivative; {why}, or algorithm.version=hf")
         if self.adapt_batch == "batch" and context.train.optimizer != "sgd":
             raise ConfigError(
                 f"algorithm.adapt_batch=batch takes steps of SGD, but train.optimizer is {context.train.optimizer}: "

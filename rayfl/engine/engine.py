@@ -166,10 +166,10 @@ class Engine:
     def _width_of(self, requests: Sequence[Request]) -> int:
         """How many of these are stacked at a time: within the width, as many as fill a step's products with rows."""
         each = max((c.network.rows_per_sample for c in self.task.candidates), default=0)
-        sizes = [request.plan.largest for request in requests if isinstance(request, TrainRequest)]
-        if self.rows_per_step is None or not each or not any(sizes):
+        if self.rows_per_step is None or not each:
             return self.width
-        return min(self.width, max(self.rows_per_step // (each * max(sizes)), 1))
+        largest = max((one.plan.largest for one in requests if isinstance(one, TrainRequest)), default=0)
+        return min(self.width, max(self.rows_per_step // max(each * largest, 1), 1))
 
     def _train_stacked(self, requests: Sequence[TrainRequest], task: Task) -> list[Any]:
         """Trains as many clients at a time as the GPU's memory has room for; one by one where a stack fails.

@@ -106,6 +106,7 @@ class Network:
         rows_per_sample: how many rows a sample makes in the products of a network that folds; else 0.
         groups: further kinds of parameters, by name of the kind.
         padding: see :class:`ClassificationModel`.
+        why_differentiable_once: why there is no second derivative, with the fix; empty where there is one.
 
     Raises:
         ModelError: the head or classifier names do not fit the model, no parameter requires a gradient, or a batch
@@ -115,6 +116,7 @@ class Network:
     folds: bool = False
     rows_per_sample: int = 0
     groups: Mapping[str, tuple[str, ...]] = {}
+    why_differentiable_once: str = ""
 
     def __init__(self, factory: Callable[[], ClassificationModel]) -> None:
         self._factory = factory

@@ -43,6 +43,7 @@ EFFECTS = {
     "engine.width": "tests/cluster/planning/test_measured_plan.py::"
     "test_as_many_clients_are_stacked_as_fit_but_no_more_than_there_are",
     "engine.capture": "tests/engine/test_capture.py",
+    "engine.rows_per_step": "tests/engine/test_folded.py::test_a_stack_is_as_wide_as_its_rows",
     "clients.on_error": "tests/cluster/rounds/test_client_policy.py::"
     "test_retries_give_the_bits_of_a_run_without_the_failure_and_end",
     "clients.retries": "tests/cluster/rounds/test_client_policy.py::"
@@ -156,7 +157,8 @@ def identifies(path: str, field: str) -> bool:
     top = dotted(path, field).partition(".")[0]
     # What a run begins from must be there to be hashed.
     elsewhere = {"name", "storage_path", "cluster", "clients", "storage", "tracking", "max_failures", "init"}
-    return top not in elsewhere and dotted(path, field) not in ("engine.width", "engine.capture")
+    free = ("engine.width", "engine.capture", "engine.rows_per_step")
+    return top not in elsewhere and dotted(path, field) not in free
 
 
 @cache

@@ -62,6 +62,7 @@ class Source:
         purpose: what the model does.
         classes: number of outputs of the new last layer.
         attention: how attention is computed.
+        padding: the token behind the ends of rows; None for images.
     """
 
     folder: str
@@ -69,6 +70,7 @@ class Source:
     purpose: Purpose
     classes: int
     attention: str
+    padding: int | None = None
 
     @property
     def family(self) -> Family:
@@ -137,8 +139,8 @@ class Source:
         config.num_labels = self.classes
         if hasattr(config, "use_cache"):
             config.use_cache = False
-        if getattr(config, "pad_token_id", 0) is None:
-            config.pad_token_id = 0  # rows are padded with zeros
+        if self.padding is not None:
+            config.pad_token_id = self.padding
         if getattr(config, "problem_type", None) is not None:
             config.problem_type = None
         return config

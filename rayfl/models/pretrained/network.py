@@ -50,7 +50,7 @@ class AdaptedModel(ClassificationModel):
     def features(self, x: Tensor) -> Tensor:
         """What the head reads, shape (N b, f)."""
         if not self._image:
-            masks = {} if self._padding is None else {"attention_mask": (x != self._padding).long()}
+            masks = {} if self._padding is None else {"attention_mask": _of_tokens(x, self._padding)}
             found: Tensor = self.model(input_ids=x, **masks).logits
             return found
         pixels = x.expand(-1, self._channels, -1, -1) if x.shape[1] == 1 else x
@@ -106,6 +106,8 @@ class AdaptedNetwork(Network):
         self.sites = tuple(sites)
         self.scale = next(iter(sites.values())).scale
         self._own = own_shapes(model)
+        if source.attention == "sdpa":
+            self.why_differentiable_once = "fused attention has none: set model.attention=eager"
         self._bases: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
         self._base_type = torch.float32
         self._seed = 0
@@ -243,6 +245,12 @@ class AdaptedNetwork(Network):
             bound = shape[1] ** -0.5
             return torch.from_numpy(generator.uniform(-bound, bound, shape)).float()
         return torch.from_numpy(generator.normal(0, _HEAD_SCALE, shape)).float()
+
+
+def _of_tokens(x: Tensor, padding: int) -> Tensor:
+    """1 for the tokens of rows and 0 for the padding behind the last of them, int64 of the shape of x."""
+    places = torch.arange(1, x.shape[1] + 1, device=x.device)
+    return (places <= ((x != padding) * places).amax(1, keepdim=True)).long()
 
 
 def own_shapes(model: AdaptedModel) -> dict[str, tuple[int, ...]]:

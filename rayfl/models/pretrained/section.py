@@ -138,7 +138,7 @@ class PretrainedModel(Architecture):
             replace(module, name, kind(module.get_submodule(name), self.head.train).to("meta"))
         if self.checkpointing:
             _checkpoint(module, folder.model_type)
-        padding = int(folder.config.get("pad_token_id") or 0) if family.masked else None
+        padding = self._padding(spec) if family.masked else None
         return AdaptedModel(module, family.head, family.block, family.kind == "image", channels, padding)
 
     def network(self, spec: InputSpec) -> AdaptedNetwork:
@@ -159,7 +159,20 @@ class PretrainedModel(Architecture):
     def _source(self, spec: InputSpec) -> Source:
         purpose: Any = "images" if self._family.kind == "image" else "sequences"
         folder = self._folder
-        return Source(str(folder.path), self.base or folder.sha256, purpose, spec.num_classes, self.attention)
+        padding = self._padding(spec) if purpose == "sequences" else None
+        checksum = self.base or folder.sha256
+        return Source(str(folder.path), checksum, purpose, spec.num_classes, self.attention, padding)
+
+    def _padding(self, spec: InputSpec) -> int:
+        """The token behind the ends of rows: the base's own, or the data's where it has none.
+
+        Raises:
+            ModelError: the data's is another one than the base's.
+        """
+        own, given = self._folder.config.get("pad_token_id"), getattr(spec, "padding", None)
+        if own is not None and given is not None and own != given:
+            raise self.misfit(spec, f"rows padded with the token {own}: use the tokenizer of the base")
+        return next((int(token) for token in (own, given) if token is not None), 0)
 
     def _fit(self, spec: InputSpec) -> int:
         """Refuses inputs that the base cannot read; returns the channels that it reads, 0 for tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.func import vmap
 from rayfl.engine.stacked_gradients import StackedGradients
 from rayfl.engine.tasks import Classification
 from rayfl.errors import ModelError
+from rayfl.examples import InputSpec
 from rayfl.models.pretrained.network import AdaptedNetwork
 from tests.support.bases import CONFIGS, base, inputs, network, section, trained, transformers
 from tests.support.bases import IMAGES as SPEC
@@ -293,3 +295,27 @@ def test_a_tree_of_another_model_is_refused() -> None:
     tree = net.initialize(0)
     with pytest.raises(ModelError, match="parameters do not fit the model"):
         net.logits({name: leaf for name, leaf in tree.items() if "classifier" not in name}, inputs("vit", 1, 0))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "bert", "roberta"])
+def test_padding_behind_a_row_changes_nothing(family: str) -> None:
+    """A causal model needs no mask for it, and an encoder has one; the class is read at the last token."""
+    net = network(family)
+    tree, x = trained(net, 0), inputs(family, 3, 0)
+    x[:, 8:] = 0
+    x[1, 3] = 0  # a token like others, since tokens come after it
+    torch.testing.assert_close(net.logits(tree, x), net.logits(tree, x[:, :8]), rtol=1e-5, atol=1e-6)
+    other = x.clone()
+    other[:, 7] = 9
+    assert (net.logits(tree, other) - net.logits(tree, x)).abs().max() > 1e-4
+
+
+def test_rows_with_another_padding_than_the_base_has_are_refused() -> None:
+    @dataclass(frozen=True)
+    class Padded(InputSpec):
+        padding: int | None = None
+
+    spec = Padded("tokens", (12,), 4, 50, padding=3)
+    with pytest.raises(ModelError, match="rows padded with the token 0: use the tokenizer of the base"):
+        section("bert").network(spec)
+    assert section("bert").network(replace(spec, padding=0)).source.padding == 0

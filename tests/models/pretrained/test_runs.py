@@ -248,6 +248,7 @@ def test_the_command_line_makes_describes_and_exports(tmp_path: Path, monkeypatc
 def test_methods_refuse_what_they_cannot(tmp_path: Path) -> None:
     for method, message in (
         ("fedbn", "no normalization layer"),
+        ({"name": "per_fedavg", "version": "exact"}, r"fused attention has none: set model\.attention=eager"),
         ("scaffold", r"train\.optimizer=sgd"),
         ({"name": "pfedme", "proximal_weight": 1.0}, r"train\.optimizer=sgd"),
     ):
