@@ -40,9 +40,9 @@ _COLUMNS = {"patient": pa.string(), "node": pa.int64(), "x_coord": pa.int64(), "
 class Camelyon17Source(PreparableSource):
     """Configuration of Camelyon17 as WILDS cuts it (Koh et al., 2021): 455,954 patches, 3 x 96 x 96, five hospitals.
 
-    The hospitals are clients; the label is 1 where the middle of a patch has a tumour. Patches stay PNG files inside the
-    prepared one, and are decoded when a client is read. WILDS holds hospitals out; here a part of each one's patches is
-    its test part (``holdout.test``).
+    The hospitals are clients; the label is 1 where the middle of a patch has a tumour. Patches stay PNG files inside
+    the prepared one, and are decoded when a client is read. WILDS holds hospitals out; here a part of each one's
+    patches is its test part (``holdout.test``).
     """
 
     name: Literal["camelyon17"] = Field(default="camelyon17", description="The patches of Camelyon17, by hospital.")

@@ -22,6 +22,7 @@ from rayfl.data.sources.vision import MnistSource
 from rayfl.errors import ConfigError, DataError
 from rayfl.experiment.parts import Parts
 from rayfl.experiment.result import Result
+from rayfl.runs.summary import summary_table
 from tests.data.sources.test_natural import samples, write
 from tests.data.sources.test_vision import MNIST_ROOT, needs_mnist
 
@@ -255,3 +256,16 @@ def test_mnist_s_10000_test_images() -> None:
     ]
     some = official.load(9_990, 12_000)
     assert some.x.shape == (10, 1, 14, 14) and some.x.min() == -1
+
+
+def test_it_may_be_the_only_evaluation(tmp_path: Path) -> None:
+    """Central evaluation, as benchmarks of speed have it: all of a client's samples are trained on."""
+    content = settings(tmp_path, holdout={"test": 0.0, "validation": 0.0})
+    result = rayfl.run(content)
+    rows = result.rounds.to_pylist()
+    assert [row["n"] for row in official_rows(result)] == [TEST_ROWS] * 2
+    assert {row["split"] for row in rows if row["cohort"] == "all"} == set()
+    assert Parts(load_config(Experiment, content, [])).dataset.sizes()[:, 0].sum() == TRAIN_ROWS
+    summary_table(result)
+    with pytest.raises(DataError, match="so that nobody would be evaluated"):
+        parts_of({**content, "evaluation": {"every": 2}}).check()
