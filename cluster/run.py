@@ -132,6 +132,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
                 measures=parts.task.measures,
                 simulated=parts.schedule is not None,
                 buffered=parts.buffered,
+                unseen=parts.num_unseen,
             )
         )
         if progress is None and config.init.what == "commit":
@@ -174,7 +175,7 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
         info = RunInfo(
             config,
             parts.storage.uri,
-            parts.dataset.num_clients,
+            parts.num_clients,
             driver.progress.rounds_completed,
             hosts,
             plan,

@@ -39,7 +39,7 @@ class Federation(Clients):
         hosts: where they are.
         task: what is learned.
         context: round context of the experiment.
-        sizes: samples by client and split (K, 3): train, validation, test.
+        sizes: samples by client and split: train, validation, test; of all that may train, then of newcomers.
         policy: what becomes of clients that fail; default: the run fails.
 
     Attributes:
@@ -186,6 +186,8 @@ class Federation(Clients):
         payloads: Mapping[int, Tree] | None = None,
         clients: Sequence[int] | None = None,
         report: Callable[[int, int], None] | None = None,
+        newcomers: bool = False,
+        official: bool = False,
     ) -> Scores:
         """Scores the predictors of clients, spread over all hosts.
 
@@ -194,14 +196,17 @@ class Federation(Clients):
             splits: the splits to score on.
             final: whether this is the evaluation after the last round.
             payloads: what single clients see in addition.
-            clients: whose; None for all.
+            clients: whose; None for all that may train.
             report: called with the number of clients scored so far and of all, as results arrive.
+            newcomers: whether they are clients that take no part in training, and join for the evaluation.
+            official: whether clients' own models are also scored on the official test part.
 
         Returns:
             By client; without those in :attr:`unscored`.
         """
         everyone = range(self._context.num_clients) if clients is None else clients
-        job = self._job("predictors", "evaluate", splits=tuple(splits), final=final)
+        procedure = "newcomer_predictors" if newcomers else "predictors"
+        job = self._job(procedure, "evaluate", splits=tuple(splits), final=final, official=official)
         left_out = {client: why for client, why in self._unscorable.items() if client in everyone}
         able = [client for client in everyone if client not in left_out]
         with self._examined(job):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from actors.hosting.at_work import AtWork
@@ -32,10 +33,11 @@ from rayfl.diagnosis.tracebacks import complete
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine
 from rayfl.engine.requests import SERVER
-from rayfl.engine.tasks import recorded_names
+from rayfl.engine.tasks import Predictor, recorded_names
 from rayfl.engine.trampoline import run_procedures
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import ClientError, MethodError, RayflError, ResourceError, as_error
+from rayfl.metrics import Statistics
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, from_numpy, num_bytes, own_dicts, to_numpy
 from rayfl.storage.manifest import StoredFile
@@ -75,9 +77,10 @@ class ClientHost:
         self.engine = engine
         self.states = states
         self.at_work = AtWork(tell)
-        self._samples = Samples(dataset, engine.device, data_memory)
+        self._samples = Samples(dataset, engine.device, data_memory, context.unseen)
         self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size)
         self._context = context
+        self._last = dataset.num_clients
         self._official = official
         self._recorded = recorded_names(engine.task)
         self._norm = PrivateNorm(engine.task.network, context.train.private_norm, context.streams)
@@ -314,7 +317,10 @@ class ClientHost:
             raise outcome
         if job.kind == "evaluate":
             check_predictors(outcome, job.procedure)
-            result.scores[client.id] = self._scorer.score_rest(outcome, job.splits, self._samples.of(client.id), scored)
+            found = self._scorer.score_rest(outcome, job.splits, self._samples.of(client.id), scored)
+            if job.official:
+                found["official"] = self._scores_on_official(outcome)
+            result.scores[client.id] = found
             return result
         if job.kind == "mean":
             if not isinstance(outcome, Weighted):
@@ -357,6 +363,18 @@ class ClientHost:
         self.at_work.turn_to(tuple(sound))
         return self._scorer.score_together(sound, job.splits, self._samples.of)
 
+    def _scores_on_official(self, predictors: Mapping[str, Predictor]) -> dict[str, Statistics]:
+        """The statistics, on the whole official test part, of a client's models that are not the server's own."""
+        assert self._official is not None
+        own = {name: predictor for name, predictor in predictors.items() if name != "global"}
+        total = {name: Statistics.empty(self.engine.task.measures) for name in own}
+        part = self._official()
+        for first in range(0, len(part), OFFICIAL_PIECE):
+            piece = self._samples.official(first, partial(part.load, first, first + OFFICIAL_PIECE))
+            for name, statistics in self._scorer.score(own, piece).items():
+                total[name] += statistics
+        return total
+
     def _score_official(self, job: Job, server: Tree, result: JobResult) -> None:
         """Scores the server's own models on pieces of the official test part, which stand in the place of clients."""
         assert self._official is not None
@@ -365,7 +383,7 @@ class ClientHost:
             predictors = self.algorithm.global_predictors(server, task)
             check_predictors(predictors, job.procedure)
             for piece in job.clients:
-                first = (piece - self._context.num_clients - 1) * OFFICIAL_PIECE
+                first = (piece - self._last - 1) * OFFICIAL_PIECE
                 part = self._official().load(first, first + OFFICIAL_PIECE)
                 result.scores[piece] = {"official": self._scorer.score_official(predictors, part, first)}
         except BaseException as error:

@@ -39,6 +39,7 @@ class Job:
         skips: whether a client that failed every time is left out, rather than an error.
         summands: how many contributions a mean is of, over all hosts.
         started: the round in which a client began, by client, if it was an earlier one.
+        official: whether an evaluation also scores clients' own models on the official test part.
     """
 
     procedure: str
@@ -54,6 +55,7 @@ class Job:
     skips: bool = False
     summands: int = 1
     started: Mapping[int, int] = field(default_factory=dict)
+    official: bool = False
 
     def common_to_several(self, clients: Sequence[int], received: Mapping[int, Tensor]) -> dict[str, Tensor]:
         """The tensors that more than one of the clients were given, by client and path.

@@ -35,9 +35,19 @@ Metrics = Annotated[
         "see docs/tasks.md. May be repeated; the first is tested.",
     ),
 ]
-Split = Annotated[Literal["test", "validation"], typer.Option(help="Whose numbers: of test or validation data.")]
+Split = Annotated[
+    Literal["test", "validation", "official"],
+    typer.Option(
+        help="Whose numbers: of test or validation data, or of the official test part, the same for all clients "
+        "(evaluation.official_personalized)."
+    ),
+]
 Cohort = Annotated[
-    Literal["all", "selected"], typer.Option(help="all: every client; selected: those sampled in a round.")
+    Literal["all", "selected", "unseen"],
+    typer.Option(
+        help="all: every client that may train; selected: those sampled in a round; unseen: those held out from "
+        "training (evaluation.unseen_clients)."
+    ),
 ]
 Phase = Annotated[
     Literal["received", "trained"],
@@ -166,13 +176,14 @@ def compare(
 def _loaded(runs: Sequence[str], models: Sequence[str] | None, split: str, cohort: str, phase: str) -> list[Run]:
     from algorithms.registry import METHODS
     from rayfl.report.comparison import check_models
-    from rayfl.runs.loading import load_runs
+    from rayfl.runs.loading import check_measured, load_runs
     from rayfl.runs.measured import Measured
 
-    if (cohort, phase) == ("all", "trained"):
+    if phase == "trained" and cohort != "selected":
         raise ConfigError("--phase trained needs --cohort selected: only a round's cohort is scored after training")
     measured = Measured(split, cohort, phase)  # type: ignore[arg-type]  # typer has looked at the words
     loaded = [replace(run, measured=measured) for run in load_runs(runs, METHODS, models or ())]
+    check_measured(loaded)
     check_models(loaded, models or ())
     return loaded
 

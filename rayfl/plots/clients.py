@@ -20,7 +20,11 @@ _FEW = 50
 
 
 def draw(
-    runs: Sequence[RunFolder], metric: str | None = None, model: str | None = None, split: str = "test"
+    runs: Sequence[RunFolder],
+    metric: str | None = None,
+    model: str | None = None,
+    split: str = "test",
+    cohort: str = "all",
 ) -> tuple[Figure, pa.Table]:
     """A metric of every client after the last evaluation, sorted, against the share of clients below.
 
@@ -31,6 +35,7 @@ def draw(
         metric: one of the task's; None: its first.
         model: a row of the tables; None: the method's personalized model.
         split: ``validation`` or ``test``.
+        cohort: ``all`` that may train, or ``unseen`` for those held out from training.
 
     Raises:
         RayflError: for another metric, and when a run has no such rows.
@@ -44,7 +49,7 @@ def draw(
     for position, series in enumerate(series_of(runs)):
         found: list[dict[str, Any]] = []
         for run in series.runs:
-            listed, name, round = client_rows(run, model, split, None)
+            listed, name, round = client_rows(run, model, split, None, cohort)
             key: dict[str, Any] = {"series": series.label, "seed": run.config.seed, "model": name, "round": round}
             found += [key | {column: row[column] for column in ("client", "name", "n", metric)} for row in listed]
         found = sorted((row for row in found if row[metric] is not None), key=lambda row: row[metric])
@@ -55,6 +60,7 @@ def draw(
         axes.plot(100 * share, values, color=colour(position), marker=mark, markersize=3, label=series.label)
     worst = (0, 5) if better == "higher" else (95, 100)
     axes.axvspan(*worst, color="0.93", zorder=0)
-    axes.set(xlabel="clients (%), sorted", ylabel=shown.label, xlim=(0, 100))
+    held = " held out from training" if cohort == "unseen" else ""
+    axes.set(xlabel=f"clients{held} (%), sorted", ylabel=shown.label, xlim=(0, 100))
     legend_below(figure, axes)
     return figure, pa.Table.from_pylist(rows)

@@ -27,7 +27,11 @@ _FEW = 12
 
 
 def draw(
-    runs: Sequence[RunFolder], x: str | None = None, model: str | None = None, split: str = "test"
+    runs: Sequence[RunFolder],
+    x: str | None = None,
+    model: str | None = None,
+    split: str = "test",
+    cohort: str = "all",
 ) -> tuple[Figure, pa.Table]:
     """Mean of the first metric (accuracy) and loss over all clients; a band is the standard deviation over seeds.
 
@@ -37,6 +41,7 @@ def draw(
             evaluation); None: all three.
         model: a row; None: the personalized model, and dashed the global one.
         split: ``validation`` or ``test``.
+        cohort: ``all`` that may train, or ``unseen`` for those held out from training.
 
     Raises:
         RayflError: for another x, and when rows or times are missing.
@@ -49,8 +54,8 @@ def draw(
     rows = [
         row
         for series in series_of(runs)
-        for name in _models(series, model, split)
-        for row in _rows(series, name, split, shown, metrics)
+        for name in _models(series, model, split, cohort)
+        for row in _rows(series, name, split, shown, metrics, cohort)
     ]
     figure = new_figure(max(5.2, 0.6 + 3.1 * len(shown)), 4.6)
     panels = figure.subplots(2, len(shown), squeeze=False, sharex="col", sharey="row")
@@ -68,20 +73,20 @@ def draw(
     return figure, pa.Table.from_pylist(rows)
 
 
-def _models(series: Series, model: str | None, split: str) -> list[str | None]:
+def _models(series: Series, model: str | None, split: str, cohort: str) -> list[str | None]:
     """The rows of a series that are drawn; None: the personalized model."""
     if model is not None:
         return [model]
-    known = models_in(received(series.runs[0], split))
+    known = models_in(received(series.runs[0], split, cohort))
     return [None] if "global" not in known or series.runs[0].own.model == "global" else [None, "global"]
 
 
 def _rows(
-    series: Series, model: str | None, split: str, shown: Sequence[str], metrics: Sequence[str]
+    series: Series, model: str | None, split: str, shown: Sequence[str], metrics: Sequence[str], cohort: str
 ) -> list[dict[str, Any]]:
     """A row per round that all seeds have evaluated."""
     name = series.runs[0].own.label if model is None else model
-    tables = [model_rows(run, model, split).sort_by("round") for run in series.runs]
+    tables = [model_rows(run, model, split, cohort).sort_by("round") for run in series.runs]
     rounds = [table["round"].to_pylist() for table in tables]
     found = {
         metric: over_seeds(

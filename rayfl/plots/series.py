@@ -40,7 +40,9 @@ class Series:
 def experiment(run: RunFolder) -> dict[str, Any]:
     """Returns what makes an experiment another one: all values but the seed, places, processes and evaluation."""
     return {
-        path: value for path, value in flattened(run.config).items() if path.partition(".")[0] not in _OF_ONE_EXPERIMENT
+        path: value
+        for path, value in flattened(run.config).items()
+        if path.partition(".")[0] not in _OF_ONE_EXPERIMENT or path == "evaluation.unseen_clients"
     }
 
 

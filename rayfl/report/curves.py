@@ -28,7 +28,7 @@ Lines = Sequence[tuple[str, Curve]]
 
 def progress_of_models(run: Run) -> list[Drawing]:
     """Accuracy and loss of a run's main models, a figure each; none where nothing was measured."""
-    everybody, after = run.measured.cohort == "all", run.measured.phase == "trained"
+    everybody, after = run.measured.cohort != "selected", run.measured.phase == "trained"
     who = evaluated(run) if everybody else f"the round's cohort{', right after its local training' if after else ''}"
     drawings = []
     for metric, (noun, axis, scale) in _drawn(run).items():

@@ -58,9 +58,9 @@ def caption(comparison: Comparison) -> str:
     lines = comparison.lines
     rounds = sorted({line.rounds for line in lines})
     after = f"after round {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]} rounds"
-    some = "the clients that have any" if any(" of " in line.clients for line in lines) else "all clients"
     measured = comparison.measured
-    whose = some if measured.cohort == "all" else "the round's cohort"
+    some = "the clients that have any" if any(" of " in line.clients for line in lines) else "all clients"
+    whose = some if measured.cohort == "all" else measured.whose
     return (
         f"{measured.split.capitalize()} data of {whose}{measured.when} {after}, the last evaluation: "
         f"means over clients, with several seeds the mean of these. {_CLIENTS}: population standard deviation over "

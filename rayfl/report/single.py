@@ -185,7 +185,7 @@ def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
         cells.append(
             [
                 Cell(row_label(row), mark=mark),
-                Cell(of_clients(row["clients"], run.num_clients), row["clients"], mark),
+                Cell(of_clients(row["clients"], run.measured_clients), row["clients"], mark),
                 _spread(row, first, mark),
                 _number(row[f"{first.name}_worst5"], first, mark),
                 _spread(row, second, mark),
@@ -216,7 +216,7 @@ def _clients(run: Run, shown: RowKey, clients: pa.Table) -> list[Block]:
     model = row_label(final_rows(run)[shown])
     listed = clients if len(order) <= _MOST_CLIENTS else clients.take(order[:_MOST_CLIENTS])
     limit = "" if listed is clients else f" The worst {_MOST_CLIENTS:,} by {first.label}; the file has {len(order):,}."
-    those = f"the clients that were evaluated ({of_clients(len(order), run.num_clients)})"
+    those = f"the clients that were evaluated ({of_clients(len(order), run.measured_clients)})"
     return [
         *figures([drawn]),
         _client_table(run, "worst-table", f"The worst 5 % of {those}, by {first.label} of {model}.", worst),

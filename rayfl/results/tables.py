@@ -16,6 +16,7 @@ from rayfl.results.schemas import (
     METRICS,
     PARTITION_KEY,
     SKIPPED_SCHEMA,
+    UNSEEN_KEY,
     metrics_metadata,
     own_metrics,
     schema_of,
@@ -41,6 +42,7 @@ class ResultTables:
         measures: of the task.
         simulated: whether devices are simulated.
         buffered: whether rounds have no barrier.
+        unseen: how many of the clients, the last ones, take no part in training.
 
     Attributes:
         committed: by table, how many rows there were before these.
@@ -64,14 +66,17 @@ class ResultTables:
         measures: Measures = CLASSIFICATION,
         simulated: bool = False,
         buffered: bool = False,
+        unseen: int = 0,
     ) -> None:
         self._names = names
         self._sweep = sweep
         self._partition = partition
         self._personalized = personalized
-        self._measures, self._simulated, self._buffered = measures, simulated, buffered
+        self._measures, self._simulated, self._buffered, self._unseen = measures, simulated, buffered, unseen
         self._columns = (*METRICS, *(metric.name for metric in own_metrics(measures.metrics)))
-        self.metadata = {PARTITION_KEY: partition.encode(), CLIENTS_KEY: str(len(names)).encode()}
+        self.metadata = {PARTITION_KEY: partition.encode(), CLIENTS_KEY: str(len(names) - unseen).encode()}
+        if unseen:
+            self.metadata[UNSEEN_KEY] = str(unseen).encode()
         if personalized is not None:
             self.metadata |= PersonalizedRows(personalized, sweep).metadata
         self.metadata |= metrics_metadata(measures.metrics)
@@ -113,6 +118,7 @@ class ResultTables:
             measures=self._measures,
             simulated=self._simulated,
             buffered=self._buffered,
+            unseen=self._unseen,
         )
 
     def add_skipped(self, round: int, failures: Mapping[int, tuple[str, str]]) -> None:
@@ -143,7 +149,7 @@ class ResultTables:
 
         Args:
             round: completed rounds.
-            cohort: ``all`` or ``selected``.
+            cohort: ``all``, ``selected`` or ``unseen``.
             phase: ``received`` or ``trained``.
             scores: statistics by client, split and model.
             traffic: bytes sent down and up since the start.
@@ -153,7 +159,7 @@ class ResultTables:
         found = ScoreTable(scores, self._measures)
         if not len(found):
             return []
-        if cohort == "all":
+        if cohort != "selected":
             self.undefined |= dict.fromkeys(found.undefined())
         self._append_clients(found, (round, cohort, phase), messages or {})
         key = {"round": round, "cohort": cohort, "phase": phase}
@@ -164,7 +170,7 @@ class ResultTables:
         ]
         summaries = [summary for summary, _ in pairs]
         self._append_rounds(summaries)
-        if cohort == "all":
+        if cohort != "selected":
             bins = [row for pair in pairs for row in bin_rows(*pair)]
             self.calibration = _append(self.calibration, bins, CALIBRATION_SCHEMA)
         return summaries

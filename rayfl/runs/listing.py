@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rayfl.errors import ConfigError, RunError
 from rayfl.results.schemas import METRICS, metrics_of
 from rayfl.runs.folder import RunFolder
-from rayfl.runs.rows import last_round, named_model, where
+from rayfl.runs.rows import NO_UNSEEN, last_round, named_model, where
 
 _BEFORE, _AFTER = ("client", "name", "n"), ("selected", "last", "skipped", "down", "up")
 COLUMNS = (*_BEFORE, *METRICS, *_AFTER)
@@ -34,7 +34,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def client_rows(
-    run: RunFolder, model: str | None, split: str, round: int | None
+    run: RunFolder, model: str | None, split: str, round: int | None, cohort: str = "all"
 ) -> tuple[list[dict[str, Any]], str, int]:
     """A row with :data:`COLUMNS` for every client that was evaluated.
 
@@ -44,8 +44,9 @@ def client_rows(
     Args:
         run: the run.
         model: a row of the tables; None: the method's personalized model.
-        split: ``validation`` or ``test``.
+        split: ``validation``, ``test`` or ``official``.
         round: an evaluated round; None: the last.
+        cohort: ``all`` that may train, or ``unseen`` for those held out from training.
 
     Returns:
         The rows by client, the model's name, and the round.
@@ -53,7 +54,9 @@ def client_rows(
     Raises:
         RunError: when there are no such rows, naming what there is.
     """
-    table = where(run.clients, cohort="all", phase="received", split=split)
+    table = where(run.clients, cohort=cohort, phase="received", split=split)
+    if cohort == "unseen" and not table.num_rows:
+        raise RunError(NO_UNSEEN.format(run.storage.uri, split))
     if not table.num_rows:
         raise RunError(f"{run.storage.uri} has no evaluation of all clients on the split {split}")
     chosen = last_round(table) if round is None else round

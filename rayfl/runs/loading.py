@@ -21,7 +21,7 @@ from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.redaction import redact
 from rayfl.data.partitions.assignment import ASSIGNMENT_SCHEMA, assignment_hash
 from rayfl.errors import DamageError, RayflError, RunError
-from rayfl.results.personalized import PersonalizedRows, personalized_rows_of, recorded_clients
+from rayfl.results.personalized import PersonalizedRows, personalized_rows_of, recorded_clients, recorded_unseen
 from rayfl.results.schemas import ALL_TABLES
 from rayfl.runs.damage import described
 from rayfl.runs.measured import Measured
@@ -44,7 +44,8 @@ class Run:
         name: its last part.
         config: the resolved configuration.
         own: which rows are the method's personalized model.
-        num_clients: K; None where neither the tables nor a partition say it.
+        num_clients: K, that may train; None where neither the tables nor a partition say it.
+        num_unseen: how many further clients are held out from training.
         rounds: summaries, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
         clients: rows of clients, schema ``rayfl.results.schemas.CLIENTS_SCHEMA``.
         skipped: clients that were left out, schema ``rayfl.results.tables.SKIPPED_SCHEMA``.
@@ -80,6 +81,12 @@ class Run:
     notes: list[str] = field(default_factory=list)
     measured: Measured = field(default_factory=Measured)
     chosen: str = ""
+    num_unseen: int = 0
+
+    @property
+    def measured_clients(self) -> int | None:
+        """How many clients the chosen evaluations are about; None where that is not known."""
+        return self.num_unseen if self.measured.cohort == "unseen" else self.num_clients
 
     @property
     def method(self) -> str:
@@ -190,7 +197,24 @@ def load_run(uri: str, methods: Mapping[str, Any], models: Sequence[str] = ()) -
         environment=read_environment(storage),
         rounds_completed=_rounds_completed(storage, tables["rounds"]),
         notes=notes,
+        num_unseen=recorded_unseen(tables["rounds"]),
     )
+
+
+def check_measured(runs: Sequence[Run]) -> None:
+    """Refuses evaluations that only some experiments have, of runs of which one was evaluated without them.
+
+    Raises:
+        RunError: naming the run, and the option that makes them.
+    """
+    options = {"unseen": "evaluation.unseen_clients=0.1", "official": "evaluation.official_personalized=true"}
+    for run in runs:
+        for wanted in (run.measured.cohort, run.measured.split):
+            rows = run.rounds.filter((pc.field("cohort") != "server") & run.measured.rows)
+            if wanted in options and run.rounds.num_rows and not rows.num_rows:
+                raise RunError(
+                    f"{run.uri} has no rows for {run.measured.options}: they come with {options[wanted]}, in a new run"
+                )
 
 
 _LOOK = "`rayfl verify` says what else is wrong; the command that started the run writes its tables again"

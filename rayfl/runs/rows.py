@@ -15,6 +15,13 @@ PERSONALIZED = "personalized"
 """What users may say for the method's personalized model, whatever its row is called."""
 
 
+NO_UNSEEN = (
+    "{} has no rows of clients held out from training on {} data: run it with evaluation.unseen_clients=0.1, or leave "
+    "out --cohort unseen"
+)
+"""What is said of a run without the cohort ``unseen``."""
+
+
 def where(table: pa.Table, **values: Any) -> pa.Table:
     """The rows in which columns have the given values."""
     for column, value in values.items():
@@ -22,18 +29,18 @@ def where(table: pa.Table, **values: Any) -> pa.Table:
     return table
 
 
-def received(run: RunFolder, split: str) -> pa.Table:
-    """The summaries of all clients before local training."""
-    return where(run.rounds, cohort="all", phase="received", split=split)
+def received(run: RunFolder, split: str, cohort: str = "all") -> pa.Table:
+    """The summaries of all clients, or of those held out from training, before local training."""
+    return where(run.rounds, cohort=cohort, phase="received", split=split)
 
 
-def personalized_rows(run: RunFolder, split: str = "test") -> pa.Table:
-    """The summaries of the personalized model over all clients; of a sweep those chosen on validation data.
+def personalized_rows(run: RunFolder, split: str = "test", cohort: str = "all") -> pa.Table:
+    """The summaries of the personalized model over clients; of a sweep those chosen on validation data.
 
     Raises:
         RunError: when there are none, and what would record them.
     """
-    rows = received(run, split)
+    rows = received(run, split, cohort)
     model, selected_on = run.own.summary
     found = where(rows, model=model, selected_on=selected_on)
     if not found.num_rows:
@@ -46,23 +53,26 @@ def personalized_rows(run: RunFolder, split: str = "test") -> pa.Table:
     return found
 
 
-def model_rows(run: RunFolder, model: str | None, split: str = "test") -> pa.Table:
-    """The summaries of a model over all clients.
+def model_rows(run: RunFolder, model: str | None, split: str = "test", cohort: str = "all") -> pa.Table:
+    """The summaries of a model over clients.
 
     Args:
         run: the run.
         model: a row; None, or ``personalized`` where no row is called so: the method's personalized model.
-        split: ``validation`` or ``test``.
+        split: ``validation``, ``test`` or ``official``.
+        cohort: ``all``, or ``unseen`` for those held out from training.
 
     Raises:
         RunError: when there are none, naming the models that have some.
     """
-    rows = received(run, split)
+    rows = received(run, split, cohort)
+    if cohort == "unseen" and not rows.num_rows:
+        raise RunError(NO_UNSEEN.format(run.storage.uri, split))
     found = where(rows, model=model or "", selected_on="")
     if found.num_rows:
         return found
     if model in (None, PERSONALIZED):
-        return personalized_rows(run, split)
+        return personalized_rows(run, split, cohort)
     known = ", ".join(models_in(rows)) or "none"
     raise RunError(f"{run.storage.uri} has no model {model!r} in the split {split}; there are: {known}")
 

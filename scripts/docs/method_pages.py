@@ -118,7 +118,11 @@ def _invariants(file: Path) -> list[str]:
 
 
 def _kept(method: type[Algorithm]) -> str:
-    return f"## What persists\n\nClient: `{method.client_keeps}`. Server: `{method.server_keeps}`."
+    newcomer = f"has {method.newcomer}" if not method.no_newcomers else f"is refused: {method.no_newcomers}"
+    return (
+        f"## What persists\n\nClient: `{method.client_keeps}`. Server: `{method.server_keeps}`.\n\n"
+        f"A client held out from training (`evaluation.unseen_clients`) {newcomer}."
+    )
 
 
 def _markdown(docstring: str) -> str:
