@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from actors.federation.attendance import Attendance
+from actors.federation.costs import Costs
 from actors.federation.deaths import Deaths
 from actors.federation.evaluation import Evaluation
 from actors.federation.hosts import Hosts
@@ -45,6 +46,7 @@ class Federation(Clients):
     Attributes:
         trained_scores: of the models published in this round.
         traffic: of this round.
+        costs: of the clients' procedures in this round.
         unscored: the clients that failed in the last evaluation and are not in its scores.
     """
 
@@ -62,7 +64,7 @@ class Federation(Clients):
         self._evaluation = Evaluation(self._hosts, sizes)
         self._trained_splits: tuple[str, ...] = ()
         self.trained_scores: Scores = {}
-        self.traffic = Traffic()
+        self.traffic, self.costs = Traffic(), Costs()
         self._updates = ExactSum()
         self._attendance = Attendance(context.round, None, {})
         self._deaths = Deaths(self._policy)
@@ -112,7 +114,7 @@ class Federation(Clients):
 
     def _begin_attempt(self) -> None:
         self.trained_scores = {}
-        self.traffic = Traffic()
+        self.traffic, self.costs = Traffic(), Costs()
         self._updates = ExactSum()
         self._attendance.begin_again()
 
@@ -240,6 +242,7 @@ class Federation(Clients):
         with self._examined(job, call.required):
             for result in self._answers(job, call):
                 self.trained_scores.update(result.scores)
+                self.costs.add(result)
                 for client, size in result.upload_bytes.items():
                     self.traffic.add(client, up=size)
                 self._updates.merge(result.updates)

@@ -13,6 +13,7 @@ from actors.hosting.contract import are_predictors, begun, check_keepable, check
 from actors.hosting.failures import Failure, reason_of, too_little_memory
 from actors.hosting.job import Job, JobResult
 from actors.hosting.memory import Lookups
+from actors.hosting.metering import Meter
 from actors.hosting.outcomes import blamed, brought, settled, update_of
 from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer, SplitScores
@@ -129,6 +130,7 @@ class ClientHost:
         if job.kind == "server":
             result.values[SERVER] = self._with_room(lambda: to_numpy(self._served(job, common)))
             return result
+        metered = Meter(self.engine)
         waiting, places = self._ranked(job), {client: place for place, client in enumerate(job.clients)}
         while waiting:
             width = self.engine.width
@@ -137,6 +139,7 @@ class ClientHost:
             self._run_together(job, together, common, result)
             each = (time.perf_counter() - started) / len(together)
             result.seconds.update(dict.fromkeys(together, each))
+        metered.write(result)
         for found in (result.values, result.scores, result.upload_bytes, result.seconds):
             _reorder(found, job.clients)
         result.stateful = [client for client in job.clients if self.states.holds(client)]

@@ -90,6 +90,9 @@ class JobResult:
         lookups: how often the host found clients' states and samples in memory, since its last result.
         seconds: how long each client's procedure took; of clients that ran together an equal part.
         printed: what clients' code printed, in lines that name them.
+        busy_s: seconds of the processor, or of the GPU, in clients' procedures.
+        flops: floating-point operations of their local steps; None where they are not counted.
+        peak_bytes: the most memory that the process, or its GPU's allocator, has had.
     """
 
     totals: dict[str, ExactSum] = field(default_factory=dict)
@@ -103,6 +106,9 @@ class JobResult:
     lookups: Lookups = field(default_factory=Lookups)
     seconds: dict[int, float] = field(default_factory=dict)
     printed: list[str] = field(default_factory=list)
+    busy_s: float = 0.0
+    flops: int | None = None
+    peak_bytes: int = 0
 
     def absorb(self, other: JobResult) -> None:
         """Adds what another result has of clients' outcomes.

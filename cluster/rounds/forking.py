@@ -27,6 +27,8 @@ from rayfl.storage.files import Storage
 from rayfl.storage.lease import Lease
 from rayfl.storage.manifest import Manifest, with_checksum
 from rayfl.storage.run_folder import check_run_folder, input_digests
+from rayfl.tracking.costs import FILE as COSTS
+from rayfl.tracking.costs import read_costs
 from rayfl.tracking.timings import FILE as TIMINGS
 from rayfl.tracking.timings import read_timings
 
@@ -73,6 +75,8 @@ def fork(
             files.write(file.name, source.store.read(file))
         lines = [line for line in read_timings(source.storage) if line["round"] <= manifest.rounds_completed]
         parts.storage.write(TIMINGS, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+        costs = [line for line in read_costs(source.storage) if line["round"] <= manifest.rounds_completed]
+        parts.storage.write(COSTS, "".join(f"{json.dumps(line)}\n" for line in costs).encode())
         lease.check()
         own = {"fingerprint": config.fingerprint(), "inputs": input_digests(parts.storage)}
         parts.commits.write_manifest(manifest.model_copy(update=own))

@@ -140,6 +140,13 @@ def compare(
         ),
     ] = "table",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    about: Annotated[
+        Literal["means", "harm", "costs"],
+        typer.Option(
+            help="means: of the metrics; harm: who is harmed, the clients below the global model and below local "
+            "training, and quantiles over clients; costs: what the runs took."
+        ),
+    ] = "means",
     by_dataset: Annotated[
         bool, typer.Option("--by-dataset", help="Runs on different data: a column for each data set.")
     ] = False,
@@ -158,9 +165,12 @@ def compare(
     chosen = "json" if as_json else format
     loaded = _loaded(runs, models, split, cohort, phase)
     wanted = _wanted(loaded, metrics, models, papers=chosen in _PAPERS)
-    if len(loaded) < 2:
+    if len(loaded) < 2 and about == "means":
         raise ConfigError("rayfl compare needs at least two runs; `rayfl report` describes a single one")
     comparisons = compare_by_dataset(loaded, wanted) if by_dataset else {loaded[0].dataset: compared(loaded, wanted)}
+    if about != "means":
+        _print_about(comparisons, about, chosen)
+        return
     for name, comparison in comparisons.items():
         if chosen == "table":
             if by_dataset:
@@ -171,6 +181,21 @@ def compare(
             (_say if chosen == "table" else _warn)(f"note: {where}{note}")
     if chosen != "table":
         terminal.write(formatted(comparisons, chosen))
+
+
+def _print_about(comparisons: Mapping[str, Comparison], about: Any, chosen: str) -> None:
+    from rayfl.report.about import formatted, tables
+
+    if chosen != "table":
+        terminal.write(formatted(comparisons, about, chosen))
+        return
+    made, notes = tables(comparisons, about)
+    for name, table in zip(comparisons, made, strict=True):
+        if len(comparisons) > 1:
+            _say(f"{name}:")
+        terminal.out().print(table)
+    for note in notes:
+        _say(f"note: {note}")
 
 
 def _loaded(runs: Sequence[str], models: Sequence[str] | None, split: str, cohort: str, phase: str) -> list[Run]:

@@ -209,6 +209,10 @@ class TrackingConfig(_Section):
     tensorboard: bool = Field(True, description="write TensorBoard's files (local storage only)")
     wandb: WandbConfig = Field(default=WandbConfig(), description="Weights & Biases")
     mlflow: MlflowConfig = Field(default=MlflowConfig(), description="MLflow")
+    flops: bool = Field(
+        False,
+        description="count floating-point operations of local steps (costs.jsonl): a step of each shape is done once more",
+    )
 
 
 class ExperimentConfig(_Section):

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rayfl.diagnosis.device_errors import Pieces, check_context, free_device_memory, ran_out_of_memory
 from rayfl.engine import looped, vectorized
+from rayfl.engine.flops import FlopCounter
 from rayfl.engine.precision import Precision, why_not
 from rayfl.engine.requests import SERVER, GradientRequest, OutputRequest, Request, TrainRequest
 from rayfl.engine.tasks import Task
@@ -54,6 +55,7 @@ class Engine:
 
     Attributes:
         vectorized: whether clients are stacked.
+        flops: counts the operations of local steps; None: nobody does.
         width: clients whose procedures run together; halved whenever a GPU's memory does not suffice for that number.
         note: why a wish of the configuration could not be met; empty otherwise.
     """
@@ -74,8 +76,13 @@ class Engine:
         if config.precision == "bfloat16":
             for candidate in task.candidates:
                 candidate.network.compute_in(torch.bfloat16)
+        self.flops: FlopCounter | None = None
         self._said: set[str] = set()
         self._of_gradients, self._of_outputs = Pieces("samples of a gradient"), Pieces("samples of a forward pass")
+
+    def count_flops(self) -> None:
+        """Has the floating-point operations of local steps counted from here on (:attr:`flops`)."""
+        self.flops = FlopCounter(self.device)
 
     def check(self, error: Exception | None = None) -> None:
         """Waits for the device, and makes sure that it still computes.
@@ -108,6 +115,10 @@ class Engine:
         replies: list[Any] = [None] * len(requests)
         for members in self._groups(requests, replies):
             group = [requests[i] for i in members]
+            if self.flops is not None:
+                for request in group:
+                    if isinstance(request, TrainRequest):
+                        self.flops.add(request, request.task or self.task)
             for position, reply in zip(members, self._run(group), strict=True):
                 replies[position] = reply
         return replies

@@ -10,12 +10,14 @@ from rich.console import RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from rayfl.report import costs, harm
 from rayfl.report.blocks import Block, Cell, Code, Column, Mark, Page, Paragraph, Section, Table, figures, number
 from rayfl.report.columns import Metric
 from rayfl.report.comparison import Comparison, Line
 from rayfl.report.curves import progress_of_groups
 from rayfl.report.figures import client_distribution_of_groups, reliability_of_groups
 from rayfl.report.grouping import config_table, shown_model
+from rayfl.report.rows import RowKey
 from rayfl.report.significance import LEVEL, PairTest
 from rayfl.report.single import SEEN_TEST, commands
 from rayfl.runs.loading import Run
@@ -37,10 +39,12 @@ def page_of_runs(runs: Sequence[Run], comparison: Comparison) -> Page:
     groups = comparison.groups
     sections = [
         Section("comparison", "Comparison", [comparison_table(comparison)]),
+        Section("harm", "Who is harmed", harm.section(groups, keys_of(comparison))),
         Section("significance", "Significance", _significance(comparison)),
         Section("progress", "Progress", figures(progress_of_groups(groups))),
         Section("clients", "Clients", figures([client_distribution_of_groups(groups)])),
         Section("calibration", "Calibration", figures([reliability_of_groups(groups)])),
+        Section("costs", "Costs", costs.section(groups)),
         Section("configurations", "Configurations", _configurations(comparison)),
         Section("runs", "Runs", _runs(runs)),
     ]
@@ -51,6 +55,14 @@ def page_of_runs(runs: Sequence[Run], comparison: Comparison) -> Page:
     )
     subtitle = f"{len(runs)} runs: {', '.join(group.label for group in groups)}"
     return Page(title, subtitle, [section for section in sections if section.blocks], comparison.notes)
+
+
+def keys_of(comparison: Comparison) -> dict[str, list[RowKey]]:
+    """The rows that a comparison shows, by the label of their method."""
+    found: dict[str, list[RowKey]] = {}
+    for line in comparison.lines:
+        found.setdefault(line.method, []).append(line.key)
+    return found
 
 
 def caption(comparison: Comparison) -> str:

@@ -15,14 +15,17 @@ import yaml
 
 from rayfl.config.redaction import redact, redacted
 from rayfl.metrics import CLASSIFICATION, Metric
+from rayfl.report import costs, harm
 from rayfl.report.blocks import Block, Cell, Code, Column, Facts, Mark, Page, Paragraph, Section, Table, figures, number
 from rayfl.report.curves import progress_of_models
 from rayfl.report.figures import client_distribution, reliability
+from rayfl.report.grouping import Group
 from rayfl.report.process import OpenParts, cohorts, partition_picture, phases
 from rayfl.report.rows import (
     RowKey,
     attendance,
     client_rows,
+    compared_keys,
     evaluated,
     final_rows,
     lacking,
@@ -57,7 +60,9 @@ def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]
         Section("summary", "Summary", [_facts(run), *([_summary(run, rows)] if rows else [])]),
         Section("progress", "Progress", figures(progress_of_models(run))),
         Section("clients", "Clients", [] if shown is None or clients is None else _clients(run, shown, clients)),
+        Section("harm", "Who is harmed", harm.section([Group(run.method, [run])], {run.method: compared_keys(run)})),
         Section("calibration", "Calibration", [] if shown is None else _calibration(run, shown)),
+        Section("costs", "Costs", costs.section([Group(run.method, [run])])),
         Section("data", "Data", figures([partition_picture(run, open_parts)])),
         Section("process", "Course of the run", _course(run)),
         Section("setup", "Configuration and environment", setup(run)),

@@ -29,8 +29,10 @@ from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from rayfl.storage.run_folder import CONFIG
 from rayfl.storage.tables import from_parquet
+from rayfl.tracking.costs import FILE as COSTS
 from rayfl.tracking.environment import read_environment
-from rayfl.tracking.timings import read_timings
+from rayfl.tracking.timings import FILE as TIMINGS
+from rayfl.tracking.timings import read_lines
 
 _MANIFEST = re.compile(r"manifest-(\d+)\.json")
 
@@ -46,6 +48,7 @@ class Run:
         own: which rows are the method's personalized model.
         num_clients: K, that may train; None where neither the tables nor a partition say it.
         num_unseen: how many further clients are held out from training.
+        costs: what each round took, a mapping a round (``rayfl.tracking.costs``); empty in runs from before it was noted.
         rounds: summaries, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
         clients: rows of clients, schema ``rayfl.results.schemas.CLIENTS_SCHEMA``.
         skipped: clients that were left out, schema ``rayfl.results.tables.SKIPPED_SCHEMA``.
@@ -82,6 +85,7 @@ class Run:
     measured: Measured = field(default_factory=Measured)
     chosen: str = ""
     num_unseen: int = 0
+    costs: Sequence[Mapping[str, float]] = ()
 
     @property
     def measured_clients(self) -> int | None:
@@ -191,7 +195,8 @@ def load_run(uri: str, methods: Mapping[str, Any], models: Sequence[str] = ()) -
         own=own,
         num_clients=_num_clients(tables["rounds"], partition),
         **tables,
-        timings=_timings(storage, shown),
+        timings=_lines(storage, shown, TIMINGS),
+        costs=_lines(storage, shown, COSTS),
         partition=partition,
         partition_hash="" if partition is None else assignment_hash(partition),
         environment=read_environment(storage),
@@ -262,12 +267,12 @@ def _partition(storage: Storage, shown: str) -> pa.Table | None:
     return table
 
 
-def _timings(storage: Storage, shown: str) -> list[dict[str, float]]:
+def _lines(storage: Storage, shown: str, file: str) -> list[dict[str, float]]:
     try:
-        lines = [{phase: float(value) for phase, value in line.items()} for line in read_timings(storage)]
+        lines = [{name: float(value) for name, value in line.items()} for line in read_lines(storage, file)]
         return sorted(lines, key=lambda line: line["round"])
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DamageError(f"timings.jsonl in {shown} is damaged ({error}): delete it to do without times") from None
+        raise DamageError(f"{file} in {shown} is damaged ({error}): delete it to do without what it says") from None
 
 
 def _rounds_completed(storage: Storage, rounds: pa.Table) -> int:
