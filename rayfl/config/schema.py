@@ -211,7 +211,8 @@ class TrackingConfig(_Section):
     mlflow: MlflowConfig = Field(default=MlflowConfig(), description="MLflow")
     flops: bool = Field(
         False,
-        description="count floating-point operations of local steps (costs.jsonl): a step of each shape is done once more",
+        description="count floating-point operations of local steps (costs.jsonl): a step of each shape is done "
+        "once more",
     )
 
 

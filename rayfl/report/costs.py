@@ -142,10 +142,11 @@ def as_rows(lines: Sequence[CostLine]) -> list[dict[str, Any]]:
 
 CAPTION = (
     "What the runs took. Operations: of local steps, counted once for each shape of a step by PyTorch's counter "
-    "(products of matrices, convolutions, attention). Client seconds: measured, of processors or GPUs, in the clients' "
-    "procedures of all rounds, without evaluation. Peak memory: the most that an actor's process, on a GPU its allocator, "
-    "has had. State a client: the files of clients' states in the last commit, divided by the clients that have one. Sent: "
-    "messages down and up, counted. With several seeds: mean, and sample standard deviation over seeds."
+    "(products of matrices, convolutions, attention). Client seconds: measured, of processors or GPUs, in the "
+    "clients' procedures of all rounds, without evaluation. Peak memory: the most that an actor's process, on a GPU "
+    "its allocator, has had. State a client: the files of clients' states in the last commit, divided by the clients "
+    "that have one. Sent: messages down and up, counted. With several seeds: mean, and sample standard deviation over "
+    "seeds."
 )
 
 
@@ -205,8 +206,8 @@ def drawing(groups: Sequence[Group]) -> Drawing | None:
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=min(4, len(labels)))
     caption = (
-        f"{first.heading} on {run.measured.split} samples, mean over {run.measured.whose}, over what it took until then; "
-        "one line for each run. Peak memory and states are of whole runs: one point, after the last evaluation."
+        f"{first.heading} on {run.measured.split} samples, mean over {run.measured.whose}, over what it took until "
+        "then; one line for each run. Peak memory and states are of whole runs: one point, after the last evaluation."
     )
     flat = [
         {"method": p["method"], "seed": p["seed"], "cost": p["cost"], "value": x, first.name: y}

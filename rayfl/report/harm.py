@@ -126,8 +126,8 @@ def _local_runs(groups: Sequence[Group]) -> tuple[dict[tuple[str, int], Run], li
                 found.setdefault((run.partition_hash, run.seed), []).append(run)
     several = [runs for runs in found.values() if len(runs) > 1]
     notes = [
-        f"{' and '.join(run.name for run in runs)} are several runs of local training on the same data and seed: nobody "
-        "is compared with them; leave all but one out"
+        f"{' and '.join(run.name for run in runs)} are several runs of local training on the same data and seed: "
+        "nobody is compared with them; leave all but one out"
         for runs in several
     ]
     return {key: runs[0] for key, runs in found.items() if len(runs) == 1}, notes

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy.stats import kendalltau
 
-from rayfl.config.paper_presets import method_row
+from rayfl.reproduction.baseline import FINETUNED, REMARK, has_baseline, row_of
 from rayfl.reproduction.reference import Cell, Protocol, ReferenceTable, Status
 from rayfl.reproduction.scaling import scaled_window
 from rayfl.reproduction.tables import PlannedRun, Reproduction
@@ -110,12 +110,18 @@ def compare(planned: Reproduction, results: Mapping[PlannedRun, pa.Table]) -> li
         for setting in table.preset_names:
             runs: dict[str, list[PlannedRun]] = {}
             for run in planned.runs:
-                if run.setting == setting and (not table.settings or run.method in table.settings[setting]):
+                if run.setting == setting and _has(table, setting, run.method):
                     runs.setdefault(run.method, []).append(run)
             for method, mine in runs.items():
                 values = [measured(table, run, results[run]) for run in mine if run in results]
                 found.append(_compared(table, setting, method, [value for value in values if value is not None]))
     return found
+
+
+def _has(table: ReferenceTable, setting: str, method: str) -> bool:
+    if method == FINETUNED:
+        return has_baseline(table, setting)
+    return not table.settings or method in table.settings[setting]
 
 
 def measured(table: ReferenceTable, run: PlannedRun, rounds: pa.Table) -> Measured | None:
@@ -167,7 +173,7 @@ def _rows(rounds: pa.Table, protocol: Protocol, run: PlannedRun) -> list[dict[st
     own, field = PersonalizedRows.of(run.config.algorithm), pc.field
     place = (field("split") == "test") & (field("cohort") == protocol.cohort) & (field("phase") == protocol.phase)
     rows = rounds.filter(place).to_pylist()
-    named = method_row(run.setting, run.method)
+    named = row_of(run.setting, run.method)
     if protocol.row == "global" or own.sweep is None or named is not None:
         name = "global" if protocol.row == "global" else named or own.model
         return [row for row in rows if row["model"] == name and not row["selected_on"]]
@@ -185,7 +191,8 @@ def _number(value: Any) -> float:
 
 
 def _compared(table: ReferenceTable, setting: str, method: str, values: Sequence[Measured]) -> Comparison:
-    cell: Cell | None = table.settings[setting][method] if table.settings else None
+    cell: Cell | None = table.settings[setting].get(method) if table.settings else None
+    remarks = tuple(remark.reason for remark in table.remarks_on(setting, method))
     spreads = [value.std for value in values if value.std is not None]
     paper_std = None if cell is None else cell.std
     return Comparison(
@@ -204,5 +211,5 @@ def _compared(table: ReferenceTable, setting: str, method: str, values: Sequence
         status=table.status(setting, method) if cell is not None else "no_target",
         selected_on=values[0].selected_on if values else "",
         choice=values[0].choice if values else "",
-        remarks=tuple(remark.reason for remark in table.remarks_on(setting, method)),
+        remarks=(REMARK,) if method == FINETUNED else remarks,
     )

@@ -8,10 +8,11 @@ from typing import Any
 
 from rayfl.config.identity import FREE
 from rayfl.config.loading import load_config
-from rayfl.config.paper_presets import method_settings, paper_preset, paper_presets
+from rayfl.config.paper_presets import paper_preset, paper_presets
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
 from rayfl.naming.spelling import nearest
+from rayfl.reproduction.baseline import FINETUNED, has_baseline, settings_of
 from rayfl.reproduction.reference import ReferenceTable, reference_tables
 from rayfl.reproduction.scaling import Scale, scaled
 
@@ -157,7 +158,7 @@ def _planned(
     rounds: int | None,
     overrides: Mapping[str, Any],
 ) -> PlannedRun:
-    settings = {**method_settings(setting, method), "seed": seed, **overrides}
+    settings = {**settings_of(setting, method), "seed": seed, **overrides}
     preset = paper_preset(setting)
     paper = load_config(schema, preset.content, settings)
     # what the table's rows differ in stays as printed
@@ -178,8 +179,12 @@ def _inside(folder: str, setting: str) -> str:
 
 
 def _rows(table: ReferenceTable, setting: str) -> list[str]:
-    """The methods of a setting: the printed ones, or where a figure prints none, all that the preset knows."""
-    return list(table.settings[setting] if table.settings else paper_presets()[setting].methods)
+    """The methods of a setting: the printed ones, or where a figure prints none, all that the preset knows.
+
+    A table of personalized models also has FedAvg with fine-tuning.
+    """
+    rows = list(table.settings[setting] if table.settings else paper_presets()[setting].methods)
+    return [*rows, FINETUNED] if has_baseline(table, setting) else rows
 
 
 def _only(table: ReferenceTable, setting: str) -> ReferenceTable:
@@ -196,7 +201,8 @@ def _with_methods(table: ReferenceTable, methods: Sequence[str] | None) -> Refer
         setting: {row: cell for row, cell in cells.items() if row in methods}
         for setting, cells in table.settings.items()
     }
-    settings = {setting: cells for setting, cells in settings.items() if cells}
+    baseline = [setting for setting in settings if FINETUNED in methods and has_baseline(table, setting)]
+    settings = {setting: cells for setting, cells in settings.items() if cells or setting in baseline}
     return table.model_copy(update={"settings": settings}) if settings else None
 
 

@@ -48,7 +48,7 @@ class Run:
         own: which rows are the method's personalized model.
         num_clients: K, that may train; None where neither the tables nor a partition say it.
         num_unseen: how many further clients are held out from training.
-        costs: what each round took, a mapping a round (``rayfl.tracking.costs``); empty in runs from before it was noted.
+        costs: what each round took (``rayfl.tracking.costs``), a mapping a round; empty where it was not noted.
         rounds: summaries, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
         clients: rows of clients, schema ``rayfl.results.schemas.CLIENTS_SCHEMA``.
         skipped: clients that were left out, schema ``rayfl.results.tables.SKIPPED_SCHEMA``.

@@ -1,4 +1,4 @@
-"""Floating-point operations of local steps: what the counter says is what can be counted by hand, and nothing changes."""
+"""Floating-point operations of local steps: the counter says what can be counted by hand, and nothing changes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_of_a_linear_layer_there_are_two_products_a_sample(mode: str, hosts: int
         assert toy.federation.costs.flops == TRAIN.local_epochs * sum(SIZES) * 2 * (2 * 5 * 3)
 
 
-def test_of_two_layers_there_are_five(mode: str = "looped") -> None:
-    toy = toy_of(FedAvg(), task=two_layers(), mode=mode)
+def test_of_two_layers_there_are_five() -> None:
+    toy = toy_of(FedAvg(), task=two_layers())
     toy.step()
     a_sample = 2 * (2 * 5 * 7 + 3 * 7 * 3)  # the gradient of what the second layer reads, too
     assert toy.federation.costs.flops == TRAIN.local_epochs * sum(SIZES) * a_sample
