@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy.stats import kendalltau
 
-from rayfl.reproduction.baseline import FINETUNED, REMARK, has_baseline, row_of
+from rayfl.reproduction.baseline import FINETUNED, REMARK, row_of
 from rayfl.reproduction.reference import Cell, Protocol, ReferenceTable, Status
 from rayfl.reproduction.scaling import scaled_window
 from rayfl.reproduction.tables import PlannedRun, Reproduction
@@ -110,7 +110,7 @@ def compare(planned: Reproduction, results: Mapping[PlannedRun, pa.Table]) -> li
         for setting in table.preset_names:
             runs: dict[str, list[PlannedRun]] = {}
             for run in planned.runs:
-                if run.setting == setting and _has(table, setting, run.method):
+                if run.setting == setting and _has(planned, table, setting, run.method):
                     runs.setdefault(run.method, []).append(run)
             for method, mine in runs.items():
                 values = [measured(table, run, results[run]) for run in mine if run in results]
@@ -118,9 +118,9 @@ def compare(planned: Reproduction, results: Mapping[PlannedRun, pa.Table]) -> li
     return found
 
 
-def _has(table: ReferenceTable, setting: str, method: str) -> bool:
+def _has(planned: Reproduction, table: ReferenceTable, setting: str, method: str) -> bool:
     if method == FINETUNED:
-        return has_baseline(table, setting)
+        return (table.name, setting) in planned.finetuned
     return not table.settings or method in table.settings[setting]
 
 

@@ -35,6 +35,7 @@ def test_fedavg_with_fine_tuning_is_a_row_of_tables_of_personalized_models_that_
     assert f"| {FINETUNED} | 70.00 |" in (text := as_markdown(planned, [fedavg, finetuned]))
     assert f"{FINETUNED}: no row of the paper" in text
     assert [run.method for run in plan(setting, methods=[FINETUNED]).runs] == [FINETUNED], "also alone"
+    assert [run.method for run in plan(setting, methods=["ditto", FINETUNED]).runs] == ["ditto", FINETUNED]
     quick = plan(setting, methods=[FINETUNED], scale="quick").runs[0].config
     assert quick.algorithm.finetune_epochs == quick.train.local_epochs == 1
 
