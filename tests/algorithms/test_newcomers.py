@@ -173,3 +173,8 @@ def test_every_method_says_what_newcomers_have() -> None:
     for name, method in METHODS.items():
         assert method.newcomer and method.newcomer != Algorithm.newcomer, name
         assert (method.newcomer == "-") == bool(method.no_newcomers), name
+
+
+def test_newcomers_have_the_same_bits_on_any_number_of_hosts() -> None:
+    one, three = (fresh(Ditto(), hosts=hosts) for hosts in (1, 3))
+    assert plain(one.scores(newcomers=True)) == plain(three.scores(newcomers=True))

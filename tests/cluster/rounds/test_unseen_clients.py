@@ -69,6 +69,13 @@ def test_rows_of_the_cohort_unseen_are_of_clients_that_never_trained(run: Result
     assert (recorded_clients(run.rounds), recorded_unseen(run.rounds)) == (9, HELD)
 
 
+def test_a_run_goes_on_with_the_same_newcomers_to_the_same_bits(tmp_path: Path) -> None:
+    longer = rayfl.run(rayfl.run(experiment(tmp_path, name="short")).path, train__rounds=3)
+    content = experiment(tmp_path, name="whole")
+    whole = rayfl.run({**content, "train": {**content["train"], "rounds": 3}})
+    assert longer.rounds.equals(whole.rounds) and longer.clients.equals(whole.clients)
+
+
 def test_who_is_held_out_is_drawn_by_the_seed_and_names_stay_with_their_clients(tmp_path: Path) -> None:
     parts = parts_of(experiment(tmp_path))
     names = parts.dataset.names
