@@ -15,7 +15,7 @@ import yaml
 
 from rayfl.config.redaction import redact, redacted
 from rayfl.metrics import CLASSIFICATION, Metric
-from rayfl.report import costs, harm
+from rayfl.report import costs, further, harm
 from rayfl.report.blocks import Block, Cell, Code, Column, Facts, Mark, Page, Paragraph, Section, Table, figures, number
 from rayfl.report.curves import progress_of_models
 from rayfl.report.figures import client_distribution, reliability
@@ -60,6 +60,7 @@ def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]
         Section("summary", "Summary", [_facts(run), *([_summary(run, rows)] if rows else [])]),
         Section("progress", "Progress", figures(progress_of_models(run))),
         Section("clients", "Clients", [] if shown is None or clients is None else _clients(run, shown, clients)),
+        Section("further", "Clients held out, and common test data", further.section(run)),
         Section("harm", "Who is harmed", harm.section([Group(run.method, [run])], {run.method: compared_keys(run)})),
         Section("calibration", "Calibration", [] if shown is None else _calibration(run, shown)),
         Section("costs", "Costs", costs.section([Group(run.method, [run])])),

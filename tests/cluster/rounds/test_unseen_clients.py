@@ -176,6 +176,9 @@ def test_commands_know_the_cohort(run: Result, tmp_path: Path) -> None:
     said("plot", "clients", run.path, "--cohort", "unseen", "--out", str(tmp_path / "clients.png"))
     said("report", run.path, "--cohort", "unseen", "--out", str(tmp_path / "report"))
     assert "all 3 clients held out from training" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    said("report", run.path, "--out", str(tmp_path / "plain"))
+    page = (tmp_path / "plain" / "report.html").read_text(encoding="utf-8")
+    assert "Clients held out from training, on their own test data, after round 2" in page
 
 
 def test_a_run_without_them_says_what_makes_them(tmp_path: Path) -> None:
@@ -202,6 +205,11 @@ def test_personalized_models_on_the_official_test_part(tmp_path: Path) -> None:
     (row,) = where(result.rounds, split="official", cohort="all").to_pylist()
     assert row["model"] == "personalized" and row["clients"] == 4
     assert row["top1"] == pytest.approx(np.mean(clients["top1"].to_pylist()))
+    for options in ([], ["--split", "official"]):
+        done = CliRunner().invoke(app, ["report", result.path, "--out", str(tmp_path / "report"), *options])
+        assert done.exit_code == 0, (done.output, done.exception)
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert "Official data of all 4 clients after round 3" in page and "on the official test part" in page
     from rayfl.runs.committed import CommittedModels
     from rayfl.runs.folder import open_run
 
