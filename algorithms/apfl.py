@@ -46,6 +46,7 @@ class APFL(Averaging):
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Deng et al., arXiv 2020"
     client_keeps: ClassVar[str] = "v_k, alpha_k"
+    newcomer: ClassVar[str] = "w, and v from w after a local update, alpha with it"
 
     alpha: float = setting(
         0.25, "alpha", "share of the local model in the mixture; the initial one if it adapts", ge=0, le=1
@@ -96,6 +97,12 @@ class APFL(Averaging):
         value: Tensor = task.loss(federated, batch)
         received = {name: leaf.detach() for name, leaf in federated.items()}
         return value + task.loss(mixed_weights(received, local, alpha, task, buffers=local), batch)
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Trains a mixture as a client of a cohort does, its own model from the server's; sends nothing."""
+        client.state["local"] = server["model"]
+        await self.local_update(client, server["model"])
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         local, alpha = self._own(client, server["model"])

@@ -8,6 +8,7 @@ the methods is pure PyTorch: no Ray, no files, no logging.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -56,6 +57,9 @@ class Algorithm(BaseModel):
         asynchronous: whether the method is made for rounds without a barrier (``system.mode=buffered``), and for no
             others: a client of the cohort may have begun from the server's tree of an earlier round.
         needs: traits of a task (``rayfl.engine.tasks.Trait``) that the method cannot do without, and why.
+        newcomer: what a client has that takes no part in training (``evaluation.unseen_clients``), in the paper's
+            symbols.
+        no_newcomers: why such a client can have nothing; empty where it has something.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -72,6 +76,8 @@ class Algorithm(BaseModel):
     train_settings: ClassVar[Mapping[str, Any]] = {}
     asynchronous: ClassVar[bool] = False
     needs: ClassVar[Mapping[Trait, str]] = {}
+    newcomer: ClassVar[str] = "what a client never sampled has"
+    no_newcomers: ClassVar[str] = ""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses what would be lost: no commit has a method's attributes, and no other process sees them.
@@ -173,7 +179,10 @@ class Algorithm(BaseModel):
         return None
 
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
-        """What of the server's tree an evaluation sends: to all clients, and by client (merged over the former)."""
+        """What of the server's tree an evaluation sends: to all clients, and by client (merged over the former).
+
+        ``context.newcomers`` are the numbers of clients that take no part in training.
+        """
         return server, {}
 
     def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
@@ -193,6 +202,40 @@ class Algorithm(BaseModel):
             server: what :meth:`served` gives it.
         """
         return self.global_predictors(server, client.task)
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """What a newcomer does before it is scored, such as fitting a head; by default nothing.
+
+        A newcomer takes no part in training (``evaluation.unseen_clients``). It has no state. What it puts into
+        ``client.state`` is there for :meth:`predictors`, and is forgotten after the evaluation. Its
+        ``train.local_epochs`` are ``evaluation.unseen_epochs``, if these are given.
+
+        Args:
+            client: the newcomer; ``client.id`` is ``context.num_clients`` or more.
+            server: what :meth:`served` gives it.
+
+        Returns:
+            The entries of ``server`` that are others for this client from now on.
+        """
+        return {}
+
+    @property
+    def joins_for(self) -> str:
+        """The option that says for how long :meth:`join` trains; empty where it trains nothing."""
+        return "" if type(self).join is Algorithm.join else "train.local_epochs"
+
+    async def newcomer_predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+        """Every model of a newcomer worth a row: those of :meth:`predictors`, after :meth:`join`.
+
+        With ``evaluation.unseen_epochs=0`` it does not join.
+        """
+        context = client.context
+        epochs = context.train.local_epochs if context.unseen_epochs is None else context.unseen_epochs
+        if epochs:
+            train = context.train.model_copy(update={"local_epochs": epochs})
+            client.context = replace(context, train=train)
+            server = {**server, **await self.join(client, server)}
+        return await self.predictors(client, server)
 
 
 def check_head(method: str, network: Network, bias: bool = False) -> None:
@@ -240,6 +283,8 @@ def check_sgd(method: str, train: TrainConfig, reason: str, heavy_ball: bool = F
 
 class Averaging(Algorithm):
     """A method whose server averages what its clients trained (the skeleton of federated averaging)."""
+
+    newcomer: ClassVar[str] = "w"
 
     aggregation: Literal["samples", "uniform", "population"] = setting(
         "samples",

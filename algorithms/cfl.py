@@ -78,6 +78,7 @@ class CFL(Algorithm):
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Sattler et al., TNNLS 2020"
     server_keeps: ClassVar[str] = "w_c, clusters"
+    newcomer: ClassVar[str] = "the model of the cluster that fits it best"
 
     mean_norm: float = setting(0.4, "eps_1", "a cluster may be split if its mean change is shorter; 0: never", ge=0)
     max_norm: float = setting(1.6, "eps_2", "and if a member's change is longer", ge=0)
@@ -166,12 +167,21 @@ class CFL(Algorithm):
         return separated(trained, client.task.network)
 
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
-        """Each client's cluster's model."""
+        """Each client's cluster's model; to newcomers all of them."""
         models = server["models"]
-        return {}, {int(client): {"model": models[str(number)]} for client, number in server["clusters"].items()}
+        own = {int(client): {"model": models[str(number)]} for client, number in server["clusters"].items()}
+        return {}, own | {client: {"models": models} for client in context.newcomers}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
+        if "models" in server:
+            server = {"model": await self.fitting(client, server["models"])}
         return {"personalized": Predictor.of(server["model"])}
+
+    async def fitting(self, client: Client, models: Tree) -> Tree:
+        """The cluster's model with the smallest loss on a newcomer's training samples, the first of several."""
+        losses = {number: (await client.score(Predictor.of(model), "train")).loss for number, model in models.items()}
+        found: Tree = models[min(losses, key=lambda number: (losses[number], int(number)))]
+        return found
 
 
 def _mean(contributions: Sequence[Weighted]) -> Tree:

@@ -81,13 +81,13 @@ class Clients(ABC):
     Args:
         task: what is learned: ``task.network`` knows the names of a model's tensors.
         context: round, rounds, number of clients, random streams.
-        samples: training samples n_k of all clients, in their order, int64.
+        samples: training samples n_k of all clients, in their order, int64; those of newcomers are the last.
     """
 
     def __init__(self, task: Task, context: RoundContext, samples: np.ndarray) -> None:
         self._task = task
         self._context = context
-        self._samples = np.append(samples, samples.sum())
+        self._samples = np.append(samples, samples[: context.num_clients].sum())
 
     @abstractmethod
     def call(self, call: Call) -> Replies:
@@ -105,8 +105,8 @@ class Clients(ABC):
 
     @property
     def pooled(self) -> int:
-        """The id, K, of one more client that owns the samples of all the others (never evaluated)."""
-        return self._context.num_clients
+        """The id of one more client that owns the samples of all that may train (never evaluated)."""
+        return len(self._samples) - 1
 
     def num_samples(self, clients: Sequence[int]) -> np.ndarray:
         """Training samples n_k of the given clients, int64."""

@@ -49,6 +49,7 @@ class FedALA(Averaging):
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Zhang et al., AAAI 2023"
     client_keeps: ClassVar[str] = "a_k, W_k"
+    newcomer: ClassVar[str] = "w, mixed with the upper layers of a local update"
 
     layers: int = setting(1, "p", "layers, from the last one, that are mixed element by element", ge=1)
     weight_lr: float = setting(1.0, "eta", "learning rate of the weights; 0 is federated averaging", ge=0)
@@ -145,6 +146,11 @@ class FedALA(Averaging):
         mixture = _mixture(frozen["old"], received, trained["weights"])
         value: Tensor = task.loss({**received, **trained.get("buffers", {}), **mixture}, batch)
         return value + averaging(trained["loss"], value, 1.0)
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Does what a client of a cohort does, and sends nothing."""
+        await self.local_update(client, server["model"])
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         model = server["model"]

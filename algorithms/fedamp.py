@@ -87,6 +87,7 @@ class FedAMP(Algorithm):
     citation: ClassVar[str] = "Huang et al., AAAI 2021"
     client_keeps: ClassVar[str] = "w_k"
     server_keeps: ClassVar[str] = "w_1..w_K"
+    newcomer: ClassVar[str] = "a model that it trains alone: no other is near it yet"
 
     heuristic: bool = setting(True, "", "weights from cosines (HeurFedAMP); false: from distances (FedAMP)")
     proximal_weight: float = setting(1.0, "lambda", "weight of the pull, which alpha_t divides; 0: local only", ge=0)
@@ -169,6 +170,11 @@ class FedAMP(Algorithm):
         own = server.get("own", {}).items()
         models = {int(client): {"own": {**w["parameters"], **w.get("buffers", {})}} for client, w in own}
         return {"model": server["model"]}, models
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Trains from the initial model, as every client does at first."""
+        found = await self.local_update(client, server["model"])
+        return {"own": {**found["parameters"], **found.get("buffers", {})}}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return {"personalized": Predictor.of(server.get("own") or server["model"])}

@@ -54,6 +54,7 @@ class FedAS(PartialModel):
     needs: ClassVar[Mapping[Trait, str]] = {"classes": "features are aligned with mean features by class"}
     client_keeps: ClassVar[str] = "B_k, P_k"
     server_keeps: ClassVar[str] = "G"
+    newcomer: ClassVar[str] = "the body, and a head that it fits to that"
 
     head_group: Literal["last_layer"] = setting("last_layer", "", "the head: the last linear layer")
     aggregation: Literal["fisher", "samples", "uniform", "population"] = setting(  # type: ignore[assignment]
@@ -183,6 +184,12 @@ class FedAS(PartialModel):
             ]
         )
         return adding(trained["trace"], (norms if batch.mask is None else norms * batch.mask).sum())
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Fits a head to the received body, and keeps that body as if it had trained it."""
+        await super().join(client, server)
+        client.state["body"] = shared_part(server)
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         received = self.assembled(client, shared_part(server))

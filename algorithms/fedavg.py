@@ -11,6 +11,8 @@ from algorithms.parts.finetuning import FineTuning
 class FineTuned(FineTuning, Averaging):
     """Averaging whose final model each client may fine-tune."""
 
+    newcomer: ClassVar[str] = FineTuning.newcomer
+
 
 class FedAvg(FineTuned):
     """Federated averaging (FedAvg): the mean of models trained locally.

@@ -37,6 +37,7 @@ class FedBABU(PartialModel, FineTuning):
     personalized_later: ClassVar[bool] = True
     citation: ClassVar[str] = "Oh et al., ICLR 2022"
     server_keeps: ClassVar[str] = "G, P_0"
+    newcomer: ClassVar[str] = "w; fine-tuned after the last round"
 
     finetune_epochs: int = setting(5, "E_ft", "epochs of fine-tuning after the last round", ge=0)
 
@@ -57,6 +58,14 @@ class FedBABU(PartialModel, FineTuning):
 
     async def train_model(self, client: Client, model: Tree) -> Tree:
         return {**model, **await self.train_part(client, model, self.body(client.task.network))}
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Nothing: heads are not trained before fine-tuning."""
+        return {}
+
+    @property
+    def joins_for(self) -> str:
+        return ""
 
     def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
         return {"global": Predictor.of(_whole(server))}

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from algorithms.fedavg import FineTuned
 from rayfl.engine.client import Client
 from rayfl.engine.tasks import Predictor, Task
+from rayfl.engine.terms import TRAINED, loss
 from rayfl.params import Tree
 
 
@@ -31,11 +32,20 @@ class FedBN(FineTuned):
     citation: ClassVar[str] = "Li et al., ICLR 2021"
     client_keeps: ClassVar[str] = "norm_k"
     server_keeps: ClassVar[str] = "w without norm"
+    newcomer: ClassVar[str] = "w, and normalization layers that it fits to that"
     no_private_norm: ClassVar[Mapping[str, str]] = {"statistics": "scales and shifts stay with its clients too"}
     train_settings: ClassVar[Mapping[str, Any]] = {"private_norm": "all"}
 
     def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
         return {}
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Fits the normalization layers, from the initial ones, while all else stays as it is."""
+        model, network = server["model"], client.task.network
+        own = {name: model[name] for name in network.norm_names}
+        frozen = {"model": {name: leaf for name, leaf in model.items() if name not in own}}
+        fitted = await client.train(own, loss(TRAINED, completed_by="model"), frozen=frozen, stream=".join")
+        return {"model": {**model, **fitted}}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         rows = await super().predictors(client, server)

@@ -94,6 +94,7 @@ class FedCAC(Averaging):
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Wu et al., ICCV 2023"
     server_keeps: ClassVar[str] = "w, M_k, g_k"
+    newcomer: ClassVar[str] = "w"
 
     critical_share: float = setting(0.5, "tau", "share of each tensor's elements that are critical", ge=0, le=1)
     collaboration_rounds: int = setting(100, "beta", "rounds after which clients have no partners any more", ge=1)

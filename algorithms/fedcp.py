@@ -57,6 +57,7 @@ class FedCP(PartialModel):
     needs: ClassVar[Mapping[Trait, str]] = {"features": "a policy splits the features of a sample"}
     client_keeps: ClassVar[str] = "W_k"
     server_keeps: ClassVar[str] = "G, W_g, policy"
+    newcomer: ClassVar[str] = "body and policy, and a head after a local update"
 
     head_group: Literal["last_layer"] = setting("last_layer", "", "the head: the last linear layer")
     alignment_weight: float = setting(5.0, "lambda", "weight of the discrepancy of features", ge=0)
@@ -106,6 +107,11 @@ class FedCP(PartialModel):
         client.publish(local=self._split(client, model, head, trained["policy"]))
         sent = {"shared": part(model, self.shared(network)), "head": interpolate(own, head, 0.5)}
         return self.weighted(client, {**sent, "policy": trained["policy"]})
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Does what a client of a cohort does, and sends nothing."""
+        await self.split_update(client, *(server[name] for name in SHARED))
+        return {}
 
     @property
     def objective(self) -> Sum:

@@ -48,6 +48,7 @@ class FedDBE(Averaging):
     needs: ClassVar[Mapping[Trait, str]] = {"features": "a mean of the features of samples is kept apart"}
     client_keeps: ClassVar[str] = "m_k"
     server_keeps: ClassVar[str] = "w, zbar"
+    newcomer: ClassVar[str] = "w, and m_k after a local update"
 
     mean_weight: float = setting(50.0, "kappa", "weight of the pull of mean features; 0: none, and no start", ge=0)
     mean_momentum: float = setting(1.0, "beta", "share of a mini-batch in the running mean of features", gt=0, le=1)
@@ -144,6 +145,11 @@ class FedDBE(Averaging):
     def _tracked(self, trained: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         features, logits = task.head_inputs_and_logits(trained["model"], batch)
         return task.loss_of(logits, batch) + averaging(trained["running"], _mean(features, batch), self.mean_momentum)
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Does what a client of a cohort does, and sends nothing."""
+        await self.local_update(client, server["model"], server.get("mean"))
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         model = server["model"]

@@ -61,6 +61,7 @@ class FedDistill(Algorithm):
     needs: ClassVar[Mapping[Trait, str]] = {"classes": "clients exchange mean outputs by class"}
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "F_k"
+    newcomer: ClassVar[str] = "a model that it trains alone, with the mean outputs by class"
 
     distillation_weight: float = setting(1.0, "lambda", "weight of the distillation; 0 is local training", ge=0)
     output: Literal["probabilities", "logits"] = setting(
@@ -126,7 +127,17 @@ class FedDistill(Algorithm):
         return -(wanted * logits.log_softmax(-1)).sum(-1) - entropy
 
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
-        return {}, {}
+        """To newcomers the mean outputs by class, which others are sent in rounds."""
+        if not context.unseen:
+            return {}, {}
+        tables = server.get("tables", {})
+        known = targets(tables, without=None) if tables else server["nothing"]
+        return {}, {client: {"targets": known} for client in context.newcomers}
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Trains its own model on its samples and the mean outputs of all clients."""
+        await self.local_update(client, server["targets"])
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return {"personalized": Predictor.of(self._own(client))}

@@ -46,6 +46,7 @@ class FedDyn(Algorithm):
     citation: ClassVar[str] = "Acar et al., ICLR 2021"
     client_keeps: ClassVar[str] = "g_k"
     server_keeps: ClassVar[str] = "w, h"
+    newcomer: ClassVar[str] = "w"
     no_private_norm: ClassVar[Mapping[str, str]] = {
         "all": "the displacement of a parameter needs a server that has it; statistics is possible"
     }

@@ -76,6 +76,7 @@ class FedEM(Averaging):
     }
     client_keeps: ClassVar[str] = "pi_k"
     server_keeps: ClassVar[str] = "theta_1..theta_M"
+    newcomer: ClassVar[str] = "the models, mixed by an E-step from equal weights"
     no_private_norm: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("statistics", "all"), "clients send several models, whose layers would be the same ones"
     )

@@ -96,6 +96,9 @@ class FedFomo(Algorithm):
     citation: ClassVar[str] = "Zhang et al., ICLR 2021"
     client_keeps: ClassVar[str] = "w_k, b_k"
     server_keeps: ClassVar[str] = "w_1..w_K, P"
+    newcomer: ClassVar[str] = (
+        "a model that it trains alone, moved towards random clients' by their merit, and trained again"
+    )
 
     peers: int = setting(5, "M", "models of others that a client is sent at most", ge=0)
     explore: float = setting(
@@ -188,12 +191,24 @@ class FedFomo(Algorithm):
         return {}
 
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
-        """The models of each client's best peers, if it is evaluated with them."""
+        """The models of each client's best peers, if it is evaluated with them; to newcomers those of random peers."""
         own = server.get("own", {})
-        if self.evaluate == "stored" or not own:
-            return {}, {}
-        asked = {int(i): self.chosen(int(i), server, context, explore=0.0) for i in own}
+        asked = {client: self._random_peers(client, own, context) for client in context.newcomers}
+        if self.evaluate != "stored":
+            asked |= {int(i): self.chosen(int(i), server, context, explore=0.0) for i in own}
         return {}, {i: {"peers": {str(j): own[str(j)] for j in chosen}} for i, chosen in asked.items()}
+
+    def _random_peers(self, client: int, own: Tree, context: RoundContext) -> list[int]:
+        """Whose models a newcomer is sent, ascending."""
+        generator = context.streams.generator("peers", context.round, client)
+        nothing = [0.0] * context.num_clients
+        return draw_peers(nothing, sorted(map(int, own)), self.peers, 1.0, generator)
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Trains from the initial model, then does what a client of a cohort does with the models of random peers."""
+        await self.local_update(client, {})
+        await self.local_update(client, server.get("peers", {}))
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         own = client.state["personal"] if "personal" in client.state else client.initial_model()

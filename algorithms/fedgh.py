@@ -57,6 +57,7 @@ class FedGH(Algorithm):
     needs: ClassVar[Mapping[Trait, str]] = {"classes": "the server learns from mean features by class"}
     client_keeps: ClassVar[str] = "B_k"
     server_keeps: ClassVar[str] = "W"
+    newcomer: ClassVar[str] = "W, and a body after a local update"
 
     server_lr: float | None = setting(
         None, "eta_W", "learning rate of the server's training of the head; null: the clients' of the round", ge=0
@@ -124,6 +125,11 @@ class FedGH(Algorithm):
         own: Tree | None = client.state.get("personal")
         model = {**(client.initial_model() if own is None else own), **shared}
         return part(model, network.parameter_names + network.buffer_names)
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Does what a client of a cohort does, and sends nothing."""
+        await self.local_update(client, server["shared"])
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return {"personalized": Predictor.of(self.assembled(client, server["shared"]))}

@@ -57,6 +57,7 @@ class FedKD(Algorithm):
     needs: ClassVar[Mapping[Trait, str]] = {"distribution": "the two models distill probabilities of classes"}
     client_keeps: ClassVar[str] = "t_k, M_k"
     server_keeps: ClassVar[str] = "w (mentee)"
+    newcomer: ClassVar[str] = "w, and a mentor after a local update"
     mixes_architectures: ClassVar[bool] = True
     no_private_norm: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("statistics", "all"), "clients send changes of the mentee, not the mentee"
@@ -152,6 +153,11 @@ class FedKD(Algorithm):
         divergence = distillation(student, teacher, batch, temperature=1.0) / classes
         distance = batch.mean((own - other).square().mean(-1))
         return (self.distillation_weight * divergence + self.hidden_weight * distance) / known.clamp_min(_LEAST)
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Does what a client of a cohort does, and sends nothing."""
+        await self.mutual_update(client, server["model"])
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         mentor = Predictor.of(self._mentor(client), task=client.task.candidates[-1])

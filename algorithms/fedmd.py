@@ -42,6 +42,7 @@ class FedMD(Algorithm):
     needs: ClassVar[Mapping[Trait, str]] = {"distribution": "clients exchange scores of classes"}
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "U"
+    newcomer: ClassVar[str] = "a model that it trains alone, without a consensus"
     mixes_architectures: ClassVar[bool] = True
     no_private_norm: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("statistics", "all"), "clients send no model, all of whose layers stay with them anyway"
@@ -135,6 +136,11 @@ class FedMD(Algorithm):
         if self.digest_deadband:
             differences = torch.where(differences.abs() > self.digest_deadband, differences, 0.0)
         return batch.mean((differences.abs() if self.digest_loss == "mae" else differences.square()).mean(-1))
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Trains alone: there is a consensus among the clients of a cohort only."""
+        await self.revisit(client)
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return {"personalized": Predictor.of(self._own(client), task=task_of(client))}

@@ -76,6 +76,8 @@ class FedMe(OwnModels):
     citation: ClassVar[str] = "Matsuda et al., SDM 2022"
     needs: ClassVar[Mapping[Trait, str]] = {"distribution": "clients distill probabilities of classes"}
     server_keeps: ClassVar[str] = "w_p of all clients, U"
+    newcomer: ClassVar[str] = "-"
+    no_newcomers: ClassVar[str] = "the server keeps and exchanges the models of a fixed set of clients"
 
     model_tuning: bool = setting(True, "MT", "clients go over to the exchanged model if it has the lower loss")
     mutual_learning: bool = setting(True, "DML", "the two models of a client learn from each other's predictions")

@@ -53,6 +53,7 @@ class FedPHP(Averaging):
     citation: ClassVar[str] = "Li et al., ECML PKDD 2021"
     client_keeps: ClassVar[str] = "HPM theta_p, z_k"
     server_keeps: ClassVar[str] = "theta_s"
+    newcomer: ClassVar[str] = "w, and an HPM that inherits from w and a local update"
 
     aggregation: Literal["samples", "uniform", "population"] = setting(
         "uniform",
@@ -138,6 +139,12 @@ class FedPHP(Averaging):
     def course(self, round: int, rounds: int) -> Any:
         """The number of rounds, of which schedules a and c of the momentum are fractions."""
         return None if self.momentum_schedule == "b" else rounds
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Does what a client of a cohort does, with an HPM that begins as the server's model; sends nothing."""
+        client.state["hpm"] = server["model"]
+        await self.local_update(client, server["model"])
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return {"global": Predictor.of(server["model"]), "hpm": Predictor.of(self._inherited(client))}

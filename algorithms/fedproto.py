@@ -54,6 +54,7 @@ class FedProto(Algorithm):
     needs: ClassVar[Mapping[Trait, str]] = {"classes": "prototypes are mean features by class"}
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "c_y"
+    newcomer: ClassVar[str] = "the prototypes, and a model after a local update"
     mixes_architectures: ClassVar[bool] = True
 
     alignment_weight: float = setting(1.0, "lambda", "weight of the distance of features to prototypes", ge=0)
@@ -145,6 +146,11 @@ class FedProto(Algorithm):
             members = memberships(batch, prototypes["exist"])
             value = value + adding(trained["sums"], members.T @ features) + adding(trained["counts"], members.sum(0))
         return value
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Does what a client of a cohort does, and sends nothing."""
+        await self.local_update(client, server["prototypes"])
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return self._rows(client, self._own(client), server["prototypes"])

@@ -50,6 +50,7 @@ class FedRoD(Averaging):
     citation: ClassVar[str] = "Chen and Chao, ICLR 2022"
     needs: ClassVar[Mapping[Trait, str]] = {"classes": "the loss is balanced by the numbers of samples by class"}
     client_keeps: ClassVar[str] = "V_k, c_k"
+    newcomer: ClassVar[str] = "w, and a personal head after a local update"
 
     balance_exponent: float = setting(
         1.0, "gamma", "exponent of the class counts in the generic head's loss; 0: plain cross-entropy", ge=0, le=100
@@ -90,6 +91,11 @@ class FedRoD(Averaging):
         own = head_logits(task.network, model["personal"], features.detach())
         balanced = task.loss_of(generic + frozen["prior"], batch)
         return balanced + task.loss_of(generic.detach() + own, batch)
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Does what a client of a cohort does, and sends nothing."""
+        await self.local_update(client, server["model"])
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         generic = Predictor.of(server["model"])

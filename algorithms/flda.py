@@ -44,6 +44,7 @@ class FLDA(Averaging):
     citation: ClassVar[str] = "Peterson et al., arXiv 2019"
     needs: ClassVar[Mapping[Trait, str]] = {"distribution": "it mixes probabilities of classes"}
     client_keeps: ClassVar[str] = "v_k, a_k, b_k"
+    newcomer: ClassVar[str] = "w, and an own model and gate after a local update"
 
     gate_input: Literal["features", "raw"] = setting(
         "features", "phi", "what the gate sees: the shared model's features, or the flattened input itself (original)"
@@ -85,6 +86,11 @@ class FLDA(Averaging):
         return torch.logaddexp(
             F.logsigmoid(gate) + shared.log_softmax(-1), F.logsigmoid(-gate) + private.log_softmax(-1)
         )
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Does what a client of a cohort does, and sends nothing."""
+        await self.local_update(client, server["model"])
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         private, gate = self._own(client, server["model"])

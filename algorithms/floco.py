@@ -103,6 +103,7 @@ class Floco(Averaging):
     citation: ClassVar[str] = "Grinwald et al., NeurIPS 2024"
     client_keeps: ClassVar[str] = "-"
     server_keeps: ClassVar[str] = "body, theta_m, alpha_k"
+    newcomer: ClassVar[str] = "the barycentre of the simplex"
 
     simplex_dimension: int = setting(6, "M", "dimension of the simplex, which has M + 1 endpoints", ge=0)
     assignment_round: int = setting(
@@ -218,6 +219,10 @@ class Floco(Averaging):
         return rows | {"personalized": Predictor.of(model_at(server, own, client.task))}
 
     def point_of(self, client: Client, server: Tree) -> Tensor:
-        """alpha_k, float64 of shape (d,); the barycentre before the assignment."""
-        own: Tensor = server["points"][client.id] if "points" in server else barycenter(self.vertices)
+        """alpha_k, float64 of shape (d,); the barycentre before the assignment, and for newcomers."""
+        own: Tensor = server["points"][client.id] if self.is_assigned(client, server) else barycenter(self.vertices)
         return own
+
+    def is_assigned(self, client: Client, server: Tree) -> bool:
+        """Whether the client has a point of its own."""
+        return "points" in server and client.id not in client.context.newcomers

@@ -46,6 +46,7 @@ class FlocoPlus(PersonalCopy, Floco):
     name: Literal["floco_plus"] = "floco_plus"  # type: ignore[assignment]
     citation: ClassVar[str] = "Grinwald et al., NeurIPS 2024"
     client_keeps: ClassVar[str] = "body^k, theta^k_m"
+    newcomer: ClassVar[str] = "the simplex at its barycentre, and a copy that it trains from it and near it"
 
     unseen: Literal["init", "global"] = setting(
         "global", "", "personalized model of a client never sampled: the initial simplex, or the server's, at alpha_k"
@@ -65,6 +66,16 @@ class FlocoPlus(PersonalCopy, Floco):
         client.publish(personalized=Predictor.of(model_at(personal, own, client.task)))
         return update
 
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Trains a personal simplex around the barycentre, from the server's and near it."""
+        if not self.posthoc:  # there each client does that after the last round
+            simplex = {"body": server["body"], "endpoints": server["endpoints"]}
+            draw = self.draw_around(None)
+            client.state["personal"] = await self.personal_update(
+                client, simplex, received=simplex, draw=draw, keep_optimizer=False
+            )
+        return {}
+
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         rows = await super().predictors(client, server)
         personal = await self._personal(client, server)
@@ -76,7 +87,7 @@ class FlocoPlus(PersonalCopy, Floco):
         if self.posthoc:
             if not client.context.final:
                 return simplex
-            draw = self.draw_around(server["points"][client.id] if "points" in server else None)
+            draw = self.draw_around(self.point_of(client, server) if self.is_assigned(client, server) else None)
             return await self.personal_update(client, simplex, received=simplex, draw=draw, keep_optimizer=False)
         if "personal" in client.state:
             return dict(client.state["personal"])

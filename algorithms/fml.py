@@ -44,6 +44,7 @@ class FML(Averaging):
     needs: ClassVar[Mapping[Trait, str]] = {"distribution": "the two models distill probabilities of classes"}
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "w (meme)"
+    newcomer: ClassVar[str] = "w, and an own model after a local update"
 
     aggregation: Literal["samples", "uniform", "population"] = setting(
         "uniform",
@@ -86,6 +87,11 @@ class FML(Averaging):
         return mutual_loss(private, meme.detach(), batch, task, self.private_weight) + mutual_loss(
             meme, private.detach(), batch, task, self.meme_weight
         )
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Does what a client of a cohort does, and sends nothing."""
+        await self.local_update(client, server["model"])
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return {"global": Predictor.of(server["model"]), "personalized": Predictor.of(self._private(client))}

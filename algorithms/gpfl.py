@@ -57,6 +57,7 @@ class GPFL(PartialModel):
     needs: ClassVar[Mapping[Trait, str]] = {"classes": "every class has an embedding"}
     client_keeps: ClassVar[str] = "W_k"
     server_keeps: ClassVar[str] = "G, CoV, E"
+    newcomer: ClassVar[str] = "body, valve and embeddings, and a head after a local update"
 
     head_group: Literal["last_layer"] = setting("last_layer", "", "the head: the last linear layer")
     guidance_weight: float = setting(
@@ -111,6 +112,11 @@ class GPFL(PartialModel):
         client.publish(local=_opened(model, trained["valve"], personal))
         sent = {"shared": part(model, self.shared(network)), "valve": trained["valve"]}
         return self.weighted(client, {**sent, "embedding": trained["embedding"]})
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Does what a client of a cohort does, and sends nothing."""
+        await self.guided_update(client, server["shared"], server["valve"], server["embedding"])
+        return {}
 
     def conditions(self, client: Client, embedding: Tensor, aggregated: bool) -> tuple[Tensor, Tensor]:
         """g and p_k, shape (d,) each.

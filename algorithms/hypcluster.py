@@ -34,6 +34,7 @@ class HypCluster(FineTuning):
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Mansour et al., arXiv 2020"
     server_keeps: ClassVar[str] = "w^1..w^q"
+    newcomer: ClassVar[str] = "the model of the cluster that fits it best"
 
     clusters: int = setting(2, "q", "number of models", ge=1)
     choice: Literal["loss", "accuracy"] = setting(

@@ -48,6 +48,7 @@ class L2GD(Algorithm):
     citation: ClassVar[str] = "Hanzely & Richtarik, arXiv 2020"
     client_keeps: ClassVar[str] = "x_k"
     server_keeps: ClassVar[str] = "xbar"
+    newcomer: ClassVar[str] = "w for x_k"
 
     aggregation_probability: float = setting(0.5, "p", "probability that a round aggregates", gt=0, lt=1)
     penalty_weight: float = setting(1.0, "lambda", "pull of each model to the mean of all", ge=0)
@@ -120,6 +121,15 @@ class L2GD(Algorithm):
         mean = client.state["mean"] if mean is None else mean
         client.state["mean"] = mean
         return self._kept(client, interpolate(self._own(client), mean, self.pull(client.context, client.round)))
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Takes the mean model for its own; trains nothing."""
+        client.state["personal"] = server["model"]
+        return {}
+
+    @property
+    def joins_for(self) -> str:
+        return ""
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return {"global": Predictor.of(server["model"]), "personalized": Predictor.of(self._own(client))}

@@ -34,6 +34,7 @@ class Local(Algorithm):
     citation: ClassVar[str] = "baseline"
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "-"
+    newcomer: ClassVar[str] = "a model that it trains alone"
 
     schedule: Literal["sampled", "all"] = setting(
         "sampled", "", "who trains in a round: the sampled clients, or all (needs train.clients_per_round=all)"
@@ -62,6 +63,11 @@ class Local(Algorithm):
         trained = await client.train(self._own(client), self.objective, keep_optimizer=keep)
         client.state["local"] = trained
         client.publish(personalized=Predictor.of(trained))
+        return {}
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Trains alone, from its initial model."""
+        await self.local_update(client)
         return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:

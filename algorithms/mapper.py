@@ -49,6 +49,7 @@ class Mapper(Averaging):
     needs: ClassVar[Mapping[Trait, str]] = {"distribution": "it mixes probabilities of classes"}
     client_keeps: ClassVar[str] = "h_l, lambda"
     server_keeps: ClassVar[str] = "h_c"
+    newcomer: ClassVar[str] = "w, and h_l and lambda as selected for it"
 
     grid: tuple[Annotated[float, Field(ge=0, le=1)], ...] = setting(
         (0.25, 0.5, 0.75), "Lambda", "shares of the local model that are tried", min_length=1
@@ -113,6 +114,11 @@ class Mapper(Averaging):
         if self.space == "weights":
             return Predictor.of(interpolate(central, local, coefficient))
         return Predictor.of(central, local, combine=partial(_log_probabilities, coefficient))
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Fits and selects an own model."""
+        client.state["coefficient"], client.state["local"] = await self.select(client, server["model"])
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         central = server["model"]

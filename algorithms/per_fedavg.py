@@ -46,6 +46,7 @@ class PerFedAvg(Averaging):
     name: Literal["per_fedavg"] = "per_fedavg"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Fallah et al., NeurIPS 2020"
+    newcomer: ClassVar[str] = "w, and w after the gradient steps"
 
     aggregation: Literal["samples", "uniform", "population"] = setting(
         "uniform",

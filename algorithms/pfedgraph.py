@@ -83,6 +83,7 @@ class PFedGraph(Algorithm):
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Ye et al., ICML 2023"
     server_keeps: ClassVar[str] = "w_1..w_K, w_0, a"
+    newcomer: ClassVar[str] = "a model that it trains alone: the graph does not know it"
     no_private_norm: ClassVar[Mapping[str, str]] = {
         "all": "the direction s_i is one of all parameters, scales and shifts of other clients among them"
     }
@@ -185,6 +186,15 @@ class PFedGraph(Algorithm):
                 found[i]["neighbours"] = {str(j): models[j] for j in weights}
                 found[i]["weights"] = {str(j): weight for j, weight in weights.items()}
         return {"model": initial}, found
+
+    @property
+    def joins_for(self) -> str:
+        return "train.local_epochs" if self.local_steps is None else "algorithm.local_steps"
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Trains from the initial model, as every client does at first."""
+        found = await self.local_update(client, server["model"])
+        return {"own": _whole(found, server["model"])}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         own = server["own"] if "own" in server else server["model"]

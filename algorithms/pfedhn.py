@@ -61,6 +61,7 @@ class PFedHN(Algorithm):
     citation: ClassVar[str] = "Shamsian et al., ICML 2021"
     client_keeps: ClassVar[str] = "- (its head)"
     server_keeps: ClassVar[str] = "phi, v_i of all clients, momentum"
+    newcomer: ClassVar[str] = "h(v) for a v that it fits, while phi stays as it is"
     no_private_norm: ClassVar[Mapping[str, str]] = {
         "statistics": "running statistics stay with the client anyway",
         "all": "the server makes the scales and shifts of each client's model",
@@ -214,11 +215,45 @@ class PFedHN(Algorithm):
         network = client.task.network
 
         def whole() -> Tree:
-            made = self.model(server["generator"], server["embeddings"][client.id], client)
+            made = self.model(server["generator"], self._embedding(client, server), client)
             own = self._own(client, "personal", network.head_names) if self.private_head else {}
             return {**made, **own, **self._own(client, "buffers", network.buffer_names)}
 
         return {"personalized": Predictor.of(whole)}
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Fits an embedding, from the mean of all, while h stays as it is; its own layers with it."""
+        network = client.task.network
+        own = self._own(client, "buffers", network.buffer_names)
+        if self.private_head:
+            own |= self._own(client, "personal", network.head_names)
+        found = await client.train(
+            {"embedding": self._embedding(client, server), **({"own": own} if own else {})},
+            self.fitting_loss,
+            frozen={"generator": server["generator"], "like": part(client.initial_model(), self.made(network))},
+            stream=".join",
+        )
+        client.state["embedding"] = found["embedding"]
+        if network.buffer_names:
+            client.state["buffers"] = part(found["own"], network.buffer_names)
+        if self.private_head:
+            client.state["personal"] = part(found["own"], network.head_names)
+        return {}
+
+    def fitting_loss(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        """The loss of h(v) and the client's own layers as a function of v and these."""
+        made = produced(frozen["generator"], model["embedding"])
+        whole = {name: flat.view_as(frozen["like"][name]) for name, flat in made.items()}
+        return task.loss({**whole, **model.get("own", {})}, batch)
+
+    @staticmethod
+    def _embedding(client: Client, server: Tree) -> Tensor:
+        """v_i; of a newcomer the one that it fitted, or the mean of all."""
+        if "embedding" in client.state:
+            fitted: Tensor = client.state["embedding"]
+            return fitted
+        embeddings: Tensor = server["embeddings"]
+        return embeddings.mean(0) if client.id in client.context.newcomers else embeddings[client.id]
 
     @staticmethod
     def _own(client: Client, key: str, names: Sequence[str]) -> Tree:

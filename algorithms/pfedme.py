@@ -42,6 +42,7 @@ class PFedMe(Averaging):
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Dinh et al., NeurIPS 2020"
     client_keeps: ClassVar[str] = "theta_k"
+    newcomer: ClassVar[str] = "w, and theta after a local update from it"
 
     aggregation: Literal["samples", "uniform", "population"] = setting(
         "uniform",
@@ -116,6 +117,15 @@ class PFedMe(Averaging):
         return loss(at="personal") + self.proximal_weight * envelope(
             "personal", "local", due=drawn("renew"), pull=frozen("pull")
         )
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Does what a client of a cohort does, and sends nothing."""
+        await self.local_update(client, server["model"])
+        return {}
+
+    @property
+    def joins_for(self) -> str:
+        return "train.local_epochs" if self.local_iterations is None else "algorithm.local_iterations"
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         personal: Tree | None = client.state.get("personal")

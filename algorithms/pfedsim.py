@@ -71,6 +71,7 @@ class PFedSim(Averaging):
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Tan et al., arXiv 2023"
     server_keeps: ClassVar[str] = "w, (G_k, P_k), s_ij"
+    newcomer: ClassVar[str] = "w, in the second phase after a local update"
 
     warmup: float = setting(0.5, "rho", "fraction of the rounds that are federated averaging", ge=0, le=1)
     similarity: Literal["rows", "matrix"] = setting(
@@ -130,6 +131,13 @@ class PFedSim(Averaging):
         model = server["model"]
         own = {int(client): {"own": _whole(parts, model)} for client, parts in server.get("own", {}).items()}
         return {"model": model}, own
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """In the second phase trains from the model of the first, as every client does."""
+        if not self.personalizes(client.round, client.context.rounds):
+            return {}
+        found = await self.personal_update(client, server["model"])
+        return {"own": _whole(found, server["model"])}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         model = server["model"]

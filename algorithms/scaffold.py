@@ -56,6 +56,7 @@ class Scaffold(Algorithm):
     citation: ClassVar[str] = "Karimireddy et al., ICML 2020"
     client_keeps: ClassVar[str] = "c_k"
     server_keeps: ClassVar[str] = "w, c"
+    newcomer: ClassVar[str] = "w"
     no_private_norm: ClassVar[Mapping[str, str]] = {
         "all": "there is no mean control variate of a parameter that is never sent; statistics is possible"
     }

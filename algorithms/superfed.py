@@ -48,6 +48,7 @@ class SuPerFed(Averaging):
     citation: ClassVar[str] = "Hahn et al., KDD 2022"
     client_keeps: ClassVar[str] = "w^l_k"
     server_keeps: ClassVar[str] = "w^g"
+    newcomer: ClassVar[str] = "w, and in the second phase w^l after a local update"
 
     mode: Literal["mm", "lm"] = setting("mm", "MM, LM", "one mixing coefficient for the model (mm) or one a layer (lm)")
     start: float = setting(0.4, "L/R", "fraction of the rounds after which mixing begins", ge=0)
@@ -119,6 +120,11 @@ class SuPerFed(Averaging):
         Buffers are those of w^f: what a forward pass records in them must reach the server.
         """
         return line("federated", "local", drawn("coefficient"), groups=self._layers if self.mode == "lm" else None)
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Does what a client of a cohort does, and sends nothing."""
+        await self.local_update(client, server["model"])
+        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         rows = {"global": Predictor.of(server["model"])}

@@ -48,6 +48,8 @@ from rayfl.runs.older_runs import where_begun
 from rayfl.storage.lease import Lease
 from rayfl.storage.run_folder import check_run_folder, input_digests
 from rayfl.tracking.callback import Callback, RunInfo
+from rayfl.tracking.costs import FILE as COSTS
+from rayfl.tracking.costs import CostLines
 from rayfl.tracking.environment import FILE as ENVIRONMENT
 from rayfl.tracking.environment import Environment
 from rayfl.tracking.guarded import Guarded
@@ -135,6 +137,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
                 buffered=parts.buffered,
                 method=own_name(method),
                 adapters=bool(parts.task.network.groups),
+                unseen=parts.num_unseen,
             )
         )
         if progress is None and config.init.what == "commit":
@@ -177,7 +180,7 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
         info = RunInfo(
             config,
             parts.storage.uri,
-            parts.dataset.num_clients,
+            parts.num_clients,
             driver.progress.rounds_completed,
             hosts,
             plan,
@@ -231,6 +234,7 @@ def _tracking(parts: Parts, recorder: Recorder, federation: Federation) -> list[
     folder, uri = storage.local_path, storage.uri
     listeners: list[tuple[Callback, str]] = [
         (Timings(storage), f"{uri}/{TIMINGS}"),
+        (CostLines(storage, recorder.states_on_storage), f"{uri}/{COSTS}"),
         (Environment(storage), f"{uri}/{ENVIRONMENT}"),
         (TuneFiles(storage), f"{uri}/{JSON_FILE} or {CSV_FILE}"),
     ]

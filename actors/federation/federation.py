@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from actors.federation.attendance import Attendance
+from actors.federation.costs import Costs
 from actors.federation.deaths import Deaths
 from actors.federation.evaluation import Evaluation
 from actors.federation.hosts import Hosts
@@ -40,12 +41,13 @@ class Federation(Clients):
         hosts: where they are.
         task: what is learned.
         context: round context of the experiment.
-        sizes: samples by client and split (K, 3): train, validation, test.
+        sizes: samples by client and split: train, validation, test; of all that may train, then of newcomers.
         policy: what becomes of clients that fail; default: the run fails.
 
     Attributes:
         trained_scores: of the models published in this round.
         traffic: of this round.
+        costs: of the clients' procedures in this round.
         unscored: the clients that failed in the last evaluation and are not in its scores.
     """
 
@@ -63,7 +65,7 @@ class Federation(Clients):
         self._evaluation = Evaluation(self._hosts, sizes)
         self._trained_splits: tuple[str, ...] = ()
         self.trained_scores: Scores = {}
-        self.traffic = Traffic()
+        self.traffic, self.costs = Traffic(), Costs()
         self._updates = ExactSum()
         self._attendance = Attendance(context.round, None, {})
         self._deaths = Deaths(self._policy)
@@ -113,7 +115,7 @@ class Federation(Clients):
 
     def _begin_attempt(self) -> None:
         self.trained_scores = {}
-        self.traffic = Traffic()
+        self.traffic, self.costs = Traffic(), Costs()
         self._updates = ExactSum()
         self._attendance.begin_again()
 
@@ -194,6 +196,8 @@ class Federation(Clients):
         payloads: Mapping[int, Tree] | None = None,
         clients: Sequence[int] | None = None,
         report: Callable[[int, int], None] | None = None,
+        newcomers: bool = False,
+        official: bool = False,
     ) -> Scores:
         """Scores the predictors of clients, spread over all hosts.
 
@@ -202,14 +206,17 @@ class Federation(Clients):
             splits: the splits to score on.
             final: whether this is the evaluation after the last round.
             payloads: what single clients see in addition.
-            clients: whose; None for all.
+            clients: whose; None for all that may train.
             report: called with the number of clients scored so far and of all, as results arrive.
+            newcomers: whether they are clients that take no part in training, and join for the evaluation.
+            official: whether clients' own models are also scored on the official test part.
 
         Returns:
             By client; without those in :attr:`unscored`.
         """
         everyone = range(self._context.num_clients) if clients is None else clients
-        job = self._job("predictors", "evaluate", splits=tuple(splits), final=final)
+        procedure = "newcomer_predictors" if newcomers else "predictors"
+        job = self._job(procedure, "evaluate", splits=tuple(splits), final=final, official=official)
         left_out = {client: why for client, why in self._unscorable.items() if client in everyone}
         able = [client for client in everyone if client not in left_out]
         with self._examined(job):
@@ -243,6 +250,7 @@ class Federation(Clients):
         with self._examined(job, call.required):
             for result in self._answers(job, call):
                 self.trained_scores.update(result.scores)
+                self.costs.add(result)
                 for client, size in result.upload_bytes.items():
                     self.traffic.add(client, up=size)
                 self._updates.merge(result.updates)

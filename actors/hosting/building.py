@@ -44,9 +44,12 @@ def build_host(
     reuse_freed_memory()
     set_arithmetic(config.engine.precision)
     parts = Parts(config)
+    engine = Engine(parts.task, torch.device(device), config.engine)
+    if config.tracking.flops:
+        engine.count_flops()
     return ClientHost(
         algorithm=config.algorithm,
-        engine=Engine(parts.task, torch.device(device), config.engine),
+        engine=engine,
         dataset=parts.dataset,
         context=parts.context,
         states=ClientStates(

@@ -11,6 +11,7 @@ from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer
 from actors.hosting.state import ClientStates
 from algorithms.base import Algorithm
+from rayfl.data.sources.official import OfficialTest
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.engine.client import RoundContext
 from rayfl.engine.engine import Engine
@@ -33,6 +34,7 @@ class Equipment:
         resident: states that stay on the device.
         norm: the parts of models that stay with their clients.
         recorded: names of what the task's network records in its buffers.
+        official: opens the official test part; None where nobody is scored on it.
     """
 
     algorithm: Algorithm
@@ -45,6 +47,7 @@ class Equipment:
     resident: Resident
     norm: PrivateNorm
     recorded: frozenset[str]
+    official: Callable[[], OfficialTest] | None = None
 
     def with_room(self, work: Callable[[], Tree]) -> Tree:
         """Returns the result of some work, done again without kept samples where the device's memory is too small."""

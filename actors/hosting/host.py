@@ -12,6 +12,7 @@ from actors.hosting.equipment import Equipment
 from actors.hosting.failures import too_little_memory
 from actors.hosting.job import Job, JobResult
 from actors.hosting.memory import Lookups
+from actors.hosting.metering import Meter
 from actors.hosting.outcomes import blamed
 from actors.hosting.procedures import Procedures
 from actors.hosting.resident import Resident
@@ -72,10 +73,11 @@ class ClientHost:
         self.engine = engine
         self.states = states
         self.at_work = AtWork(tell)
-        self._samples = Samples(dataset, engine.device, data_memory)
+        self._samples = Samples(dataset, engine.device, data_memory, context.unseen)
         self._resident = Resident(device_state_memory if engine.device.type != "cpu" else 0)
         self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size, engine.rows_per_step)
         self._context = context
+        self._last = dataset.num_clients
         self._official = official
         self._recorded = recorded_names(engine.task)
         self._norm = PrivateNorm(engine.task.network, context.train.private_norm, context.streams)
@@ -138,6 +140,7 @@ class ClientHost:
             self._resident,
             self._norm,
             self._recorded,
+            self._official,
         )
         common = own.with_room(lambda: from_numpy(broadcast, self.engine.device))
         result = JobResult()
@@ -147,7 +150,7 @@ class ClientHost:
         if job.kind == "server":
             result.values[SERVER] = own.with_room(lambda: to_numpy(self._served(job, common)))
             return result
-        procedures = Procedures(own, job, common, result)
+        procedures, metered = Procedures(own, job, common, result), Meter(self.engine)
         waiting, places = self._ranked(job), {client: place for place, client in enumerate(job.clients)}
         while waiting:
             width = self.engine.width
@@ -156,6 +159,7 @@ class ClientHost:
             procedures.run(together, sorted(waiting[:width], key=places.__getitem__))
             each = (time.perf_counter() - started) / len(together)
             result.seconds.update(dict.fromkeys(together, each))
+        metered.write(result)
         for found in (result.values, result.scores, result.upload_bytes, result.seconds):
             _reorder(found, job.clients)
         result.stateful = [client for client in job.clients if self.states.holds(client)]
@@ -184,7 +188,7 @@ class ClientHost:
             predictors = self.algorithm.global_predictors(server, task)
             check_predictors(predictors, job.procedure)
             for piece in job.clients:
-                first = (piece - self._context.num_clients - 1) * OFFICIAL_PIECE
+                first = (piece - self._last - 1) * OFFICIAL_PIECE
                 part = self._official().load(first, first + OFFICIAL_PIECE)
                 result.scores[piece] = {"official": self._scorer.score_official(predictors, part, first)}
         except BaseException as error:

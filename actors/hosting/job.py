@@ -39,6 +39,7 @@ class Job:
         skips: whether a client that failed every time is left out, rather than an error.
         summands: how many contributions a mean is of, over all hosts.
         started: the round in which a client began, by client, if it was an earlier one.
+        official: whether an evaluation also scores clients' own models on the official test part.
     """
 
     procedure: str
@@ -54,6 +55,7 @@ class Job:
     skips: bool = False
     summands: int = 1
     started: Mapping[int, int] = field(default_factory=dict)
+    official: bool = False
 
     def common_to_several(self, clients: Sequence[int], received: Mapping[int, Tensor]) -> dict[str, Tensor]:
         """The tensors that more than one of the clients were given, by client and path.
@@ -89,6 +91,9 @@ class JobResult:
         seconds: how long each client's procedure took; of clients that ran together an equal part.
         printed: what clients' code printed, in lines that name them.
         apart: whether ``totals`` and ``updates`` are not here, but to be merged with those of other hosts.
+        busy_s: seconds of the processor, or of the GPU, in clients' procedures.
+        flops: floating-point operations of their local steps; None where they are not counted.
+        peak_bytes: the most memory that the process, or its GPU's allocator, has had.
     """
 
     totals: dict[str, ExactSum] = field(default_factory=dict)
@@ -103,6 +108,9 @@ class JobResult:
     seconds: dict[int, float] = field(default_factory=dict)
     printed: list[str] = field(default_factory=list)
     apart: bool = False
+    busy_s: float = 0.0
+    flops: int | None = None
+    peak_bytes: int = 0
 
     def absorb(self, other: JobResult) -> None:
         """Adds what another result has of clients' outcomes.

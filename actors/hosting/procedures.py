@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from actors.hosting.contract import are_predictors, begun, check_keepable, check_predictors, check_sendable
@@ -14,13 +15,16 @@ from actors.hosting.outcomes import Brought, arrived, blamed, brought, settled, 
 from actors.hosting.scoring import SplitScores
 from actors.hosting.state import changed_in_place, signature
 from rayfl.aggregation.exact_sum import ExactSum, Extremes, Weighted, check_finite, too_large
+from rayfl.data.sources.official import OFFICIAL_PIECE
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete
 from rayfl.engine.client import Client
+from rayfl.engine.tasks import Predictor
 from rayfl.engine.trampoline import run_procedures
 from rayfl.engine.transfers import beside
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import ClientError, MethodError, RayflError, as_error
+from rayfl.metrics import Statistics
 from rayfl.params import Tree, num_bytes, own_dicts, to_numpy
 
 
@@ -261,7 +265,10 @@ class Procedures:
             raise outcome
         if job.kind == "evaluate":
             check_predictors(outcome, job.procedure)
-            result.scores[client.id] = scorer.score_rest(outcome, job.splits, samples.of(client.id), scored)
+            found = scorer.score_rest(outcome, job.splits, samples.of(client.id), scored)
+            if job.official:
+                found["official"] = self._scores_on_official(outcome)
+            result.scores[client.id] = found
             return result
         if job.kind == "mean":
             if not isinstance(outcome, Weighted):
@@ -289,6 +296,19 @@ class Procedures:
             offered = scorer.score_rest(client.published, job.splits, samples.of(client.id), scored)
             result.scores[client.id] = offered
         return result
+
+    def _scores_on_official(self, predictors: Mapping[str, Predictor]) -> dict[str, Statistics]:
+        """The statistics, on the whole official test part, of a client's models that are not the server's own."""
+        own = self._own
+        assert own.official is not None
+        mine = {name: predictor for name, predictor in predictors.items() if name != "global"}
+        total = {name: Statistics.empty(own.engine.task.measures) for name in mine}
+        part = own.official()
+        for first in range(0, len(part), OFFICIAL_PIECE):
+            piece = own.samples.official(first, partial(part.load, first, first + OFFICIAL_PIECE))
+            for name, statistics in own.scorer.score(mine, piece).items():
+                total[name] += statistics
+        return total
 
     def _blame(self, error: Exception, client: int | str) -> ClientError:
         return blamed(error, client, self._job, self._own.algorithm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from rayfl.examples import SPLITS, Examples
 _log = logging.getLogger(__name__)
 _Key = tuple[int, str]
 """Client and split."""
+_OFFICIAL = -2
+"""Stands for a client in the keys of pieces of the official test part."""
 
 
 class Samples:
@@ -26,13 +28,15 @@ class Samples:
         dataset: where they come from.
         device: where they go.
         limit: bytes that stay loaded; None for no limit.
+        unseen: how many of the last clients take no part in training.
 
     Attributes:
         lookups: how often clients' splits were in memory, until it is set back.
     """
 
-    def __init__(self, dataset: FederatedDataset, device: torch.device, limit: int | None) -> None:
+    def __init__(self, dataset: FederatedDataset, device: torch.device, limit: int | None, unseen: int = 0) -> None:
         self._dataset = dataset
+        self._everybody = range(dataset.num_clients - unseen)
         self._device = device
         self._loaded: dict[_Key, Examples] = {}
         self._lent: dict[_Key, Untouched] = {}
@@ -55,7 +59,7 @@ class Samples:
         if self._sizes is None:
             self._sizes = self._dataset.sizes()
         found = self._sizes[:, [SPLITS.index(split) for split in splits]].sum(1)
-        return np.append(found, found.sum())
+        return np.append(found, found[: len(self._everybody)].sum())
 
     def _get(self, client: int, split: str) -> Examples:
         self.lookups.note((client, split) in self._loaded)
@@ -104,9 +108,29 @@ class Samples:
         del self._loaded[key], self._lent[key]
 
     def _everybodys(self, split: str) -> Examples:
-        """All clients' samples of a split, in ascending order of the clients."""
-        parts = [self._read(client)[split] for client in range(self._dataset.num_clients)]
+        """The samples of a split of all clients that may train, in ascending order of the clients."""
+        parts = [self._read(client)[split] for client in self._everybody]
         return Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+
+    def official(self, first: int, read: Callable[[], Examples]) -> Examples:
+        """A piece of the official test part on the device, kept like clients' samples.
+
+        Args:
+            first: the number of its first sample.
+            read: gives the piece, on the CPU; what it gives is looked at.
+
+        Raises:
+            DataError: when a sample is not what the data set says.
+        """
+        key = (_OFFICIAL, str(first))
+        if key not in self._loaded:
+            part = read()
+            check_examples(part, self._dataset.spec, "the official test part", first)
+            self._loaded[key] = Examples(part.x.to(self._device), part.y.to(self._device))
+            self._lent[key] = Untouched({"inputs": self._loaded[key].x, "labels": self._loaded[key].y})
+        found = self._loaded[key]
+        self._recent.touch(key, found.x.nbytes + found.y.nbytes)
+        return found
 
     def public(self) -> torch.Tensor:
         """The samples that belong to no client, on the device, loaded at the first call."""
@@ -123,5 +147,7 @@ class Samples:
         """Returns which samples a client has written to in place, its own or the public ones; None for none."""
         if self._lent_public.written() is not None:
             return "the public samples"
+        if any(lent.written() is not None for (owner, _), lent in self._lent.items() if owner == _OFFICIAL):
+            return "the official test samples"
         found = ((split, self._lent[client, split].written()) for split in SPLITS if (client, split) in self._lent)
         return next((f"its {split} {part}" for split, part in found if part is not None), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from algorithms.base import Algorithm, setting
 from rayfl.engine.client import Client, RoundContext
@@ -20,6 +20,8 @@ class FineTuning(Algorithm):
     Fine-tuning changes neither the training nor the global model; clients never sampled fine-tune too. Momentum
     starts empty.
     """
+
+    newcomer: ClassVar[str] = "w; fine-tuned after the last round, if finetune_epochs is set"
 
     finetune_epochs: int | None = setting(
         None, "E_ft", "epochs of fine-tuning after the last round; null: no fine-tuning", ge=0

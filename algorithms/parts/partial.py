@@ -27,6 +27,7 @@ class PartialModel(Averaging):
 
     personalized: ClassVar[str] = "personalized"
     shares: ClassVar[Literal["body", "head"]] = "body"
+    newcomer: ClassVar[str] = "the shared part, and a part of its own that it fits to that, which stays as it is"
 
     head_group: Literal[
         "last_layer", "classifier_block", "none", "all", "lora_a", "lora_b", "adapters", "lora_b_and_head"
@@ -154,6 +155,15 @@ class PartialModel(Averaging):
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return {"personalized": Predictor.of(self.assembled(client, shared_part(server)))}
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Fits the part that is the client's own, from the initial one, while the shared part stays as it is."""
+        network = client.task.network
+        own = self.personal(network)
+        if own:
+            model = self.assembled(client, shared_part(server))
+            client.state["personal"] = part(await self.train_part(client, model, own, stream=".join"), own)
+        return {}
 
     def assembled(self, client: Client, shared: Model) -> Tree:
         """The whole model of a shared part and the client's own part, which is the initial one until it trains."""

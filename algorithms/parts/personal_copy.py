@@ -15,6 +15,7 @@ class PersonalCopy(Averaging):
     """A method whose clients minimise the method's own loss a second time, over a copy that never leaves them."""
 
     personalized: ClassVar[str] = "personalized"
+    newcomer: ClassVar[str] = "w, and a copy that it trains from w and near it"
 
     proximal_weight: float = setting(
         1.0, "lambda", "weight of the proximal term that holds the personal copy near the received one", ge=0
@@ -39,6 +40,16 @@ class PersonalCopy(Averaging):
             keep_optimizer=keep_optimizer,
             stream=".1",
         )
+
+    async def join(self, client: Client, server: Tree) -> Tree:
+        """Trains a personal copy from the server's model, near it."""
+        model = server["model"]
+        client.state["personal"] = await self.personal_update(client, model, received=model, keep_optimizer=False)
+        return {}
+
+    @property
+    def joins_for(self) -> str:
+        return "train.local_epochs" if self.personal_epochs is None else "algorithm.personal_epochs"
 
     @property
     def personal_objective(self) -> Any:

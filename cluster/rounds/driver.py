@@ -95,9 +95,19 @@ class Driver:
         self._stop.settle()
         self._recorder.abandon()
 
+    def _try_newcomer(self) -> None:
+        """Scores one newcomer with the server's first tree, for nothing: a method that cannot is found out now."""
+        server = self.progress.server
+        self._federation.begin_round(0)
+        common, own = self._algorithm.served(server, self._parts.context)
+        first = [self._parts.context.newcomers[0]]
+        self._federation.evaluate(common, self._config.evaluation.splits, False, own, first, newcomers=True)
+
     def _round(self) -> None:
         watch = Stopwatch()
         round = self.progress.rounds_completed
+        if not round and self._parts.num_unseen:
+            self._try_newcomer()
         turnout = self._turnout(round)
         cohort = list(turnout.cohort)
         evaluation = self._config.evaluation
@@ -122,7 +132,11 @@ class Driver:
             self._record("selected", "received", self._evaluate(progress, False, cohort), progress)
         final = progress.rounds_completed == self._config.train.rounds
         if final or progress.rounds_completed % evaluation.every == 0:
-            self._record("all", "received", self._evaluate(progress, final), progress)
+            self._record("all", "received", self._evaluate(progress, final, official=True), progress)
+            if self._parts.num_unseen:
+                self._record(
+                    "unseen", "received", self._evaluate(progress, final, newcomers=True, official=True), progress
+                )
             if self._config.evaluation.official_test:
                 self._record_official(progress)
         self._skipped.note(progress.rounds_completed, self._unscored, progress.tables)
@@ -131,13 +145,22 @@ class Driver:
         if final or progress.rounds_completed % self._config.storage.commit_every == 0:
             self._begin_commit(progress)
         for callback in self._callbacks:
+            callback.on_costs(progress.rounds_completed, self._federation.costs.as_line())
             callback.on_phases(progress.rounds_completed, {**watch.laps, **self._simulated(turnout)})
             callback.on_round(progress.rounds_completed, cohort, watch.total)
 
-    def _evaluate(self, progress: Progress, final: bool, clients: Sequence[int] | None = None) -> Scores:
+    def _evaluate(
+        self,
+        progress: Progress,
+        final: bool,
+        clients: Sequence[int] | None = None,
+        newcomers: bool = False,
+        official: bool = False,
+    ) -> Scores:
         common, own = self._algorithm.served(progress.server, self._parts.context)
-        splits = self._config.evaluation.splits
-        scores = self._federation.evaluate(common, splits, final, own, clients, self._report)
+        splits, official = self._config.evaluation.splits, official and self._config.evaluation.official_personalized
+        whose = self._parts.context.newcomers if newcomers else clients
+        scores = self._federation.evaluate(common, splits, final, own, whose, self._report, newcomers, official)
         self._unscored |= self._federation.unscored
         check_personalized(self._algorithm, scores, final)
         return scores
@@ -263,6 +286,7 @@ class Driver:
             buffered=self._parts.buffered,
             method=own_name(self._algorithm),
             adapters=bool(self._parts.task.network.groups),
+            unseen=self._parts.num_unseen,
         )
         progress = self._recorder.restore(tables, thoroughly)
         self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})

@@ -27,6 +27,8 @@ from rayfl.storage.files import Storage
 from rayfl.storage.lease import Lease
 from rayfl.storage.manifest import Manifest, with_checksum
 from rayfl.storage.run_folder import check_run_folder, input_digests
+from rayfl.tracking.costs import FILE as COSTS
+from rayfl.tracking.costs import read_costs
 from rayfl.tracking.timings import FILE as TIMINGS
 from rayfl.tracking.timings import read_timings
 
@@ -73,6 +75,8 @@ def fork(
             files.write(file.name, source.store.read(file))
         lines = [line for line in read_timings(source.storage) if line["round"] <= manifest.rounds_completed]
         parts.storage.write(TIMINGS, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+        costs = [line for line in read_costs(source.storage) if line["round"] <= manifest.rounds_completed]
+        parts.storage.write(COSTS, "".join(f"{json.dumps(line)}\n" for line in costs).encode())
         lease.check()
         own = {"fingerprint": config.fingerprint(), "inputs": input_digests(parts.storage)}
         parts.commits.write_manifest(manifest.model_copy(update=own))
@@ -91,6 +95,8 @@ def _config(source: RunFolder, manifest: Manifest, name: str, given: Sequence[tu
     config = as_recorded(content, lambda known, values: load_config(Experiment, known, {**values, **new}))
     changed = [path for path in _FIXED if getattr(config, path) != getattr(source.config, path)]
     changed += [f"train.{o}" for o in _FIXED_OF_TRAIN if getattr(config.train, o) != getattr(source.config.train, o)]
+    if config.evaluation.unseen_clients != source.config.evaluation.unseen_clients:
+        changed.append("evaluation.unseen_clients")
     if config.algorithm.name != source.config.algorithm.name:
         changed.append("algorithm")
     if changed:

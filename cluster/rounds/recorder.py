@@ -168,6 +168,10 @@ class Recorder:
         """Size of the files that hold the client states of the last commit."""
         return 0 if self.manifest is None else self.manifest.state_bytes
 
+    def states_on_storage(self) -> tuple[int, int]:
+        """How many clients have a state in the last commit, and :attr:`state_bytes`."""
+        return (0 if self.manifest is None else len(self.manifest.states)), self.state_bytes
+
     @property
     def committed(self) -> dict[str, int]:
         """By table, how many rows are on storage; only while no commit is under way."""

@@ -106,6 +106,7 @@ def run(
     from cluster.run import run_config
     from rayfl.runs.damage import described
     from rayfl.runs.folder import is_run_folder, reopened
+    from rayfl.runs.further import all_further, further_tables
     from rayfl.runs.summary import shown_rows, skipped_table, summary_table
     from rayfl.tracking.console import ConsoleProgress
 
@@ -120,10 +121,12 @@ def run(
     if as_json:
         about = {"folder": result.path, "method": settings.algorithm.name, "rounds": settings.train.rounds}
         counts = {"rounds_completed": result.rounds_completed, "skipped": result.skipped.num_rows}
-        rows = {"summary": shown_rows(result), "damage": described(result.damage)}
+        rows = {"summary": shown_rows(result), "further": all_further(result), "damage": described(result.damage)}
         write_json("run", {**about, **counts, **rows})
         return
     terminal.out().print(summary_table(result))
+    for table in further_tables(result):
+        terminal.out().print(table)
     if result.skipped.num_rows:
         terminal.out().print(skipped_table(result))
     for line in described(result.damage):

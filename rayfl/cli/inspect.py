@@ -83,7 +83,12 @@ def register(app: typer.Typer, load: Load) -> None:
 def clients(
     run: Run,
     model: Model = None,
-    split: Annotated[Literal["test", "validation"], typer.Option(help="Whose numbers.")] = "test",
+    split: Annotated[
+        Literal["test", "validation", "official"], typer.Option(help="Whose numbers; official: the common test data.")
+    ] = "test",
+    cohort: Annotated[
+        Literal["all", "unseen"], typer.Option(help="all that may train, or unseen: those held out from training.")
+    ] = "all",
     round: Annotated[int | None, typer.Option(help="After which round; default: the last evaluation.")] = None,
     sort: Annotated[str | None, typer.Option(help="A column; default: by number.")] = None,
     descending: Annotated[bool, typer.Option("--descending", help="The largest first.")] = False,
@@ -94,18 +99,18 @@ def clients(
     trust: Trust = False,
 ) -> None:
     """List the clients of a run: samples, metrics, how often they were selected, bytes."""
-    from rayfl.results.personalized import of_clients
+    from rayfl.results.personalized import of_clients, recorded_unseen
     from rayfl.results.plain_csv import plain_cell
     from rayfl.runs.listing import chosen_rows, listed_clients
 
     opened = _open(run, trust)
-    rows, name, evaluated = listed_clients(opened, model, split, round)
+    rows, name, evaluated = listed_clients(opened, model, split, round, cohort)
     found, columns = chosen_rows(rows, filter or [], sort, descending, limit), tuple(rows[0])
     if as_csv and as_json:
         raise ConfigError("--csv and --json: choose one")
     if as_json:
         about = {"run": opened.storage.uri, "model": name, "split": split, "round": evaluated, "evaluated": len(rows)}
-        write_json("clients", {**about, "clients": found})
+        write_json("clients", {**about, "cohort": cohort, "clients": found})
         return
     if as_csv:
         text = io.StringIO()
@@ -114,7 +119,9 @@ def clients(
         writer.writerows({**row, "name": plain_cell(str(row["name"]))} for row in found)
         terminal.write(text.getvalue())
         return
-    scored = of_clients(len(rows), opened.num_clients)
+    unseen = cohort == "unseen"
+    scored = of_clients(len(rows), recorded_unseen(opened.rounds) if unseen else opened.num_clients)
+    scored += " held-out" if unseen else ""
     title = f"{opened.name}: {name} on the clients' {split} data after round {evaluated}, {scored} clients"
     table = Table(title=title, title_justify="left")
     for column in columns:

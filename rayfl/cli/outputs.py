@@ -22,6 +22,7 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
         "split": "samples that were scored",
         "round": "after which round",
         "evaluated": "how many clients were scored",
+        "cohort": "all, or unseen",
         "clients": "a list; an object for each client with the columns of `rayfl clients`",
     },
     "cluster-template": {
@@ -81,6 +82,7 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
         "rounds_completed": "number",
         "rounds": "number",
         "summary": "a list; the rows of `rounds.parquet` of the last evaluation of all clients",
+        "further": "a list; such rows of clients held out from training, and on the official test part",
         "skipped": "how often a client was left out of a round",
         "damage": "a list of sentences; empty if nothing was lost",
     },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -37,6 +37,12 @@ def plot(
         str | None, typer.Option(help="curves, clients: a row of the tables; default: the personalized model.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="validation or test (the default).")] = None,
+    cohort: Annotated[
+        Literal["all", "unseen"] | None,
+        typer.Option(
+            help="curves, clients: all that may train (the default), or unseen: those held out from training."
+        ),
+    ] = None,
     plane: Annotated[
         str | None, typer.Option(help="landscape: models (through three, the default) or random (around each).")
     ] = None,
@@ -61,8 +67,8 @@ def plot(
     from rayfl.runs.loading import runs_in
 
     given: dict[str, Any] = {
-        "x": x, "metric": metric, "model": model, "split": split, "plane": plane, "points": points, "samples": samples,
-        "clients": None if clients is None else _numbers(clients),
+        "x": x, "metric": metric, "model": model, "split": split, "cohort": cohort, "plane": plane, "points": points,
+        "samples": samples, "clients": None if clients is None else _numbers(clients),
     }  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}
     kind_of(kind)

@@ -36,9 +36,19 @@ Metrics = Annotated[
         "see docs/tasks.md. May be repeated; the first is tested.",
     ),
 ]
-Split = Annotated[Literal["test", "validation"], typer.Option(help="Whose numbers: of test or validation data.")]
+Split = Annotated[
+    Literal["test", "validation", "official"],
+    typer.Option(
+        help="Whose numbers: of test or validation data, or of the official test part, the same for all clients "
+        "(evaluation.official_personalized)."
+    ),
+]
 Cohort = Annotated[
-    Literal["all", "selected"], typer.Option(help="all: every client; selected: those sampled in a round.")
+    Literal["all", "selected", "unseen"],
+    typer.Option(
+        help="all: every client that may train; selected: those sampled in a round; unseen: those held out from "
+        "training (evaluation.unseen_clients)."
+    ),
 ]
 Phase = Annotated[
     Literal["received", "trained"],
@@ -140,6 +150,13 @@ def compare(
         ),
     ] = "table",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    about: Annotated[
+        Literal["means", "harm", "costs"],
+        typer.Option(
+            help="means: of the metrics; harm: who is harmed, the clients below the global model and below local "
+            "training, and quantiles over clients; costs: what the runs took."
+        ),
+    ] = "means",
     by_dataset: Annotated[
         bool, typer.Option("--by-dataset", help="Runs on different data: a column for each data set.")
     ] = False,
@@ -158,9 +175,12 @@ def compare(
     chosen = "json" if as_json else format
     loaded = _loaded(runs, models, split, cohort, phase)
     wanted = _wanted(loaded, metrics, models, papers=chosen in _PAPERS)
-    if len(loaded) < 2:
+    if len(loaded) < 2 and about == "means":
         raise ConfigError("rayfl compare needs at least two runs; `rayfl report` describes a single one")
     comparisons = compare_by_dataset(loaded, wanted) if by_dataset else {loaded[0].dataset: compared(loaded, wanted)}
+    if about != "means":
+        _print_about(comparisons, about, chosen)
+        return
     for name, comparison in comparisons.items():
         if chosen == "table":
             if by_dataset:
@@ -173,16 +193,32 @@ def compare(
         terminal.write(formatted(comparisons, chosen))
 
 
+def _print_about(comparisons: Mapping[str, Comparison], about: Any, chosen: str) -> None:
+    from rayfl.report.about import formatted, tables
+
+    if chosen != "table":
+        terminal.write(formatted(comparisons, about, chosen))
+        return
+    made, notes = tables(comparisons, about)
+    for name, table in zip(comparisons, made, strict=True):
+        if len(comparisons) > 1:
+            _say(f"{name}:")
+        terminal.out().print(table)
+    for note in notes:
+        _say(f"note: {note}")
+
+
 def _loaded(runs: Sequence[str], models: Sequence[str] | None, split: str, cohort: str, phase: str) -> list[Run]:
     from algorithms.registry import METHODS
     from rayfl.report.comparison import check_models
-    from rayfl.runs.loading import load_runs
+    from rayfl.runs.loading import check_measured, load_runs
     from rayfl.runs.measured import Measured
 
-    if (cohort, phase) == ("all", "trained"):
+    if phase == "trained" and cohort != "selected":
         raise ConfigError("--phase trained needs --cohort selected: only a round's cohort is scored after training")
     measured = Measured(split, cohort, phase)  # type: ignore[arg-type]  # typer has looked at the words
     loaded = [run.viewed(measured=measured) for run in load_runs(runs, METHODS, models or ())]
+    check_measured(loaded)
     check_models(loaded, models or ())
     return loaded
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, create_model, field
 from rayfl.config.added import without_added
 from rayfl.config.beginning import InitConfig
 from rayfl.config.cluster_values import ActorRange, LabelKey, LabelValue
+from rayfl.config.evaluation import EvaluationConfig as EvaluationConfig
 from rayfl.config.identity import FREE, STEPS, fingerprint_of, without_places
 from rayfl.data.images.augment import AugmentConfig
 from rayfl.data.images.transform import TransformConfig
@@ -38,36 +39,6 @@ def without_secrets(path: str) -> str:
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EvaluationConfig(_Section):
-    """What is measured, and how often."""
-
-    every: int = Field(
-        10,
-        ge=1,
-        description="rounds between evaluations of all clients; there is one after the last round, too",
-    )
-    cohort_every: int = Field(
-        1,
-        ge=0,
-        description="score the cohort's models right after local training, and the variance of its updates, every so "
-        "many rounds; 0: never",
-    )
-    cohort_received: bool = Field(
-        False,
-        description="after those rounds, also score the cohort on what it receives next (before aggregation is over "
-        "it was scored on what it trained): their difference is what a new download costs a client",
-    )
-    splits: tuple[Literal["validation", "test"], ...] = Field(
-        ("validation", "test"), min_length=1, description="the splits that are scored"
-    )
-    batch_size: int = Field(512, ge=1, description="samples per forward pass")
-    official_test: bool = Field(
-        False,
-        description="when all clients are evaluated, also score the server's model on the data set's official test "
-        "part, as one set that belongs to no client (rows with the cohort server and the split official)",
-    )
 
 
 class ClusterConfig(_Section):
@@ -258,6 +229,11 @@ class TrackingConfig(_Section):
     )
     wandb: WandbConfig = Field(default=WandbConfig(), description="Weights & Biases")
     mlflow: MlflowConfig = Field(default=MlflowConfig(), description="MLflow")
+    flops: bool = Field(
+        False,
+        description="count floating-point operations of local steps (costs.jsonl): a step of each shape is done "
+        "once more",
+    )
 
 
 class ExperimentConfig(_Section):

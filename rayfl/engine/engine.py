@@ -14,6 +14,7 @@ from rayfl.diagnosis.device_errors import Pieces, check_context, free_device_mem
 from rayfl.engine import looped, vectorized
 from rayfl.engine.capture import Capture, CudaGraphs
 from rayfl.engine.compiled import Compiler, check_compiler
+from rayfl.engine.flops import FlopCounter
 from rayfl.engine.precision import Precision, why_not
 from rayfl.engine.requests import SERVER, GradientRequest, Objective, OutputRequest, Request, TrainRequest
 from rayfl.engine.stacked_gradients import name_of
@@ -75,6 +76,7 @@ class Engine:
     Attributes:
         vectorized: whether clients are stacked.
         rows_per_step: see :class:`EngineConfig`.
+        flops: counts the operations of local steps; None: nobody does.
         width: clients whose procedures run together; halved whenever a GPU's memory does not suffice for that number.
         note: why a wish of the configuration could not be met; empty otherwise.
     """
@@ -104,9 +106,14 @@ class Engine:
         self._compiler = Compiler() if config.compile and self.vectorized else None
         if self._compiler is not None:
             check_compiler(device)
+        self.flops: FlopCounter | None = None
         self._said: set[str] = set()
         self._unstackable: list[Objective] = []
         self._of_gradients, self._of_outputs = Pieces("samples of a gradient"), Pieces("samples of a forward pass")
+
+    def count_flops(self) -> None:
+        """Has the floating-point operations of local steps counted from here on (:attr:`flops`)."""
+        self.flops = FlopCounter(self.device)
 
     def check(self, error: Exception | None = None) -> None:
         """Waits for the device, and makes sure that it still computes.
@@ -139,6 +146,10 @@ class Engine:
         replies: list[Any] = [None] * len(requests)
         for members in self._groups(requests, replies):
             group = [requests[i] for i in members]
+            if self.flops is not None:
+                for request in group:
+                    if isinstance(request, TrainRequest):
+                        self.flops.add(request, request.task or self.task)
             for position, reply in zip(members, self._run(group), strict=True):
                 replies[position] = reply
         return replies

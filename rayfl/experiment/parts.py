@@ -13,15 +13,22 @@ import pyarrow as pa
 from rayfl.config.beginning import initial_model
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.federated import FederatedDataset
+from rayfl.data.held_out import WithUnseen, held_out
 from rayfl.data.images.augment import Augmentation
 from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.assignment import assignment, assignment_hash
 from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.client import RoundContext
 from rayfl.engine.tasks import NetworkTask
-from rayfl.errors import ConfigError, DataError
-from rayfl.examples import SPLITS
+from rayfl.errors import ConfigError
 from rayfl.experiment.copies import copy_of
+from rayfl.experiment.evaluated import (
+    check_evaluated,
+    check_newcomers,
+    check_official_personalized,
+    check_official_test,
+    check_unseen,
+)
 from rayfl.models.private_norm import PrivateNorm, private_names
 from rayfl.params import Tree, leaves, num_bytes
 from rayfl.randomness import RandomStreams
@@ -52,13 +59,24 @@ class Parts:
 
     @cached_property
     def dataset(self) -> FederatedDataset:
-        """The clients; samples are read when a client is loaded.
+        """The clients; samples are read when a client is loaded. Those held out from training are the last.
 
         Raises:
             DataError: when the source cannot be read or divided as asked.
-            ConfigError: when source and partition do not go together.
+            ConfigError: when source and partition do not go together, or no client can be held out as asked.
         """
-        return open_dataset(self.config, self.streams)
+        opened, share = open_dataset(self.config, self.streams), self.config.evaluation.unseen_clients
+        return WithUnseen(opened, held_out(opened.num_clients, share, self.streams)) if share else opened
+
+    @cached_property
+    def num_clients(self) -> int:
+        """How many clients may take part in training."""
+        return self.dataset.num_clients - self.num_unseen
+
+    @cached_property
+    def num_unseen(self) -> int:
+        """How many clients are held out from training."""
+        return self.dataset.unseen if isinstance(self.dataset, WithUnseen) else 0
 
     @cached_property
     def assignment(self) -> pa.Table:
@@ -94,7 +112,14 @@ class Parts:
         """The context of round 0."""
         train = self.config.train
         return RoundContext(
-            0, train.rounds, self.dataset.num_clients, train, self.streams, augmentation=self.augmentation
+            0,
+            train.rounds,
+            self.num_clients,
+            train,
+            self.streams,
+            augmentation=self.augmentation,
+            unseen=self.num_unseen,
+            unseen_epochs=self.config.evaluation.unseen_epochs,
         )
 
     @cached_property
@@ -142,7 +167,7 @@ class Parts:
     def cohort(self, round: int) -> list[int]:
         """The clients sampled in a round, ascending; the same for every method."""
         generator = self.streams.generator("sampling", round)
-        clients, size = self.dataset.num_clients, self.context.cohort_size
+        clients, size = self.num_clients, self.context.cohort_size
         return sorted(int(c) for c in generator.choice(clients, size=size, replace=False))
 
     @cached_property
@@ -154,7 +179,7 @@ class Parts:
             DataError: when a trace cannot be read.
         """
         system = self.config.system
-        return [] if isinstance(system, NoSystem) else make_devices(system, self.dataset.num_clients, self.streams)
+        return [] if isinstance(system, NoSystem) else make_devices(system, self.num_clients, self.streams)
 
     @cached_property
     def schedule(self) -> Schedule | None:
@@ -163,7 +188,7 @@ class Parts:
         if isinstance(system, NoSystem):
             return None
         samples = samples_per_round(
-            self.dataset.sizes()[:, 0],
+            self.dataset.sizes()[: self.num_clients, 0],
             train.local_epochs,
             train.batch_size,
             train.min_local_steps,
@@ -192,9 +217,10 @@ class Parts:
         Raises:
             RayflError: naming the field, file or model and the fix.
         """
-        wanted, available = self.config.train.clients_per_round, self.dataset.num_clients
+        wanted, available = self.config.train.clients_per_round, self.num_clients
         if wanted != "all" and wanted > available:
-            raise ConfigError(f"train.clients_per_round is {wanted}, but there are only {available} clients")
+            held = f": {self.num_unseen} are held out (evaluation.unseen_clients)" if self.num_unseen else ""
+            raise ConfigError(f"train.clients_per_round is {wanted}, but there are only {available} clients{held}")
         algorithm = self.config.algorithm
         if len(self.task.candidates) > 1 and not algorithm.mixes_architectures:
             raise ConfigError(
@@ -206,13 +232,21 @@ class Parts:
         if self.config.train.private_norm != "none":
             self._check_private_norm()
         if self.config.evaluation.official_test:
-            self._check_official_test()
+            check_official_test(algorithm, self.initial_server(), self.task, self.context)
+        if self.config.evaluation.official_personalized:
+            check_official_personalized(algorithm)
+        if self.config.evaluation.official_test or self.config.evaluation.official_personalized:
+            self.official_test  # noqa: B018 -- opened now, to find out what is wrong with it
+        if self.num_unseen:
+            check_unseen(self.config)
         self._check_system(available)
         for remark in self.dataset.remarks():
             _log.warning("dataset: %s", remark)
         sizes = self.dataset.sizes()
-        self._check_evaluated(sizes)
-        algorithm.check_data(self.task, sizes, self.config.holdout.public)
+        check_evaluated(self.config, sizes[:available])
+        algorithm.check_data(self.task, sizes[:available], self.config.holdout.public)
+        if self.num_unseen:
+            check_newcomers(self.config, sizes[available:])
         return sizes
 
     def _check_optimizer(self) -> None:
@@ -230,32 +264,6 @@ class Parts:
                 train.rounds,
                 train.schedule.name,
             )
-
-    def _check_evaluated(self, sizes: np.ndarray) -> None:
-        """Refuses an evaluation of nobody, and says who is left out of one."""
-        splits, clients = self.config.evaluation.splits, len(sizes)
-        scored = {name: int((sizes[:, SPLITS.index(name)] > 0).sum()) for name in splits}
-        judged = "test" if "test" in splits else splits[0]
-        test = "null" if self.config.holdout.test is None else self.config.holdout.test
-        holdout = f"holdout.test={test} holdout.validation={self.config.holdout.validation}"
-        if not any(scored.values()) and self.config.evaluation.official_test:
-            return  # the server's model is scored, and nothing else was asked for
-        if not scored[judged]:
-            others = [name for name in splits if scored[name]]
-            instead = f", or set evaluation.splits={others}" if others else ""
-            raise DataError(
-                f"evaluation.splits: no client has a {judged} sample, so that nobody would be evaluated. There are "
-                f"{clients} clients of at most {sizes.sum(1).max()} samples, and their shares ({holdout}) are rounded "
-                f"down: raise holdout.{judged}, use fewer clients{instead}"
-            )
-        if scored[judged] < clients:
-            _log.warning(
-                "%d of %d clients have no %s samples and are in no evaluation of these (%s)",
-                clients - scored[judged], clients, judged, holdout,
-            )  # fmt: skip
-        if not scored.get("validation", 1) and (self.config.holdout.validation or self.config.algorithm.sweep):
-            why = f"; no {self.config.algorithm.sweep} can be chosen by them" if self.config.algorithm.sweep else ""
-            _log.warning("no client has a validation sample (%s): there will be no such rows%s", holdout, why)
 
     def _check_system(self, num_clients: int) -> None:
         """Makes the devices, and so finds what is wrong with lists and traces; plans a first round without barrier."""
@@ -298,12 +306,3 @@ class Parts:
         else:
             return
         raise ConfigError(f"train.private_norm is {policy}, which {algorithm.name} cannot have here: {why}")
-
-    def _check_official_test(self) -> None:
-        algorithm = self.config.algorithm
-        server, _ = algorithm.served(self.initial_server(), self.context)
-        if not algorithm.global_predictors(server, self.task):
-            raise ConfigError(
-                f"evaluation.official_test: {algorithm.name} has no model of the server's own; leave the option out"
-            )
-        self.official_test  # noqa: B018 -- opened now, to find out what is wrong with it

@@ -12,14 +12,18 @@ from rayfl.plots.series import series_of
 from rayfl.plots.style import draw_curve, first_of, legend_below, measure, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.listing import listed_clients
-from rayfl.runs.measured import Split
+from rayfl.runs.measured import Cohort, Split
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def draw(
-    runs: Sequence[RunFolder], metric: str | None = None, model: str | None = None, split: Split = "test"
+    runs: Sequence[RunFolder],
+    metric: str | None = None,
+    model: str | None = None,
+    split: Split = "test",
+    cohort: Cohort = "all",
 ) -> tuple[Figure, pa.Table]:
     """Draws a metric of every client after the last evaluation, sorted, against the share of clients below.
 
@@ -29,7 +33,8 @@ def draw(
         runs: any.
         metric: one of the task's; None: its first.
         model: a row of the tables; None: the method's personalized model.
-        split: ``validation`` or ``test``.
+        split: ``validation``, ``test`` or ``official``.
+        cohort: ``all`` that may train, or ``unseen`` for those held out from training.
 
     Raises:
         RayflError: for another metric, and when a run has no such rows.
@@ -42,7 +47,7 @@ def draw(
     for position, series in enumerate(series_of(runs)):
         found: list[dict[str, Any]] = []
         for run in series.runs:
-            listed, name, round = listed_clients(run, model, split, None)
+            listed, name, round = listed_clients(run, model, split, None, cohort)
             key: dict[str, Any] = {"series": series.label, "seed": run.config.seed, "model": name, "round": round}
             found += [key | {column: row[column] for column in ("client", "name", "n", metric)} for row in listed]
         found = sorted((row for row in found if row[metric] is not None), key=lambda row: row[metric])
@@ -52,6 +57,7 @@ def draw(
         draw_curve(axes, position, series.label, 100 * share, values)
     worst = (0, 5) if shown.better == "higher" else (95, 100)
     axes.axvspan(*worst, color="0.93", zorder=0)
-    axes.set(xlabel="clients (%), sorted", ylabel=shown.axis, xlim=(0, 100))
+    held = " held out from training" if cohort == "unseen" else ""
+    axes.set(xlabel=f"clients{held} (%), sorted", ylabel=shown.axis, xlim=(0, 100))
     legend_below(figure, axes)
     return figure, pa.Table.from_pylist(rows)

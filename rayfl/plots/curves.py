@@ -15,7 +15,7 @@ from rayfl.plots.phases import mark_phases
 from rayfl.plots.series import Series, seeds_together, series_of
 from rayfl.plots.style import bounds_of, draw_curve, first_of, legend_below, measure, new_figure, whole_numbers
 from rayfl.runs.folder import RunFolder
-from rayfl.runs.measured import Split
+from rayfl.runs.measured import Cohort, Measured, Split
 from rayfl.runs.rows import model_rows, models_in, received, where
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def draw(
     metric: str | None = None,
     model: str | None = None,
     split: Split = "test",
+    cohort: Cohort = "all",
 ) -> tuple[Figure, pa.Table]:
     """Draws the mean of the first metric (accuracy) and the loss over all clients, with bands over seeds.
 
@@ -41,7 +42,8 @@ def draw(
             evaluation); None: all three.
         metric: the only one that is drawn, one of the task's; None: the first metric, and below it the loss.
         model: a row; None: the personalized model, and dashed the global one.
-        split: ``validation`` or ``test``.
+        split: ``validation``, ``test`` or ``official``.
+        cohort: ``all`` that may train, or ``unseen`` for those held out from training.
 
     Raises:
         RayflError: for another x, and when rows or times are missing.
@@ -55,8 +57,8 @@ def draw(
     rows = [
         row
         for series in series_of(runs)
-        for name in _models(series, model, split)
-        for row in _rows(series, name, split, shown, list(metrics))
+        for name in _models(series, model, Measured(split, cohort))
+        for row in _rows(series, name, Measured(split, cohort), shown, list(metrics))
     ]
     figure = new_figure(max(5.2, 0.6 + 3.1 * len(shown)), 1.2 + 1.7 * len(metrics))
     panels = figure.subplots(len(metrics), len(shown), squeeze=False, sharex="col", sharey="row")
@@ -74,20 +76,20 @@ def draw(
     return figure, pa.Table.from_pylist(rows)
 
 
-def _models(series: Series, model: str | None, split: Split) -> list[str | None]:
+def _models(series: Series, model: str | None, measured: Measured) -> list[str | None]:
     """Returns the rows of a series that are drawn; None: the personalized model."""
     if model is not None:
         return [model]
-    known = models_in(received(series.runs[0], split))
+    known = models_in(received(series.runs[0], measured.split, measured.cohort))
     return [None] if "global" not in known or series.runs[0].own.model == "global" else [None, "global"]
 
 
 def _rows(
-    series: Series, model: str | None, split: Split, shown: Sequence[str], metrics: Sequence[str]
+    series: Series, model: str | None, measured: Measured, shown: Sequence[str], metrics: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Returns a row for each round that all seeds have evaluated."""
     name = series.runs[0].own.label if model is None else model
-    tables = [model_rows(run, model, split).sort_by("round") for run in series.runs]
+    tables = [model_rows(run, model, measured.split, measured.cohort) for run in series.runs]
     rounds = [table["round"].to_pylist() for table in tables]
     found = {
         metric: seeds_together(

@@ -53,7 +53,7 @@ KINDS: dict[str, Kind] = {
         "curves",
         "accuracy and loss against rounds, bytes and seconds",
         "SuPerFed (arXiv) Fig. 3, FLOCO Figs. 2 and 3, FedMe Fig. 3, FedPHP Fig. 4",
-        ("x", "metric", "model", "split"),
+        ("x", "metric", "model", "split", "cohort"),
     ),
     "lambda": Kind(
         "lambda_sweep",
@@ -98,7 +98,7 @@ KINDS: dict[str, Kind] = {
         "FedMe Tables 3 and 5",
         ("split",),
     ),
-    "clients": Kind("clients", "the clients' accuracies, sorted", "", ("metric", "model", "split")),
+    "clients": Kind("clients", "the clients' accuracies, sorted", "", ("metric", "model", "split", "cohort")),
 }
 """By the name that users give."""
 

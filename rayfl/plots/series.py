@@ -38,7 +38,9 @@ class Series:
 
 def experiment(run: RunFolder) -> dict[str, Any]:
     """Returns the sections that make an experiment another one: all but the seed, places, processes and evaluation."""
-    return {key: value for key, value in run.content.items() if key not in _OF_ONE_EXPERIMENT}
+    found = {key: value for key, value in run.content.items() if key not in _OF_ONE_EXPERIMENT}
+    held_out = run.config.evaluation.unseen_clients
+    return found | ({"evaluation": {"unseen_clients": held_out}} if held_out else {})
 
 
 def series_of(runs: Sequence[RunFolder]) -> list[Series]:

@@ -77,7 +77,7 @@ def clients_section(run: Run, shown: RowKey, clients: pa.Table) -> list[Block]:
     model = label_of(final_by_key(run)[shown])
     listed = clients if len(order) <= _MOST_CLIENTS else clients.take(order[:_MOST_CLIENTS])
     limit = "" if listed is clients else f" The worst {_MOST_CLIENTS:,} by {first.label}; the file has {len(order):,}."
-    those = f"the clients that were evaluated ({of_clients(len(order), run.num_clients)})"
+    those = f"the clients that were evaluated ({of_clients(len(order), run.measured_clients)})"
     return [
         *figures([drawn]),
         _client_table(run, "worst-table", f"The worst 5 % of {those}, by {first.label} of {model}.", worst),

@@ -207,7 +207,7 @@ def _gathered(notes: Iterable[tuple[Run, str]]) -> list[str]:
 
 
 def _who(measured: Measured) -> str:
-    return "its clients" if measured.cohort == "all" else "its cohorts"
+    return {"all": "its clients", "selected": "its cohorts", "unseen": "its held-out clients"}[measured.cohort]
 
 
 def _partners(groups: Sequence[Group], tests: Sequence[PairTest]) -> list[str]:
@@ -245,7 +245,7 @@ def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
         seeds=len(runs),
         evaluated=min(int(row["clients"]) for row in rows),
         clients=", ".join(
-            dict.fromkeys(of_clients(row["clients"], run.num_clients) for row, run in zip(rows, runs, strict=True))
+            dict.fromkeys(of_clients(row["clients"], run.measured_clients) for row, run in zip(rows, runs, strict=True))
         ),
         rounds=int(rows[0]["round"]),
         cells={metric.column: _cell(rows, metric) for metric in metrics},

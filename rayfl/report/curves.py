@@ -34,7 +34,7 @@ def progress_of_models(run: Run) -> list[Drawing | Table]:
 
     Of a single evaluation it is a table: a curve of one point shows nothing.
     """
-    everybody, after = run.measured.cohort == "all", run.measured.phase == "trained"
+    everybody, after = run.measured.cohort != "selected", run.measured.phase == "trained"
     who = evaluated(run) if everybody else f"the round's cohort{', right after its local training' if after else ''}"
     found: list[Drawing | Table] = []
     for metric in _drawn(run):

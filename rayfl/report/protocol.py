@@ -62,7 +62,8 @@ def _measured(comparisons: Mapping[str, Comparison], headings: Sequence[str], by
     seeds = sorted({line.seeds for line in lines})
     first = next(iter(comparisons.values()))
     model = "" if len(first.wanted.models) > 1 else f" of {shown_model(first.groups)}"
-    whose = "of each client" if measured.cohort == "all" else "of each client in the cohort"
+    cohorts = {"all": "", "selected": " in the cohort", "unseen": " held out from training"}
+    whose = f"of each client{cohorts[measured.cohort]}"
     when = f"after {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]}"
     over = f", then over {seeds[-1]} seeds" if seeds[-1] > 1 else ""
     if seeds[0] != seeds[-1]:

@@ -120,7 +120,8 @@ def evaluated(run: Run) -> str:
     count = max((int(row["clients"]) for row in final_by_key(run).values()), default=0)
     if run.measured.cohort == "selected":
         return f"the last cohort, {count} clients"
-    return f"{'all ' if count == run.num_clients else ''}{of_clients(count, run.num_clients)} clients"
+    held = " held out from training" if run.measured.cohort == "unseen" else ""
+    return f"{'all ' if count == run.measured_clients else ''}{of_clients(count, run.measured_clients)} clients{held}"
 
 
 def main_keys(run: Run) -> list[RowKey]:

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from rayfl.report import costs, harm
 from rayfl.report.blocks import Block, Cell, Code, Column, Mark, Page, Paragraph, Section, Table, figures, number
 from rayfl.report.cells import SEEN_TEST
 from rayfl.report.columns import Metric
@@ -17,6 +18,7 @@ from rayfl.report.comparison import Comparison, Line
 from rayfl.report.curves import progress_of_groups
 from rayfl.report.figures import client_distribution_of_groups, reliability_of_groups
 from rayfl.report.grouping import config_table, shown_model
+from rayfl.report.rows import RowKey
 from rayfl.report.setup import commands
 from rayfl.report.significance import LEVEL, PairTest
 from rayfl.runs.loading import Run
@@ -38,10 +40,12 @@ def page_of_runs(runs: Sequence[Run], comparison: Comparison) -> Page:
     groups = comparison.groups
     sections = [
         Section("comparison", "Comparison", [comparison_table(comparison)]),
+        Section("harm", "Who is harmed", harm.section(groups, keys_of(comparison))),
         Section("significance", "Significance", _significance(comparison)),
         Section("progress", "Progress", figures(progress_of_groups(groups))),
         Section("clients", "Clients", figures([client_distribution_of_groups(groups)])),
         Section("calibration", "Calibration", figures([reliability_of_groups(groups)])),
+        Section("costs", "Costs", costs.section(groups)),
         Section("configurations", "Configurations", _configurations(comparison)),
         Section("runs", "Runs", _runs(runs)),
     ]
@@ -54,6 +58,14 @@ def page_of_runs(runs: Sequence[Run], comparison: Comparison) -> Page:
     return Page(title, subtitle, [section for section in sections if section.blocks], comparison.notes)
 
 
+def keys_of(comparison: Comparison) -> dict[str, list[RowKey]]:
+    """Returns the rows that a comparison shows, by the label of their method."""
+    found: dict[str, list[RowKey]] = {}
+    for line in comparison.lines:
+        found.setdefault(line.method, []).append(line.key)
+    return found
+
+
 def caption(comparison: Comparison) -> str:
     """Returns what the numbers of a comparison are, for the head of its table."""
     lines = comparison.lines
@@ -61,7 +73,7 @@ def caption(comparison: Comparison) -> str:
     after = f"after round {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]} rounds"
     some = "the clients that have any" if any(" of " in line.clients for line in lines) else "all clients"
     measured = comparison.measured
-    whose = some if measured.cohort == "all" else "the round's cohort"
+    whose = some if measured.cohort == "all" else measured.whose
     return (
         f"{measured.split.capitalize()} data of {whose}{measured.when} {after}, the last evaluation: "
         f"means over clients, with several seeds the mean of these. {_CLIENTS}: population standard deviation over "

@@ -10,14 +10,17 @@ import pyarrow as pa
 
 from rayfl.config.redaction import redact
 from rayfl.metrics import CLASSIFICATION
+from rayfl.report import costs, further, harm
 from rayfl.report.blocks import Block, Cell, Column, Facts, Mark, Page, Paragraph, Section, Table, figures
 from rayfl.report.cells import SEEN_TEST, metric_cell, spread_cell
 from rayfl.report.clients import client_table, clients_section, details_of_clients
 from rayfl.report.curves import progress_of_models
 from rayfl.report.figures import reliability
+from rayfl.report.grouping import Group
 from rayfl.report.process import OpenParts, cohorts, partition_picture, phases
 from rayfl.report.rows import (
     RowKey,
+    compared_keys,
     evaluated,
     final_by_key,
     lacking,
@@ -50,7 +53,10 @@ def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]
         Section("summary", "Summary", [_facts(run), *([_summary(run, rows)] if rows else [])]),
         Section("progress", "Progress", figures(progress_of_models(run))),
         Section("clients", "Clients", [] if shown is None or clients is None else clients_section(run, shown, clients)),
+        Section("further", "Clients held out, and common test data", further.section(run)),
+        Section("harm", "Who is harmed", harm.section([Group(run.method, [run])], {run.method: compared_keys(run)})),
         Section("calibration", "Calibration", [] if shown is None else _calibration(run, shown)),
+        Section("costs", "Costs", costs.section([Group(run.method, [run])])),
         Section("data", "Data", figures([partition])),
         Section("process", "Course of the run", _course(run)),
         Section("setup", "Configuration and environment", setup(run)),
@@ -110,7 +116,7 @@ def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
         cells.append(
             [
                 Cell(label_of(row), mark=mark),
-                Cell(of_clients(row["clients"], run.num_clients), row["clients"], mark),
+                Cell(of_clients(row["clients"], run.measured_clients), row["clients"], mark),
                 spread_cell(row, first, mark),
                 metric_cell(row[f"{first.name}_worst5"], first, mark),
                 spread_cell(row, second, mark),

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from scipy.stats import kendalltau
 
-from rayfl.config.paper_presets import method_row
+from rayfl.reproduction.baseline import FINETUNED, REMARK, row_of
 from rayfl.reproduction.reference import Cell, Protocol, ReferenceTable, Status
 from rayfl.reproduction.scaling import scaled_window
 from rayfl.reproduction.tables import PlannedRun, Reproduction
@@ -119,12 +119,18 @@ def compare(planned: Reproduction, results: Mapping[PlannedRun, pa.Table]) -> li
         for setting in table.preset_names:
             runs: dict[str, list[PlannedRun]] = {}
             for run in planned.runs:
-                if run.setting == setting and (not table.settings or run.method in table.settings[setting]):
+                if run.setting == setting and _has(planned, table, setting, run.method):
                     runs.setdefault(run.method, []).append(run)
             for method, mine in runs.items():
                 values = [measured(table, run, results[run]) for run in mine if run in results]
                 found.append(_compared(table, setting, method, [value for value in values if value is not None]))
     return found
+
+
+def _has(planned: Reproduction, table: ReferenceTable, setting: str, method: str) -> bool:
+    if method == FINETUNED:
+        return (table.name, setting) in planned.finetuned
+    return not table.settings or method in table.settings[setting]
 
 
 def measured(table: ReferenceTable, run: PlannedRun, rounds: pa.Table) -> Measured | None:
@@ -181,7 +187,7 @@ def rank_agreement(rows: Sequence[Comparison]) -> float | None:
 
 def _rows(rounds: pa.Table, protocol: Protocol, run: PlannedRun) -> list[dict[str, Any]]:
     """The row that compares, of every round that has one, in their order."""
-    own, named = PersonalizedRows.of(run.config.algorithm), method_row(run.setting, run.method)
+    own, named = PersonalizedRows.of(run.config.algorithm), row_of(run.setting, run.method)
     evaluations = Evaluations("test", protocol.cohort, protocol.phase)
 
     def found(model: str, selected_on: str = "") -> list[dict[str, Any]]:
@@ -202,7 +208,8 @@ def _number(value: Any) -> float:
 
 
 def _compared(table: ReferenceTable, setting: str, method: str, values: Sequence[Measured]) -> Comparison:
-    cell: Cell | None = table.settings[setting][method] if table.settings else None
+    cell: Cell | None = table.settings[setting].get(method) if table.settings else None
+    remarks = tuple(remark.reason for remark in table.remarks_on(setting, method))
     spreads = [value.std for value in values if value.std is not None]
     paper_std = None if cell is None else cell.std
     mean, spread = map(float, mean_over_seeds([value.value for value in values])) if values else (None, None)
@@ -223,6 +230,6 @@ def _compared(table: ReferenceTable, setting: str, method: str, values: Sequence
         status=table.status(setting, method) if cell is not None else "no_target",
         selected_on=values[0].selected_on if values else "",
         choice=values[0].choice if values else "",
-        remarks=tuple(remark.reason for remark in table.remarks_on(setting, method)),
+        remarks=(REMARK,) if method == FINETUNED else remarks,
         best_round=fmean(best) if best else None,
     )

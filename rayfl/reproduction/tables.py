@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rayfl.config.identity import FREE
 from rayfl.config.loading import load_config
-from rayfl.config.paper_presets import method_settings, paper_preset, paper_presets
+from rayfl.config.paper_presets import paper_preset, paper_presets
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
 from rayfl.naming.spelling import nearest
+from rayfl.reproduction.baseline import FINETUNED, has_baseline, settings_of
 from rayfl.reproduction.reference import ReferenceTable, reference_tables
 from rayfl.reproduction.scaling import Scale, scaled
 
@@ -50,12 +51,14 @@ class Reproduction:
         scale: of the runs.
         tables: the tables, reduced to the settings and rows that are run.
         runs: setting by setting, method by method, seed by seed.
+        finetuned: names of tables with their settings, where they get FedAvg with fine-tuning as a further row.
     """
 
     name: str
     scale: Scale
     tables: tuple[ReferenceTable, ...]
     runs: tuple[PlannedRun, ...]
+    finetuned: frozenset[tuple[str, str]] = frozenset()
 
 
 def obstacle(table: ReferenceTable) -> str:
@@ -125,9 +128,12 @@ def plan_reproduction(
     _check_overrides(overrides or {})
     if rounds is not None and rounds < 1:
         raise ConfigError(f"--rounds is {rounds}, but must be at least 1")
-    reduced = tuple(found for table in tables if (found := _with_methods(table, methods)) is not None)
+    finetuned = frozenset((t.name, setting) for t in tables for setting in t.preset_names if has_baseline(t, setting))
+    reduced = tuple(found for table in tables if (found := _with_methods(table, methods, finetuned)) is not None)
     offered = list(
-        dict.fromkeys(row for table in tables for setting in table.preset_names for row in _rows(table, setting))
+        dict.fromkeys(
+            row for table in tables for setting in table.preset_names for row in _rows(table, setting, finetuned)
+        )
     )
     unknown = [method for method in methods or () if method not in offered]
     if unknown:
@@ -139,12 +145,12 @@ def plan_reproduction(
     runs = []
     for setting in dict.fromkeys(preset for table in reduced for preset in table.preset_names):
         wanted = dict.fromkeys(
-            row for table in reduced if setting in table.preset_names for row in _rows(table, setting)
+            row for table in reduced if setting in table.preset_names for row in _rows(table, setting, finetuned)
         )
         for method in wanted if methods is None else [row for row in wanted if row in methods]:
             for seed in seeds:
                 runs.append(_planned(schema, setting, method, seed, folder, scale, rounds, overrides or {}))
-    return Reproduction(name, scale, reduced, tuple(runs))
+    return Reproduction(name, scale, reduced, tuple(runs), finetuned)
 
 
 def _planned(
@@ -157,7 +163,7 @@ def _planned(
     rounds: int | None,
     overrides: Mapping[str, Any],
 ) -> PlannedRun:
-    settings = {**method_settings(setting, method), "seed": seed, **overrides}
+    settings = {**settings_of(setting, method), "seed": seed, **overrides}
     preset = paper_preset(setting)
     paper = load_config(schema, preset.content, settings)
     # what the table's rows differ in stays as printed
@@ -177,9 +183,13 @@ def _inside(folder: str, setting: str) -> str:
     return f"{address.rstrip('/')}/{setting}{mark}{options}"
 
 
-def _rows(table: ReferenceTable, setting: str) -> list[str]:
-    """The methods of a setting: the printed ones, or where a figure prints none, all that the preset knows."""
-    return list(table.settings[setting] if table.settings else paper_presets()[setting].methods)
+def _rows(table: ReferenceTable, setting: str, finetuned: Collection[tuple[str, str]]) -> list[str]:
+    """The methods of a setting: the printed ones, or where a figure prints none, all that the preset knows.
+
+    A table of personalized models also has FedAvg with fine-tuning.
+    """
+    rows = list(table.settings[setting] if table.settings else paper_presets()[setting].methods)
+    return [*rows, FINETUNED] if (table.name, setting) in finetuned else rows
 
 
 def _only(table: ReferenceTable, setting: str) -> ReferenceTable:
@@ -188,7 +198,9 @@ def _only(table: ReferenceTable, setting: str) -> ReferenceTable:
     return table.model_copy(update={"settings": {setting: table.settings[setting]}})
 
 
-def _with_methods(table: ReferenceTable, methods: Sequence[str] | None) -> ReferenceTable | None:
+def _with_methods(
+    table: ReferenceTable, methods: Sequence[str] | None, finetuned: Collection[tuple[str, str]]
+) -> ReferenceTable | None:
     """The table with some of its rows; None where it has none of them."""
     if methods is None or not table.settings:
         return table
@@ -196,7 +208,8 @@ def _with_methods(table: ReferenceTable, methods: Sequence[str] | None) -> Refer
         setting: {row: cell for row, cell in cells.items() if row in methods}
         for setting, cells in table.settings.items()
     }
-    settings = {setting: cells for setting, cells in settings.items() if cells}
+    baseline = [setting for setting in settings if FINETUNED in methods and (table.name, setting) in finetuned]
+    settings = {setting: cells for setting, cells in settings.items() if cells or setting in baseline}
     return table.model_copy(update={"settings": settings}) if settings else None
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfl.errors import ConfigError, RunError
-from rayfl.results.schemas import CLIENTS_KEY, PERSONALIZED_KEY, SWEEP_KEY
+from rayfl.results.schemas import CLIENTS_KEY, PERSONALIZED_KEY, SWEEP_KEY, UNSEEN_KEY
 from rayfl.results.summaries import Scores
 
 
@@ -107,9 +107,14 @@ def personalized_rows_of(
 
 
 def recorded_clients(table: pa.Table) -> int | None:
-    """K, the number of all clients of a run, as its tables say; None for tables from before they did."""
+    """K, the number of clients of a run that may train, as its tables say; None for tables from before they did."""
     found = (table.schema.metadata or {}).get(CLIENTS_KEY)
     return None if found is None else int(found)
+
+
+def recorded_unseen(table: pa.Table) -> int:
+    """How many clients of a run are held out from training, as its tables say."""
+    return int((table.schema.metadata or {}).get(UNSEEN_KEY, b"0"))
 
 
 def of_clients(evaluated: int, everybody: int | None) -> str:

@@ -19,7 +19,10 @@ PERSONALIZED_KEY, SWEEP_KEY = b"rayfl.personalized", b"rayfl.sweep"
 (only of methods that have such rows). Tables of older runs have neither; see ``rayfl.results.personalized``."""
 
 CLIENTS_KEY = b"rayfl.clients"
-"""Where they have K, the number of all clients; tables of older runs have not."""
+"""Where they have K, the number of clients that may take part in training; tables of older runs have not."""
+
+UNSEEN_KEY = b"rayfl.unseen"
+"""Where they have how many clients are held out from training; only those of runs with such clients."""
 
 METHOD_KEY = b"rayfl.method"
 """Where tables have the name that a method of a user's own gives itself; those of other methods have none."""
@@ -54,8 +57,9 @@ CLIENTS_SCHEMA = pa.schema(
 )
 """One row per round, client, split, cohort, phase and model.
 
-``round`` counts completed rounds. ``cohort`` is ``all`` (every client is evaluated) or ``selected`` (the clients
-sampled in this round). ``phase`` is ``received`` (models as they are before local training) or ``trained`` (right
+``round`` counts completed rounds. ``cohort`` is ``all`` (every client that may train is evaluated), ``selected`` (the
+clients sampled in this round) or ``unseen`` (the clients that are held out from training, which have the last numbers).
+``phase`` is ``received`` (models as they are before local training) or ``trained`` (right
 after the client's local training). The metrics are those of the client's whole split; a task that has others than the
 five adds their columns (:func:`schema_of`), null where one is undefined for the client. Bytes are those of the
 round's messages to and from this client, null where it was not sampled.

@@ -74,7 +74,7 @@ class ScoreTable:
             split: {name: entries for name, entries in grid.items() if name.startswith(f"{sweep}=")}
             for split, grid in self._grids.items()
         }
-        test = grids.get("test", {})
+        test, official = grids.get("test", {}), grids.get("official", {})
         rows = []
         for judge in ("validation", "test"):
             grid = grids.get(judge, {})
@@ -85,6 +85,8 @@ class ScoreTable:
             rows.append(self._row("test", f"{sweep}=best", judge, best, list(test[best].values())))
             each = [test[self._best_of(grid, client, best)][client] for client in next(iter(test.values()))]
             rows.append(self._row("test", f"{sweep}=best", f"{judge} per client", "", each))
+            if official and judge == "validation":
+                rows.append(self._row("official", f"{sweep}=best", judge, best, list(official[best].values())))
         return rows
 
     def _mean(self, entries: Sequence[int]) -> float:

@@ -18,6 +18,7 @@ from rayfl.results.schemas import (
     METRICS,
     PARTITION_KEY,
     SKIPPED_SCHEMA,
+    UNSEEN_KEY,
     metrics_metadata,
     own_metrics,
     schema_of,
@@ -45,6 +46,7 @@ class ResultTables:
         buffered: whether rounds have no barrier.
         method: the name that a user's own method gives itself, kept in the tables' metadata; empty leaves it out.
         adapters: whether adapters are trained, which have a product error.
+        unseen: how many of the clients, the last ones, take no part in training.
 
     Attributes:
         committed: by table, how many rows there were before these.
@@ -70,6 +72,7 @@ class ResultTables:
         buffered: bool = False,
         method: str = "",
         adapters: bool = False,
+        unseen: int = 0,
     ) -> None:
         self._names = names
         self._sweep = sweep
@@ -77,8 +80,11 @@ class ResultTables:
         self._personalized, self._method = personalized, method
         self._measures, self._simulated, self._buffered = measures, simulated, buffered
         self._adapters = adapters
+        self._unseen = unseen
         self._columns = (*METRICS, *(metric.name for metric in own_metrics(measures.metrics)))
-        self.metadata = {PARTITION_KEY: partition.encode(), CLIENTS_KEY: str(len(names)).encode()}
+        self.metadata = {PARTITION_KEY: partition.encode(), CLIENTS_KEY: str(len(names) - unseen).encode()}
+        if unseen:
+            self.metadata[UNSEEN_KEY] = str(unseen).encode()
         if personalized is not None:
             self.metadata |= PersonalizedRows(personalized, sweep).metadata
         self.metadata |= metrics_metadata(measures.metrics)
@@ -126,6 +132,7 @@ class ResultTables:
             buffered=self._buffered,
             method=self._method,
             adapters=self._adapters,
+            unseen=self._unseen,
         )
 
     def add_skipped(self, round: int, failures: Mapping[int, tuple[str, str]]) -> None:
@@ -157,7 +164,7 @@ class ResultTables:
 
         Args:
             round: completed rounds.
-            cohort: ``all`` or ``selected``.
+            cohort: ``all``, ``selected`` or ``unseen``.
             phase: ``received`` or ``trained``.
             scores: statistics by client, split and model.
             traffic: bytes sent down and up since the start.
@@ -168,7 +175,7 @@ class ResultTables:
         found = ScoreTable(scores, self._measures)
         if not len(found):
             return []
-        if cohort == "all":
+        if cohort != "selected":
             self.undefined |= dict.fromkeys(found.undefined())
         self._append_clients(found, (round, cohort, phase), messages or {})
         key = {"round": round, "cohort": cohort, "phase": phase}
@@ -178,7 +185,7 @@ class ResultTables:
         pairs = [({**key, **summary}, pooled) for summary, pooled in found.summaries(self._sweep)]
         summaries = [summary for summary, _ in pairs]
         self._append_rounds(summaries)
-        if cohort == "all":
+        if cohort != "selected":
             bins = [row for pair in pairs for row in bin_rows(*pair)]
             self.calibration = _append(self.calibration, bins, CALIBRATION_SCHEMA)
         return summaries

@@ -95,7 +95,10 @@ class CommittedModels:
         if self._served is None or self._served[0] is not tree:
             self._served = (tree, algorithm.served(tree, self.parts.context))
         common, own = self._served[1]
-        procedure = algorithm.predictors(self.client(client), {**common, **own.get(client, {})})
+        newcomer = client in self.parts.context.newcomers
+        procedure = (algorithm.newcomer_predictors if newcomer else algorithm.predictors)(
+            self.client(client), {**common, **own.get(client, {})}
+        )
         found: Any = run_procedures({client: procedure}, self.engine)[client]
         if isinstance(found, Exception):
             raise found
@@ -112,12 +115,12 @@ class CommittedModels:
         return found[row]
 
     def pooled(self, split: str, most: int, clients: Iterable[int] | None = None) -> Examples:
-        """Samples of clients together: all, or as many as asked drawn without replacement (stream ``inspection``).
+        """Samples of clients that train, together: all, or as many as asked drawn at random (stream ``inspection``).
 
         Raises:
             RunError: when there are none.
         """
-        chosen = range(self.parts.dataset.num_clients) if clients is None else clients
+        chosen = range(self.parts.num_clients) if clients is None else clients
         found = [self.parts.dataset.load(client)[split] for client in chosen]
         x, y = torch.cat([part.x for part in found]), torch.cat([part.y for part in found])
         if not len(y):

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from rayfl.errors import ConfigError, RunError
 from rayfl.results.schemas import METRICS, metrics_of
 from rayfl.runs.folder import RunFolder
-from rayfl.runs.measured import Measured, Split
-from rayfl.runs.rows import attendance, last_round, named_model, rows_of_clients, where
+from rayfl.runs.measured import Cohort, Measured, Split
+from rayfl.runs.rows import NO_UNSEEN, attendance, last_round, named_model, rows_of_clients, where
 
 _BEFORE, _AFTER = ("client", "name", "n"), ("selected", "last", "skipped", "down", "up")
 COLUMNS = (*_BEFORE, *METRICS, *_AFTER)
@@ -35,7 +35,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def listed_clients(
-    run: RunFolder, model: str | None, split: Split, round: int | None
+    run: RunFolder, model: str | None, split: Split, round: int | None, cohort: Cohort = "all"
 ) -> tuple[list[dict[str, Any]], str, int]:
     """Returns a row with :data:`COLUMNS` for every client that was evaluated.
 
@@ -45,8 +45,9 @@ def listed_clients(
     Args:
         run: the run.
         model: a row of the tables; None: the method's personalized model.
-        split: ``validation`` or ``test``.
+        split: ``validation``, ``test`` or ``official``.
         round: an evaluated round; None: the last.
+        cohort: ``all`` that may train, or ``unseen`` for those held out from training.
 
     Returns:
         The rows by client, the model's name, and the round.
@@ -54,7 +55,10 @@ def listed_clients(
     Raises:
         RunError: when there are no such rows, naming what there is.
     """
-    table = run.clients.filter(Measured(split).rows)
+    measured = Measured(split, cohort)
+    table = run.clients.filter(measured.rows)
+    if cohort == "unseen" and not table.num_rows:
+        raise RunError(NO_UNSEEN.format(run.uri, split))
     if not table.num_rows:
         raise RunError(f"{run.uri} has no evaluation of all clients on the split {split}")
     chosen = last_round(table) if round is None else round
@@ -68,7 +72,7 @@ def listed_clients(
     until = pc.field("round") <= chosen
     parts, left_out = _by_client(attendance(run.clients).filter(until)), _by_client(run.skipped.filter(until))
     names, listed = metric_columns(run.clients), []
-    for row in rows_of_clients(table, name, chosen, Measured(split)).to_pylist():
+    for row in rows_of_clients(table, name, chosen, measured).to_pylist():
         own = parts.get(row["client"], [])
         listed.append(
             {column: row[column] for column in (*_BEFORE, *names)}

@@ -22,7 +22,7 @@ from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.redaction import redact
 from rayfl.data.partitions.assignment import ASSIGNMENT_SCHEMA, assignment_hash
 from rayfl.errors import DamageError, RayflError, RunError
-from rayfl.results.personalized import PersonalizedRows, personalized_rows_of, recorded_clients
+from rayfl.results.personalized import PersonalizedRows, personalized_rows_of, recorded_clients, recorded_unseen
 from rayfl.results.schemas import ALL_TABLES, METHOD_KEY
 from rayfl.runs.damage import described
 from rayfl.runs.measured import Measured
@@ -30,8 +30,10 @@ from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from rayfl.storage.run_folder import CONFIG
 from rayfl.storage.tables import from_parquet
+from rayfl.tracking.costs import FILE as COSTS
 from rayfl.tracking.environment import read_environment
-from rayfl.tracking.timings import read_timings
+from rayfl.tracking.timings import FILE as TIMINGS
+from rayfl.tracking.timings import read_lines
 
 _MANIFEST = re.compile(r"manifest-(\d+)\.json")
 
@@ -134,15 +136,20 @@ class Run:
     @cached_property
     def timings(self) -> list[dict[str, float]]:
         """Seconds by phase, a mapping a round, by ascending round; empty where there are none."""
-        return self._lines()
+        return self._lines(TIMINGS)
 
-    def _lines(self) -> list[dict[str, float]]:
+    @cached_property
+    def costs(self) -> list[dict[str, float]]:
+        """What rounds took (``rayfl.tracking.costs``), a mapping a round; empty where it was not noted."""
+        return self._lines(COSTS)
+
+    def _lines(self, file: str) -> list[dict[str, float]]:
         try:
-            lines = [{phase: float(value) for phase, value in line.items()} for line in read_timings(self.storage)]
+            lines = [{name: float(value) for name, value in line.items()} for line in read_lines(self.storage, file)]
             return sorted(lines, key=lambda line: line["round"])
         except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamageError(
-                f"timings.jsonl in {self.uri} is damaged ({error}): delete it to do without times"
+                f"{file} in {self.uri} is damaged ({error}): delete it to do without what it says"
             ) from None
 
     @cached_property
@@ -168,9 +175,19 @@ class Run:
         """With what the run was made, an entry for each start; empty where that is not known."""
         return read_environment(self.storage)
 
+    @property
+    def num_unseen(self) -> int:
+        """Returns how many clients are held out from training."""
+        return recorded_unseen(self.rounds)
+
+    @property
+    def measured_clients(self) -> int | None:
+        """Returns how many clients the chosen evaluations are about; None where that is not known."""
+        return self.num_unseen if self.measured.cohort == "unseen" else self.num_clients
+
     @cached_property
     def num_clients(self) -> int | None:
-        """K; None where neither the tables nor a partition say it."""
+        """K, that may train; None where neither the tables nor a partition say it."""
         recorded = recorded_clients(self.rounds)
         if recorded is not None or self.partition is None:
             return recorded
@@ -290,9 +307,25 @@ def load_run(uri: str, methods: Mapping[str, Any], models: Sequence[str] = ()) -
     if run.rounds.num_rows and not run.clients.num_rows:
         raise DamageError(f"{run.uri} has rounds.parquet, but clients.parquet is missing: {_LOOK}")
     # All that a report may ask for is read now: what is damaged is said before anything is made of the rest.
-    for name in (*ALL_TABLES, "own", "notes", "timings", "partition_hash", "rounds_completed"):
+    for name in (*ALL_TABLES, "own", "notes", "timings", "costs", "partition_hash", "rounds_completed"):
         getattr(run, name)
     return run
+
+
+def check_measured(runs: Sequence[Run]) -> None:
+    """Refuses evaluations that only some experiments have, of runs of which one was evaluated without them.
+
+    Raises:
+        RunError: naming the run, and the option that makes them.
+    """
+    options = {"unseen": "evaluation.unseen_clients=0.1", "official": "evaluation.official_personalized=true"}
+    for run in runs:
+        for wanted in (run.measured.cohort, run.measured.split):
+            rows = run.rounds.filter((pc.field("cohort") != "server") & run.measured.rows)
+            if wanted in options and run.rounds.num_rows and not rows.num_rows:
+                raise RunError(
+                    f"{run.uri} has no rows for {run.measured.options}: they come with {options[wanted]}, in a new run"
+                )
 
 
 _LOOK = "`rayfl verify` says what else is wrong; the command that started the run writes its tables again"

@@ -7,8 +7,8 @@ from typing import Literal
 
 import pyarrow.compute as pc
 
-Split = Literal["test", "validation"]
-Cohort = Literal["all", "selected"]
+Split = Literal["test", "validation", "official"]
+Cohort = Literal["all", "selected", "unseen"]
 Phase = Literal["received", "trained"]
 
 
@@ -17,8 +17,8 @@ class Measured:
     """A choice among the rows of a run's tables.
 
     Attributes:
-        split: the samples.
-        cohort: all clients, or those sampled in the round.
+        split: the samples; ``official``, the data set's official test part, the same for all clients.
+        cohort: all clients that may train, those sampled in the round, or those held out from training.
         phase: models as clients received them, or right after local training.
     """
 
@@ -31,6 +31,13 @@ class Measured:
         """The condition on rows of ``rounds``, ``clients`` and ``calibration``."""
         field = pc.field
         return (field("split") == self.split) & (field("cohort") == self.cohort) & (field("phase") == self.phase)
+
+    @property
+    def whose(self) -> str:
+        """The clients in words, for captions and axes."""
+        return {"all": "clients", "selected": "the round's cohort", "unseen": "clients held out from training"}[
+            self.cohort
+        ]
 
     @property
     def when(self) -> str:

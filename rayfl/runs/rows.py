@@ -10,10 +10,16 @@ import pyarrow.compute as pc
 
 from rayfl.errors import RunError
 from rayfl.runs.folder import RunFolder
-from rayfl.runs.measured import EVERYBODY, Measured, Split
+from rayfl.runs.measured import EVERYBODY, Cohort, Measured, Split
 
 PERSONALIZED = "personalized"
 """What users may say for the method's personalized model, whatever its row is called."""
+
+NO_UNSEEN = (
+    "{} has no rows of clients held out from training on {} data: run it with evaluation.unseen_clients=0.1, or leave "
+    "out --cohort unseen"
+)
+"""What is said of a run without the cohort ``unseen``."""
 
 
 def where(table: pa.Table, **values: Any) -> pa.Table:
@@ -85,19 +91,19 @@ def attendance(clients: pa.Table) -> pa.Table:
     )
 
 
-def received(run: RunFolder, split: Split) -> pa.Table:
-    """Returns the summaries of all clients before local training."""
-    return run.rounds.filter(Measured(split).rows)
+def received(run: RunFolder, split: Split, cohort: Cohort = "all") -> pa.Table:
+    """Returns the summaries of all clients, or of those held out from training, before local training."""
+    return run.rounds.filter(Measured(split, cohort).rows)
 
 
-def personalized_rows(run: RunFolder, split: Split = "test") -> pa.Table:
-    """Returns the summaries of the personalized model over all clients; of a sweep those chosen on validation data.
+def personalized_rows(run: RunFolder, split: Split = "test", cohort: Cohort = "all") -> pa.Table:
+    """Returns the summaries of the personalized model over clients; of a sweep those chosen on validation data.
 
     Raises:
         RunError: when there are none, and what would record them.
     """
-    rows = received(run, split)
-    found = summaries(run.rounds, *run.own.summary, Measured(split))
+    rows = received(run, split, cohort)
+    found = summaries(run.rounds, *run.own.summary, Measured(split, cohort))
     if not found.num_rows:
         choice = f" chosen among {run.own.sweep}=... on validation data" if run.own.sweep else ""
         raise RunError(
@@ -108,23 +114,26 @@ def personalized_rows(run: RunFolder, split: Split = "test") -> pa.Table:
     return found
 
 
-def model_rows(run: RunFolder, model: str | None, split: Split = "test") -> pa.Table:
-    """Returns the summaries of a model over all clients.
+def model_rows(run: RunFolder, model: str | None, split: Split = "test", cohort: Cohort = "all") -> pa.Table:
+    """Returns the summaries of a model over clients, by ascending round.
 
     Args:
         run: the run.
         model: a row; None, or ``personalized`` where no row is called so: the method's personalized model.
-        split: ``validation`` or ``test``.
+        split: ``validation``, ``test`` or ``official``.
+        cohort: ``all``, or ``unseen`` for those held out from training.
 
     Raises:
         RunError: when there are none, naming the models that have some.
     """
-    rows = received(run, split)
-    found = summaries(run.rounds, model or "", measured=Measured(split))
+    rows = received(run, split, cohort)
+    if cohort == "unseen" and not rows.num_rows:
+        raise RunError(NO_UNSEEN.format(run.uri, split))
+    found = summaries(run.rounds, model or "", measured=Measured(split, cohort))
     if found.num_rows:
         return found
     if model in (None, PERSONALIZED):
-        return personalized_rows(run, split)
+        return personalized_rows(run, split, cohort)
     known = ", ".join(models_in(rows)) or "none"
     raise RunError(f"{run.uri} has no model {model!r} in the split {split}; there are: {known}")
 

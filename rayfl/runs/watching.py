@@ -14,7 +14,7 @@ from rayfl.runs.folder import RunFolder, open_run
 from rayfl.storage.lease import FILE as LEASE
 from rayfl.storage.lease import Holder, read_lease
 from rayfl.tracking.environment import read_environment
-from rayfl.tracking.live import LiveView, score_text
+from rayfl.tracking.live import LiveView, newcomers_text, score_text
 from rayfl.tracking.timings import read_timings
 
 _RECENT = 10
@@ -77,7 +77,7 @@ def standing(path: str, schema: type[ExperimentConfig]) -> tuple[Standing, LiveV
     holder = _holder(run)
     state = "finished" if completed >= rounds else "running" if holder else "stopped"
     pace = _pace(run, completed)
-    rows = _rows(run)
+    rows, unseen = _rows(run), _rows(run, "unseen")
     evaluated = max((int(row["round"]) for row in rows), default=None)
     own = [row for row in rows if run.own.is_summary(row)] if rows else []
     first = first_metric(run.rounds) if rows else CLASSIFICATION.first
@@ -101,16 +101,19 @@ def standing(path: str, schema: type[ExperimentConfig]) -> tuple[Standing, LiveV
         accuracy=score if first == CLASSIFICATION.first else None,
         devices=dict(devices) if isinstance(devices, dict) else {},
     )
-    return found, _view(found, rows, run, first)
+    return found, _view(found, rows, unseen, run, first)
 
 
-def _view(found: Standing, rows: list[dict[str, Any]], run: RunFolder, first: Metric) -> LiveView:
+def _view(
+    found: Standing, rows: list[dict[str, Any]], unseen: list[dict[str, Any]], run: RunFolder, first: Metric
+) -> LiveView:
     hosts = [{"device": device} for device, count in found.devices.items() for _ in range(count)]
     view = LiveView(found.rounds, found.rounds_completed, hosts, first.label)
     view.paced(found.seconds_a_round)
     for number in sorted({int(row["round"]) for row in rows}):
         those = [row for row in rows if row["round"] == number]
         view.score, curve = score_text(those, run.own, run.num_clients, first)
+        view.newcomers = newcomers_text([row for row in unseen if row["round"] == number], run.own, first)
         if curve is not None:
             view.evaluated(number, curve)
     view.state = f"{found.state}, {found.holder}" if found.holder else found.state
@@ -128,11 +131,11 @@ def _pace(run: RunFolder, completed: int) -> float | None:
     return sum(spent) / len(spent) if spent else None
 
 
-def _rows(run: RunFolder) -> list[dict[str, Any]]:
+def _rows(run: RunFolder, cohort: str = "all") -> list[dict[str, Any]]:
     if not run.storage.exists("rounds.parquet"):
         return []
     rows: list[dict[str, Any]] = run.rounds.to_pylist()
-    return [row for row in rows if (row["cohort"], row["split"], row["phase"]) == ("all", "test", "received")]
+    return [row for row in rows if (row["cohort"], row["split"], row["phase"]) == (cohort, "test", "received")]
 
 
 def _holder(run: RunFolder) -> Holder | None:

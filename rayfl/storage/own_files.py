@@ -24,7 +24,7 @@ BEGINNING = frozenset({"config.yaml", "partition.parquet", "devices.parquet", "i
 """What a run's first start writes, ``config.yaml`` last: a folder with less of it is a run's that never began."""
 
 _LATER = frozenset(
-    {"timings.jsonl", "environment.json", "result.json", "progress.csv", "mlflow_run.txt"}
+    {"timings.jsonl", "costs.jsonl", "environment.json", "result.json", "progress.csv", "mlflow_run.txt"}
     | {f"{name}.parquet" for name in ALL_TABLES}
 )
 

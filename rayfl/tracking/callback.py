@@ -53,6 +53,13 @@ class Callback:
         others, but the round on the virtual clock of a simulated system, where there is one.
         """
 
+    def on_costs(self, rounds_completed: int, costs: Mapping[str, float]) -> None:
+        """What a round took, before the listeners of its end hear of it.
+
+        ``client_seconds``: of processors or GPUs in clients' procedures; ``peak_bytes``: the most memory that an
+        actor has had; ``flops``: floating-point operations of local steps, with ``tracking.flops``.
+        """
+
     def on_evaluation_progress(self, clients_done: int, clients: int) -> None:
         """``clients_done`` of the ``clients`` of an evaluation are scored."""
 

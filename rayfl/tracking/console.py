@@ -13,7 +13,7 @@ from rich.live import Live
 from rayfl.metrics import CLASSIFICATION
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.tracking.callback import Callback, RunInfo
-from rayfl.tracking.live import LiveView, score_text
+from rayfl.tracking.live import LiveView, newcomers_text, score_text
 
 _log = logging.getLogger("rayfl")
 _PLAIN_EVERY_S = 10.0
@@ -55,6 +55,10 @@ class ConsoleProgress(Callback):
             self._live.start()
 
     def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        unseen = [row for row in rows if row["cohort"] == "unseen" and row["split"] == "test"]
+        if unseen:
+            self._view.newcomers = newcomers_text(unseen, self._own, self._first)
+            _log.info("round %d: %s", rows[0]["round"], self._view.newcomers)
         test = [row for row in rows if row["cohort"] == "all" and row["split"] == "test"]
         if not test:
             return

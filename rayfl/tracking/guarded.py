@@ -37,6 +37,9 @@ class Guarded(Callback):
     def on_phases(self, rounds_completed: int, seconds: Mapping[str, float]) -> None:
         self._tell(self._listener.on_phases, rounds_completed, seconds)
 
+    def on_costs(self, rounds_completed: int, costs: Mapping[str, float]) -> None:
+        self._tell(self._listener.on_costs, rounds_completed, costs)
+
     def on_evaluation_progress(self, clients_done: int, clients: int) -> None:
         self._tell(self._listener.on_evaluation_progress, clients_done, clients)
 

@@ -37,7 +37,7 @@ class LiveView:
     ) -> None:
         self.rounds = rounds
         self.completed = completed
-        self.score, self._label = "", label
+        self.score, self.newcomers, self._label = "", "", label
         self.state = "starting"
         self._devices = Counter(str(host["device"]) for host in hosts)
         self._failures = 0
@@ -84,7 +84,8 @@ class LiveView:
 
     def line(self) -> str:
         """The view in one line: the time of day, round, pace, time left and score."""
-        parts = [time.strftime("%H:%M:%S"), f"round {self.completed}/{self.rounds}", *self._pace(), self.score]
+        now = time.strftime("%H:%M:%S")
+        parts = [now, f"round {self.completed}/{self.rounds}", *self._pace(), self.score, self.newcomers]
         return "  ".join(part for part in parts if part)
 
     def _pace(self) -> list[str]:
@@ -103,6 +104,8 @@ class LiveView:
         table.add_row("round", Group(Text(f"{self.completed}/{self.rounds}"), bar))
         table.add_row("cohort", Text(f"{clients}{more}" or "-"))
         table.add_row(self._label, Text(f"{sparkline([value for _, value in self._curve])}  {self.score}".strip()))
+        if self.newcomers:
+            table.add_row("newcomers", Text(self.newcomers))
         table.add_row("speed", Text(", ".join(self._pace()) or "-"))
         table.add_row("actors", Text(f"{actors or 'none: in this process'}{replaced}; {self.state}"))
         return Group(table)
@@ -133,6 +136,18 @@ def score_text(
     whose = "" if clients is None or fewest >= clients else f" of {of_clients(fewest, clients)} clients"
     curve = [row[name] for row in personal or shared][:1]
     return f"test {shown.label}{whose}: {', '.join(parts)}", None if curve in ([], [None]) else float(curve[0])
+
+
+def newcomers_text(rows: Sequence[Mapping[str, Any]], own: PersonalizedRows, metric: Metric) -> str:
+    """The scores of clients held out from training in words; empty without any.
+
+    Args:
+        rows: summaries of these clients on test data after one round.
+        own: which of them is the personalized model.
+        metric: that the task is judged by first.
+    """
+    said, _ = score_text(rows, own, None, metric)
+    return f"clients held out: {said}" if said else ""
 
 
 def _clock(seconds: float | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from typing import ClassVar
 
 from rayfl.storage.files import Storage
 from rayfl.tracking.callback import Callback, RunInfo
@@ -26,6 +27,8 @@ class Timings(Callback):
         storage: the run's folder.
     """
 
+    FILE: ClassVar[str] = FILE
+
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._lines: dict[int, str] = {}
@@ -33,13 +36,17 @@ class Timings(Callback):
 
     def on_start(self, run: RunInfo) -> None:
         try:
-            self._lines = {int(line["round"]): json.dumps(line) for line in read_timings(self._storage)}
+            self._lines = {int(line["round"]): json.dumps(line) for line in read_lines(self._storage, self.FILE)}
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            _log.warning("%s in %s is damaged and begun again: %s", FILE, self._storage.uri, error)
+            _log.warning("%s in %s is damaged and begun again: %s", self.FILE, self._storage.uri, error)
         self._started = True
 
     def on_phases(self, rounds_completed: int, seconds: Mapping[str, float]) -> None:
-        rounded = {phase: round(value, 6) for phase, value in seconds.items()}
+        self.note(rounds_completed, seconds)
+
+    def note(self, rounds_completed: int, values: Mapping[str, float]) -> None:
+        """Makes the line of a round; seconds to microseconds."""
+        rounded = {name: round(value, 6) for name, value in values.items()}
         self._lines[rounds_completed] = json.dumps({"round": rounds_completed, **rounded})
 
     def on_commit(self, rounds_completed: int) -> None:
@@ -52,11 +59,16 @@ class Timings(Callback):
 
     def _write(self) -> None:
         text = "".join(f"{line}\n" for _, line in sorted(self._lines.items()))
-        self._storage.write(FILE, text.encode())
+        self._storage.write(self.FILE, text.encode())
 
 
 def read_timings(storage: Storage) -> list[dict[str, float]]:
     """The lines of ``timings.jsonl``, by ascending round; empty where there is none."""
-    if not storage.exists(FILE):
+    return read_lines(storage, FILE)
+
+
+def read_lines(storage: Storage, file: str) -> list[dict[str, float]]:
+    """The lines of such a file; empty where there is none."""
+    if not storage.exists(file):
         return []
-    return [json.loads(line) for line in storage.read(FILE).decode().splitlines()]
+    return [json.loads(line) for line in storage.read(file).decode().splitlines()]

@@ -148,7 +148,11 @@ def _invariants(file: Path) -> list[str]:
 
 def _kept(method: type[Algorithm]) -> str:
     client, server = with_symbols(method.client_keeps), with_symbols(method.server_keeps)
-    return f"## What persists\n\nClient: {client}. Server: {server}."
+    newcomer = f"has {method.newcomer}" if not method.no_newcomers else f"is refused: {method.no_newcomers}"
+    return (
+        f"## What persists\n\nClient: {client}. Server: {server}.\n\n"
+        f"A client held out from training (`evaluation.unseen_clients`) {newcomer}."
+    )
 
 
 def _markdown(docstring: str) -> str:

@@ -73,6 +73,7 @@ EFFECTS = {
     "tracking.mlflow.enabled": "tests/tracking/test_trackers.py::test_mlflow_gets_parameters_once_and_summaries",
     "tracking.mlflow.tracking_uri": "tests/tracking/test_trackers.py::test_mlflow_gets_parameters_once_and_summaries",
     "tracking.mlflow.experiment": "tests/tracking/test_trackers.py::test_mlflow_gets_parameters_once_and_summaries",
+    "tracking.flops": "tests/report/test_harm_and_costs.py::test_costs_that_were_not_counted_are_no_numbers",
     "cluster.backend": "tests/cluster/processes/test_same_bits.py",
     "cluster.address": "tests/cluster/rounds/test_session.py",
     "cluster.num_actors": "tests/cluster/planning/test_resources.py",

@@ -15,7 +15,7 @@ import pytest
 
 from algorithms.fedbuff import FedBuff
 from tests.algorithms.test_fedbuff import Rounds, toy_of
-from tests.support.toys import assert_close
+from tests.support.toys import assert_close, ragged_toy
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -39,6 +39,7 @@ def test_they_are_short() -> None:
     scripts = sorted(EXAMPLES.glob("*.py"))
     assert [script.stem for script in scripts] == [
         "compare_three_methods",
+        "compression_and_noise",
         "ensemble_distillation",
         "hypernetwork",
         "own_asynchronous_method",
@@ -99,12 +100,47 @@ def test_ensemble_distillation(tmp_path: Path) -> None:
     assert len(scores) == 2 and scores[1] > scores[0]
 
 
+def test_compression_and_noise(tmp_path: Path) -> None:
+    lines = [line.split() for line in ran("compression_and_noise.py", tmp_path).splitlines()]
+    accuracy = {name.rstrip(":"): float(value.rstrip(",")) for name, value, *_ in lines}
+    sent = {name.rstrip(":"): float(size) for name, _, size, *_ in lines}
+    assert accuracy.keys() == {"fedavg", "Sparse", "Noisy"}
+    assert sent["Noisy"] == sent["fedavg"] and 0.15 < sent["Sparse"] / sent["fedavg"] < 0.25, "places and values"
+
+
+def test_all_entries_without_noise_are_federated_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = importlib.import_module("compression_and_noise")
+    plain = ragged_toy("looped")
+    plain.run()
+    for method in (example.Sparse(share=1.0), example.Noisy(clip=1e9, noise=0.0)):
+        toy = ragged_toy("looped", algorithm=method)
+        toy.run()
+        assert_close(toy.server, plain.server, atol=1e-12)
+
+
+def test_what_is_not_sent_is_kept_and_a_change_is_no_longer_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = importlib.import_module("compression_and_noise")
+    sparse, before = ragged_toy("looped", algorithm=example.Sparse(share=0.25)), ragged_toy("looped").server["model"]
+    after, plain = sparse.step([1])["model"], ragged_toy("looped").step([1])["model"]
+    rest = sparse.states()[1]["rest"]
+    for name, leaf in before.items():
+        assert ((after[name] != leaf).sum() == -(-leaf.numel() // 4)).item()
+        assert_close({"sum": after[name] + rest[name]}, {"sum": plain[name]}, atol=1e-12)
+    noisy = ragged_toy("looped", algorithm=example.Noisy(clip=1e-3, noise=0.0)).step([1])["model"]
+    moved = sum(float((noisy[name] - leaf).square().sum()) for name, leaf in before.items()) ** 0.5
+    assert moved == pytest.approx(1e-3)
+
+
 def test_hypernetwork(tmp_path: Path) -> None:
     scores = dict(line.split(": ") for line in ran("hypernetwork.py", tmp_path).splitlines())
     assert float(scores["hypernetwork"]) > float(scores["fedavg"])
 
 
-@pytest.mark.parametrize("name", ["ensemble_distillation", "hypernetwork", "own_asynchronous_method", "own_method"])
+@pytest.mark.parametrize(
+    "name", ["compression_and_noise", "ensemble_distillation", "hypernetwork", "own_asynchronous_method", "own_method"]
+)
 def test_methods_use_nothing_private(name: str) -> None:
     tree = ast.parse((EXAMPLES / f"{name}.py").read_text())
     names = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]

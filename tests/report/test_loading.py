@@ -89,10 +89,11 @@ def test_a_damaged_configuration_is_named(copied: Copied, content: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": "b"}', '{"clients": 1}'])
-def test_damaged_times_are_named(copied: Copied, content: str) -> None:
+@pytest.mark.parametrize("file", ["timings", "costs"])
+def test_damaged_times_and_costs_are_named(copied: Copied, file: str, content: str) -> None:
     run = copied("fedavg-0")
-    (run / "timings.jsonl").write_text(content)
-    with pytest.raises(DamageError, match=r"timings\.jsonl in"):
+    (run / f"{file}.jsonl").write_text(content)
+    with pytest.raises(DamageError, match=rf"{file}\.jsonl in"):
         load_run(str(run), METHODS)
 
 

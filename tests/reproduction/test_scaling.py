@@ -12,6 +12,7 @@ from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.config.paper_presets import method_settings, paper_preset
 from rayfl.errors import ConfigError
+from rayfl.reproduction.baseline import FINETUNED, has_baseline, settings_of
 from rayfl.reproduction.reference import reference_tables
 from rayfl.reproduction.scaling import scaled, scaled_rounds, scaled_window
 from rayfl.reproduction.tables import obstacle, plan_reproduction, select_tables
@@ -33,10 +34,11 @@ def test_every_table_resolves_to_valid_runs(name: str, scale: Any) -> None:
     (table,) = select_tables(name)
     planned = plan_reproduction(Experiment, name, "/runs", scale, seeds=[0])
     cells = {(setting, row) for setting, row, _ in table.cells()}
+    cells |= {(setting, FINETUNED) for setting in table.preset_names if has_baseline(table, setting)}
     runs = {(run.setting, run.method) for run in planned.runs}
     assert runs == cells if cells else {setting for setting, _ in runs} == set(table.preset_names)
     for run in planned.runs:
-        own = load_config(Experiment, paper_preset(run.setting).content, method_settings(run.setting, run.method))
+        own = load_config(Experiment, paper_preset(run.setting).content, settings_of(run.setting, run.method))
         if scale == "paper":
             assert run.config.fingerprint() == own.fingerprint()
             continue

@@ -256,6 +256,8 @@ class Toy:
         data_memory: bytes of samples that stay loaded.
         augmentation: of training images.
         device: where clients train.
+        unseen: how many of the clients, the last ones, take no part in training.
+        unseen_epochs: their local epochs when they join.
     """
 
     algorithm: Algorithm
@@ -270,6 +272,8 @@ class Toy:
     data_memory: int | None = None
     augmentation: Augmentation | None = None
     device: torch.device = CPU
+    unseen: int = 0
+    unseen_epochs: int | None = None
     server: Tree = field(init=False)
     federation: Federation = field(init=False)
     client_hosts: list[ClientHost] = field(init=False)
@@ -277,9 +281,18 @@ class Toy:
 
     def __post_init__(self) -> None:
         torch.set_num_threads(1)
-        k = self.dataset.num_clients
+        k = self.dataset.num_clients - self.unseen
         streams = self.streams or RandomStreams(self.seed)
-        self.context = RoundContext(0, self.train.rounds, k, self.train, streams, augmentation=self.augmentation)
+        self.context = RoundContext(
+            0,
+            self.train.rounds,
+            k,
+            self.train,
+            streams,
+            augmentation=self.augmentation,
+            unseen=self.unseen,
+            unseen_epochs=self.unseen_epochs,
+        )
         self.client_hosts = [
             ClientHost(
                 self.algorithm,
@@ -301,7 +314,7 @@ class Toy:
     def cohort(self, round: int) -> list[int]:
         """The clients sampled in a round, ascending."""
         generator = self.context.streams.generator("sampling", round)
-        chosen = generator.choice(self.dataset.num_clients, size=self.context.cohort_size, replace=False)
+        chosen = generator.choice(self.context.num_clients, size=self.context.cohort_size, replace=False)
         return sorted(int(c) for c in chosen)
 
     def step(self, cohort: Sequence[int] | None = None) -> Tree:
@@ -322,11 +335,13 @@ class Toy:
         """All client states."""
         return self.federation.held_states()
 
-    def scores(self, final: bool = False, split: str = "test") -> dict[int, dict[str, Any]]:
-        """Statistics by client and model, after the rounds so far."""
+    def scores(self, final: bool = False, split: str = "test", newcomers: bool = False) -> dict[int, dict[str, Any]]:
+        """Statistics by client and model, after the rounds so far; of clients that train, or of newcomers."""
         self.federation.begin_round(max(self.round - 1, 0))
         common, own = self.algorithm.served(self.server, self.context)
-        return {c: s[split] for c, s in self.federation.evaluate(common, (split,), final, own).items()}
+        whose = self.context.newcomers if newcomers else None
+        found = self.federation.evaluate(common, (split,), final, own, whose, newcomers=newcomers)
+        return {client: splits[split] for client, splits in found.items()}
 
 
 def ragged_toy(mode: str, device: torch.device = CPU, algorithm: Any = None, hosts: int = 1, **options: Any) -> Toy:

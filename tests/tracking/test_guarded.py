@@ -69,7 +69,7 @@ def test_tensorboards_disk_may_be_full(
     assert threading.excepthook == hook
 
 
-@pytest.mark.parametrize("name", ["timings.jsonl", "environment.json", "result.json", "progress.csv"])
+@pytest.mark.parametrize("name", ["timings.jsonl", "costs.jsonl", "environment.json", "result.json", "progress.csv"])
 def test_none_of_the_files_beside_the_tables_ends_a_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -141,6 +141,7 @@ def test_every_event_is_passed_on() -> None:
         "on_start": (info(),),
         "on_round": (1, [0], 0.1),
         "on_phases": (1, {}),
+        "on_costs": (1, {}),
         "on_evaluation_progress": (1, 2),
         "on_evaluation": ([],),
         "on_scores": (1, "all", "received", {}),

@@ -1,0 +1,89 @@
+"""Clients that are held out from training altogether, to be evaluated as newcomers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from rayfl.data.federated import FederatedDataset
+from rayfl.errors import ConfigError
+from rayfl.examples import Examples, Places
+from rayfl.randomness import RandomStreams
+
+
+def held_out(num_clients: int, share: float, streams: RandomStreams) -> list[int]:
+    """Draws the clients that take no part in training; a share is rounded down to whole clients.
+
+    Args:
+        num_clients: how many there are.
+        share: of them, in (0, 1).
+        streams: the experiment's randomness; uses the stream ``unseen``.
+
+    Returns:
+        Their numbers, ascending.
+
+    Raises:
+        ConfigError: the share is not one client, or leaves none to train.
+    """
+    count = int(share * num_clients + 1e-9)
+    if not count:
+        raise ConfigError(
+            f"evaluation.unseen_clients is {share}, which of {num_clients} clients is not a single one: raise it, or "
+            "divide the data among more clients"
+        )
+    if count == num_clients:
+        raise ConfigError(
+            f"evaluation.unseen_clients is {share}, which leaves none of {num_clients} clients to train: lower it"
+        )
+    drawn = streams.generator("unseen").choice(num_clients, size=count, replace=False)
+    return sorted(int(client) for client in drawn)
+
+
+class WithUnseen(FederatedDataset):
+    """The clients of a data set in another order: first those that train, then those that are held out.
+
+    So the numbers of those that train are 0 to M - 1, whatever the others are. Names stay with their clients.
+
+    Args:
+        inner: the data set.
+        unseen: the numbers, in it, of the clients that are held out.
+
+    Attributes:
+        unseen: how many are held out.
+    """
+
+    def __init__(self, inner: FederatedDataset, unseen: list[int]) -> None:
+        self._inner = inner
+        self.unseen = len(unseen)
+        apart = set(unseen)
+        self._order = [*(client for client in range(inner.num_clients) if client not in apart), *sorted(apart)]
+        self.spec, self.preprocess = inner.spec, inner.preprocess
+        self.names = tuple(inner.names[client] for client in self._order)
+        self.remarks, self.sound = inner.remarks, inner.sound
+
+    def sizes(self) -> np.ndarray:
+        """Samples by client and split: int64 of shape (K, 3), columns in the order of ``SPLITS``."""
+        found: np.ndarray = self._inner.sizes()[self._order]
+        return found
+
+    def load(self, client: int) -> Mapping[str, Examples]:
+        """The three splits of one client, on the CPU."""
+        return self._inner.load(self._order[client])
+
+    def labels(self, client: int) -> Mapping[str, np.ndarray]:
+        """The targets of one client by split."""
+        return self._inner.labels(self._order[client])
+
+    def places(self, client: int) -> Places:
+        """Returns which samples of the source each split of a client holds."""
+        return self._inner.places(self._order[client])
+
+    def public_places(self) -> np.ndarray:
+        """Returns which samples of the source are public, int64."""
+        return self._inner.public_places()
+
+    def load_public(self) -> torch.Tensor:
+        """The unlabelled samples that belong to no client, on the CPU."""
+        return self._inner.load_public()

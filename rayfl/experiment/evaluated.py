@@ -1,0 +1,131 @@
+"""Refuses, before any actor starts, evaluations that cannot be made, and says who is left out of one."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from rayfl.config.schema import ExperimentConfig
+from rayfl.engine.client import RoundContext
+from rayfl.engine.tasks import Task
+from rayfl.errors import ConfigError, DataError
+from rayfl.examples import SPLITS
+from rayfl.params import Tree
+
+_log = logging.getLogger("rayfl")
+
+
+def check_evaluated(config: ExperimentConfig, sizes: np.ndarray) -> None:
+    """Refuses an evaluation of nobody, and says who is left out of one.
+
+    Args:
+        config: the experiment.
+        sizes: samples by client that may train, and split.
+
+    Raises:
+        DataError: no client has a sample to be judged by.
+    """
+    splits, clients = config.evaluation.splits, len(sizes)
+    scored = {name: int((sizes[:, SPLITS.index(name)] > 0).sum()) for name in splits}
+    judged = "test" if "test" in splits else splits[0]
+    test = "null" if config.holdout.test is None else config.holdout.test
+    holdout = f"holdout.test={test} holdout.validation={config.holdout.validation}"
+    if not any(scored.values()) and config.evaluation.official_test:
+        return  # the server's model is scored, and nothing else was asked for
+    if not scored[judged]:
+        others = [name for name in splits if scored[name]]
+        instead = f", or set evaluation.splits={others}" if others else ""
+        raise DataError(
+            f"evaluation.splits: no client has a {judged} sample, so that nobody would be evaluated. There are "
+            f"{clients} clients of at most {sizes.sum(1).max()} samples, and their shares ({holdout}) are rounded "
+            f"down: raise holdout.{judged}, use fewer clients{instead}"
+        )
+    if scored[judged] < clients:
+        _log.warning(
+            "%d of %d clients have no %s samples and are in no evaluation of these (%s)",
+            clients - scored[judged], clients, judged, holdout,
+        )  # fmt: skip
+    if not scored.get("validation", 1) and (config.holdout.validation or config.algorithm.sweep):
+        why = f"; no {config.algorithm.sweep} can be chosen by them" if config.algorithm.sweep else ""
+        _log.warning("no client has a validation sample (%s): there will be no such rows%s", holdout, why)
+
+
+def check_unseen(config: ExperimentConfig) -> None:
+    """Refuses clients that are held out where the method has nothing for newcomers, and epochs that nobody trains.
+
+    Raises:
+        ConfigError: naming the option and the method.
+    """
+    method, evaluation = config.algorithm, config.evaluation
+    if method.no_newcomers:
+        raise ConfigError(
+            f"evaluation.unseen_clients: {method.name} has nothing for a newcomer: {method.no_newcomers}; leave the "
+            "option out, or choose another method"
+        )
+    if config.train.private_norm != "none" and "private_norm" not in method.train_settings:
+        raise ConfigError(
+            "evaluation.unseen_clients: a newcomer has no normalization layers of its own, which train.private_norm "
+            "keeps with the clients: choose algorithm=fedbn, which fits them, or leave one of the two out"
+        )
+    if evaluation.unseen_epochs is not None and method.joins_for != "train.local_epochs":
+        rule = f"trains as long as {method.joins_for} says" if method.joins_for else "trains nothing"
+        tuned = ", set algorithm.finetune_epochs" if "finetune_epochs" in type(method).model_fields else ""
+        raise ConfigError(f"evaluation.unseen_epochs: a newcomer to {method.name} {rule}: leave it out{tuned}")
+
+
+def check_newcomers(config: ExperimentConfig, sizes: np.ndarray) -> None:
+    """Refuses newcomers of whom none can be scored, and says how many cannot learn or be scored.
+
+    Args:
+        config: the experiment.
+        sizes: samples by client that is held out, and split.
+
+    Raises:
+        DataError: none of them has a sample to be judged by.
+    """
+    splits = config.evaluation.splits
+    judged = "test" if "test" in splits else splits[0]
+    for split in ("train", judged):
+        without = int((sizes[:, SPLITS.index(split)] == 0).sum())
+        if without == len(sizes) and split == judged:
+            raise DataError(
+                f"evaluation.unseen_clients: none of the {len(sizes)} clients held out has a {judged} sample: raise "
+                f"evaluation.unseen_clients or holdout.{judged}"
+            )
+        if without:
+            _log.warning("%d of %d clients held out have no %s samples", without, len(sizes), split)
+
+
+def check_official_personalized(method: Any) -> None:
+    """Refuses to score personalized models where there are none.
+
+    Raises:
+        ConfigError: naming the method.
+    """
+    tuned = getattr(method, "finetune_epochs", None) is not None
+    if method.personalized == "global" and method.sweep is None and not tuned:
+        raise ConfigError(
+            f"evaluation.official_personalized: {method.name} has no personalized models; evaluation.official_test "
+            "scores its global one"
+        )
+
+
+def check_official_test(method: Any, initial: Tree, task: Task, context: RoundContext) -> None:
+    """Refuses to score the server's model where there is none.
+
+    Args:
+        method: the method.
+        initial: the server's tree before round 0.
+        task: what is learned.
+        context: of round 0.
+
+    Raises:
+        ConfigError: naming the method.
+    """
+    server, _ = method.served(initial, context)
+    if not method.global_predictors(server, task):
+        raise ConfigError(
+            f"evaluation.official_test: {method.name} has no model of the server's own; leave the option out"
+        )

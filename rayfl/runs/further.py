@@ -1,0 +1,63 @@
+"""The tables at the end of a run about others than the clients that train on their own test data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from rayfl.experiment.result import Result
+from rayfl.metrics import Metric
+from rayfl.results.personalized import PersonalizedRows
+from rayfl.results.schemas import metrics_of
+from rayfl.runs.measured import Measured
+
+FURTHER = {
+    Measured("test", "unseen"): "clients held out from training, on their own test data",
+    Measured("official", "all"): "clients' own models on the official test part, the same samples for all",
+    Measured("official", "unseen"): "models of clients held out from training on the official test part",
+}
+"""What of a run is in no table of its clients' own test data, and in words."""
+
+
+def further_rows(rounds: pa.Table, own: PersonalizedRows, measured: Measured) -> list[dict[str, Any]]:
+    """The rows of the last such evaluation: the global model, the personalized one, and others that are no sweep's."""
+    rows = rounds.filter(measured.rows)
+    if not rows.num_rows:
+        return []
+    last = rows.filter(pc.equal(rows["round"], pc.max(rows["round"]))).to_pylist()
+    return [row for row in last if own.is_summary(row) or not (row["selected_on"] or own.is_member(row["model"]))]
+
+
+def further_tables(result: Result) -> list[Table]:
+    """A table of the first metric for each of :data:`FURTHER` that a run has."""
+    own, first = PersonalizedRows.of(result.config.algorithm), metrics_of(result.rounds)[0]
+    found = ((title, further_rows(result.rounds, own, measured)) for measured, title in FURTHER.items())
+    return [_table(title, rows, own, first) for title, rows in found if rows]
+
+
+def all_further(result: Result) -> list[dict[str, Any]]:
+    """The rows of these tables."""
+    own = PersonalizedRows.of(result.config.algorithm)
+    return [row for measured in FURTHER for row in further_rows(result.rounds, own, measured)]
+
+
+def _table(title: str, rows: list[dict[str, Any]], own: PersonalizedRows, first: Metric) -> Table:
+    table = Table(
+        title=f"{title[0].upper()}{title[1:]}: mean +- std over clients",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 0, 0, 1),
+    )
+    table.add_column("model", overflow="fold")
+    table.add_column("clients", justify="right")
+    table.add_column(first.heading, justify="right", no_wrap=True)
+    for row in rows:
+        spread = f"{first.shown(row[first.name])} +- {first.shown(row[f'{first.name}_std'])}"
+        style = "bold" if own.is_summary(row) else None
+        table.add_row(str(row["choice"] or row["model"]), str(row["clients"]), spread, style=style)
+    return table

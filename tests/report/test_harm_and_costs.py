@@ -1,0 +1,151 @@
+"""Who is harmed, and what runs took: numbers, pairs by client, seeds, formats, refusals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import rayfl
+from algorithms.registry import METHODS
+from rayfl.cli.entry import app
+from rayfl.report import costs, harm
+from rayfl.report.grouping import group_runs
+from rayfl.report.rows import RowKey, compared_keys
+from rayfl.runs.loading import Run, load_runs
+from rayfl.runs.rows import where
+from tests.support.experiments import small_experiment
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ditto with two seeds, and local training with both; operations are counted."""
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("ditto", "local"):
+        for seed in (0, 1):
+            made = small_experiment(folder, f"{method}-{seed}", method, backend="inline")
+            made["train"] = {**made["train"], "rounds": 2}
+            rayfl.run({**made, "seed": seed, "tracking": {"tensorboard": False, "flops": True}})
+    return folder
+
+
+def loaded(folder: Path, *names: str) -> list[Run]:
+    return load_runs([str(folder / name) for name in names], METHODS)
+
+
+def accuracies(run: Run, model: str) -> dict[int, float]:
+    rows = where(run.clients, round=2, cohort="all", split="test", model=model)
+    return dict(zip(rows["client"].to_pylist(), rows["top1"].to_pylist(), strict=True))
+
+
+def lines_of(runs: list[Run]) -> tuple[list[harm.Harm], list[str]]:
+    groups = group_runs(runs)
+    return harm.found(groups, {group.label: compared_keys(group.runs[0]) for group in groups})
+
+
+def test_shares_below_are_paired_by_client_and_quantiles_are_over_clients(folder: Path) -> None:
+    ditto, local = runs = loaded(folder, "ditto-0", "local-0")
+    lines, notes = lines_of(runs)
+    by_row = {(line.method, line.model): line for line in lines}
+    own, shared, alone = (accuracies(run, model) for run, model in ((ditto, "personalized"), (ditto, "global"),
+                                                                    (local, "personalized")))  # fmt: skip
+    line = by_row["ditto", "personalized"]
+    assert line.below["global"] == harm.Over(np.mean([own[k] < shared[k] for k in own]), None)
+    assert line.below["local"] == harm.Over(np.mean([own[k] < alone[k] for k in own]), None)
+    assert [line.quantiles[q].mean for q in harm.QUANTILES] == pytest.approx(
+        np.percentile(list(own.values()), harm.QUANTILES)
+    )
+    assert by_row["ditto", "global"].below["global"] is None, "a model is not compared with itself"
+    assert by_row["local", "personalized"].below == {"global": None, "local": None}
+    assert line.clients == 5 and not notes
+
+
+def test_over_seeds_there_is_a_mean_and_a_spread_and_each_seed_has_its_own_local_run(folder: Path) -> None:
+    runs = loaded(folder, "ditto-0", "ditto-1", "local-0", "local-1")
+    line = next(one for one in lines_of(runs)[0] if (one.method, one.model) == ("ditto", "personalized"))
+    singles = [
+        next(one for one in lines_of(loaded(folder, f"ditto-{s}", f"local-{s}"))[0] if one.model == "personalized")
+        for s in (0, 1)
+    ]
+    for name in harm.REFERENCES:
+        each = [one.below[name].mean for one in singles]  # type: ignore[union-attr]
+        assert line.below[name] == harm.Over(pytest.approx(np.mean(each)), pytest.approx(np.std(each, ddof=1)))
+    assert line.seeds == 2 and line.quantiles[50].std is not None
+
+
+def test_without_local_training_of_the_same_seed_nobody_is_below_it(folder: Path) -> None:
+    lines, notes = lines_of(loaded(folder, "ditto-0"))
+    assert all(line.below["local"] is None for line in lines)
+    assert notes == ["No run of the method local with the same data and seed: nobody is compared with local training."]
+    lines, _ = lines_of(loaded(folder, "ditto-0", "ditto-1", "local-1"))
+    assert all(line.below["local"] is None for line in lines if line.method == "ditto"), "one seed has no such run"
+
+
+def compared(folder: Path, *options: str) -> Any:
+    names = ("ditto-0", "ditto-1", "local-0", "local-1")
+    done = CliRunner().invoke(app, ["compare", *(str(folder / name) for name in names), *options])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout
+
+
+def test_compare_prints_harm_in_every_format_that_there_is(folder: Path) -> None:
+    assert "below" in compared(folder, "--about", "harm") and "Who is harmed" in compared(folder, "--about", "harm")
+    content = json.loads(compared(folder, "--about", "harm", "--json"))
+    assert content["schema"] == "rayfl.compare-harm/1" and content["notes"] == []
+    rows = list(csv.DictReader(io.StringIO(compared(folder, "--about", "harm", "--format", "csv"))))
+    assert [row["method"] for row in rows] == [row["method"] for row in content["rows"]]
+    for text, row in zip(rows, content["rows"], strict=True):
+        for name in ("below_global", "below_local", "q05", "q50", "q95_std_over_seeds"):
+            assert (float(text[name]) if text[name] else None) == row[name]
+    done = CliRunner().invoke(app, ["compare", str(folder / "ditto-0"), "--about", "harm", "--format", "latex"])
+    assert "--about harm is printed as a table, csv or json" in str(done.exception)
+
+
+def test_the_report_has_both_sections(folder: Path, tmp_path: Path) -> None:
+    runs = [str(folder / name) for name in ("ditto-0", "local-0")]
+    done = CliRunner().invoke(app, ["report", *runs, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Who is harmed" in page and "below local," in page and "operations (GFLOP)" in page
+    with (tmp_path / "figures" / "costs.csv").open() as file:
+        drawn = {(row["method"], row["cost"]) for row in csv.DictReader(file)}
+    assert {cost for _, cost in drawn} == {cost.name for cost in costs.COSTS}
+
+
+def test_costs_are_those_of_the_files(folder: Path) -> None:
+    lines, notes = costs.found(group_runs(loaded(folder, "ditto-0", "ditto-1")), {})
+    (line,) = lines
+    runs = loaded(folder, "ditto-0", "ditto-1")
+    sums = [sum(one["flops"] for one in run.costs) for run in runs]
+    assert line.costs["flops"] == costs.Over(pytest.approx(np.mean(sums)), pytest.approx(np.std(sums, ddof=1)))
+    # two models are trained in each client's round, but one travels
+    local = costs.found(group_runs(loaded(folder, "local-0")), {})[0][0]
+    alone = local.costs["flops"]
+    assert alone is not None and 1.9 < sums[0] / alone.mean < 2.1
+    assert local.costs["bytes_sent"] == costs.Over(0.0, None)
+    assert all(over is not None and over.mean > 0 for over in line.costs.values()) and not notes
+    assert len(runs[0].costs) == 2 and runs[0].costs[-1]["states"] >= 3
+
+
+def test_costs_that_were_not_counted_are_no_numbers(folder: Path, tmp_path: Path) -> None:
+    made = small_experiment(tmp_path, "plain", "fedavg", backend="inline")
+    made["train"] = {**made["train"], "rounds": 1}
+    rayfl.run(made)
+    (line,), notes = costs.found(group_runs(loaded(tmp_path, "plain")), {})
+    assert line.costs["flops"] is None and "tracking.flops=true" in notes[0]
+    assert line.costs["client_seconds"] is not None
+    (tmp_path / "plain" / "costs.jsonl").unlink()
+    (old,) = loaded(tmp_path, "plain")
+    assert not costs.section(group_runs([old])), "a run from before costs were noted has no such section"
+
+
+def test_a_sweeps_choice_for_each_client_has_no_rows_and_is_left_out(folder: Path) -> None:
+    groups = group_runs(loaded(folder, "ditto-0"))
+    key = RowKey("lambda=best", "validation per client")
+    assert harm.found(groups, {groups[0].label: [key]})[0] == []
