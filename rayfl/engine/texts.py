@@ -66,7 +66,8 @@ class Cutter:
 
 def cutter_of(task: Task) -> Cutter | None:
     """What cuts a task's batches; None where a model must see all columns, or rows are not filled up."""
-    paddings = {candidate.network.padding for candidate in task.candidates}
+    # What a task of one's own has for a network need not be one.
+    paddings = {getattr(candidate.network, "padding", None) for candidate in task.candidates}
     padding = paddings.pop()
     if padding is None or paddings:
         return None
