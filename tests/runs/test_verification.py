@@ -69,8 +69,8 @@ def test_a_whole_run(run: Path) -> None:
     before = contents(run)
     report = verify(Storage(str(run)))
     assert (report.problems, report.notes, report.commits) == ([], [], [3, 4])
-    # all but config.yaml, rayfl.log, timings.jsonl, costs.jsonl, environment.json, result.json, progress.csv, newest.json
-    # and both manifests
+    # all but config.yaml, rayfl.log, timings.jsonl, costs.jsonl, environment.json, result.json, progress.csv,
+    # newest.json and both manifests
     assert report.files == len(before) - 10
     assert contents(run) == before
     done = CliRunner().invoke(app, ["verify", str(run)])
