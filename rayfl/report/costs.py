@@ -10,8 +10,9 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as TerminalTable
 
+from rayfl.plots.style import draw_curve
 from rayfl.report.blocks import Block, Cell, Column, Figure, Paragraph, Table
-from rayfl.report.drawing import DASHES, MARKERS, SERIES, Drawing, table_of
+from rayfl.report.drawing import Drawing, table_of
 from rayfl.report.grouping import Group
 from rayfl.report.harm import Over
 from rayfl.report.rows import RowKey, curve, shown_key
@@ -196,12 +197,10 @@ def drawing(groups: Sequence[Group]) -> Drawing | None:
     for panel, cost in zip(panels, shown, strict=False):
         for point in (point for point in points if point["cost"] == cost.name):
             place = labels.index(point["method"])
-            colour = SERIES[place % len(SERIES)]
             xs, ys = cost.scale * np.array(point["x"]), first.scale * np.array(point["y"])
             known = {line.get_label() for line in panel.get_lines()}
             name = "_" if point["method"] in known else point["method"]
-            style = {"marker": MARKERS[place % len(MARKERS)], "linestyle": DASHES[place // len(SERIES) % len(DASHES)]}
-            panel.plot(xs, ys, color=colour, label=name, markersize=3 if len(xs) > 1 else 6, **style)
+            draw_curve(panel, place, name, xs, ys)
         panel.set(xlabel=cost.heading, ylabel=first.heading)
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=min(4, len(labels)))

@@ -22,6 +22,7 @@ from rayfl.storage.commits import FOLDER, CommitStore
 from rayfl.storage.files import Storage
 from rayfl.storage.manifest import Manifest, manifest_name
 from rayfl.storage.run_folder import CONFIG
+from rayfl.tracking.timings import FILE as TIMINGS
 
 
 class RunFolder(Run):
@@ -45,7 +46,7 @@ class RunFolder(Run):
     @cached_property
     def timings(self) -> list[dict[str, float]]:
         """Seconds by phase, a mapping a round, by ascending round; raises RunError when there are none."""
-        found = self._lines()
+        found = self._lines(TIMINGS)
         if not found:
             raise RunError(f"{self.uri} has no timings.jsonl: the run ended before its first commit")
         return found
