@@ -125,7 +125,7 @@ def start_local(num_cpus: int | None = None) -> None:
             ray.shutdown()
             said = " ".join(str(error).split())
             raise ResourceError(
-                f"Ray did not start on this machine ({said}): it may be busy, or short of memory or disk; try again, or "
+                f"Ray did not start on this machine ({said}): it may be busy or short of memory; try again, or "
                 "run without Ray in this process: cluster.backend=inline"
             ) from error
     _close_session_folder()
