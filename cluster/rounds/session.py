@@ -107,19 +107,27 @@ def start_local(num_cpus: int | None = None) -> None:
         num_cpus: CPUs it pretends to have; None: the machine's.
 
     Raises:
-        ResourceError: when there is no folder for its files.
+        ResourceError: when there is no folder for its files, or it does not come up.
     """
     name, value = _FREE_AT_ONCE
     folder = private_folder()
     with _loopback(), _variable(name, os.environ.get(name, value)), demanding_token():
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=None if folder is None else str(folder),
-        )
+        try:
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=None if folder is None else str(folder),
+            )
+        except Exception as error:  # Ray raises plain ones: a busy machine is no defect
+            ray.shutdown()
+            said = " ".join(str(error).split())
+            raise ResourceError(
+                f"Ray did not start on this machine ({said}): it may be busy or short of memory; try again, or "
+                "run without Ray in this process: cluster.backend=inline"
+            ) from error
     _close_session_folder()
 
 

@@ -13,7 +13,7 @@ import pytest
 import ray
 
 import rayfl
-from cluster.rounds.session import ray_session
+from cluster.rounds.session import ray_session, start_local
 from rayfl.errors import ResourceError
 from tests.support.experiments import assert_same, outcome, small_experiment
 
@@ -127,3 +127,14 @@ def test_an_existing_cluster_is_attached_to_and_never_stopped(tmp_path: Path) ->
 def test_actors_that_do_not_fit_are_refused_with_numbers(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"9 actors with 1 CPUs.*the cluster has 8 CPUs"):
         rayfl.run(small_experiment(tmp_path, "large", "fedavg", num_actors=9))
+
+
+def test_a_ray_that_does_not_come_up_is_no_defect_of_rayfl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine under load Ray's node times out, with a plain Exception."""
+
+    def slow(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", slow)
+    with pytest.raises(ResourceError, match=r"Ray did not start on this machine \(The current node.*backend=inline"):
+        start_local()
