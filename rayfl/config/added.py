@@ -20,7 +20,6 @@ ADDED: Mapping[str, Any] = {
     "dataset.tokenizer": None,
     "dataset.vocabulary": None,
     "engine.capture": False,
-    "engine.compile": False,
     "task": {"name": "classification", "metrics": [], "thresholds": 101},
     "train.betas": [0.9, 0.999],
     "train.dampening": 0.0,

@@ -352,8 +352,7 @@ class ExperimentConfig(_Section):
         del content["init"]
         if self.init.source is not None:
             content["init"] = self.init.identity
-        compiled = ["compiled"] if self.engine.compile else []
-        content["engine"] = ", ".join([self.engine.mode, self.engine.precision, STEPS, *compiled])
+        content["engine"] = ", ".join([self.engine.mode, self.engine.precision, STEPS])
         return without_added(content)
 
     def fingerprint(self) -> str:
