@@ -349,8 +349,7 @@ class ExperimentConfig(_Section):
         if self.init.source is not None:
             content["init"] = self.init.identity
         content["model"] = without_places(content["model"])
-        compiled = ["compiled"] if self.engine.compile else []
-        content["engine"] = ", ".join([self.engine.mode, self.engine.precision, STEPS, *compiled])
+        content["engine"] = ", ".join([self.engine.mode, self.engine.precision, STEPS])
         return without_added(content)
 
     def fingerprint(self) -> str:

@@ -13,11 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from rayfl.diagnosis.device_errors import Pieces, check_context, free_device_memory, ran_out_of_memory
 from rayfl.engine import looped, vectorized
 from rayfl.engine.capture import Capture, CudaGraphs
-from rayfl.engine.compiled import Compiler, check_compiler
 from rayfl.engine.flops import FlopCounter
 from rayfl.engine.precision import Precision, why_not
 from rayfl.engine.requests import SERVER, GradientRequest, Objective, OutputRequest, Request, TrainRequest
-from rayfl.engine.stacked_gradients import name_of
 from rayfl.engine.tasks import Task
 from rayfl.errors import as_error, text_of
 
@@ -58,11 +56,6 @@ class EngineConfig(BaseModel):
         description="record a step of stacked clients as a CUDA graph, and replay it for those that are alike: the "
         "host then launches one graph a step; the results are the same",
     )
-    compile: bool = Field(
-        False,
-        description="compile the gradients of stacked clients (PyTorch's Inductor), once for each shape of a stack; "
-        "needs a C++ compiler, or Triton on GPUs; results differ by rounding",
-    )
 
 
 class Engine:
@@ -91,8 +84,6 @@ class Engine:
         notes += why_not(config.precision, device)
         on_gpu = device.type == "cuda"
         notes += [] if on_gpu or not config.capture else [f"engine.capture is for GPUs, it changes nothing on {device}"]
-        if config.compile and not self.vectorized:
-            notes.append("engine.compile is for stacked clients (engine.mode=vectorized), and changes nothing here")
         self.note = "; ".join(notes)
         if self.note:
             _log.warning("%s", self.note)
@@ -103,9 +94,6 @@ class Engine:
                 candidate.network.compute_in(torch.bfloat16)
         self._capture = Capture(CudaGraphs(device)) if config.capture and self.vectorized and on_gpu else None
         self.rows_per_step = config.rows_per_step
-        self._compiler = Compiler() if config.compile and self.vectorized else None
-        if self._compiler is not None:
-            check_compiler(device)
         self.flops: FlopCounter | None = None
         self._said: set[str] = set()
         self._unstackable: list[Objective] = []
@@ -188,7 +176,7 @@ class Engine:
         Every attempt begins with the requests as they were: an update writes nothing before all of it is computed.
         """
         try:
-            return list(vectorized.train(requests, task, self.device, self._capture, self._compiler))
+            return list(vectorized.train(requests, task, self.device, self._capture))
         except BaseException as error:
             too_large, reason = ran_out_of_memory(error), _first_line(error)
             if too_large and len(requests) == 1:
@@ -219,7 +207,7 @@ class Engine:
                 "%d clients failed together, but not one by one: %s; those with %s are trained one by one from now on",
                 len(requests),
                 reason,
-                name_of(objective),
+                _name_of(objective),
             )
         return replies
 
@@ -263,6 +251,10 @@ class Engine:
 
 def _steps(request: Request) -> int:
     return request.plan.steps if isinstance(request, TrainRequest) else 0
+
+
+def _name_of(objective: Objective) -> str:
+    return f"the objective {getattr(objective, '__qualname__', type(objective).__name__)}"
 
 
 def _first_line(error: BaseException) -> str:

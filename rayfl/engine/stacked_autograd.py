@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.engine.compiled import Compiler
 from rayfl.engine.feed import of_step
 from rayfl.engine.looped import moved_paths, step_keys
 from rayfl.engine.optimizers import Kept, clipped, key_of, rule_of
@@ -27,14 +26,11 @@ class StackedAutograd:
         ranked: the clients, those with most steps first.
         task: what is learned.
         device: where to compute.
-        compiler: compiles the gradients; None leaves them to autograd.
     """
 
     phase = 0
 
-    def __init__(
-        self, ranked: Sequence[TrainRequest], task: Task, device: torch.device, compiler: Compiler | None = None
-    ) -> None:
+    def __init__(self, ranked: Sequence[TrainRequest], task: Task, device: torch.device) -> None:
         first = ranked[0]
         self._paths = [path for path, _ in leaves(first.trainable)]
         self._model = _stack([request.trainable for request in ranked], device)
@@ -46,7 +42,7 @@ class StackedAutograd:
         self._draws = None if first.draws is None else _pad_draws(ranked, device)
         self._keys = step_keys(ranked, first.plan.steps, task, device)
         dims = (self._frozen_dims, None if self._draws is None else 0)
-        self._gradients = StackedGradients(_on_tensors(first, task), task, dims, True, compiler, first.objective)
+        self._gradients = StackedGradients(_on_tensors(first, task), task, dims)
 
     def step(self, number: int | Tensor, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
         """Moves the first ``active`` clients along the gradients of a mini-batch of each."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from rayfl.engine.compiled import Compiler
 from rayfl.engine.tasks import Task, begin_step
 
 Loss = Callable[..., Tensor]
@@ -29,21 +27,10 @@ class StackedGradients:
         others: by further argument of the loss, along which dimension its tensors are stacked (0); None where clients
             share it.
         first: whether it is the first of a step; another one draws what follows in the step.
-        compiler: runs what it has compiled; None takes the gradients by autograd each time.
-        objective: what stands for the loss where it is compiled; equal ones are the same function.
     """
 
-    def __init__(
-        self,
-        loss: Loss,
-        task: Task,
-        others: Sequence[Any] = (),
-        first: bool = True,
-        compiler: Compiler | None = None,
-        objective: Any = None,
-    ) -> None:
+    def __init__(self, loss: Loss, task: Task, others: Sequence[Any] = (), first: bool = True) -> None:
         self._loss, self._task, self._others, self._first = loss, task, tuple(others), first
-        self._compiler, self._objective = compiler, objective
 
     def __call__(
         self,
@@ -67,37 +54,15 @@ class StackedGradients:
             others: further arguments of the loss.
         """
 
-        arguments = dict(tensors), key, x, y, mask, *others
-        work = partial(self._taken, tuple(moved))
-        if self._compiler is None:
-            return work(*arguments)
-        identity = self._objective, self._task, tuple(moved)
-        return self._compiler.run(name_of(self._objective), identity, work, arguments)
-
-    def _taken(
-        self,
-        moved: Sequence[str],
-        tensors: Mapping[str, Tensor],
-        key: Tensor | None,
-        x: Tensor,
-        y: Tensor,
-        mask: Tensor | None,
-        *others: Any,
-    ) -> list[Tensor]:
-        def loss(model: Mapping[str, Tensor], key: Any, x: Tensor, y: Tensor, mask: Any, *rest: Any) -> Tensor:
+        def loss(
+            model: Mapping[str, Tensor], key: Tensor | None, x: Tensor, y: Tensor, mask: Any, *rest: Any
+        ) -> Tensor:
             if key is not None:
                 begin_step(self._task, key, mask is not None, self._first)
             return self._loss(model, x, y, mask, *rest)
 
         stacked = (0 if key is not None else None, 0, 0, 0 if mask is not None else None)
-        with torch.enable_grad():
-            variables = {path: tensors[path].detach().requires_grad_() for path in moved}
-            model = {**tensors, **variables}
-            losses = vmap(loss, in_dims=(0, *stacked, *self._others))(model, key, x, y, mask, *others)
-            found = torch.autograd.grad(losses.sum(), list(variables.values()), materialize_grads=True)
+        variables = {path: tensors[path].detach().requires_grad_() for path in moved}
+        losses = vmap(loss, in_dims=(0, *stacked, *self._others))({**tensors, **variables}, key, x, y, mask, *others)
+        found = torch.autograd.grad(losses.sum(), list(variables.values()), materialize_grads=True)
         return list(found)
-
-
-def name_of(objective: Any) -> str:
-    """The name of an objective, for messages."""
-    return f"the objective {getattr(objective, '__qualname__', type(objective).__name__)}"

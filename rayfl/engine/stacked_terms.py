@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.engine.compiled import Compiler
 from rayfl.engine.feed import of_step
 from rayfl.engine.flat import Layout
 from rayfl.engine.linear_program import LinearProgram
@@ -21,7 +20,7 @@ from rayfl.engine.looped import step_keys
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_chain import write_gradients
 from rayfl.engine.stacked_gradients import StackedGradients
-from rayfl.engine.tasks import Batch, Classification, Task, tells_steps
+from rayfl.engine.tasks import Batch, Classification, Task
 from rayfl.engine.terms import TRAINED
 from rayfl.engine.untouched import Untouched
 from rayfl.params import Tree
@@ -35,19 +34,13 @@ class StackedTerms:
         ranked: the clients, those with most steps first.
         task: what is learned.
         device: where to compute.
-        compiler: compiles gradients of losses; None leaves them to autograd.
 
     Attributes:
         phase: the block that holds the models.
     """
 
     def __init__(
-        self,
-        program: LinearProgram,
-        ranked: Sequence[TrainRequest],
-        task: Task,
-        device: torch.device,
-        compiler: Compiler | None = None,
+        self, program: LinearProgram, ranked: Sequence[TrainRequest], task: Task, device: torch.device
     ) -> None:
         self._program, self._ranked, self._task = program, ranked, task
         self.lent = Untouched({})  # no code of a method's is run
@@ -64,11 +57,8 @@ class StackedTerms:
         self._weights = [convert((along @ m.weights).reshape(3, -1)) for m in program.measures]
         self._columns = self._segments()
         self._keys = step_keys(ranked, ranked[0].plan.steps, task, device)
-        # Compiled code counts no masks: of several losses, each goes on where the one before has ended.
-        compiler = compiler if len(program.points) == 1 or not tells_steps(task) else None
         self._gradients = [
-            StackedGradients(partial(_loss, task), task, (), not n, compiler, type(task).loss)
-            for n in range(len(program.points))
+            StackedGradients(partial(_loss, task), task, first=not n) for n in range(len(program.points))
         ]
         self._views: dict[tuple[int, int, int], dict[str, Tensor]] = {}
         self.phase = 0
@@ -167,7 +157,8 @@ class StackedTerms:
         if layers is not None and isinstance(task, Classification):
             write_gradients(layers, task.chain(room) or [], x, y, mask)
             return
-        made = self._gradients[place](model, list(room), *batch)
+        with torch.enable_grad():
+            made = self._gradients[place](model, list(room), *batch)
         torch._foreach_copy_(list(room.values()), made)
 
     def _leaves(self, row: int, active: int) -> dict[str, Tensor]:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rayfl.engine.capture import Capture, RecordedSteps
-from rayfl.engine.compiled import Compiler
 from rayfl.engine.feed import Feed
 from rayfl.engine.linear_program import LinearProgram, NotLinearError
 from rayfl.engine.looped import check_frozen, moved_paths
@@ -48,11 +47,7 @@ class Stack(Protocol):
 
 
 def train(
-    requests: Sequence[TrainRequest],
-    task: Task,
-    device: torch.device,
-    capture: Capture | None = None,
-    compiler: Compiler | None = None,
+    requests: Sequence[TrainRequest], task: Task, device: torch.device, capture: Capture | None = None
 ) -> list[Tree]:
     """Runs the local updates of one group (equal ``TrainRequest.group()``).
 
@@ -61,7 +56,6 @@ def train(
         task: what is learned.
         device: where to compute.
         capture: records steps to replay them; None launches the operations of each.
-        compiler: compiles gradients; None leaves them to autograd.
 
     Returns:
         What is trained, in the order given.
@@ -69,7 +63,7 @@ def train(
     order = sorted(range(len(requests)), key=lambda i: -requests[i].plan.steps)
     ranked = [requests[i] for i in order]
     feed = Feed(ranked, device, cutter_of(task))
-    stack = _stack_of(ranked, task, device, compiler)
+    stack = _stack_of(ranked, task, device)
     trained: list[Tree] = []
     slots: list[dict[str, dict[str, Tensor]]] = []
 
@@ -104,14 +98,14 @@ def train(
     return [found[position] for position in range(len(requests))]
 
 
-def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device, compiler: Compiler | None) -> Stack:
+def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device) -> Stack:
     """What steps on a sum of terms where it can, and along the gradient of the whole objective where not."""
     if are_products(device):
         try:
-            return StackedTerms(LinearProgram(ranked[0], task), ranked, task, device, compiler)
+            return StackedTerms(LinearProgram(ranked[0], task), ranked, task, device)
         except NotLinearError:
             pass
-    return StackedAutograd(ranked, task, device, compiler)
+    return StackedAutograd(ranked, task, device)
 
 
 def are_products(device: torch.device) -> bool:
