@@ -1,6 +1,6 @@
 """Sums of clients' contributions that stay apart from their host's result, to be merged before they travel.
 
-Sums are exact: whoever merges them, in whatever order, the bits are the same.
+Sums are exact: their bits do not depend on which host merges them, nor on the order.
 """
 
 from __future__ import annotations

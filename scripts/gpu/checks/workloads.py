@@ -32,7 +32,7 @@ class Workload:
         samples: training samples of each.
         methods: what trains it, by name.
         train: of the training section.
-        cut: only so many times fewer samples are trained on; seconds a round are estimated by multiplying.
+        cut: samples are divided by it, and measured seconds multiplied, which makes an estimate of them.
     """
 
     title: str
