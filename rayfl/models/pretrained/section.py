@@ -169,7 +169,7 @@ class PretrainedModel(Architecture):
         Raises:
             ModelError: the data's is another one than the base's.
         """
-        own, given = self._folder.config.get("pad_token_id"), getattr(spec, "padding", None)
+        own, given = self._folder.config.get("pad_token_id"), spec.padding
         if own is not None and given is not None and own != given:
             raise self.misfit(spec, f"rows padded with the token {own}: use the tokenizer of the base")
         return next((int(token) for token in (own, given) if token is not None), 0)
