@@ -40,7 +40,9 @@ def own_modules(config: ExperimentConfig) -> dict[Path, Path]:
         top = folder / module.partition(".")[0]
         files = sorted(top.rglob("*.py")) if top.is_dir() else [file]
         imported = [getattr(other, "__file__", None) for other in list(sys.modules.values())]
-        beside = [Path(other).resolve() for other in imported if other and is_own(other)]
+        # Modules that are made at run time (torch.ops) name files that are not there.
+        there = [Path(other) for other in imported if other and is_own(other) and Path(other).is_absolute()]
+        beside = [path.resolve() for path in there if path.is_file()]
         files += [other for other in beside if other.suffix == ".py" and _top(other, folder)]
         found |= {path.resolve().relative_to(folder): path for path in files}
     return found

@@ -164,8 +164,11 @@ def test_models_and_data_of_the_users_own_are_looked_for_too(tmp_path: Path) -> 
         ("dataset.function", {"dataset": "tests.support.own_data:whole", "partition": {"name": "natural"}}),
         ("model.factory", {"model": {"name": "tests.support.own_models:plain", "head": "2"}}),
     ):
-        with pytest.raises(ConfigError, match=rf"{field}: 'tests\..*own_\w+\.py\) is not sent along"):
-            send(FakeClient(), experiment(tmp_path, **value))
+        with pytest.raises(ConfigError, match=rf"{field}: 'tests\..*own_\w+\.py\) is not in --working-dir"):
+            send(FakeClient(), experiment(tmp_path, **value), working_dir=tmp_path)
+        client = FakeClient()
+        send(client, experiment(tmp_path, **value))
+        assert {"tests/__init__.py", "tests/support/own_data.py", "tests/support/own_models.py"} <= client.files
         assert send(FakeClient(), experiment(tmp_path, **value), working_dir=Path(__file__).parents[3])
     only_there = {"model": {"name": "nowhere.at_all:plain", "head": "2"}}
     assert send(FakeClient(), experiment(tmp_path, **only_there))
