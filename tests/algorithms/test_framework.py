@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actors.hosting.host import ClientHost
-from actors.hosting.job import Job, JobResult
+from actors.hosting.job import JobResult
+from actors.hosting.procedures import Procedures
 from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.data.federated import FederatedDataset
@@ -52,14 +52,14 @@ def vectors(scores: Mapping[int, Mapping[str, Any]]) -> dict[tuple[int, str], li
 def replies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
     """Records (client, reply) of every procedure that uploads something."""
     seen: list[tuple[int, Any]] = []
-    checked = ClientHost._checked
+    result_of = Procedures._result_of
 
-    def recording(self: ClientHost, job: Job, client: Client, outcome: Any, *others: Any) -> JobResult:
-        if job.kind != "evaluate" and job.counted:
+    def recording(self: Procedures, client: Client, outcome: Any, *others: Any) -> JobResult:
+        if self._job.kind != "evaluate" and self._job.counted:
             seen.append((client.id, outcome))
-        return checked(self, job, client, outcome, *others)
+        return result_of(self, client, outcome, *others)
 
-    monkeypatch.setattr(ClientHost, "_checked", recording)
+    monkeypatch.setattr(Procedures, "_result_of", recording)
     return seen
 
 

@@ -217,15 +217,12 @@ def values(annotation: Any, default: Any) -> Iterator[Any]:
     elif annotation is type(None):
         yield None
     elif origin is dict:
-        yield from ({"seed": 1}, {"seed": 2})
+        pairs = zip(*(values(argument, None) for argument in arguments), strict=False)
+        yield from ({"seed": 1}, {"seed": 2}, *({key: value} for key, value in pairs))
     elif origin in (tuple, list):
         items = [list(values(argument, None)) for argument in arguments if argument is not Ellipsis]
         for first in itertools.islice(itertools.product(*items), 40):
             yield from (first, first * 2, first * 3)
-    elif origin is dict:
-        yield from (
-            {key: value} for key, value in zip(*(values(argument, None) for argument in arguments), strict=False)
-        )
     elif arguments:  # a union, or one with constraints
         for argument in arguments:
             yield from values(argument, default)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import rayfl
-from actors.hosting.host import ClientHost
+from actors.hosting.procedures import Procedures
 from algorithms.base import Averaging
 from algorithms.fedavg import FedAvg
 from algorithms.registry import Experiment
@@ -142,14 +142,14 @@ def test_for_every_method_nothing_private_is_at_the_server(
     case: Case, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Any] = []
-    checked = ClientHost._checked
+    result_of = Procedures._result_of
 
-    def recording(self: ClientHost, job: Any, client: Client, outcome: Any, *others: Any) -> Any:
-        if job.kind != "evaluate":
+    def recording(self: Procedures, client: Client, outcome: Any, *others: Any) -> Any:
+        if self._job.kind != "evaluate":
             sent.append(outcome.tree if isinstance(outcome, Weighted) else outcome)
-        return checked(self, job, client, outcome, *others)
+        return result_of(self, client, outcome, *others)
 
-    monkeypatch.setattr(ClientHost, "_checked", recording)
+    monkeypatch.setattr(Procedures, "_result_of", recording)
     one, three = private_toy(case, policy), private_toy(case, policy, hosts=3)
     for cohort in case.cohorts():
         one.step(cohort)

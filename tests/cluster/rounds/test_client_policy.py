@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import rayfl
-from actors.hosting.host import ClientHost
-from actors.hosting.job import Job, JobResult
+from actors.hosting.job import JobResult
+from actors.hosting.procedures import Procedures
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.engine.client import Client
@@ -45,15 +45,16 @@ def assert_same_but_for_the_note(left: Outcome, right: Outcome) -> None:
 
 def fail(monkeypatch: pytest.MonkeyPatch, plan: set[tuple[int, int]], procedure: str | None = None) -> None:
     """Makes clients fail by (round, client), in one procedure or in all but FLOCO's pass over all clients."""
-    checked = ClientHost._checked
+    result_of = Procedures._result_of
 
-    def failing(self: ClientHost, job: Job, client: Client, *others: Any) -> JobResult:
+    def failing(self: Procedures, client: Client, *others: Any) -> JobResult:
+        job = self._job
         meant = job.procedure == procedure if procedure else job.procedure not in ("signal", "predictors")
         if (job.round, client.id) in plan and meant:
             raise RuntimeError("made up")
-        return checked(self, job, client, *others)
+        return result_of(self, client, *others)
 
-    monkeypatch.setattr(ClientHost, "_checked", failing)
+    monkeypatch.setattr(Procedures, "_result_of", failing)
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - NEEDS_ALL))
@@ -124,14 +125,15 @@ def test_a_client_whose_evaluation_fails_is_missing_in_that_evaluation_only(
 ) -> None:
     config = small_experiment(tmp_path, "scored", "fedavg", backend="inline")
     config |= {"clients": SKIP, "evaluation": {"every": 2, "cohort_received": True}}
-    checked = ClientHost._checked
+    result_of = Procedures._result_of
 
-    def failing(self: ClientHost, job: Job, client: Client, *others: Any) -> JobResult:
+    def failing(self: Procedures, client: Client, *others: Any) -> JobResult:
+        job = self._job
         if job.kind == "evaluate" and client.id == 1 and job.round == 1:
             raise RuntimeError("made up")
-        return checked(self, job, client, *others)
+        return result_of(self, client, *others)
 
-    monkeypatch.setattr(ClientHost, "_checked", failing)
+    monkeypatch.setattr(Procedures, "_result_of", failing)
     result = rayfl.run(config)
     assert rows(tmp_path / "scored") == [(2, 1, "predictors", "RuntimeError: made up")]
     everyone = [row for row in result.rounds.to_pylist() if row["cohort"] == "all" and row["model"] == "global"]
