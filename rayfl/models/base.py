@@ -102,8 +102,8 @@ class Network:
         stochastic: whether a forward pass in training mode draws random numbers (active dropout).
         num_parameters: number of scalars over ``parameter_names``.
         feature_channels: see :class:`ClassificationModel`.
-        folds: whether it runs all clients of a stack as one batch under ``vmap``, through which autograd then goes.
-        rows_per_sample: how many rows a sample makes in the products of a network that folds; else 0.
+        rows_per_sample: how many rows a sample makes in the products of a network that runs all clients of a stack as
+            one batch; else 0.
         groups: further kinds of parameters, by name of the kind.
         padding: see :class:`ClassificationModel`.
         why_differentiable_once: why there is no second derivative, with the fix; empty where there is one.
@@ -113,7 +113,6 @@ class Network:
             normalization keeps a cumulative average (``momentum=None``), whose count would be shared by all clients.
     """
 
-    folds: bool = False
     rows_per_sample: int = 0
     groups: Mapping[str, tuple[str, ...]] = {}
     why_differentiable_once: str = ""

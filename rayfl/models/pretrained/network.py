@@ -95,8 +95,6 @@ class AdaptedNetwork(Network):
         scale: s in W x + s B A x.
     """
 
-    folds = True
-
     def __init__(
         self, model: AdaptedModel, source: Source, given: Mapping[str, Tensor] | None = None, tokens: int = 1
     ) -> None:
