@@ -86,11 +86,11 @@ class PerFedAvg(Averaging):
         value = task.loss({**model, **adapted}, second)
         for part in third:
             direction = _constant(slope(model, adapted, second, task))
-            ahead, behind = (
-                task.loss({**copy(_buffers(model, task)), **add_scaled(here, direction, shift)}, part)
-                for shift in (self.delta, -self.delta)
-            )
-            value = value - self.alpha / (2 * self.delta) * (ahead - behind)
+            drawn, ends = task.network.draws, []
+            for shift in (self.delta, -self.delta):
+                task.network.draws = drawn  # other masks of dropout would differ by more than delta does
+                ends.append(task.loss({**copy(_buffers(model, task)), **add_scaled(here, direction, shift)}, part))
+            value = value - self.alpha / (2 * self.delta) * (ends[0] - ends[1])
         return value
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rayfl.cli.outputs import AsJson, write_json
 from rayfl.tracking import terminal
 
 _FOLDER = "~/models"
@@ -24,11 +25,16 @@ def make(
     name: Annotated[str, typer.Argument(help="tiny-vit, tiny-llama or tiny-bert.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write; default ~/models/<name>.")] = None,
     seed: Annotated[int, typer.Option(help="Of its initial values and mini-batches.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Train a small transformer in seconds, without a download: tiny-vit on scikit-learn's digits 0 to 4."""
     from rayfl.models.pretrained.making import make as train
 
     made = train(name, out or Path(_FOLDER) / name, seed)
+    if as_json:
+        about = {"parameters": made.parameters, "accuracy": made.accuracy, "checksum": made.sha256}
+        write_json("model-make", {"folder": made.folder, **about})
+        return
     terminal.out().print(
         f"folder:     {made.folder}\n"
         f"parameters: {made.parameters:,}\n"
@@ -41,7 +47,10 @@ def make(
     )
 
 
-def inspect(folder: Annotated[Path, typer.Argument(help="Folder with config.json and *.safetensors.")]) -> None:
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="Folder with config.json and *.safetensors.")],
+    as_json: AsJson = False,
+) -> None:
     """Say what is in a folder: family, size, which layers adapters go to, and the checksum that runs are tied to."""
     from rayfl.models.pretrained.families import family_of
     from rayfl.models.pretrained.folder import BaseFolder
@@ -49,6 +58,11 @@ def inspect(folder: Annotated[Path, typer.Argument(help="Folder with config.json
     found = BaseFolder(folder)
     family = family_of(found.model_type)
     types = sorted({entry.dtype for entry in found.entries.values()})
+    if as_json:
+        weights = {"tensors": len(found.entries), "bytes": found.bytes, "types": types}
+        family_is = {"family": found.model_type, "inputs": family.kind, "targets": list(family.targets)}
+        write_json("model-inspect", {"folder": found.path, **family_is, **weights, "checksum": found.sha256})
+        return
     terminal.out().print(
         f"folder:   {found.path}\n"
         f"family:   {found.model_type}, for {'images' if family.kind == 'image' else 'tokens'}\n"

@@ -60,6 +60,22 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
     "fork": {"folder": "of the new run", "round": "after which it begins", "rounds": "how many it is to have"},
     "list": {"kind": "by kind, a list; `name`, `about` and more of each"},
     "logs": {"job": "its id", "text": "what it has printed so far"},
+    "model-inspect": {
+        "folder": "of the pretrained model",
+        "family": "its architecture",
+        "inputs": "image or tokens",
+        "targets": "a list; the layers that adapters go to",
+        "tensors": "how many",
+        "bytes": "of all tensors",
+        "types": "a list",
+        "checksum": "that runs are tied to",
+    },
+    "model-make": {
+        "folder": "that was written",
+        "parameters": "how many numbers",
+        "accuracy": "on what it was trained on",
+        "checksum": "that runs are tied to",
+    },
     "plot": {"kind": "of the figure", "runs": "a list of folders", "figure": "file", "numbers": "CSV file"},
     "repair": {"run": "folder", "repaired": "a list of sentences; empty if nothing needed repair"},
     "replay": {

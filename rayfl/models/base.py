@@ -229,6 +229,15 @@ class Network:
         """
         self._reduced = dtype
 
+    @property
+    def draws(self) -> int:
+        """How many tensors of random numbers the step has had; set back, the next passes have the same ones again."""
+        return self._forward_pass.calls
+
+    @draws.setter
+    def draws(self, count: int) -> None:
+        self._forward_pass.calls = count
+
     def release(self) -> None:
         """Lets go of the last tree."""
         for tensors, key, _ in self._slots:

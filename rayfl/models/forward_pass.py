@@ -61,12 +61,12 @@ class ForwardPass:
             share: rounded to a multiple of 1 / 65536.
             like: has its type and device.
         """
-        key = self.key
+        key, call = self.key, self.calls
         if key is None:
-            key = torch.randint(1 << 62, (), dtype=torch.int64).to(like.device)
+            key, call = torch.randint(1 << 62, (), dtype=torch.int64).to(like.device), 0
         entries, lanes = math.prod(shape), min(max(round(share * _LANES), 1), _LANES - 1)
         counter = torch.arange(-(-entries // 4), device=like.device) * _signed(_GAMMA)
-        bits = counter + (key + _signed(self.calls * _CALL))
+        bits = counter + (key + _signed(call * _CALL))
         bits = (bits ^ (bits >> 30 & (1 << 34) - 1)) * _signed(_FIRST)
         bits = (bits ^ (bits >> 27 & (1 << 37) - 1)) * _signed(_SECOND)
         bits = bits ^ (bits >> 31 & (1 << 33) - 1)

@@ -98,7 +98,8 @@ def _of_epochs(config: ExperimentConfig) -> dict[str, Any]:
         value = getattr(config.algorithm, name)
         if name.endswith(_EPOCHS) and isinstance(value, int) and value > 0:
             changes[f"algorithm.{name}"] = max(1, round(value / epochs))
-    if getattr(config.algorithm, "start", 0.0) > _LATEST_START:
+    start = getattr(config.algorithm, "start", 0.0)
+    if isinstance(start, float) and start > _LATEST_START:
         changes["algorithm.start"] = _LATEST_START
     return changes
 

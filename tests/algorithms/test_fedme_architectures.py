@@ -57,9 +57,9 @@ def test_the_engine_stacks_clients_of_equal_pairs_of_architectures(monkeypatch: 
     groups: list[list[Any]] = []
     train = vectorized.train
 
-    def recording(requests: Sequence[Any], task: Any, device: Any) -> Any:
+    def recording(requests: Sequence[Any], *others: Any) -> Any:
         groups.append([request.objective for request in requests])
-        return train(requests, task, device)
+        return train(requests, *others)
 
     monkeypatch.setattr(vectorized, "train", recording)
     toy = own_weights(toy_of(Forced(given=((2, 4, 1, 1, 2),)), mode="vectorized"), MIXED)

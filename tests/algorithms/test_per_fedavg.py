@@ -11,7 +11,7 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.per_fedavg import PerFedAvg
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Classification
+from rayfl.engine.tasks import Batch, Classification, begin_step
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves
 from tests.support.toys import (
@@ -245,3 +245,18 @@ def test_parts_of_a_padded_mini_batch_are_those_of_the_plain_one(size: int, coun
         assert other.y[kept].tolist() == one.y.tolist()
         assert other.x[kept].tolist() == one.x.tolist()
         assert float(other.mean(other.y.double())) == float(one.mean(one.y.double()))
+
+
+def test_both_ends_of_the_finite_difference_have_the_same_dropout() -> None:
+    """Else their difference, divided by delta, would be noise without bound."""
+    task = normalized_layers(0.5)
+    model = task.network.initialize(0)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 5, generator=generator, dtype=torch.float64)
+    batch = Batch(x, torch.randint(3, (12,), generator=generator))
+    found = []
+    for delta in (1e-3, 1e-5):
+        method = PerFedAvg(version="hf", alpha=0.1, delta=delta)
+        begin_step(task, torch.tensor(7))
+        found.append(method.objective(model, batch, task, None, None).item())
+    assert found[0] == pytest.approx(found[1], rel=1e-2)

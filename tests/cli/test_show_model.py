@@ -7,13 +7,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from rayfl.cli.entry import app
 from rayfl.errors import ConfigError
+from rayfl.examples import InputSpec
+from rayfl.models.base import ClassificationModel
 
 TWO_NN = 784 * 20 + 20 + 20 * 10 + 10
 HEAD = 20 * 10 + 10
+
+
+class GatedRows(ClassificationModel):
+    """A gated recurrent unit over the rows of an image, which cannot be stacked."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        super().__init__()
+        self.rows = nn.GRU(spec.shape[-1], 4, batch_first=True)
+        self.head = nn.Linear(4, spec.num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.rows(x[:, 0])[0][:, -1]  # type: ignore[no-any-return]
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+def gated(spec: InputSpec) -> GatedRows:
+    return GatedRows(spec)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +73,8 @@ def test_what_does_not_stack_says_why_and_what_does_not_run_is_refused() -> None
     adam = ("train.optimizer=adam", "train.momentum=0")
     said = shown("model=resnet9", "dataset=cifar10", "--methods", "pfedme", "transform.resize=28", *adam)
     assert "resnet9 for inputs of 3 x 28 x 28 and 10 outputs" in said
-    assert "stacks: no, " in said
+    assert "stacks: many clients" in said
+    assert "stacks: no, " in shown(f"model={__name__}:gated", "dataset=digits", "--methods", "fedavg", *adam)
     assert "SGD" in said
 
 

@@ -23,7 +23,8 @@ from rayfl.randomness import RandomStreams
 
 PRESETS = paper_presets()
 OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news", "quickstart"} | {
-    f"quickstart-{task}" for task in ("regression", "multilabel", "text", "tabular")
+    *(f"quickstart-{task}" for task in ("regression", "multilabel", "text", "tabular", "lora")),
+    "vit-cifar100-lora",
 }
 WORKLOADS = {
     *("workload-pflresearch-cifar10", "workload-blazefl-cifar10", "workload-flute-femnist", "workload-flute-cifar100"),

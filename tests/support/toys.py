@@ -118,6 +118,7 @@ class QuadraticNetwork:
     batch_statistics = False
     padding = None
     rows_per_sample = 0
+    draws = 0
     groups: Mapping[str, tuple[str, ...]] = {}
 
     def __init__(self, dimension: int, start: float) -> None:

@@ -186,10 +186,10 @@ def test_a_run_without_them_says_what_makes_them(tmp_path: Path) -> None:
     plain["evaluation"] = {"every": 1}
     path = rayfl.run(plain).path
     from rayfl.runs.folder import open_run
-    from rayfl.runs.listing import client_rows
+    from rayfl.runs.listing import listed_clients
 
     with pytest.raises(RunError, match=r"run it with evaluation\.unseen_clients"):
-        client_rows(open_run(path, Experiment), None, "test", None, "unseen")
+        listed_clients(open_run(path, Experiment), None, "test", None, "unseen")
     for options in (["--cohort", "unseen"], ["--split", "official"]):
         done = CliRunner().invoke(app, ["report", path, "--out", str(tmp_path / "report"), *options])
         assert "they come with evaluation." in str(done.exception)
