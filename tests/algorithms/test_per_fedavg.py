@@ -255,7 +255,7 @@ def test_both_ends_of_the_finite_difference_have_the_same_dropout() -> None:
     x = torch.randn(12, 5, generator=generator, dtype=torch.float64)
     batch = Batch(x, torch.randint(3, (12,), generator=generator))
     found = []
-    for delta in (1e-3, 1e-5):
+    for delta in (1e-3, 1e-4):
         method = PerFedAvg(version="hf", alpha=0.1, delta=delta)
         begin_step(task, torch.tensor(7))
         found.append(method.objective(model, batch, task, None, None).item())
