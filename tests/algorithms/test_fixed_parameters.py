@@ -137,6 +137,7 @@ def test_clients_with_different_architectures(tmp_path: Path) -> None:
     assert not any(name.startswith("project") for name in kept)
 
 
+@pytest.mark.slow
 def test_actors_and_this_process_have_the_same(tmp_path: Path) -> None:
     """A random layer is drawn in every process, and must be one."""
     for backend in ("inline", "ray"):

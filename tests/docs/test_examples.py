@@ -75,6 +75,7 @@ def test_own_method(tmp_path: Path) -> None:
     assert len(scores) == 3 and len(set(scores)) == 3
 
 
+@pytest.mark.slow
 def test_own_asynchronous_method(tmp_path: Path) -> None:
     waiting, buffered = (line.split() for line in ran("own_asynchronous_method.py", tmp_path).splitlines())
     assert (waiting[0], buffered[0]) == ("fedavg:", "own_asynchronous_method:Buffer:")
@@ -100,6 +101,7 @@ def test_ensemble_distillation(tmp_path: Path) -> None:
     assert len(scores) == 2 and scores[1] > scores[0]
 
 
+@pytest.mark.slow
 def test_compression_and_noise(tmp_path: Path) -> None:
     lines = [line.split() for line in ran("compression_and_noise.py", tmp_path).splitlines()]
     accuracy = {name.rstrip(":"): float(value.rstrip(",")) for name, value, *_ in lines}
@@ -148,6 +150,7 @@ def test_methods_use_nothing_private(name: str) -> None:
     assert not [found for found in names if found.startswith("_")]
 
 
+@pytest.mark.slow
 def test_own_regression(tmp_path: Path) -> None:
     rows = dict(line.split(": ", 1) for line in ran("own_regression.py", tmp_path).splitlines())
     errors = {name.strip(): float(text.split()[1].rstrip(",")) for name, text in rows.items()}

@@ -49,6 +49,7 @@ def measured(config: Any, calls: list[Rehearsal]) -> list[Measured]:
     return probe(config.model_dump(mode="json"), OPTIONS, calls, 1000)
 
 
+@pytest.mark.slow
 def test_a_probe_ends_and_what_it_cannot_measure_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     parts = Parts(load_config(Experiment, content(tmp_path, "run"), {}))
     (found,) = measured(parts.config, rehearsals(parts, parts.check()))

@@ -56,7 +56,7 @@ def drive(folder: Path, config: dict[str, Any], *within: str) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "superfed-mm"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("superfed-mm", marks=pytest.mark.slow)])
 def test_a_driver_in_another_container_than_its_actors(method: str, tmp_path: Path) -> None:
     tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:

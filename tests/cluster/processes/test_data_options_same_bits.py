@@ -43,7 +43,7 @@ def experiment(folder: Path, name: str, options: dict[str, Any], **cluster: Any)
     ("options", "actors"),
     [
         pytest.param({"evaluation": {"official_test": True}}, (1, 3), marks=pytest.mark.slow),
-        ({"train": {"private_norm": "all"}}, (3,)),
+        pytest.param({"train": {"private_norm": "all"}}, (3,), marks=pytest.mark.slow),
     ],
     ids=["official-test", "private-norm"],
 )

@@ -20,7 +20,7 @@ SHAPES = {
     "one actor per client": {"clients_per_actor": 1},
 }
 # What stretches the contract: nothing kept, correction terms, two trained trees, a pass over all clients, a teacher.
-QUICK = {"fedavg", "scaffold", "superfed-mm", "floco", "fedphp"}
+QUICK = {"scaffold", "superfed-mm"}
 
 
 @pytest.mark.usefixtures("local_ray")

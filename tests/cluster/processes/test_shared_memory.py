@@ -77,8 +77,20 @@ def test_large_trees_go_through_shared_memory_where_there_is_room(
 
 
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("limit", ["256MiB", "3MiB"])
-@pytest.mark.parametrize("method", ["scaffold", "superfed-mm", "fedme", "fedphp"])
+@pytest.mark.parametrize(
+    ("method", "limit"),
+    [
+        ("fedphp", "256MiB"),
+        ("superfed-mm", "3MiB"),
+        *(
+            pytest.param(method, limit, marks=pytest.mark.slow)
+            for method, limit in (
+                *((method, limit) for method in ("scaffold", "fedme") for limit in ("256MiB", "3MiB")),
+                *(("fedphp", "3MiB"), ("superfed-mm", "256MiB")),
+            )
+        ),
+    ],
+)
 def test_methods_have_the_bits_of_one_process(method: str, limit: str, tmp_path: Path) -> None:
     """With the lower limit some messages find no room and go the other way."""
     rayfl.run(wide_experiment(tmp_path, "inline", method, backend="inline"))

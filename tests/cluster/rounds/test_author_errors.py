@@ -89,6 +89,7 @@ def test_an_error_ends_with_the_lines_of_the_authors_file_and_the_log_has_all(ba
     assert f"client {client}, round 0, local_update: lr is 0.01" in done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_debug_shows_what_happened_in_the_actor(tmp_path: Path) -> None:
     done = run(tmp_path, "objective", "ray", "--debug")
     assert done.returncode == 1

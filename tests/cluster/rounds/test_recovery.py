@@ -77,7 +77,7 @@ def test_killed_actor(method: str, delay_s: float, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "preset",
     [
-        "quickstart-regression",
+        pytest.param("quickstart-regression", marks=pytest.mark.slow),
         pytest.param("quickstart-multilabel", marks=pytest.mark.slow),
         pytest.param("quickstart-text", marks=pytest.mark.slow),
         pytest.param("quickstart-tabular", marks=pytest.mark.slow),
