@@ -130,7 +130,7 @@ def _mixed_logits(federated: Tensor, local: Tensor, alpha: float | Tensor) -> Te
 
 
 def _predictions(alpha: float | Tensor, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-    """What the mixture of the outputs of two models predicts, as the task scores it."""
+    """Returns what the mixture of the outputs of two models predicts, as the task scores it."""
     federated, local = (task.network.logits(model, x, training=False) for model in models)
     found: Tensor = task.predicted(_mixed_logits(federated, local, alpha))
     return found

@@ -131,7 +131,7 @@ class APPLE(Algorithm):
         return self.penalty_in(round, rounds) if self.relation_penalty else None
 
     def limits(self, context: RoundContext) -> bool:
-        """Whether clients download fewer cores than there are."""
+        """Returns whether clients download fewer cores than there are."""
         return self.peers is not None and self.peers < context.num_clients - 1
 
     def init(self, task: Task, context: RoundContext) -> Tree:
@@ -162,7 +162,7 @@ class APPLE(Algorithm):
         return {i: {"core": rows[i], "peers": {str(j): rows[j] for j in chosen}} for i, chosen in asked.items()}
 
     async def wanted(self, client: Client) -> Tree:
-        """Whose cores the client downloads."""
+        """Returns whose cores the client downloads."""
         context, others = client.context, self.peers or 0
         everyone = range(context.num_clients)
         relation = client.state["relation"].tolist() if "relation" in client.state else [0.0 for _ in everyone]

@@ -94,7 +94,7 @@ class Algorithm(BaseModel):
         )
 
     def needed(self) -> Mapping[Trait, str]:
-        """What the method needs of a task as it is configured, and why; by default :attr:`needs`."""
+        """Returns what the method needs of a task as it is configured, and why; by default :attr:`needs`."""
         return self.needs
 
     def check_task(self, task: Task) -> None:
@@ -150,7 +150,7 @@ class Algorithm(BaseModel):
         raise TypeError(f"{type(self).__name__} does not define a round")
 
     def sent(self, server: Tree) -> Tree:
-        """What of the server's tree clients are sent in a round.
+        """Returns what of the server's tree clients are sent in a round.
 
         Where rounds have no barrier it is kept for the clients that began with it (``Clients.received``). The first
         messages on simulated devices are taken to be as long.
@@ -159,14 +159,14 @@ class Algorithm(BaseModel):
 
     @property
     def objective(self) -> Any:
-        """What a local step goes down: a sum of terms (:mod:`rayfl.engine.terms`).
+        """Returns what a local step goes down: a sum of terms (:mod:`rayfl.engine.terms`).
 
         A method may have a function ``objective(self, model, batch, task, frozen, draw) -> scalar`` instead.
         """
         return loss()
 
     def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
-        """How a client's training changed the last linear layer, for the variance of updates over the cohort.
+        """Returns how a client's training changed the last linear layer, for the variance of updates over the cohort.
 
         Args:
             trained: what the client sends back.
@@ -204,7 +204,7 @@ class Algorithm(BaseModel):
         return self.global_predictors(server, client.task)
 
     async def join(self, client: Client, server: Tree) -> Tree:
-        """What a newcomer does before it is scored, such as fitting a head; by default nothing.
+        """Returns what a newcomer does before it is scored, such as fitting a head; by default nothing.
 
         A newcomer takes no part in training (``evaluation.unseen_clients``). It has no state. What it puts into
         ``client.state`` is there for :meth:`predictors`, and is forgotten after the evaluation. Its
@@ -314,7 +314,7 @@ class Averaging(Algorithm):
         return Weighted(tree, 1 if self.aggregation == "uniform" else client.num_samples)
 
     def remainder(self, tree: Tree, cohort: Sequence[int], clients: Clients) -> Weighted | None:
-        """What stays on the old server value under ``population``: the mass of the clients not sampled."""
+        """Returns what stays on the old server value under ``population``: the mass of the clients not sampled."""
         if self.aggregation != "population":
             return None
         everyone = range(clients.context.num_clients)

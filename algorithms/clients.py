@@ -53,7 +53,7 @@ class Call:
         return replace(self, clients=tuple(clients), payloads=kept)
 
     def same(self, other: Call) -> bool:
-        """Whether the clients would do the same, to the bit."""
+        """Returns whether the clients would do the same, to the bit."""
         mine, others = (self.procedure, self.kind, self.clients), (other.procedure, other.kind, other.clients)
         return mine == others and _alike([self.broadcast, self.payloads], [other.broadcast, other.payloads])
 
@@ -100,7 +100,7 @@ class Clients(ABC):
 
     @property
     def task(self) -> Task:
-        """What is learned."""
+        """Returns what is learned."""
         return self._task
 
     @property
@@ -114,7 +114,7 @@ class Clients(ABC):
         return found
 
     def received(self, client: int, server: Tree) -> Tree:
-        """What the server's tree was when a client of the cohort began.
+        """Returns what the server's tree was when a client of the cohort began.
 
         Args:
             client: its id.
@@ -184,7 +184,7 @@ class Clients(ABC):
         counted: bool = True,
         required: bool | None = None,
     ) -> dict[int, Any]:
-        """What ``procedure`` returns (a tree), by client, ascending; every client's result travels.
+        """Returns what ``procedure`` returns (a tree), by client, ascending; every client's result travels.
 
         Args:
             procedure: a method ``async (client, **broadcast, **payload) -> Tree`` of the algorithm.
@@ -203,7 +203,7 @@ class Clients(ABC):
 
     @abstractmethod
     def on_server(self, procedure: Procedure, given: Tree) -> Tree:
-        """What a procedure of the server's own returns: it runs on one actor, which has a device.
+        """Returns what a procedure of the server's own returns: it runs on one actor, which has a device.
 
         The server has no state there: what a later round needs is returned, and given again. No message counts as
         traffic. If the actor is lost, the round is done again, with the same random numbers.
@@ -243,7 +243,7 @@ def name_of(procedure: Procedure) -> str:
 
 
 def is_plain(procedure: Callable[..., Any], name: str) -> bool:
-    """Whether a function is neither a coroutine nor, as by a decorator, around something that may be one."""
+    """Returns whether a function is neither a coroutine nor, as by a decorator, around something that may be one."""
     decorated = hasattr(procedure, "__wrapped__") or procedure.__name__ != name
     return not decorated and not inspect.iscoroutinefunction(procedure)
 
@@ -267,7 +267,7 @@ def merge(total: ExactSum, part: ExactSum, round: int, procedure: str) -> None:
 
 
 def _alike(left: Any, right: Any) -> bool:
-    """Whether two trees are equal to the bit."""
+    """Returns whether two trees are equal to the bit."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         return list(left) == list(right) and all(_alike(left[key], right[key]) for key in left)
     if isinstance(left, list) and isinstance(right, list):

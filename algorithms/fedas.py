@@ -153,7 +153,7 @@ class FedAS(PartialModel):
 
     @property
     def fisher_objective(self) -> Sum:
-        """What adds up squared norms of gradients."""
+        """Returns what adds up squared norms of gradients."""
         return function(self._squared_gradients)
 
     def _alignment(self, trained: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:

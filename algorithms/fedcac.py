@@ -20,7 +20,7 @@ _LEAST_THRESHOLD = 1e-10
 
 
 def critical(trained: Tree, received: Tree, share: float) -> Tree:
-    """Which elements of each tensor are critical, the largest |(w - w_received) w|; boolean.
+    """Returns which elements of each tensor are critical, the largest |(w - w_received) w|; boolean.
 
     Args:
         trained: w, by name.

@@ -180,7 +180,7 @@ def _shifted(model: Model, vector: Tensor) -> Predictor:
 
 
 def _predictions(models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-    """What (model, bias vector) predict."""
+    """Returns what (model, bias vector) predict."""
     model, own = models
     logits = task.network.logits(model, x, training=False) + model[task.network.head_weight] @ own["vector"]
     found: Tensor = task.predicted(logits)

@@ -112,7 +112,7 @@ class FedDF(FineTuned):
         return replace(self.weighted(client, trained), group=str(number))
 
     async def teach(self, client: Client) -> Weighted:
-        """What the trained model says of the public samples, of shape (|U|, ...); drops the model."""
+        """Returns what the trained model says of the public samples, of shape (|U|, ...); drops the model."""
         model = client.state.pop("teacher")
 
         def outputs(x: Tensor, task: Any) -> Tensor:
@@ -140,7 +140,7 @@ class FedDF(FineTuned):
         return {"model": trained}
 
     def lesson(self, logits: Tensor) -> Tensor:
-        """What of a teacher's logits (b, C) is averaged over teachers.
+        """Returns what of a teacher's logits (b, C) is averaged over teachers.
 
         Returns:
             The logits; or the probabilities; or, with ``avg_losses``, the probabilities and in one more column the sum

@@ -45,7 +45,7 @@ def mixing_weights(merit: np.ndarray) -> np.ndarray:
 def draw_peers(
     affinities: Sequence[float], available: Sequence[int], count: int, explore: float, generator: np.random.Generator
 ) -> list[int]:
-    """Whose models a client is sent, ascending.
+    """Returns whose models a client is sent, ascending.
 
     For each of ``count`` places, with the probability ``explore`` any client that has none yet, or else the one of them
     with the highest affinity; of several the generator takes one.
@@ -143,7 +143,7 @@ class FedFomo(Algorithm):
         return {"own": {**own, **{str(i): reply["model"] for i, reply in replies.items()}}, "affinities": affinities}
 
     def chosen(self, client: int, server: Tree, context: RoundContext, explore: float) -> list[int]:
-        """Whose models a client is sent, ascending; nobody's before it has trained."""
+        """Returns whose models a client is sent, ascending; nobody's before it has trained."""
         own = server.get("own", {})
         if str(client) not in own:
             return []
@@ -162,7 +162,7 @@ class FedFomo(Algorithm):
         return {"model": trained, "merits": found}
 
     async def moved(self, client: Client, peers: Tree) -> tuple[Tree, Tensor]:
-        """Where the client goes from its own model, and r_n of the peers, float64 of shape (m,)."""
+        """Returns where the client goes from its own model, and r_n of the peers, float64 of shape (m,)."""
         nothing = torch.zeros(len(peers), dtype=torch.float64)
         if "personal" not in client.state:  # it was sent peers' models only if its state was lost
             return client.initial_model(), nothing
@@ -199,7 +199,7 @@ class FedFomo(Algorithm):
         return {}, {i: {"peers": {str(j): own[str(j)] for j in chosen}} for i, chosen in asked.items()}
 
     def _random_peers(self, client: int, own: Tree, context: RoundContext) -> list[int]:
-        """Whose models a newcomer is sent, ascending."""
+        """Returns whose models a newcomer is sent, ascending."""
         generator = context.streams.generator("peers", context.round, client)
         nothing = [0.0] * context.num_clients
         return draw_peers(nothing, sorted(map(int, own)), self.peers, 1.0, generator)

@@ -133,7 +133,7 @@ def fused(own: Tensor, received: Tensor, fusion: Mapping[str, Tensor], task: Tas
 
 
 def _fused_prediction(models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-    """What (local model, received model, fusion module) predict."""
+    """Returns what (local model, received model, fusion module) predict."""
     local, received, fusion = models
     network = task.network
     own, other = (network.features(model, x, training=False) for model in (local, received))

@@ -127,7 +127,7 @@ class FedMD(Algorithm):
         return public[torch.from_numpy(chosen).to(public.device)]
 
     def digest(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        """How far the logits are from the consensus, which is ``batch.y``; a scalar."""
+        """Returns how far the logits are from the consensus, which is ``batch.y``; a scalar."""
         return self.distance(task.logits(model, batch), batch)
 
     def distance(self, logits: Tensor, batch: Batch) -> Tensor:

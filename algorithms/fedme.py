@@ -153,7 +153,7 @@ class FedMe(OwnModels):
         return draw_sources(clusters, self.exchange, context.streams.generator("exchange", context.round))
 
     async def public_outputs(self, client: Client, model: Tree, architecture: int) -> Tree:
-        """What a model says of the public samples: shape (|U|, C)."""
+        """Returns what a model says of the public samples: shape (|U|, C)."""
         function = partial(_outputs, model, self.cluster_outputs == "probabilities")
         return {
             "outputs": await client.outputs(function, client.public(), task=client.task.candidates[architecture]),
@@ -171,7 +171,7 @@ class FedMe(OwnModels):
         return {**trained, "replaces": int(replaces)}
 
     async def replaces(self, client: Client, trained: Tree, architectures: Mapping[str, int]) -> bool:
-        """Whether a_i = Idx(i): the exchanged model, trained as well, has the lower loss (eq. 7)."""
+        """Returns whether a_i = Idx(i): the exchanged model, trained as well, has the lower loss (eq. 7)."""
         if not self.model_tuning:
             return False
         own, other = [

@@ -30,7 +30,7 @@ class FedOpt(FineTuned):
 
     @abstractmethod
     def moments(self, zeros: Tree) -> Tree:
-        """What the optimizer starts with, from zeros in the place of the parameters."""
+        """Returns what the optimizer starts with, from zeros in the place of the parameters."""
 
     @abstractmethod
     def stepped(self, model: Tree, mean: Tree, moments: Tree) -> tuple[Tree, Tree]:
@@ -111,7 +111,7 @@ class Adaptive(FedOpt):
         """The new v of a parameter from the old one and Delta^2."""
 
     def correction(self, steps: int) -> float:
-        """What the learning rate is multiplied by in the server's step number ``steps``, 1 being the first."""
+        """Returns what the learning rate is multiplied by in the server's step number ``steps``, 1 being the first."""
         return 1.0
 
     def stepped(self, model: Tree, mean: Tree, moments: Tree) -> tuple[Tree, Tree]:

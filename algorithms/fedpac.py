@@ -23,7 +23,7 @@ LEAST_WEIGHT = 1e-3
 
 
 def estimate(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """What the combination of heads needs of a client: h of shape (C, f), and the scalar V >= 0; float64.
+    """Returns what the combination of heads needs of a client: h of shape (C, f), and the scalar V >= 0; float64.
 
     With frequencies pi_y = n_y / n, h_y = pi_y mu_y and
 
@@ -144,7 +144,7 @@ class FedPAC(PartialModel):
         return self.weighted(client, {"shared": body, **sums})
 
     async def features(self, client: Client, model: Tree) -> Tensor:
-        """What the head reads for each of the client's training samples, in evaluation mode; shape (n, f)."""
+        """Returns what the head reads for each of the client's training samples, in evaluation mode; shape (n, f)."""
         return await client.outputs(lambda x, task: task.network.head_inputs_and_logits(model, x)[0])
 
     def aligned_objective(self, moving: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:

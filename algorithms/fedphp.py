@@ -92,7 +92,7 @@ class FedPHP(Averaging):
     )
 
     def needed(self) -> Mapping[Trait, str]:
-        """What the transfer needs."""
+        """Returns what the transfer needs."""
         if self.transfer == "kd":
             return {"distribution": "transfer=kd distills probabilities of classes"}
         return {"features": f"transfer={self.transfer} compares features"} if self.transfer in ("mmd", "l2") else {}
@@ -116,7 +116,7 @@ class FedPHP(Averaging):
         return (1 - self.transfer_weight) * loss + self.transfer_weight * transfer
 
     def transfers(self, selections: int) -> bool:
-        """Whether the HPM teaches a client that was selected ``selections`` times before."""
+        """Returns whether the HPM teaches a client that was selected ``selections`` times before."""
         if self.transfer == "none" or self.transfer_weight == 0:
             return False
         return selections > 0 or not self.skip_first_transfer

@@ -123,7 +123,7 @@ class FLDA(Averaging):
         return Predictor.of(shared, private, gate, combine=self._log_probabilities)
 
     def _log_probabilities(self, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-        """What (shared model, private model, gate) predict; log-probabilities of shape (b, C)."""
+        """Returns what (shared model, private model, gate) predict; log-probabilities of shape (b, C)."""
         shared, private, gate = models
         features, logits = task.network.features_and_logits(shared, x, training=False)
         return self.mixed(logits, task.network.logits(private, x, training=False), self._gate(features, x, gate))

@@ -224,5 +224,5 @@ class Floco(Averaging):
         return own
 
     def is_assigned(self, client: Client, server: Tree) -> bool:
-        """Whether the client has a point of its own."""
+        """Returns whether the client has a point of its own."""
         return "points" in server and client.id not in client.context.newcomers

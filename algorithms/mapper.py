@@ -151,6 +151,6 @@ def _log_mixture(central: Tensor, local: Tensor, coefficient: Tensor) -> Tensor:
 
 
 def _log_probabilities(coefficient: float, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-    """What the interpolation of two models' probabilities predicts; log-probabilities of shape (b, C)."""
+    """Returns what the interpolation of two models' probabilities predicts; log-probabilities of shape (b, C)."""
     central, local = (task.network.logits(model, x, training=False) for model in models)
     return _log_mixture(central, local, torch.tensor(coefficient, dtype=torch.float64))

@@ -257,7 +257,7 @@ class PFedHN(Algorithm):
 
     @staticmethod
     def _own(client: Client, key: str, names: Sequence[str]) -> Tree:
-        """What of its model the client keeps, that of the initial one until it has trained."""
+        """Returns what of its model the client keeps, that of the initial one until it has trained."""
         stored: Tree | None = client.state.get(key)
         return part(client.initial_model(), names) if stored is None else stored
 

@@ -79,11 +79,11 @@ class PFedSim(Averaging):
     )
 
     def personalizes(self, round: int, rounds: int) -> bool:
-        """Whether round t (0-indexed) belongs to the second phase, t >= floor(rho T)."""
+        """Returns whether round t (0-indexed) belongs to the second phase, t >= floor(rho T)."""
         return round >= math.floor(self.warmup * rounds + 1e-9)
 
     def course(self, round: int, rounds: int) -> Any:
-        """Whether the second phase has begun."""
+        """Returns whether the second phase has begun."""
         return self.personalizes(round, rounds)
 
     def check(self, task: Task, context: RoundContext) -> None:

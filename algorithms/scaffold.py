@@ -16,7 +16,7 @@ from rayfl.params import Tree, add_scaled, interpolate, map_leaves, subtract, ze
 
 
 def sum_of_step_weights(steps: int, momentum: float) -> float:
-    """How much gradient ``steps`` steps of SGD apply in total, in units of the learning rate.
+    """Returns how much gradient ``steps`` steps of SGD apply in total, in units of the learning rate.
 
     The gradient of step j of n is applied 1 + m + ... + m^(n - j) times, so the weights sum to
 

@@ -77,11 +77,11 @@ class SuPerFed(Averaging):
         return 1.0 if self.mode == "mm" else 2.0
 
     def mixes(self, round: int, rounds: int) -> bool:
-        """Whether round t (0-indexed) belongs to the second phase, t >= floor(L R)."""
+        """Returns whether round t (0-indexed) belongs to the second phase, t >= floor(L R)."""
         return round >= math.floor(self.start * rounds + 1e-9)
 
     def course(self, round: int, rounds: int) -> Any:
-        """Whether the second phase has begun."""
+        """Returns whether the second phase has begun."""
         return self.mixes(round, rounds)
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:

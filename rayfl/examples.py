@@ -55,7 +55,7 @@ class InputSpec:
         return np.float32 if self.target in ("labels", "values") else np.int64
 
     def lengths(self, x: torch.Tensor) -> torch.Tensor:
-        """How many tokens rows have without what fills them up; works under ``vmap``.
+        """Returns how many tokens rows have without what fills them up; works under ``vmap``.
 
         Args:
             x: rows of tokens, int64 of shape (..., T); also cut ones.
@@ -71,7 +71,7 @@ class InputSpec:
 
 
 def lengths_of(x: torch.Tensor, padding: int | None) -> torch.Tensor:
-    """How many tokens rows have up to the last one that is no padding; see :meth:`InputSpec.lengths`."""
+    """Returns how many tokens rows have up to the last one that is no padding; see :meth:`InputSpec.lengths`."""
     if padding is None:
         return torch.full(x.shape[:-1], x.shape[-1], device=x.device)
     places = torch.arange(1, x.shape[-1] + 1, device=x.device)

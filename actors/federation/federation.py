@@ -183,7 +183,7 @@ class Federation(Clients):
         return server if began is None else self._past[began]
 
     def on_server(self, procedure: Procedure, given: Tree) -> Tree:
-        """What a procedure of the server's own returns, from one host; see ``algorithms.clients.Clients``."""
+        """Returns what a procedure of the server's own returns, from one host; see ``algorithms.clients.Clients``."""
         job = replace(self._job(name_of(procedure), "server", counted=False), attempts=1, skips=False)
         (result,) = self._hosts.dispatch(job, {SERVER: 1.0}, given, {})
         return from_numpy(result.values[SERVER])

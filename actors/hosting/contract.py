@@ -103,7 +103,7 @@ def check_predictors(found: Any, procedure: str) -> None:
 
 
 def are_predictors(found: Any) -> bool:
-    """Whether :func:`check_predictors` has nothing against it."""
+    """Returns whether :func:`check_predictors` has nothing against it."""
     return isinstance(found, Mapping) and all(
         isinstance(name, str) and isinstance(value, Predictor) for name, value in found.items()
     )

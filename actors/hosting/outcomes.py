@@ -47,7 +47,7 @@ def brought(device: torch.device, job: Job, ids: Sequence[int], state_of: Callab
 
 
 def arrived(device: torch.device, ahead: Brought) -> Brought:
-    """What was brought ahead, once the device's further work waits for it."""
+    """Returns what was brought ahead, once the device's further work waits for it."""
     states, payloads, received = ahead
     trees = [*states.values(), *payloads.values()]
     join(device, [*(leaf for tree in trees for leaf in tensors(tree)), *received.values()])

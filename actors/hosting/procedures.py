@@ -147,7 +147,7 @@ class Procedures:
         return failed
 
     def _brought(self, ids: Sequence[int]) -> Brought:
-        """What some clients need, on the device: brought ahead, or now."""
+        """Returns what some clients need, on the device: brought ahead, or now."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == tuple(ids):
             return arrived(self._own.engine.device, ahead[1])
@@ -240,7 +240,7 @@ class Procedures:
             return MethodError(f"{job.procedure} {error}")
 
     def _scored_together(self, clients: Mapping[int, Client], outcomes: Mapping[int, Any]) -> dict[int, SplitScores]:
-        """What of the clients' predictors can be scored in stacks of clients.
+        """Returns what of the clients' predictors can be scored in stacks of clients.
 
         On CPUs nothing: there is little to win by fewer launches, and sums are to the bit those of clients alone.
         """

@@ -51,7 +51,7 @@ class Samples:
         return OnDemand(lambda split: self._get(client, split))
 
     def sizes(self, splits: Sequence[str]) -> np.ndarray:
-        """How many samples each client has in some splits together; the one after the last has everybody's.
+        """Returns how many samples each client has in some splits together; the one after the last has everybody's.
 
         Returns:
             int64 of shape (K + 1,).

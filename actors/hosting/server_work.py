@@ -32,7 +32,7 @@ def served(
     job: Job,
     given: Tree,
 ) -> Tree:
-    """What the server's procedure of a job returns.
+    """Returns what the server's procedure of a job returns.
 
     Args:
         algorithm: the method.

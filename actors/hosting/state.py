@@ -59,7 +59,7 @@ class ClientStates:
         return own_dicts(self._spill.get(kept))
 
     def kept(self, client: int) -> Kept | None:
-        """What is kept of a client's state; another object whenever the state is another."""
+        """Returns what is kept of a client's state; another object whenever the state is another."""
         return self._states.get(client)
 
     def holds(self, client: int) -> bool:

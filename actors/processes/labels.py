@@ -18,7 +18,7 @@ _AMONG = re.compile(r"(!?)in\((.*)\)")
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Whether a node is one of those that are meant.
+    """Returns whether a node is one of those that are meant.
 
     Args:
         labels: of the node.

@@ -113,7 +113,7 @@ def free_nodes(labels: Mapping[str, str]) -> list[Node]:
 
 
 def resources_of(nodes: Sequence[Node]) -> dict[str, float]:
-    """What nodes have together, as Ray reports it for a cluster."""
+    """Returns what nodes have together, as Ray reports it for a cluster."""
     return {"CPU": sum(node.cpus for node in nodes), "GPU": sum(node.gpus for node in nodes)}
 
 

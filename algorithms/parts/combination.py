@@ -6,7 +6,7 @@ import numpy as np
 
 
 def combination_weights(means: np.ndarray, variances: np.ndarray, eigenvalue_clip: float | None = None) -> np.ndarray:
-    """How much each of m clients takes of every client's head.
+    """Returns how much each of m clients takes of every client's head.
 
     Row i is the minimiser a over the simplex {a >= 0, sum a = 1} of
 

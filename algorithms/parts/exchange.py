@@ -35,7 +35,7 @@ def aggregated(replies: Mapping[int, Tree], sources: Sequence[int]) -> list[Tree
 def draw_sources(
     clusters: Sequence[int], rule: Literal["random", "derangement"], generator: np.random.Generator
 ) -> list[int]:
-    """Whose model every slot receives: another one's of its cluster, or anybody else's if it is alone there.
+    """Returns whose model every slot receives: another one's of its cluster, or anybody else's if it is alone there.
 
     Args:
         clusters: the cluster of every slot; two slots or more.

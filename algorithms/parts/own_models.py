@@ -69,7 +69,7 @@ class OwnModels(FineTuning):
             )
 
     def compares(self, task: Task) -> bool:
-        """Whether clients compare models on their ``tuning_data``."""
+        """Returns whether clients compare models on their ``tuning_data``."""
         return len(self._considered(task)) > 1
 
     def init(self, task: Task, context: RoundContext) -> Tree:
@@ -112,7 +112,7 @@ class OwnModels(FineTuning):
         return {"architecture": number, "model": model}
 
     async def compare(self, client: Client, model: Model, architecture: int) -> Statistics:
-        """How a model does on the client's ``tuning_data``."""
+        """Returns how a model does on the client's ``tuning_data``."""
         predictor = Predictor.of(model, task=client.task.candidates[architecture])
         parts = [await client.score(predictor, split) for split in _SPLITS[self.tuning_data]]
         return sum(parts, Statistics.empty(predictor.task.measures))

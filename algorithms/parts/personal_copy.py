@@ -58,5 +58,5 @@ class PersonalCopy(Averaging):
 
     @property
     def proximal_term(self) -> Sum:
-        """What the proximal weight multiplies."""
+        """Returns what the proximal weight multiplies."""
         return proximity("half_squared", TRAINED, "received")

@@ -78,7 +78,7 @@ def sample_ball(generator: np.random.Generator, center: Array, radius: float, co
 
 
 def sample_ball_legacy(generator: np.random.Generator, center: Array, radius: float, count: int) -> Array:
-    """What the public FLOCO code draws: neither uniform nor on the simplex; only to reproduce its numbers.
+    """Returns what the public FLOCO code draws: neither uniform nor on the simplex; only to reproduce its numbers.
 
     A direction uniform in the cube and normalized to L1 length 1, times a radius uniform in [0, rho], is added
     to the centre: coordinates may be negative and need not sum to 1.

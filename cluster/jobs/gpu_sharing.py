@@ -25,5 +25,5 @@ def modes() -> dict[str, str] | None:
 
 
 def mps_runs() -> bool:
-    """Whether the service has its pipes where processes of this environment look for them."""
+    """Returns whether the service has its pipes where processes of this environment look for them."""
     return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _PIPES) / "control").exists()

@@ -49,7 +49,7 @@ def own_modules(config: ExperimentConfig) -> dict[Path, Path]:
 
 
 def _top(file: Path, folder: Path) -> bool:
-    """Whether a file is a module of a folder on the search path, or of a package in it."""
+    """Returns whether a file is a module of a folder on the search path, or of a package in it."""
     if not file.is_relative_to(folder):
         return False
     parents = file.relative_to(folder).parents

@@ -165,7 +165,7 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
 
 
 def unpullable(chosen: TemplateOptions) -> str:
-    """Why no node of a cluster could fetch the image, in words; empty where one might."""
+    """Returns why no node of a cluster could fetch the image, in words; empty where one might."""
     if "/" in chosen.image or chosen.image_pull_policy == "Never":
         return ""
     return (
@@ -175,7 +175,7 @@ def unpullable(chosen: TemplateOptions) -> str:
 
 
 def _placement(chosen: TemplateOptions) -> dict[str, Any]:
-    """Where the pods that train may run, as fields of their spec."""
+    """Returns where the pods that train may run, as fields of their spec."""
     found: dict[str, Any] = {}
     if chosen.tolerations:
         taints = [taint.partition("=") for taint in chosen.tolerations]

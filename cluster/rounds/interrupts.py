@@ -46,7 +46,7 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Whether the run should stop where everything can be committed."""
+        """Returns whether the run should stop where everything can be committed."""
         return self._signal is not None
 
     def error(self) -> BaseException:

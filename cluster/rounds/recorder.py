@@ -169,7 +169,7 @@ class Recorder:
         return 0 if self.manifest is None else self.manifest.state_bytes
 
     def states_on_storage(self) -> tuple[int, int]:
-        """How many clients have a state in the last commit, and :attr:`state_bytes`."""
+        """Returns how many clients have a state in the last commit, and :attr:`state_bytes`."""
         return (0 if self.manifest is None else len(self.manifest.states)), self.state_bytes
 
     @property

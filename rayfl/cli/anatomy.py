@@ -89,7 +89,7 @@ def anatomies(config: ExperimentConfig) -> list[Anatomy]:
 
 
 def inputs_of(config: ExperimentConfig) -> InputSpec:
-    """What a model sees of the data set, from its description where that says it, else from its samples."""
+    """Returns what a model sees of the data set, from its description where that says it, else from its samples."""
     from rayfl.data.images.transform import Preprocessing
     from rayfl.data.opening import open_dataset
     from rayfl.randomness import RandomStreams
@@ -101,7 +101,7 @@ def inputs_of(config: ExperimentConfig) -> InputSpec:
 
 
 def measured(config: ExperimentConfig, spec: InputSpec, methods: Sequence[str]) -> Iterator[Traffic]:
-    """What each method sends and keeps, from two rounds of two clients with a few made-up samples.
+    """Returns what each method sends and keeps, from two rounds of two clients with a few made-up samples.
 
     Args:
         config: its sections ``model``, ``task`` and ``train`` count.

@@ -52,7 +52,7 @@ def catalog(kind: str) -> list[tuple[str, ...]]:
 
 
 def fields(kind: str) -> tuple[str, ...]:
-    """What the entries of a kind are, in their order; a preset that is no paper's has the first two."""
+    """Returns what the entries of a kind are, in their order; a preset that is no paper's has the first two."""
     return {
         "algorithms": ("name", "about", "source", "keeps"),
         "presets": ("name", "about", "table", "data"),

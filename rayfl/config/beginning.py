@@ -40,7 +40,7 @@ class _Beginning(BaseModel):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What counts in a fingerprint: not where the other run lies."""
+        """Returns what counts in a fingerprint: not where the other run lies."""
         return {"what": self.what, "sha256": self.sha256}
 
     @model_validator(mode="after")

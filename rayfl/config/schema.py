@@ -151,12 +151,12 @@ class ClientsConfig(_Section):
 
     @property
     def attempts(self) -> int:
-        """How often a procedure is run at most."""
+        """Returns how often a procedure is run at most."""
         return 1 + (self.retries if self.on_error == "retry" else 0)
 
     @property
     def skips(self) -> bool:
-        """Whether a client that fails in the end is left out."""
+        """Returns whether a client that fails in the end is left out."""
         return self.on_error == "skip" or (self.on_error == "retry" and self.after_retries == "skip")
 
 

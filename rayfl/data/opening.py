@@ -30,7 +30,7 @@ class Aim(Protocol):
 
     @property
     def target(self) -> Target:
-        """What must be known of samples."""
+        """Returns what must be known of samples."""
         ...
 
 
@@ -124,7 +124,7 @@ def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> P
 
 
 def _divided_by(config: DataSections, samples: Samples) -> np.ndarray:
-    """What the partition divides samples by, of shape (N,).
+    """Returns what the partition divides samples by, of shape (N,).
 
     Raises:
         ConfigError: it needs classes, or domains, and the data have none.

@@ -165,7 +165,7 @@ class Client:
     def batches(
         self, *, epochs: int | None = None, steps: int | None = None, repeats: int = 1, stream: str = ""
     ) -> BatchPlan:
-        """Which samples make which mini-batch in :meth:`train`, given the same arguments.
+        """Returns which samples make which mini-batch in :meth:`train`, given the same arguments.
 
         For values that a method has for each sample: ``draw`` brings those of a step's samples to the objective, so
         that they stay right where samples are augmented.

@@ -57,7 +57,7 @@ class _Line:
 
     @property
     def shared(self) -> bool:
-        """Whether it is but one model, the same for all clients."""
+        """Returns whether it is but one model, the same for all clients."""
         models = {id(model) for model in (*self.starts, *self.ends)}
         return len(models) == 1
 
@@ -201,7 +201,7 @@ def _parts(line: _Line, examples: Sequence[Examples], batch_size: int, limit: in
 
 
 def _rows_of(part: _Part, examples: Sequence[Examples], points: int) -> Tensor:
-    """Where a part's samples are among those of its clients; padding repeats a client's last sample."""
+    """Returns where a part's samples are among those of its clients; padding repeats a client's last sample."""
     rows = torch.arange(part.first, part.first + part.width)
     before, found = 0, []
     for k in part.clients:
@@ -212,12 +212,12 @@ def _rows_of(part: _Part, examples: Sequence[Examples], points: int) -> Tensor:
 
 
 def _offsets(parts: Sequence[_Part], starts: np.ndarray, points: int) -> np.ndarray:
-    """Where the samples of each part's first client begin among everybody's, by entry of the parts' rows."""
+    """Returns where the samples of each part's first client begin among everybody's, by entry of the parts' rows."""
     return np.concatenate([np.full(len(p.clients) * points * p.width, starts[p.clients.start]) for p in parts])
 
 
 def _places(parts: Sequence[_Part], examples: Sequence[Examples], points: int) -> tuple[Tensor, Tensor]:
-    """Where the samples of each client and point are among all that was scored, and which are no padding."""
+    """Returns where the samples of each client and point are among all that was scored, and which are no padding."""
     sizes = [len(one) for one in examples]
     place = np.zeros((len(sizes), points, max(sizes)), np.int64)
     begin = 0

@@ -62,7 +62,7 @@ class Feed:
         return kind
 
     def active(self, step: int) -> int:
-        """How many of the ranked clients still have a step to do."""
+        """Returns how many of the ranked clients still have a step to do."""
         return sum(1 for steps in self._steps if steps > step)
 
     def batch(self, step: int | Tensor, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -84,7 +84,7 @@ class Feed:
 
 
 def of_step(values: Tensor, step: int | Tensor, active: int) -> Tensor:
-    """What the first clients have in a step.
+    """Returns what the first clients have in a step.
 
     Args:
         values: shape (steps, clients, ...).

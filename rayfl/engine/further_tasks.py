@@ -70,7 +70,7 @@ class Regression(NetworkTask):
 
     @cached_property
     def measures(self) -> Measures:
-        """How predictions are scored."""
+        """Returns how predictions are scored."""
         return RegressionMeasures(_outputs(self), self._error)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -108,7 +108,7 @@ class Multilabel(NetworkTask):
 
     @cached_property
     def measures(self) -> Measures:
-        """How predictions are scored."""
+        """Returns how predictions are scored."""
         return MultilabelMeasures(_outputs(self), self._thresholds, self._positive_weight)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -134,7 +134,7 @@ class LanguageModel(NetworkTask):
 
     @cached_property
     def measures(self) -> Measures:
-        """How predictions are scored."""
+        """Returns how predictions are scored."""
         return LanguageMeasures()
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:

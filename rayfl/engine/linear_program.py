@@ -133,7 +133,7 @@ class LinearProgram:
         return matrices, np.concatenate([mixing[..., :count], entering], axis=-2)
 
     def along(self) -> np.ndarray:
-        """How trained models and momenta change along gradients, shape (written less mixed, trained models)."""
+        """Returns how trained models and momenta change along gradients, shape (written less mixed, trained models)."""
         return self._rule_matrices()[1]
 
     def _fill(self, gradient: np.ndarray, mixing: np.ndarray, request: TrainRequest) -> None:
@@ -163,7 +163,7 @@ class LinearProgram:
                 gradient += (amount[..., None, None] * weights)[..., None, :, :]
 
     def _weights(self, term: Penalty) -> np.ndarray:
-        """What cross, own_first and own_second of a penalty's slopes add to the gradients."""
+        """Returns what cross, own_first and own_second of a penalty's slopes add to the gradients."""
         found = np.zeros((3, len(self.trained), self.rows - self.mixed))
         of, to = self.row(term.of) - self.mixed, self.row(term.to) - self.mixed
         for name, own, other, slope in ((term.of, of, to, 1), (term.to, to, of, 2)):
@@ -178,7 +178,7 @@ class LinearProgram:
         return Measure((self.row(term.of), self.row(term.to)), term.pair.slopes, factor * self._weights(term))
 
     def _rule_matrices(self) -> tuple[np.ndarray, np.ndarray]:
-        """What the rules make of trained models and momenta: without a gradient, and along it."""
+        """Returns what the rules make of trained models and momenta: without a gradient, and along it."""
         count, trained = self.written - self.mixed, len(self.trained)
         fixed, along = np.zeros((count, self.rows - self.mixed)), np.zeros((count, trained))
         for n, (rule, row) in enumerate(zip(self._rules, self.momenta, strict=True)):
@@ -215,7 +215,7 @@ class LinearProgram:
         return name if not others and count == 1 and plain and group is None else None
 
     def _rule(self, key: str, request: TrainRequest) -> Rule:
-        """How a trained model is moved."""
+        """Returns how a trained model is moved."""
         paths = [f"{key}/{name}" if key else name for name in self._names]
         rules = {rule_of(path, request.rule, request.groups) for path in paths}
         rule = rules.pop()

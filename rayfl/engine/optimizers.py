@@ -50,12 +50,12 @@ class Rule:
 
     @property
     def counts(self) -> bool:
-        """Whether it matters how many steps were made."""
+        """Returns whether it matters how many steps were made."""
         return self.optimizer != "sgd" or self.dampening > 0
 
     @property
     def still(self) -> bool:
-        """Whether a gradient of zero moves nothing and changes nothing that is kept."""
+        """Returns whether a gradient of zero moves nothing and changes nothing that is kept."""
         return not self.slots and not self.weight_decay and self.bounds is None
 
     def step(

@@ -55,11 +55,11 @@ class StackedAutograd:
             self._mover.step(gradients, active)
 
     def model_of(self, rank: int) -> Tree:
-        """What is trained of one client, in fresh memory."""
+        """Returns what is trained of one client, in fresh memory."""
         return map_leaves(lambda leaf: leaf[rank].clone(), self._model)
 
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
-        """What the optimizer keeps of one client, by slot and path, in fresh memory."""
+        """Returns what the optimizer keeps of one client, by slot and path, in fresh memory."""
         return self._mover.slots_of(rank)
 
 
@@ -108,7 +108,7 @@ class _Mover:
             )
 
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
-        """What is kept of one client, by slot and path."""
+        """Returns what is kept of one client, by slot and path."""
         names = {name for rule in self._rules for name in rule.slots}
         rows = list(zip(self._paths, self._slots, strict=True))
         return {name: {path: slots[name][rank].clone() for path, slots in rows if name in slots} for name in names}

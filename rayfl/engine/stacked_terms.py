@@ -81,7 +81,7 @@ class StackedTerms:
         self.phase = 1 - self.phase
 
     def model_of(self, rank: int) -> Tree:
-        """What is trained of one client, in fresh memory."""
+        """Returns what is trained of one client, in fresh memory."""
         program = self._program
         models = {
             key: {name: leaf.clone() for name, leaf in self._client(rank, program.mixed + n).items()}
@@ -90,7 +90,7 @@ class StackedTerms:
         return models.get(TRAINED, models)
 
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
-        """What the optimizer keeps of one client, by slot and path, in fresh memory."""
+        """Returns what the optimizer keeps of one client, by slot and path, in fresh memory."""
         kept = {
             f"{key}/{name}" if key else name: leaf.clone()
             for key, row in zip(self._program.trained, self._program.momenta, strict=True)

@@ -42,7 +42,7 @@ class TaskSection(BaseModel, ABC):
 
     @property
     def target(self) -> Target:
-        """What must be known of samples."""
+        """Returns what must be known of samples."""
         assert self.learns_from is not None
         return self.learns_from
 
@@ -72,7 +72,7 @@ class TaskSection(BaseModel, ABC):
 
     @abstractmethod
     def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
-        """What makes a task of a network and of the tasks of all candidates."""
+        """Returns what makes a task of a network and of the tasks of all candidates."""
 
 
 class ClassificationSection(TaskSection):
@@ -181,11 +181,11 @@ class CustomTask(TaskSection):
 
     @property
     def target(self) -> Target:
-        """What its class says."""
+        """Returns what its class says."""
         return self._class().target
 
     def judged_by(self) -> tuple[Metric, ...]:
-        """What its class says.
+        """Returns what its class says.
 
         Raises:
             ConfigError: it says nothing.

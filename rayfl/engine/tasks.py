@@ -110,7 +110,7 @@ class Predictor:
         return [model() if callable(model) else model for model in self.models]
 
     def predictions(self, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-        """What the built models predict, as the task's ``measures`` score it."""
+        """Returns what the built models predict, as the task's ``measures`` score it."""
         task = self.task or task
         if self.combine is not None:
             return self.combine(models, x, task)
@@ -132,7 +132,7 @@ class Task(Protocol):
 
     @property
     def measures(self) -> Measures:
-        """How predictions are scored."""
+        """Returns how predictions are scored."""
         ...
 
     @property
@@ -160,7 +160,7 @@ class Task(Protocol):
 
 
 def tells_steps(task: Task) -> bool:
-    """Whether a network of the task has layers that are to be told of every step."""
+    """Returns whether a network of the task has layers that are to be told of every step."""
     return any(one.network.stochastic or one.network.batch_statistics for one in task.candidates)
 
 
@@ -207,22 +207,22 @@ class NetworkTask(ABC):
     @property
     @abstractmethod
     def measures(self) -> Measures:
-        """How predictions are scored."""
+        """Returns how predictions are scored."""
 
     @abstractmethod
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The loss of given outputs of the network; a scalar, a mean over the batch without its padding."""
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """What is scored of outputs of the network, one row a sample; by default these themselves."""
+        """Returns what is scored of outputs of the network, one row a sample; by default these themselves."""
         return outputs
 
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
-        """What several models predict together, of their own predictions; by default the mean."""
+        """Returns what several models predict together, of their own predictions; by default the mean."""
         return torch.stack(list(predictions)).mean(0)
 
     def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor:
-        """What models predict together in evaluation mode, one row a sample."""
+        """Returns what models predict together in evaluation mode, one row a sample."""
         members = [self.predicted(self.network.logits(model, x, training=False)) for model in models]
         return members[0] if len(members) == 1 else self.mixed(members)
 
@@ -277,7 +277,7 @@ class Classification(NetworkTask):
 
     @property
     def measures(self) -> Measures:
-        """How predictions are scored."""
+        """Returns how predictions are scored."""
         return self._measures
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:

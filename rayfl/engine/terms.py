@@ -262,7 +262,7 @@ class Sum:
 
     @property
     def readable(self) -> bool:
-        """Whether the gradient of every term is known without calling it."""
+        """Returns whether the gradient of every term is known without calling it."""
         return all(isinstance(t, Loss) or (isinstance(t, Penalty) and t.pair.slopes is not None) for _, t in self.terms)
 
 

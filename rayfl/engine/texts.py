@@ -35,7 +35,7 @@ class Cutter:
     targets: bool
 
     def lengths(self, x: Tensor, y: Tensor) -> Tensor:
-        """How many columns each text needs, int64 of shape (n,), on the CPU.
+        """Returns how many columns each text needs, int64 of shape (n,), on the CPU.
 
         Args:
             x: tokens, int64 of shape (n, T).
@@ -65,7 +65,7 @@ class Cutter:
 
 
 def cutter_of(task: Task) -> Cutter | None:
-    """What cuts a task's batches; None where a model must see all columns, or rows are not filled up."""
+    """Returns what cuts a task's batches; None where a model must see all columns, or rows are not filled up."""
     # What a task of one's own has for a network need not be one.
     paddings = {getattr(candidate.network, "padding", None) for candidate in task.candidates}
     padding = paddings.pop()

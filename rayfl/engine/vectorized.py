@@ -99,7 +99,7 @@ def train(
 
 
 def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device) -> Stack:
-    """What steps on a sum of terms where it can, and along the gradient of the whole objective where not."""
+    """Returns what steps on a sum of terms where it can, and along the gradient of the whole objective where not."""
     if are_products(device):
         try:
             return StackedTerms(LinearProgram(ranked[0], task), ranked, task, device)
@@ -109,7 +109,7 @@ def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device) 
 
 
 def are_products(device: torch.device) -> bool:
-    """Whether steps on sums of terms are products of matrices there.
+    """Returns whether steps on sums of terms are products of matrices there.
 
     On CPUs they are not: there is little to win by fewer launches, and methods that train the same have the same bits.
     Where products round their factors, they would round the parameters.

@@ -70,17 +70,17 @@ class Parts:
 
     @cached_property
     def num_clients(self) -> int:
-        """How many clients may take part in training."""
+        """Returns how many clients may take part in training."""
         return self.dataset.num_clients - self.num_unseen
 
     @cached_property
     def num_unseen(self) -> int:
-        """How many clients are held out from training."""
+        """Returns how many clients are held out from training."""
         return self.dataset.unseen if isinstance(self.dataset, WithUnseen) else 0
 
     @cached_property
     def assignment(self) -> pa.Table:
-        """Who owns which sample (``rayfl.data.partitions.assignment.ASSIGNMENT_SCHEMA``)."""
+        """Returns who owns which sample (``rayfl.data.partitions.assignment.ASSIGNMENT_SCHEMA``)."""
         return assignment(self.dataset)
 
     @cached_property
@@ -90,7 +90,7 @@ class Parts:
 
     @cached_property
     def task(self) -> NetworkTask:
-        """What is learned, with the model built for the data set's inputs.
+        """Returns what is learned, with the model built for the data set's inputs.
 
         Raises:
             ConfigError: the data do not say what the task learns from.
@@ -124,7 +124,7 @@ class Parts:
 
     @cached_property
     def augmentation(self) -> Augmentation | None:
-        """How training images are changed at random.
+        """Returns how training images are changed at random.
 
         Raises:
             ConfigError: when the inputs are no images.
@@ -183,7 +183,7 @@ class Parts:
 
     @cached_property
     def schedule(self) -> Schedule | None:
-        """Who takes part in which round on simulated devices; None where all that are sampled do."""
+        """Returns who takes part in which round on simulated devices; None where all that are sampled do."""
         system, train = self.config.system, self.config.train
         if isinstance(system, NoSystem):
             return None
@@ -199,7 +199,7 @@ class Parts:
 
     @property
     def buffered(self) -> bool:
-        """Whether rounds have no barrier."""
+        """Returns whether rounds have no barrier."""
         return isinstance(self.schedule, BufferedSchedule)
 
     def first_clock(self, server: Tree) -> Clock:

@@ -38,7 +38,7 @@ def batch_statistics(log_probabilities: Tensor, labels: Tensor) -> Tensor:
 
 
 def outcomes(log_probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What of the predictions for samples enters their statistics.
+    """Returns what of the predictions for samples enters their statistics.
 
     Args:
         log_probabilities: natural logarithms of the class probabilities, shape (n, C).

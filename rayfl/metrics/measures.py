@@ -104,7 +104,7 @@ class Measures(ABC):
         """
 
     def undefined(self, name: str) -> str:
-        """Why a metric may be undefined for a set that has samples, in words; empty where it never is."""
+        """Returns why a metric may be undefined for a set that has samples, in words; empty where it never is."""
         return ""
 
 

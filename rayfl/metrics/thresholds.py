@@ -10,7 +10,7 @@ from rayfl.metrics.measures import ratio
 
 
 def at_or_above(scores: Tensor, positive: Tensor, thresholds: int) -> Tensor:
-    """How many samples have a score of at least each threshold; the thresholds are evenly spaced in [0, 1].
+    """Returns how many samples have a score of at least each threshold; the thresholds are evenly spaced in [0, 1].
 
     The counts are whole numbers in double precision: their sums are exact, in any order.
 

@@ -59,7 +59,7 @@ def draws(module: nn.Module) -> bool:
 
 
 def obstacle(module: nn.Module) -> str:
-    """Why the module cannot be trained under vmap; empty if it can."""
+    """Returns why the module cannot be trained under vmap; empty if it can."""
     if isinstance(module, Stackable):
         return ""
     kind = type(module).__name__

@@ -109,7 +109,7 @@ class CostLine:
 
 
 def found(groups: Sequence[Group], keys: Mapping[str, Sequence[RowKey]]) -> tuple[list[CostLine], list[str]]:
-    """What the runs of each group took.
+    """Returns what the runs of each group took.
 
     Args:
         groups: the methods.

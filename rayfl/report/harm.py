@@ -66,7 +66,7 @@ class Harm:
 
 
 def found(groups: Sequence[Group], keys: Mapping[str, Sequence[RowKey]]) -> tuple[list[Harm], list[str]]:
-    """Who is harmed, by group and model, in the task's first metric after the last evaluation.
+    """Returns who is harmed, by group and model, in the task's first metric after the last evaluation.
 
     Local training is a run of the method ``local`` among the runs of the groups, with the same seed and the same
     samples by client. A client counts as below where its number is strictly worse.
@@ -162,7 +162,7 @@ def as_rows(lines: Sequence[Harm]) -> list[dict[str, Any]]:
 
 
 def caption(groups: Sequence[Group]) -> str:
-    """What the table shows, and how it was computed."""
+    """Returns what the table shows, and how it was computed."""
     run = groups[0].runs[0]
     first = first_metric(run.rounds)
     return (

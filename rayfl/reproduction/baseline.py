@@ -20,7 +20,7 @@ REMARK = (
 
 
 def has_baseline(table: ReferenceTable, setting: str) -> bool:
-    """Whether a table gets the row in a setting.
+    """Returns whether a table gets the row in a setting.
 
     It does where it prints numbers of personalized models, FedAvg among them, and no FedAvg that is fine-tuned.
     """
@@ -33,7 +33,7 @@ def has_baseline(table: ReferenceTable, setting: str) -> bool:
 
 
 def settings_of(setting: str, method: str) -> dict[str, Any]:
-    """What runs a row in a setting, the further one too; see ``rayfl.config.paper_presets.method_settings``."""
+    """Returns what runs a row in a setting, the further one too; see ``rayfl.config.paper_presets.method_settings``."""
     if method != FINETUNED:
         return method_settings(setting, method)
     settings = method_settings(setting, _FEDAVG)

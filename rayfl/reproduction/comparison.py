@@ -103,7 +103,7 @@ class Comparison:
 
     @property
     def seen_test(self) -> bool:
-        """Whether the row was chosen on test data."""
+        """Returns whether the row was chosen on test data."""
         return "test" in self.selected_on
 
 

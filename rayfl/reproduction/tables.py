@@ -62,7 +62,7 @@ class Reproduction:
 
 
 def obstacle(table: ReferenceTable) -> str:
-    """Why a table cannot be reproduced by single runs; empty where it can."""
+    """Returns why a table cannot be reproduced by single runs; empty where it can."""
     if table.protocol is None:
         return f"its {table.metric} is no result of single runs"
     if table.rows == "statistics":

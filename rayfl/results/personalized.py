@@ -42,7 +42,7 @@ class PersonalizedRows:
 
     @property
     def metadata(self) -> dict[bytes, bytes]:
-        """What :meth:`recorded` reads."""
+        """Returns what :meth:`recorded` reads."""
         sweep = {} if self.sweep is None else {SWEEP_KEY: self.sweep.encode()}
         return {PERSONALIZED_KEY: self.model.encode(), **sweep}
 
@@ -53,7 +53,7 @@ class PersonalizedRows:
 
     @property
     def label(self) -> str:
-        """What it is called in legends."""
+        """Returns what it is called in legends."""
         return self.model if self.sweep is None else f"best {self.sweep}"
 
     def is_summary(self, row: Mapping[str, Any]) -> bool:
@@ -113,7 +113,7 @@ def recorded_clients(table: pa.Table) -> int | None:
 
 
 def recorded_unseen(table: pa.Table) -> int:
-    """How many clients of a run are held out from training, as its tables say."""
+    """Returns how many clients of a run are held out from training, as its tables say."""
     return int((table.schema.metadata or {}).get(UNSEEN_KEY, b"0"))
 
 

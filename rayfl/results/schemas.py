@@ -164,14 +164,14 @@ def own_metrics(metrics: Sequence[Metric]) -> list[Metric]:
 
 
 def metrics_metadata(metrics: Sequence[Metric]) -> dict[bytes, bytes]:
-    """What :func:`metrics_of` reads; nothing for classification without further metrics."""
+    """Returns what :func:`metrics_of` reads; nothing for classification without further metrics."""
     if tuple(metrics) == CLASSIFICATION.metrics:
         return {}
     return {METRICS_KEY: json.dumps([asdict(metric) for metric in metrics]).encode()}
 
 
 def metrics_of(table: pa.Table | pa.Schema) -> tuple[Metric, ...]:
-    """What the task of a run is judged by, as its tables say; the first counts most."""
+    """Returns what the task of a run is judged by, as its tables say; the first counts most."""
     schema = table.schema if isinstance(table, pa.Table) else table
     recorded = (schema.metadata or {}).get(METRICS_KEY)
     return CLASSIFICATION.metrics if recorded is None else tuple(Metric(**fields) for fields in json.loads(recorded))
@@ -227,7 +227,7 @@ _COLUMNS = (("", ""), ("", "_std"), ("pooled_", ""))
 
 
 def known_schema(name: str, schema: pa.Schema) -> bool:
-    """Whether a table of this name may have these columns."""
+    """Returns whether a table of this name may have these columns."""
     try:
         metrics = metrics_of(schema)
     except (ValueError, TypeError):

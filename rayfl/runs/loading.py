@@ -130,7 +130,7 @@ class Run:
 
     @cached_property
     def damage(self) -> pa.Table:
-        """What damage to files has cost the run, schema ``rayfl.results.schemas.DAMAGE_SCHEMA``."""
+        """Returns what damage to files has cost the run, schema ``rayfl.results.schemas.DAMAGE_SCHEMA``."""
         return self._table("damage")
 
     @cached_property
@@ -140,7 +140,7 @@ class Run:
 
     @cached_property
     def costs(self) -> list[dict[str, float]]:
-        """What rounds took (``rayfl.tracking.costs``), a mapping a round; empty where it was not noted."""
+        """Returns what rounds took (``rayfl.tracking.costs``), a mapping a round; empty where it was not noted."""
         return self._lines(COSTS)
 
     def _lines(self, file: str) -> list[dict[str, float]]:
@@ -195,7 +195,7 @@ class Run:
 
     @cached_property
     def own(self) -> PersonalizedRows:
-        """Which rows are the method's personalized model.
+        """Returns which rows are the method's personalized model.
 
         Raises:
             RunError: nobody knows, in a run of a user's own method that an older rayfl made.
@@ -221,7 +221,7 @@ class Run:
 
     @cached_property
     def notes(self) -> list[str]:
-        """What a reader should know, a sentence each."""
+        """Returns what a reader should know, a sentence each."""
         notes = described(self.damage)
         if self.partition is None:
             notes.append("partition.parquet is missing: which samples the clients own is not known")

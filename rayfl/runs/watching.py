@@ -139,7 +139,7 @@ def _rows(run: RunFolder, cohort: str = "all") -> list[dict[str, Any]]:
 
 
 def _holder(run: RunFolder) -> Holder | None:
-    """Who works on the run; None for nobody. Of another machine's process, its last sign of life decides."""
+    """Returns who works on the run; None for nobody. Of another machine's process, its last sign of life decides."""
     try:
         holder = read_lease(run.storage)
     except RunError:

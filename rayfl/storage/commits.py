@@ -51,12 +51,12 @@ class Found:
 
     @property
     def trainable(self) -> bool:
-        """Whether models and states are whole: at most rows of tables are lost."""
+        """Returns whether models and states are whole: at most rows of tables are lost."""
         return self.lost.keys() <= self.manifest.table_files().keys()
 
     @property
     def has_server(self) -> bool:
-        """Whether the server's model is whole."""
+        """Returns whether the server's model is whole."""
         return self.manifest.server.name not in self.lost
 
 

@@ -142,7 +142,7 @@ class Storage:
         return digest.hexdigest()
 
     def modified(self, path: str) -> float:
-        """When a file was written, in seconds by the clock of the storage.
+        """Returns when a file was written, in seconds by the clock of the storage.
 
         Raises:
             FileNotFoundError: when there is none.

@@ -234,7 +234,7 @@ class Lease:
 
 
 def read_lease(storage: Storage, name: str = FILE) -> Holder | None:
-    """Who holds a run; None for nobody.
+    """Returns who holds a run; None for nobody.
 
     Raises:
         RunError: when the file is not a lease.

@@ -63,7 +63,7 @@ class Measure:
 
     @property
     def mode(self) -> Literal["max", "min"]:
-        """Whether more is better."""
+        """Returns whether more is better."""
         return self.shown.mode
 
     def row(self, rows: Iterable[Mapping[str, Any]], algorithm: Any, split: str) -> Mapping[str, Any] | None:

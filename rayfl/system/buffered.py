@@ -34,7 +34,7 @@ class BufferedSchedule(Schedule):
     """
 
     def plan(self, round: int, clock: Clock, under_way: Sequence[Update] = ()) -> Turnout:
-        """What happens until the server's next step, a function of (seed, round, clock, under_way).
+        """Returns what happens until the server's next step, a function of (seed, round, clock, under_way).
 
         Args:
             round: how many steps the server has taken.
@@ -95,12 +95,12 @@ class BufferedSchedule(Schedule):
         return Update(client, round, *min(losses, default=(ends_us, "")))
 
     def _open(self, client: int, now: Clock) -> bool:
-        """Whether a client is available, as far as that is a matter of hours."""
+        """Returns whether a client is available, as far as that is a matter of hours."""
         hours = self._devices[client].hours
         return hours is None or hours.ends_us(now.now_us) is not None
 
     def _opening_us(self, now_us: int, arrived: dict[int, int]) -> int:
-        """When the next client may begin, while nobody is at work."""
+        """Returns when the next client may begin, while nobody is at work."""
         idle = [device.hours for client, device in enumerate(self._devices) if client not in arrived]
         # one that is there, but was not available when it was looked for, is looked for again
         return min(

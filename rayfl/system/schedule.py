@@ -124,7 +124,7 @@ class Schedule:
         self._streams = streams
 
     def plan(self, round: int, clock: Clock, under_way: Sequence[Update] = ()) -> Turnout:
-        """What happens in a round, a function of (seed, round, clock, under_way).
+        """Returns what happens in a round, a function of (seed, round, clock, under_way).
 
         Args:
             round: 0-indexed.
@@ -160,7 +160,7 @@ class Schedule:
         return bool(self._streams.generator("system.available", round, client).random() < device.availability)
 
     def _loss(self, client: int, round: int, now_us: int, time_us: int) -> str:
-        """Why a client that was asked does not answer in time; empty if it does."""
+        """Returns why a client that was asked does not answer in time; empty if it does."""
         dropout, deadline_s = self._config.dropout, self._config.deadline_s
         if dropout and self._streams.generator("system.dropout", round, client).random() < dropout:
             return DROPPED_OUT

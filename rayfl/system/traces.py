@@ -48,7 +48,7 @@ class Hours:
         return start + round(end * 1e6)
 
     def begins_us(self, now_us: int) -> int:
-        """When a device that is not available now becomes so, in microseconds."""
+        """Returns when a device that is not available now becomes so, in microseconds."""
         start, now = self._split(now_us)
         later = [begin for begin in self.active if begin > now]
         return start + round((later[0] if later else self.period + self.active[0]) * 1e6)
@@ -75,7 +75,7 @@ def read_devices(path: str) -> list[tuple[float, float]]:
 
 
 def read_hours(path: str) -> list[Hours]:
-    """When each device of a file is available.
+    """Returns when each device of a file is available.
 
     Raises:
         DataError: naming the file, the row and what is wrong.

@@ -72,7 +72,7 @@ class NaturalHeader(BaseModel):
 
     @property
     def spec(self) -> InputSpec:
-        """What a model needs to know of the inputs."""
+        """Returns what a model needs to know of the inputs."""
         return InputSpec(self.input, self.shape, self.num_classes, self.vocabulary, self.target, self.padding)
 
     def arrow_schema(self) -> pa.Schema:
@@ -111,7 +111,7 @@ class NaturalFile(ABC):
         """The columns ``client`` and ``split`` of all rows; raises OSError or ArrowException."""
 
     def runs(self) -> list[Run]:
-        """Whose the rows are, in the order of the file; raises OSError or ArrowException."""
+        """Returns whose the rows are, in the order of the file; raises OSError or ArrowException."""
         return runs_of(self.owners(), 0)
 
     @abstractmethod
@@ -203,7 +203,7 @@ class _Arrow(NaturalFile):
 
 
 def remedy(path: Path) -> str:
-    """How to get a file in place of one that cannot be used."""
+    """Returns how to get a file in place of one that cannot be used."""
     if path.suffix == ".arrow":
         return "delete it and make it again with `rayfl data prepare`"
     return "make one from LEAF's JSON with `rayfl data import-leaf`"

@@ -50,7 +50,7 @@ class AugmentConfig(BaseModel):
 
     @property
     def active(self) -> bool:
-        """Whether any image changes."""
+        """Returns whether any image changes."""
         return self != AugmentConfig()
 
     def build(self, spec: InputSpec, black: np.ndarray) -> Augmentation | None:

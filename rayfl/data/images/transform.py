@@ -109,7 +109,7 @@ class Preprocessing:
 
     @property
     def black(self) -> np.ndarray:
-        """What the model sees of a pixel of value 0, by channel: float32 of shape (channels,)."""
+        """Returns what the model sees of a pixel of value 0, by channel: float32 of shape (channels,)."""
         black = np.zeros((1, *self.stored.shape), dtype=np.float32)
         return Preprocessing(self.stored, None, self.mean, self.std)(black).reshape(len(black[0]), -1)[:, 0]
 

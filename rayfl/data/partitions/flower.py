@@ -60,7 +60,7 @@ class FlowerPartition(BaseModel):
 
     @property
     def reads(self) -> Reads:
-        """What the partitioner makes of labels."""
+        """Returns what the partitioner makes of labels."""
         return _READS.get(self.partitioner, "classes")
 
     def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:

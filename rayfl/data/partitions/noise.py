@@ -28,12 +28,12 @@ class LabelNoise(BaseModel):
 
     @property
     def active(self) -> bool:
-        """Whether any label changes."""
+        """Returns whether any label changes."""
         return self.kind != "none" and self.ratio > 0
 
     @property
     def in_test(self) -> bool:
-        """Whether test parts are noisy."""
+        """Returns whether test parts are noisy."""
         return self.active and self.legacy
 
     def transitions(self, num_classes: int) -> np.ndarray:

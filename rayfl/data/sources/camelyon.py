@@ -54,7 +54,7 @@ class Camelyon17Source(PreparableSource):
 
     @property
     def prepared_path(self) -> Path:
-        """Where the prepared file is, or would be."""
+        """Returns where the prepared file is, or would be."""
         return self.resolved_root / PREPARED / f"{self.name}.arrow"
 
     def open(self, streams: RandomStreams | None = None) -> NaturalPath:

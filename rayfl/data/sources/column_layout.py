@@ -55,12 +55,12 @@ class Wanted:
 
     @property
     def of_texts(self) -> bool:
-        """Whether the inputs are texts or tokens."""
+        """Returns whether the inputs are texts or tokens."""
         return self.tokens or self.tokenizer is not None
 
 
 def find_layout(path: Path, schema: pa.Schema, wanted: Wanted) -> Layout:
-    """Which columns of a file are what.
+    """Returns which columns of a file are what.
 
     Args:
         path: the file, for messages.

@@ -102,7 +102,7 @@ class ColumnSource(CopiedSource):
 
     @abstractmethod
     def tables(self) -> Sequence[NamedTable]:
-        """What is read, in its order.
+        """Returns what is read, in its order.
 
         Raises:
             DataError: a file is missing or damaged.

@@ -19,7 +19,7 @@ _MOST_CATEGORIES = 1000
 
 
 def is_category(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds categories: text, or true and false."""
+    """Returns whether a column of this type holds categories: text, or true and false."""
     return bool(
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)

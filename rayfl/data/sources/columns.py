@@ -57,7 +57,7 @@ class Rows:
     known_classes: int | None = None
 
     def spec(self, num_classes: int, target: Target) -> InputSpec:
-        """What a model must know of them.
+        """Returns what a model must know of them.
 
         Args:
             num_classes: of classes.
@@ -121,7 +121,7 @@ def _shape(tables: Sequence[NamedTable], name: str) -> tuple[int, ...] | None:
 def _targets(
     filled: Sequence[tuple[Path, pa.Table]], layout: Layout, wanted: Wanted, renumbered: bool
 ) -> tuple[np.ndarray, int]:
-    """What is learned, and how many different labels there are, where they are classes."""
+    """Returns what is learned, and how many different labels there are, where they are classes."""
     parts = [read_targets(path, table, layout.y, wanted.target, layout.client, renumbered) for path, table in filled]
     y = np.concatenate(parts)
     if wanted.target != "class":

@@ -61,10 +61,10 @@ class CopiedSource(PreparableSource):
 
     @abstractmethod
     def _remarks(self, rows: Rows, num_classes: int) -> list[Remark]:
-        """What a user should be warned of."""
+        """Returns what a user should be warned of."""
 
     def _num_classes(self, rows: Rows) -> int:
-        """How many classes there are; 0 where none are learned."""
+        """Returns how many classes there are; 0 where none are learned."""
         return int(rows.y.max()) + 1 if self._learns == "class" else 0
 
     @property
@@ -72,7 +72,7 @@ class CopiedSource(PreparableSource):
         return "class"
 
     def _table(self, columns: TableColumns) -> TableOptions:
-        """What is done to the columns of a table."""
+        """Returns what is done to the columns of a table."""
         return TableOptions(columns)
 
     @property
@@ -167,7 +167,7 @@ class CopiedSource(PreparableSource):
 
 
 def _is_whole(path: Path, order: Order) -> bool:
-    """Whether the copy is there, and was looked at; older releases left out columns without a word."""
+    """Returns whether the copy is there, and was looked at; older releases left out columns without a word."""
     if not is_prepared(path, order):
         return False
     record = read_record(path)

@@ -44,7 +44,7 @@ class HeartDiseaseSource(PreparableSource):
 
     @property
     def folder(self) -> Path:
-        """Where the four files lie."""
+        """Returns where the four files lie."""
         return self.resolved_root / "heart_disease"
 
     def prepare(self, order: Order) -> Path:

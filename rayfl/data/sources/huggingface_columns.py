@@ -138,7 +138,7 @@ class SplitTable:
         return pa.array(found, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 
     def _place(self, name: str, row: int) -> str:
-        """What to call a row in messages, with its client."""
+        """Returns what to call a row in messages, with its client."""
         whose = ""
         if self._client is not None and self._client in self._split.features:
             client = self.read([self._client]).column(self._client)[row].as_py()

@@ -87,7 +87,7 @@ class PooledHeader(BaseModel):
 
     @property
     def spec(self) -> InputSpec:
-        """What a model needs to know of the inputs."""
+        """Returns what a model needs to know of the inputs."""
         return InputSpec(self.input, self.shape, self.num_classes, self.vocabulary, self.target, self.padding)
 
     def arrow_schema(self) -> pa.Schema:

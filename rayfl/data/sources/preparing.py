@@ -124,7 +124,7 @@ class ImageSource(PreparableSource):
 
     @property
     def prepared_path(self) -> Path:
-        """Where the prepared file is, or would be."""
+        """Returns where the prepared file is, or would be."""
         return self.resolved_root / PREPARED / f"{self._stem}.arrow"
 
     def open(self, streams: RandomStreams | None = None) -> Samples:
@@ -194,7 +194,7 @@ class ImageSource(PreparableSource):
         """The source's own files, downloaded if need be."""
 
     def _rows(self, folder: Path, part: str, progress: Progress) -> PartRows:
-        """What is written of a part."""
+        """Returns what is written of a part."""
         return PartRows(*self._read(folder, part, progress))
 
     @abstractmethod

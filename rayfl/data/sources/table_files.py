@@ -89,5 +89,5 @@ def _read_csv(path: Path) -> pa.Table:
 
 
 def owner(table: pa.Table, client: str | None, row: int) -> str:
-    """Whose a row is, for messages; nothing where there are no clients."""
+    """Returns whose a row is, for messages; nothing where there are no clients."""
     return "" if client is None else f" (client {table.column(client)[row].as_py()!r})"

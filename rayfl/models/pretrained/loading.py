@@ -74,7 +74,7 @@ class Source:
 
     @property
     def family(self) -> Family:
-        """What is known of the models of its kind."""
+        """Returns what is known of the models of its kind."""
         return family_of(BaseFolder(self.folder).model_type)
 
     def skeleton(self) -> nn.Module:

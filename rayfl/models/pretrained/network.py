@@ -48,7 +48,7 @@ class AdaptedModel(ClassificationModel):
             one._non_persistent_buffers_set.update(one._buffers)
 
     def features(self, x: Tensor) -> Tensor:
-        """What the head reads, shape (N b, f)."""
+        """Returns what the head reads, shape (N b, f)."""
         if not self._image:
             masks = {} if self._padding is None else {"attention_mask": _of_tokens(x, self._padding)}
             found: Tensor = self.model(input_ids=x, **masks).logits

@@ -27,7 +27,7 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 def contribution(network: Network, tree: Mapping[str, object], weight: float) -> Tree:
-    """What a client adds to the sums, times its weight; nothing where the tree has not both factors of a site.
+    """Returns what a client adds to the sums, times its weight; nothing where the tree has not both factors of a site.
 
     Args:
         network: says whether there are adapters.

@@ -96,7 +96,7 @@ class Head(TrainedLinear):
         return x
 
     def outputs(self, features: Tensor) -> Tensor:
-        """What :class:`TrainedLinear` makes of features."""
+        """Returns what :class:`TrainedLinear` makes of features."""
         return super().forward(features)
 
 
@@ -114,7 +114,7 @@ def shape_of(layer: nn.Module) -> tuple[int, int]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module multiplies by one matrix."""
+    """Returns whether a module multiplies by one matrix."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
