@@ -9,10 +9,15 @@ import gc
 import os
 
 import pytest
+from hypothesis import settings
 
 # Here: before anything asks CUDA for devices, in this process or in those that tests start.
 if not os.environ.get("RAYFL_TEST_DEVICE"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+# A busy machine is no failure.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 _RAY = "tests/cluster/"
 

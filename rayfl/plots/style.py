@@ -143,8 +143,8 @@ SIZES = {
     "ieee": Size(7.16, 8),
     "jmlr": Size(6.0, 9),
 }
-"""Widths by venue, as their style files have them. Fonts are STIX, which looks like the Times of these styles and comes
-with Matplotlib, so that a figure is the same on every machine."""
+"""Widths by venue, from memory: look at the style file for a figure that must fit. Fonts are STIX, which looks like the
+Times of these styles and comes with Matplotlib, so that a figure is the same on every machine."""
 
 _size: ContextVar[Size | None] = ContextVar("size", default=None)
 _FLATTER = 0.7
