@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -14,6 +16,11 @@ from hypothesis import settings
 # Here: before anything asks CUDA for devices, in this process or in those that tests start.
 if not os.environ.get("RAYFL_TEST_DEVICE"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+# What tests prepare is no business of the user's own data root. Processes that this one starts have the same.
+_DATA = None if "RAYFL_DATA" in os.environ else tempfile.mkdtemp(prefix="rayfl-tests-")
+if _DATA is not None:
+    os.environ["RAYFL_DATA"] = _DATA
 
 # A busy machine is no failure.
 settings.register_profile("untimed", deadline=None)
@@ -28,8 +35,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Lets go of them: libraries that count their objects at the end would call them lost."""
+    """Lets go of them, since libraries that count their objects at the end would call them lost; and of the data."""
     gc.unfreeze()
+    if _DATA is not None:
+        shutil.rmtree(_DATA, ignore_errors=True)
 
 
 @pytest.hookimpl(optionalhook=True)

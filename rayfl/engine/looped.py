@@ -110,7 +110,7 @@ def _stretches(bounds: Sequence[int], row: int) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def _seeded(seed: int, task: Task, device: torch.device) -> Iterator[None]:
-    """Returns what a network's own code draws comes from ``seed``; the global generators are as before afterwards."""
+    """Has what a network's own code draws come from ``seed``; the global generators are as before afterwards."""
     if not any(candidate.network.stochastic for candidate in task.candidates):
         yield
         return
