@@ -60,7 +60,9 @@ def _settings(method: str, overrides: list[str]) -> list[str]:
 
 def _run(preset: str, settings: list[str]) -> str:
     command = [sys.executable, "-m", "rayfl", "run", preset, *settings]
-    subprocess.run(command, check=True, stdout=sys.stderr)
+    # The message is on standard error; the other methods go on.
+    if subprocess.run(command, stdout=sys.stderr).returncode:
+        return f"| {settings[0].partition('=')[2]} | failed | - | - | - | - |"
     config = load_config(Experiment, preset, settings)
     storage = Parts(config).storage
     tables = {name: from_parquet(storage.read(f"{name}.parquet")) for name in ("rounds", "clients")}
