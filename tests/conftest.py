@@ -5,7 +5,6 @@ RAYFL_TEST_DEVICE names another device for those that can use one.
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import tempfile
@@ -29,14 +28,8 @@ settings.load_profile("untimed")
 _RAY = "tests/cluster/"
 
 
-def pytest_collection_finish() -> None:
-    """Keeps the ten thousand tests themselves out of the rubbish that is looked for when memory runs out."""
-    gc.freeze()
-
-
 def pytest_unconfigure() -> None:
-    """Lets go of them, since libraries that count their objects at the end would call them lost; and of the data."""
-    gc.unfreeze()
+    """Removes what tests have prepared."""
     if _DATA is not None:
         shutil.rmtree(_DATA, ignore_errors=True)
 
