@@ -18,7 +18,7 @@ COORDINATES = st.integers(-1, 10**6)
 
 
 @given(SEEDS, NAMES, COORDINATES, COORDINATES)
-def test_a_stream_starts_anew_each_time_it_is_asked_for(seed: int, name: str, round: int, client: int) -> None:
+def test_a_stream_starts_again_each_time_it_is_asked_for(seed: int, name: str, round: int, client: int) -> None:
     first = RandomStreams(seed).generator(name, round, client)
     first.random(3)
     again = RandomStreams(seed).generator(name, round, client)

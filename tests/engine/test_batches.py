@@ -35,7 +35,7 @@ def test_the_last_partial_batch_counts(samples: int, size: int | None, epochs: i
     assert num_steps(samples, size, epochs) == steps
 
 
-def test_epochs_are_shuffled_anew_and_a_longer_plan_begins_like_a_shorter_one() -> None:
+def test_epochs_are_shuffled_again_and_a_longer_plan_begins_like_a_shorter_one() -> None:
     short = plan_batches(20, 6, 8, np.random.default_rng(3))
     long = plan_batches(20, 6, 12, np.random.default_rng(3))
     assert torch.equal(long.order[:40], short.order)

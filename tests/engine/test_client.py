@@ -257,7 +257,7 @@ def test_each_epoch_of_a_pass_with_draws_and_repeats() -> None:
     assert not torch.equal(epochs[0]["head.weight"], epochs[1]["head.weight"])
 
 
-def test_each_epoch_draws_dropout_anew_and_is_not_called_without_steps() -> None:
+def test_each_epoch_draws_dropout_again_and_is_not_called_without_steps() -> None:
     task = Classification(Network(Dropping))
     trees: list[Tree] = []
 

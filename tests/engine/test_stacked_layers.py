@@ -112,7 +112,7 @@ def _here(tree: Tree) -> Tree:
 
 
 def test_a_wider_mini_batch_changes_no_mask() -> None:
-    """A client's masks are the same whoever it is stacked with, and change from step to step."""
+    """A client's masks are the same with whichever clients it is stacked, and change from step to step."""
     network = Network(Dropping)
     task, small, large = (
         Classification(network),

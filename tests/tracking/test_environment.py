@@ -40,7 +40,7 @@ def test_an_entry_for_every_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "3", '["x"]', "\udcff"])
-def test_what_is_damaged_is_not_known_and_written_anew(tmp_path: Path, content: str) -> None:
+def test_what_is_damaged_is_not_known_and_written_again(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content, errors="surrogateescape")
     assert read_environment(Storage(str(tmp_path))) == []
     started(tmp_path, 0)

@@ -56,7 +56,7 @@ def test_a_rewind_leaves_no_line_too_many(tmp_path: Path) -> None:
     assert rounds(tmp_path) == [1, 4]
 
 
-def test_damage_is_said_and_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_said_and_begun_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / JSON_FILE).write_text("{\n")
     files = TuneFiles(Storage(str(tmp_path)))
     files.on_start(info(1))

@@ -96,7 +96,7 @@ class AdapterFolder:
 
         Args:
             shapes: of adapters and head in the tree.
-            head: what names of the head begin with; a head of another shape is left out, to be drawn anew.
+            head: what names of the head begin with; a head of another shape is left out, to be drawn again.
 
         Raises:
             ModelError: it lacks a factor, or has one of another shape or place.

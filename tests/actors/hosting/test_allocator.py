@@ -26,7 +26,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-def test_large_tensors_are_not_mapped_anew() -> None:
+def test_large_tensors_are_not_mapped_a_second_time() -> None:
     faults = [
         int(subprocess.run([sys.executable, "-c", _STEPS.format(tuned=tuned)], capture_output=True, check=True).stdout)
         for tuned in (False, True)

@@ -82,7 +82,7 @@ def test_what_was_printed_before_an_error_is_not_lost() -> None:
     assert len(caught.value.printed) == 6
 
 
-def test_lines_are_told_at_once_to_whoever_wants_them() -> None:
+def test_lines_are_told_at_once_to_those_who_want_them() -> None:
     told: list[str] = []
     assert host("looped", tell=told.append).run(job(0), BROADCAST).printed == []
     assert [line.split(": ")[1] for line in told] == ["before 0", "objective", "after 0"]

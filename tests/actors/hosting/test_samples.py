@@ -59,7 +59,7 @@ def test_what_comes_as_a_whole_is_read_once_too() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_without_room_samples_are_read_again_but_whoever_has_them_keeps_them(whole: bool) -> None:
+def test_without_room_samples_are_read_again_but_those_that_have_them_keep_them(whole: bool) -> None:
     dataset = Noted(whole)
     samples = Samples(dataset, CPU, 1)
     parts = samples.of(0)

@@ -53,7 +53,7 @@ def interrupted(folder: Path, **changes: Any) -> dict[str, Any]:
     return config
 
 
-def test_a_lost_partition_file_is_written_anew(tmp_path: Path) -> None:
+def test_a_lost_partition_file_is_written_again(tmp_path: Path) -> None:
     config = interrupted(tmp_path)
     path = tmp_path / "run" / "partition.parquet"
     before = path.read_bytes()

@@ -171,7 +171,7 @@ def test_the_test_rows_of_clients_that_keep_their_division(tmp_path: Path) -> No
     assert official_rows(rayfl.run(drawn))[-1]["n"] == TEST_ROWS
 
 
-def test_clients_that_are_divided_anew_leave_the_test_rows(tmp_path: Path) -> None:
+def test_clients_that_are_divided_again_leave_the_test_rows(tmp_path: Path) -> None:
     content = settings(tmp_path, clients=True)
     content["dataset"]["part"] = "train"
     parts = parts_of(content)

@@ -184,7 +184,7 @@ def test_every_row_comes_back_with_its_client(
             assert parts[split].x[:, 0].tolist() == own
 
 
-def test_the_copy_is_made_once_and_anew_after_a_change(tmp_path: Path, data_root: Path) -> None:
+def test_the_copy_is_made_once_and_again_after_a_change(tmp_path: Path, data_root: Path) -> None:
     path = write(tmp_path / "f.parquet", {"x": [[1.0], [2.0]], "y": [0, 1]})
     source = ParquetSource(path=path)
     first = source.prepared_path
