@@ -55,7 +55,7 @@ def trees(toy: Any) -> tuple[Tree, Mapping[str, Tree]]:
     return server, {str(client): from_numpy(state) for client, state in toy.states().items()}
 
 
-@pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize("double", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["float64", "float32"])
 @pytest.mark.parametrize(
     ("method", "problem"),
     [

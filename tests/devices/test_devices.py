@@ -29,6 +29,8 @@ from tests.support.problems import CPU, examples, request
 from tests.support.toys import assert_close, assert_equal
 
 MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
+# What is not stacked is looped there too.
+MOSTLY_STACKED = pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
 SHORT = {"cluster.backend": "inline", "tracking.tensorboard": False, "train.rounds": 2, "train.local_epochs": 1}
 
 
@@ -68,7 +70,7 @@ def test_the_pretended_device_computes() -> None:
 
 
 @CASES
-@MODES
+@MOSTLY_STACKED
 def test_every_method_trains_and_predicts_where_it_is_told_to(case: Case, mode: str) -> None:
     expected = toy_of(case, double=False, mode=mode)
     for cohort in case.cohorts()[:2]:
@@ -169,7 +171,7 @@ class Interruption(Callback):
             raise InterruptedError
 
 
-@MODES
+@MOSTLY_STACKED
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS.keys())
 def test_whole_runs(settings: dict[str, Any], mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also commits, and what is restored from them."""
