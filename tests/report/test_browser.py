@@ -47,6 +47,9 @@ const fire = (target, kind, x, y) =>
     new MouseEvent(kind, { bubbles: true, cancelable: true, clientX: x, clientY: y, movementX: 1, button: 0 })
   );
 const wait = () => new Promise((done) => setTimeout(done, 150));
+const until = async (there) => {
+  for (let times = 0; times < 20 && !there(); times++) await wait();
+};
 const over = (figure) => {
   const found = figure.querySelector(".u-over");
   return [found, found.getBoundingClientRect()];
@@ -85,7 +88,7 @@ addEventListener("load", async () => {
   const list = clients.querySelector("select");
   list.value = "3";
   list.dispatchEvent(new Event("change"));
-  await wait();
+  await until(() => clients.querySelector(".client .u-over"));
   found.client = [...clients.querySelectorAll(".client dd")].map((one) => one.textContent);
   found.said = clients.querySelector("[role=status]").textContent;
   found.curve = clients.querySelector(".client .u-over") !== null;
