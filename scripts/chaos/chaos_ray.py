@@ -61,7 +61,7 @@ class Saboteur(Moments):
 
 def ray_experiment(folder: Path, actors: int = 2) -> dict[str, Any]:
     """The experiment of a trial on Ray; ``actors=0``: the undisturbed one, without Ray."""
-    places = {"num_actors": actors, "startup_timeout_s": 60} if actors else {}
+    places = {"num_actors": actors, "startup_timeout_s": 240} if actors else {}
     config = experiment(folder, _METHOD, **({"backend": "ray", **places} if actors else {}))
     config["model"] = {"name": "two_nn", "hidden": [512]}  # too large to travel within a call
     return config | {"train": config["train"] | {"local_epochs": _EPOCHS}, "max_failures": 10}
