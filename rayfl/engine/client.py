@@ -301,6 +301,12 @@ class Client:
         task = predictor.task or self.task
         if not len(examples):
             return Statistics.empty(task.measures)
+        if task.network.output_rows is not None:  # predictions of all samples would not fit into memory
+            both = torch.stack([examples.x, examples.y], -1)
+            sums = await self.outputs(
+                lambda xy, task: task.statistics(predictor, models, xy[..., 0], xy[..., 1])[None], both, task=task
+            )
+            return Statistics.from_vector(sums.sum(0), task.measures)
         rows = await self.outputs(lambda x, task: predictor.predictions(models, x, task), examples.x, task=task)
         return Statistics.from_vector(task.measures.statistics(rows, examples.y), task.measures)
 

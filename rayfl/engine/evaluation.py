@@ -58,7 +58,7 @@ def _scored(
     parts = list[Tensor]()
 
     def score(here: slice) -> None:
-        parts.append(task.measures.statistics(predictor.predictions(models, x[here], task), y[here]))
+        parts.append(task.statistics(predictor, models, x[here], y[here]))
 
     pieces.over(len(y), score)
     return parts
