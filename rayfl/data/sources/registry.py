@@ -16,6 +16,7 @@ from rayfl.data.sources.emnist import EmnistSource
 from rayfl.data.sources.heart_disease import HeartDiseaseSource
 from rayfl.data.sources.huggingface import HuggingFaceSource
 from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
+from rayfl.data.sources.instructions import InstructionsSource
 from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticTextSource
 from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.parquet import ParquetSource
@@ -50,6 +51,7 @@ DatasetConfig = Annotated[
         SyntheticTextSource,
         ParquetSource,
         HuggingFaceSource,
+        InstructionsSource,
         CustomSource,
     ],
     Field(discriminator="name"),

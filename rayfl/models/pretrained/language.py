@@ -33,11 +33,12 @@ class AdaptedLanguageModel(AdaptedModel):
         own = nn.Linear(int(inputs), int(outputs), bias=False, device="meta").requires_grad_(False)
         replace(module, OUTPUT_LAYER, own)
         super().__init__(module, OUTPUT_LAYER, OUTPUT_LAYER, image=False)
-        self.padding = padding
+        self.padding, self._tokens = padding, int(outputs)
 
     def features(self, x: Tensor) -> Tensor:
         """Returns what the output layer reads at each position, shape (N b, T, f)."""
-        found: Tensor = self.model.base_model(input_ids=x).last_hidden_state
+        known = x if self.padding is None or self.padding < self._tokens else x.where(x < self._tokens, 0)
+        found: Tensor = self.model.base_model(input_ids=known).last_hidden_state
         return found
 
     @property

@@ -222,7 +222,9 @@ class PretrainedModel(Architecture):
             )
         if spec.kind != "tokens" or len(spec.shape) != 1:
             raise self.misfit(spec, f"rows of tokens ({self._folder.model_type})")
-        if spec.vocabulary > int(config.get("vocab_size", 0)):
+        # A token of the data's own that only fills rows up is never read where the model is causal.
+        padded = spec.target == "tokens" and spec.padding == config.get("vocab_size")
+        if spec.vocabulary - padded > int(config.get("vocab_size", 0)):
             raise self.misfit(spec, f"tokens below {config.get('vocab_size')}: use the tokenizer of the base")
         most = config.get("max_position_embeddings", config.get("n_positions"))
         if most is not None and spec.shape[0] > (most := int(most) - family.first_position):
