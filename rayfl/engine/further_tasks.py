@@ -167,7 +167,10 @@ class LanguageModel(NetworkTask):
             return super().statistics(predictor, models, x, y)
         if predictor.combine is not None or not self._plain(_OF_THE_STATISTICS):
             few = max(rows // y.shape[1], 1)
-            parts = [super(LanguageModel, self).statistics(predictor, models, *xy) for xy in zip(x.split(few), y.split(few), strict=True)]
+            parts = [
+                super(LanguageModel, self).statistics(predictor, models, *xy)
+                for xy in zip(x.split(few), y.split(few), strict=True)
+            ]
             return torch.stack(parts).sum(0)
         features = [task.network.features(model, x).flatten(0, 1) for model in models]
         targets = y.flatten()

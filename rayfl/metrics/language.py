@@ -1,4 +1,4 @@
-"""The next token: loss, perplexity, how often it is the most probable one, and how often that holds for a whole text."""
+"""The next token: loss, perplexity, how often it is the most probable one, and how often all of a text are."""
 
 from __future__ import annotations
 
@@ -48,7 +48,14 @@ class LanguageMeasures(Measures):
         asked = counts.any(1)
         exact = (hits | ~counts).all(1) & asked
         samples = torch.ones_like(chosen[:, 0], dtype=torch.float64).sum()
-        sums = [samples, counts.sum(), -(chosen.double() * counts).sum(), (hits & counts).sum(), asked.sum(), exact.sum()]
+        sums = [
+            samples,
+            counts.sum(),
+            -(chosen.double() * counts).sum(),
+            (hits & counts).sum(),
+            asked.sum(),
+            exact.sum(),
+        ]
         return torch.stack([one.double() for one in sums])
 
     def values(self, vectors: np.ndarray) -> Mapping[str, np.ndarray]:

@@ -63,7 +63,15 @@ _FOLDERS: list[TemporaryDirectory[str]] = []
 
 
 def write_base(family: str, folder: Path, shard: str = "5GB", seed: int = 0, causal: bool = False) -> Path:
-    """Writes a base with random weights; ``shard`` is the largest size of a file, ``causal`` has it be a language model."""
+    """Writes a base with random weights.
+
+    Args:
+        family: of :data:`CONFIGS`.
+        folder: is made.
+        shard: largest size of a file.
+        seed: of the weights.
+        causal: whether it is a language model, or a classifier.
+    """
     config, model, options = CONFIGS[family]
     model = CAUSAL[family] if causal else model
     transformers.utils.logging.disable_progress_bar()

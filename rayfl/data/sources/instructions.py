@@ -159,7 +159,9 @@ class InstructionsSource(CopiedSource):
         read = [name for name in template.columns if name in file.schema.names]
         wanted = dict.fromkeys([*read, response, *(name for name in (client, split) if name is not None)])
         table = file.read(list(wanted))
-        columns = {name: self._texts(file, table, name, client, name == template.optional) for name in (*read, response)}
+        columns = {
+            name: self._texts(file, table, name, client, name == template.optional) for name in (*read, response)
+        }
         rows = [dict(zip(read, values, strict=True)) for values in zip(*(columns[name] for name in read), strict=True)]
         found = {"prompt": [template.prompt(row) for row in rows], "response": columns[response]}
         more = {key: table.column(name) for key, name in (("client", client), ("split", split)) if name is not None}
@@ -185,7 +187,9 @@ class InstructionsSource(CopiedSource):
         self, file: TableFile, table: pa.Table, name: str, client: str | None, optional: bool
     ) -> list[str | None]:
         column = table.column(name)
-        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_null(column.type)):
+        if not (
+            pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_null(column.type)
+        ):
             raise DataError(f"{file.path}: column {name!r} has the type {column.type}; prompts and responses are text")
         values: list[str | None] = column.to_pylist()
         if not optional and None in values:

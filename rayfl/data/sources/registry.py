@@ -18,6 +18,7 @@ from rayfl.data.sources.huggingface import HuggingFaceSource
 from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
 from rayfl.data.sources.instructions import InstructionsSource
 from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticTextSource
+from rayfl.data.sources.made_up_instructions import SyntheticInstructionsSource
 from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
@@ -49,6 +50,7 @@ DatasetConfig = Annotated[
         SyntheticSource,
         SyntheticLabelsSource,
         SyntheticTextSource,
+        SyntheticInstructionsSource,
         ParquetSource,
         HuggingFaceSource,
         InstructionsSource,

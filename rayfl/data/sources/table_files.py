@@ -103,7 +103,9 @@ def _of_objects(rows: list[Any]) -> pa.Table:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise ValueError(f"row {number} is no object with a value for each column")
-    return pa.table({name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)})
+    return pa.table(
+        {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
+    )
 
 
 _READERS: dict[str, tuple[str, Callable[[Path], pa.Table]]] = {

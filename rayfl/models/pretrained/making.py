@@ -117,7 +117,8 @@ def _lm(transformers: Any, generator: np.random.Generator) -> tuple[Any, Mapping
     windows = whole.unfold(0, _WINDOW + 1, _EVERY)
     config = transformers.LlamaConfig(
         vocab_size=BYTE_TOKENS, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=128, max_position_embeddings=256, pad_token_id=0, bos_token_id=None, eos_token_id=END_OF_BYTES,
+        intermediate_size=128, max_position_embeddings=256, pad_token_id=0, bos_token_id=None,
+        eos_token_id=END_OF_BYTES,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config), {"input_ids": windows[:, :-1]}, windows[:, 1:]
 

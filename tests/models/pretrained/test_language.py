@@ -233,9 +233,9 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
         PretrainedModel(folder=str(base("roberta"))).network(InputSpec("tokens", (63,), 4, 50))
     with pytest.raises(ModelError, match="tokens below 50: use the tokenizer of the base"):
         language_section("llama").network(replace(NEXT, vocabulary=51))
+    classifier = language_section("llama", folder=str(base("llama"))).network(NEXT)
     with pytest.raises(ModelError, match=r"lacks weights that its config\.json asks for.*lm_head\.weight"):
-        net = language_section("llama", folder=str(base("llama"))).network(NEXT)  # a classifier
-        net.logits(net.initialize(0), texts(1, 0)[0])
+        classifier.logits(classifier.initialize(0), texts(1, 0)[0])
     folder = tmp_path / "quantised"
     shutil.copytree(base("llama", causal=True), folder)
     config = json.loads((folder / "config.json").read_text())
