@@ -207,4 +207,12 @@ def samples_per_round(
     found = [max(epochs * epoch(n), min_steps * min(batch_size or n, n)) for n in counts]
     if max_steps is None:
         return found
-    return [min(used, max_steps * min(batch_size or n, n)) for used, n in zip(found, counts, strict=True)]
+    return [min(used, _of_steps(max_steps, epoch(n), batch_size or n)) for used, n in zip(found, counts, strict=True)]
+
+
+def _of_steps(steps: int, samples: int, batch_size: int) -> int:
+    """Returns how many samples some steps use, where an epoch has so many and may end in a smaller mini-batch."""
+    if not samples:
+        return 0
+    epochs, rest = divmod(steps, -(-samples // batch_size))
+    return epochs * samples + min(rest * batch_size, samples)
