@@ -169,13 +169,13 @@ class LanguageModel(NetworkTask):
             few = max(rows // y.shape[1], 1)
             parts = [
                 super(LanguageModel, self).statistics(predictor, models, *xy)
-                for xy in zip(x.split(few), y.split(few), strict=True)
+                for xy in zip(torch.split(x, few), torch.split(y, few), strict=True)
             ]
             return torch.stack(parts).sum(0)
         features = [task.network.features(model, x).flatten(0, 1) for model in models]
         targets = y.flatten()
         chosen, hits = features[0].new_zeros(len(targets)), torch.zeros_like(targets, dtype=torch.bool)
-        for here in (targets != IGNORED).nonzero()[:, 0].split(rows):
+        for here in torch.split((targets != IGNORED).nonzero()[:, 0], rows):
             members = [
                 task.predicted(task.network.classify(model, read[here]))
                 for model, read in zip(models, features, strict=True)

@@ -133,7 +133,7 @@ class InstructionsSource(CopiedSource):
 
     def _rows(self) -> Rows:
         encoder = encoder_of(self.tokenizer, self.end)
-        filled = [(file.path, self._table(file)) for file in map(TableFile, self.files)]
+        filled = [(file.path, self._prompts_of(file)) for file in map(TableFile, self.files)]
         filled = [(path, table) for path, table in filled if table.num_rows]
         if not filled:
             raise DataError(f"{', '.join(map(str, self.files))}: no rows")
@@ -145,7 +145,7 @@ class InstructionsSource(CopiedSource):
         )
         return _spans(prompts, responses, clients, splits, encoder, self.length, self.files)
 
-    def _table(self, file: TableFile) -> pa.Table:
+    def _prompts_of(self, file: TableFile) -> pa.Table:
         """The columns prompt and response of a file, and client and split where it has them."""
         client, split = self._named(file, "client", self.client), self._named(file, "split", self.split)
         response = self._response(file)

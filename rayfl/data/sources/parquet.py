@@ -14,7 +14,7 @@ from rayfl.data.sources.table_files import TableFile
 
 
 class ParquetSource(ColumnSource):
-    """Configuration of your own Parquet, CSV or JSON files: a sample a row; columns x (image), y (label), client, split.
+    """Configuration of your own Parquet, CSV or JSON files: columns x (image), y (label), client and split.
 
     With clients they are kept (partition ``natural``), with the source's division into train and test if there is a
     column ``split``; without clients the samples are pooled. Inputs are lists of numbers, several numeric columns whose

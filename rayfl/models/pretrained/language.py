@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,13 +39,15 @@ class AdaptedLanguageModel(AdaptedModel):
     def features(self, x: Tensor) -> Tensor:
         """Returns what the output layer reads at each position, shape (N b, T, f)."""
         known = x if self.padding is None or self.padding < self._tokens else x.where(x < self._tokens, 0)
-        found: Tensor = self.model.base_model(input_ids=known).last_hidden_state
+        trunk: Any = self.model.base_model
+        found: Tensor = trunk(input_ids=known).last_hidden_state
         return found
 
     @property
     def output_weight(self) -> Tensor:
         """The matrix of the output layer, shape (V, f)."""
-        weight: Tensor = self.model.get_submodule(OUTPUT_LAYER).weight
+        layer: Any = self.model.get_submodule(OUTPUT_LAYER)
+        weight: Tensor = layer.weight
         return weight
 
 

@@ -61,7 +61,7 @@ class _Losses(torch.autograd.Function):
         return losses
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor, None, None, None]:
         (gradients,) = ctx.saved_tensors
         return (gradients * above[:, None]).to(gradients.dtype), None, None, None

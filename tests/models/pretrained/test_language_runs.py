@@ -173,7 +173,8 @@ def test_flowertunes_settings_run_over_a_file_in_alpacas_form(tmp_path: Path, mo
     file = tmp_path / "alpaca_gpt4_data.json"
     file.write_text(json.dumps(rows))
     settings: dict[str, Any] = {
-        "dataset.path": str(file), "dataset.tokenizer": "bytes", "dataset.length": 200, "model.folder": str(tmp_path / "lm"),
+        "dataset.path": str(file), "dataset.tokenizer": "bytes", "dataset.length": 200,
+        "model.folder": str(tmp_path / "lm"),
         "partition.num_clients": 3, "holdout.test": 0.2, "train.batch_size": 4, "train.max_local_steps": 2,
         "train.rounds": 2, "evaluation.every": 2, "cluster.backend": "inline", "tracking.tensorboard": False,
         "engine.precision": "float32", "storage_path": str(tmp_path), "name": "run",
