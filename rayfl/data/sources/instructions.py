@@ -133,8 +133,8 @@ class InstructionsSource(CopiedSource):
 
     def _rows(self) -> Rows:
         encoder = encoder_of(self.tokenizer, self.end)
-        filled = [(file.path, self._prompts_of(file)) for file in map(TableFile, self.files)]
-        filled = [(path, table) for path, table in filled if table.num_rows]
+        tables = [file for file in map(TableFile, self.files) if file.schema.names]
+        filled = [(file.path, table) for file in tables if (table := self._prompts_of(file)).num_rows]
         if not filled:
             raise DataError(f"{', '.join(map(str, self.files))}: no rows")
         names = set(filled[0][1].column_names)

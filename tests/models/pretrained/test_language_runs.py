@@ -53,6 +53,7 @@ def experiment(folder: Path, name: str, method: Any, **sections: Any) -> dict[st
         "algorithm": method,
         "train": {
             "rounds": 2, "clients_per_round": 3, "local_epochs": 1, "batch_size": 3, "lr": 0.02, "optimizer": "adamw",
+            **sections.pop("train", {}),
         },
         "evaluation": {"every": 2},
         "tracking": {"tensorboard": False},
@@ -66,23 +67,28 @@ SENT = {
     "FFA-LoRA": ({"name": "fedavg"}, {"adapter": {"r": 2, "alpha": 4, "trains": ["b"]}}, B),
     "FedSA-LoRA": ({"name": "fedper", "head_group": "lora_b"}, {}, A),
     "Ditto": ({"name": "ditto"}, {}, A + B),
-    "SuperFed": ({"name": "superfed", "mode": "mm", "start": 0.5}, {}, A + B),
+    # The cosine of two equal adapters has a gradient of round-off alone, of which Adam would make whole steps.
+    "SuperFed": ({"name": "superfed", "mode": "mm", "start": 0.5}, {"optimizer": "sgd"}, A + B),
     "APFL": ({"name": "apfl"}, {}, A + B),
 }
 
 
 @pytest.mark.parametrize("name", SENT)
 def test_messages_are_adapters_alone_and_stacks_are_looped_clients(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(output_layer, "LOGITS", 7 * 50)  # the output layer is computed in parts of 7 positions
-    method, model, scalars = SENT[name]
+    method, changes, scalars = SENT[name]
     for mode in ("looped", "vectorized"):
-        rayfl.run(experiment(tmp_path, mode, method, model=dict(model), engine={"mode": mode}))
+        settings = {"train": changes} if "optimizer" in changes else {"model": changes}
+        rayfl.run(experiment(tmp_path, mode, method, **settings, engine={"mode": mode}))
+    assert not any("lacks something" in record.message for record in caplog.records)
+    last = json.loads((tmp_path / "looped" / "result.json").read_text().splitlines()[-1])
+    assert any(key.startswith("perplexity_worst5/test, all clients") for key in last)
     one, other = outcome(tmp_path / "looped"), outcome(tmp_path / "vectorized")
-    assert_close(one.server, other.server, 2e-4)
+    assert_close(one.server, other.server, 1e-5)
     for client in one.states:
-        assert_close(one.states[client], other.states[client], 2e-4)
+        assert_close(one.states[client], other.states[client], 1e-5)
     rows = one.clients.to_pylist()
     sent = [row for row in rows if row["bytes_down"] is not None and row["cohort"] == "selected"]
     assert sent and {row["bytes_up"] for row in sent} == {4 * scalars} == {row["bytes_down"] for row in sent}
@@ -186,7 +192,7 @@ def test_flowertunes_settings_run_over_a_file_in_alpacas_form(tmp_path: Path, mo
 
 def test_what_needs_more_than_a_language_model_has_is_refused(tmp_path: Path) -> None:
     for method, message in (
-        ("floco", "no trained"),
+        ("floco", r"model\.lm_head\.weight' has requires_grad=False"),
         ({"name": "per_fedavg", "version": "exact"}, "the output layer of a language model has none"),
         ("fedbabu", "head"),
     ):
