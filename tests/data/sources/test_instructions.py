@@ -23,7 +23,7 @@ from rayfl.data.sources.instructions import InstructionsSource
 from rayfl.data.sources.made_up_instructions import COLOURS, SyntheticInstructionsSource
 from rayfl.data.sources.preparing import Order
 from rayfl.errors import DataError
-from rayfl.examples import BYTE_TOKENS, END_OF_BYTES
+from rayfl.examples import BYTE_TOKENS, END_OF_BYTES, byte_tokens
 from rayfl.metrics.language import IGNORED
 from rayfl.randomness import RandomStreams
 
@@ -92,6 +92,7 @@ def test_templates_of_ones_own_and_a_response_without_end(tmp_path: Path) -> Non
     found = opened(file, template="{by} asks: {q}", end="none")
     assert spelled(found.x[0]) == "Ann asks: 2 + 2 " and spelled(found.y[0][found.y[0] != IGNORED]) == " 4"
     assert END_OF_BYTES not in found.x and END_OF_BYTES not in found.y
+    assert opened(file, template="{q}\n", response="by", end="none").y[0][-3:].tolist() == byte_tokens("Ann")
     # Without a line's end, or a blank, there is a blank before the response.
     assert spelled(opened(file, template="{q}=\n", end="none").y[0][-1:]) == "4"
     with pytest.raises(ValidationError, match="names no column in braces, and is none of alpaca, flowertune"):
@@ -185,6 +186,8 @@ def test_a_changed_tokenizer_is_another_experiment_and_a_recorded_one_is_checked
     assert changed.fingerprint() != config.fingerprint() and changed.dataset.prepared_path != path
     with pytest.raises(DataError, match=r"but dataset\.tokenizer_sha256 is .*: it was changed"):
         config.dataset.open()
+    with pytest.raises(DataError, match="is 0{64}: it was changed"):
+        opened(file, tokenizer=str(first), tokenizer_sha256="0" * 64)
     # A copy that is there needs no tokenizer.
     (first / "tokenizer.json").unlink()
     assert config.dataset.prepared_path == path
