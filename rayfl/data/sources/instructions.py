@@ -93,7 +93,7 @@ class InstructionsSource(CopiedSource):
 
     def settled(self) -> Self:
         """The source with the checksum of its tokenizer; unchanged where there is no such file here."""
-        if self.tokenizer_sha256 is not None or (found := _digest(self.tokenizer)) is None:
+        if self.tokenizer_sha256 is not None or (found := tokenizer_digest(self.tokenizer)) is None:
             return self
         return self.model_copy(update={"tokenizer_sha256": found})
 
@@ -123,7 +123,7 @@ class InstructionsSource(CopiedSource):
         Raises:
             DataError: it is another one than the recorded.
         """
-        found = _digest(self.tokenizer)
+        found = tokenizer_digest(self.tokenizer)
         if None not in (found, self.tokenizer_sha256) and found != self.tokenizer_sha256:
             raise DataError(
                 f"dataset.tokenizer: {self.tokenizer} has the checksum {found}, but dataset.tokenizer_sha256 is "
@@ -214,7 +214,7 @@ class InstructionsSource(CopiedSource):
         return [Remark(text) for text in found]
 
 
-def _digest(tokenizer: str) -> str | None:
+def tokenizer_digest(tokenizer: str) -> str | None:
     """The checksum of a tokenizer's file, and of the one beside it that names its special tokens; None without one."""
     file = tokenizer_file(tokenizer)
     if file is None or not file.is_file():

@@ -186,7 +186,7 @@ def test_a_changed_tokenizer_is_another_experiment_and_a_recorded_one_is_checked
     assert changed.fingerprint() != config.fingerprint() and changed.dataset.prepared_path != path
     with pytest.raises(DataError, match=r"but dataset\.tokenizer_sha256 is .*: it was changed"):
         config.dataset.open()
-    with pytest.raises(DataError, match="is 0{64}: it was changed"):
+    with pytest.raises(DataError, match=r"is 0{64}: it was changed"):
         opened(file, tokenizer=str(first), tokenizer_sha256="0" * 64)
     # A copy that is there needs no tokenizer.
     (first / "tokenizer.json").unlink()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -15,14 +17,17 @@ import rayfl
 from algorithms.registry import Experiment
 from rayfl.cli.entry import app
 from rayfl.config.loading import load_config, preset_names
-from rayfl.errors import ConfigError, DataError, ModelError
+from rayfl.errors import ConfigError, DataError, ModelError, RayflError
+from rayfl.experiment.parts import Parts
 from rayfl.models.pretrained import making, output_layer
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.peft_files import SETTINGS, write_adapter
-from rayfl.models.pretrained.section import PretrainedModel
 from rayfl.results.schemas import metrics_of
+from rayfl.runs.verification import verify
+from rayfl.storage.files import Storage
 from tests.support.bases import (
     CAUSAL,
+    CONFIGS,
     NEXT,
     base,
     language_network,
@@ -31,7 +36,7 @@ from tests.support.bases import (
     trained,
     transformers,
 )
-from tests.support.experiments import outcome
+from tests.support.experiments import METHODS, SECTIONS, TRAIN, outcome
 from tests.support.toys import assert_close, assert_equal
 
 A, B = 4 * 2 * 32, (32 + 16) * 2 * 2
@@ -99,8 +104,6 @@ def test_messages_are_adapters_alone_and_stacks_are_looped_clients(
 
 
 def test_a_uniform_model_has_a_perplexity_of_its_vocabulary(tmp_path: Path) -> None:
-    from tests.support.bases import CONFIGS
-
     config, _, options = CONFIGS["gpt2"]
     made = transformers.GPT2LMHeadModel(getattr(transformers, config)(**options))
     with torch.no_grad():
@@ -155,8 +158,6 @@ def test_a_small_base_is_made_of_bytes(tmp_path: Path, monkeypatch: pytest.Monke
     made = making.make("tiny-lm", tmp_path / "lm")
     assert made.sha256 == BaseFolder(tmp_path / "lm").sha256 == making.make("tiny-lm", tmp_path / "again").sha256
     config = load_config(Experiment, "quickstart-lm", {"model.folder": str(tmp_path / "lm")})
-    from rayfl.experiment.parts import Parts
-
     task = Parts(config).task
     assert task.network.head_shape == (258, 64) and len(task.network.sites) == 2 * 7
 
@@ -190,6 +191,29 @@ def test_flowertunes_settings_run_over_a_file_in_alpacas_form(tmp_path: Path, mo
     assert len(result.rounds)
 
 
+def test_a_run_is_tied_to_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "data"))
+    library = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    words = library.Tokenizer(library.models.WordLevel({"</s>": 0, "a": 1, "b": 2, "<unk>": 3}, unk_token="<unk>"))
+    words.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    file, rows = tmp_path / "tokenizer.json", tmp_path / "rows.json"
+    words.save(str(file))
+    rows.write_text(json.dumps([{"q": "a b a"[: 1 + 2 * (n % 3)], "output": "b a"} for n in range(30)]))
+    data = {"name": "instructions", "path": str(rows), "tokenizer": str(file), "template": "{q}"}
+    rayfl.run(experiment(tmp_path, "run", "fedavg", dataset=data, partition={"name": "iid", "num_clients": 4}))
+    folder = tmp_path / "run"
+    assert not verify(Storage(str(folder))).problems
+    words.save(str(file), pretty=True)
+    file.write_text(file.read_text() + " ")
+    (problem,) = verify(Storage(str(folder))).problems
+    assert "but dataset.tokenizer_sha256 in config.yaml is" in problem
+    with pytest.raises(DataError, match=r"but dataset\.tokenizer_sha256 is .*: it was changed"):
+        rayfl.run(str(folder), train__rounds=3)
+    file.unlink()
+    report = verify(Storage(str(folder)))
+    assert not report.problems and any("the tokenizer" in note for note in report.notes)
+
+
 def test_what_needs_more_than_a_language_model_has_is_refused(tmp_path: Path) -> None:
     for method, message in (
         ("floco", r"model\.lm_head\.weight' has requires_grad=False"),
@@ -198,4 +222,25 @@ def test_what_needs_more_than_a_language_model_has_is_refused(tmp_path: Path) ->
     ):
         with pytest.raises((ConfigError, ModelError), match=message):
             rayfl.run(experiment(tmp_path, "run", method))
-    assert isinstance(language_section("llama"), PretrainedModel)
+
+
+NO_LANGUAGE_MODEL = re.compile(
+    r"learns from|task=|needs|no normalization layer|last layer|has none|trains nothing|train\.optimizer=sgd"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_a_language_model_or_says_why_not(name: str, tmp_path: Path) -> None:
+    train = {"optimizer": "sgd", "momentum": 0.5, **TRAIN.get(name, {})}
+    more = {key: value for key, value in SECTIONS.get(name, {}).items() if key not in ("model", "task", "dataset")}
+    refused = ""
+    try:
+        rayfl.run(experiment(tmp_path, "run", METHODS[name], train=train, **more))
+    except RayflError as error:
+        refused = str(error)
+    if refused:
+        assert NO_LANGUAGE_MODEL.search(refused), refused
+        assert not list(tmp_path.glob("*/commits/*"))
+    else:
+        assert pq.read_table(tmp_path / "run" / "rounds.parquet").num_rows > 0
