@@ -97,7 +97,7 @@ class FedMD(Algorithm):
 
     async def local_update(self, client: Client, consensus: Tensor) -> Tree:
         """Digests the mean logits and revisits the client's own samples; uploads nothing."""
-        settings = {"batch_size": self.digest_batch_size, "min_local_steps": 0}
+        settings = {"batch_size": self.digest_batch_size, "min_local_steps": 0, "max_local_steps": None}
         client.state["local"] = await client.train(
             self._own(client),
             self.digest,

@@ -19,6 +19,14 @@ Target = Literal["class", "labels", "values", "tokens"]
 (L,), 0 or 1; ``values``, D numbers to predict, float32 of shape (D,); ``tokens``, one for each position of the input,
 int64 of shape (T,), -100 where none is asked for."""
 
+BYTE_TOKENS, END_OF_BYTES = 258, 1
+"""How many tokens there are of bytes: 0 fills up, 1 ends a text, and the bytes are 2 to 257."""
+
+
+def byte_tokens(text: str) -> list[int]:
+    """The bytes of a text in UTF-8 as tokens."""
+    return [2 + byte for byte in text.encode()]
+
 
 @dataclass(frozen=True)
 class InputSpec:

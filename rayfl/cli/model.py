@@ -22,12 +22,12 @@ def register(app: typer.Typer) -> None:
 
 
 def make(
-    name: Annotated[str, typer.Argument(help="tiny-vit, tiny-llama or tiny-bert.")],
+    name: Annotated[str, typer.Argument(help="tiny-vit, tiny-lm, tiny-llama or tiny-bert.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write; default ~/models/<name>.")] = None,
     seed: Annotated[int, typer.Option(help="Of its initial values and mini-batches.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train a small transformer in seconds, without a download: tiny-vit on scikit-learn's digits 0 to 4."""
+    """Train a small transformer in seconds, without a download: tiny-vit on digits, tiny-lm on texts in bytes."""
     from rayfl.models.pretrained.making import make as train
 
     made = train(name, out or Path(_FOLDER) / name, seed)
@@ -57,6 +57,7 @@ def inspect(
 
     found = BaseFolder(folder)
     family = family_of(found.model_type)
+    speaks = " or, for the next token, the base's own" if family.causal else ""
     types = sorted({entry.dtype for entry in found.entries.values()})
     if as_json:
         weights = {"tensors": len(found.entries), "bytes": found.bytes, "types": types}
@@ -69,7 +70,7 @@ def inspect(
         f"weights:  {len(found.entries)} tensors, {found.bytes:,} bytes as {', '.join(types)} in "
         f"{len(found.files)} file{'s' if len(found.files) > 1 else ''}\n"
         f"targets:  {', '.join(family.targets)} (model.adapter.targets)\n"
-        f"head:     {family.block} (new for the data set's classes)\n"
+        f"head:     {family.block} (new for the data set's classes){speaks}\n"
         f"checksum: {found.sha256}",
         markup=False,
         highlight=False,

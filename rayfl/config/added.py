@@ -30,6 +30,7 @@ ADDED: Mapping[str, Any] = {
     "train.dampening": 0.0,
     "train.drop_last": False,
     "train.eps": 1e-8,
+    "train.max_local_steps": None,
     "train.nesterov": False,
     "train.optimizer": "sgd",
     "train.schedule": None,

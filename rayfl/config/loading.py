@@ -69,7 +69,7 @@ def load_config(
         raise ConfigError(
             problems(place, {path: [f"must be a finite number (got {value})"] for path, value in infinite})
         )
-    found = {"init": settled(config.init), "model": config.model.settled()}
+    found = {"init": settled(config.init), "model": config.model.settled(), "dataset": config.dataset.settled()}
     same = all(value is getattr(config, key) for key, value in found.items())
     return config if same else config.model_copy(update=found)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rayfl.data.images.augment import Augmentation, Variations
 from rayfl.engine.batches import BatchPlan, num_steps, plan_batches
+from rayfl.engine.evaluation import samples_at_a_time
 from rayfl.engine.local_settings import LocalOptions, LocalSettings
 from rayfl.engine.optimizers import Kept, Rule
 from rayfl.engine.pieces import in_pieces
@@ -292,7 +293,8 @@ class Client:
             task: what the function is given; default the client's task.
         """
         x = self._examples["train"].x if x is None else x
-        rows: Tensor = await Ask(OutputRequest(self.id, x, function, _LARGE_BATCH, task))
+        count = samples_at_a_time(_LARGE_BATCH, task or self.task)
+        rows: Tensor = await Ask(OutputRequest(self.id, x, function, count, task))
         return rows
 
     async def score(self, predictor: Predictor, split: str = "train") -> Statistics:
@@ -301,6 +303,12 @@ class Client:
         task = predictor.task or self.task
         if not len(examples):
             return Statistics.empty(task.measures)
+        if getattr(task.network, "output_rows", None):  # predictions of all samples would not fit into memory
+            both = torch.stack([examples.x, examples.y], -1)
+            sums = await self.outputs(
+                lambda xy, task: task.statistics(predictor, models, xy[..., 0], xy[..., 1])[None], both, task=task
+            )
+            return Statistics.from_vector(sums.sum(0), task.measures)
         rows = await self.outputs(lambda x, task: predictor.predictions(models, x, task), examples.x, task=task)
         return Statistics.from_vector(task.measures.statistics(rows, examples.y), task.measures)
 

@@ -13,6 +13,21 @@ from rayfl.engine.texts import cutter_of
 from rayfl.examples import Examples
 from rayfl.metrics import Statistics
 
+_ROWS = 1 << 14
+"""Positions of a pass where there are outputs at each: what a model remembers of them should fit into memory."""
+
+
+def samples_at_a_time(batch_size: int, task: Task) -> int:
+    """Returns how many samples are in a pass without gradients: fewer where a network has outputs at each position.
+
+    Args:
+        batch_size: the most.
+        task: what is learned.
+    """
+    # What a task of one's own has for a network need not be one.
+    each = task.network.rows_per_sample if getattr(task.network, "output_rows", None) else 0
+    return min(batch_size, max(_ROWS // each, 1)) if each else batch_size
+
 
 def evaluate(
     predictors: Mapping[str, Predictor],
@@ -33,6 +48,7 @@ def evaluate(
         pieces: makes the batches smaller where the device's memory is too small.
     """
     pieces, totals = pieces or Pieces("samples of an evaluation"), {}
+    batch_size = samples_at_a_time(batch_size, task)
     batches = [
         (_aligned(examples.x[start : start + batch_size]), examples.y[start : start + batch_size])
         for start in range(0, len(examples), batch_size)
@@ -58,7 +74,7 @@ def _scored(
     parts = list[Tensor]()
 
     def score(here: slice) -> None:
-        parts.append(task.measures.statistics(predictor.predictions(models, x[here], task), y[here]))
+        parts.append(task.statistics(predictor, models, x[here], y[here]))
 
     pieces.over(len(y), score)
     return parts

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfl.engine.tasks import Batch, NetworkTask
+from rayfl.engine.tasks import Batch, Model, NetworkTask, Predictor
 from rayfl.examples import InputSpec
 from rayfl.metrics import Measures
 from rayfl.metrics.language import IGNORED, LanguageMeasures
@@ -126,24 +126,30 @@ class Multilabel(NetworkTask):
 class LanguageModel(NetworkTask):
     """The next token is predicted at every position: cross-entropy, a mean over the positions that count.
 
-    The network's outputs are of shape (b, T, V); predictions are log-probabilities.
+    The network's outputs are of shape (b, T, V); predictions are log-probabilities. Of a network with
+    ``output_rows`` they are made for so many positions at a time, in training and in evaluation, wherever nobody asks
+    for all of them.
     """
 
     name = "language_model"
     target = "tokens"
 
     @cached_property
-    def measures(self) -> Measures:
+    def measures(self) -> LanguageMeasures:
         """Returns how predictions are scored."""
         return LanguageMeasures()
+
+    def loss(self, model: Model, batch: Batch) -> Tensor:
+        """See the base class."""
+        if not self._plain(_OF_THE_LOSS):
+            return super().loss(model, batch)
+        losses = self.network.token_losses(model, batch.x, batch.y, training=True, mask=batch.mask)
+        return _mean_over_tokens(losses, batch)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
         """See the base class; 0 for a batch in which no position counts."""
         losses = F.cross_entropy(outputs.flatten(0, 1), batch.y.flatten(), ignore_index=IGNORED, reduction="none")
-        counts = (batch.y != IGNORED).to(outputs.dtype)
-        if batch.mask is not None:
-            counts = counts * batch.mask[:, None]
-        return (losses.view_as(counts) * counts).sum() / counts.sum().clamp(min=1)
+        return _mean_over_tokens(losses.view_as(batch.y), batch)
 
     def predicted(self, outputs: Tensor) -> Tensor:
         """See the base class."""
@@ -152,6 +158,49 @@ class LanguageModel(NetworkTask):
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
         """The logarithm of the mean probability."""
         return torch.stack(list(predictions)).logsumexp(0) - torch.tensor(float(len(predictions))).log()
+
+    def statistics(self, predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor) -> Tensor:
+        """See the base class."""
+        task = predictor.task or self
+        rows = task.network.output_rows
+        if rows is None or not len(y):
+            return super().statistics(predictor, models, x, y)
+        if predictor.combine is not None or not self._plain(_OF_THE_STATISTICS):
+            few = max(rows // y.shape[1], 1)
+            parts = [
+                super(LanguageModel, self).statistics(predictor, models, *xy)
+                for xy in zip(torch.split(x, few), torch.split(y, few), strict=True)
+            ]
+            return torch.stack(parts).sum(0)
+        features = [task.network.features(model, x).flatten(0, 1) for model in models]
+        targets = y.flatten()
+        chosen, hits = features[0].new_zeros(len(targets)), torch.zeros_like(targets, dtype=torch.bool)
+        for here in torch.split((targets != IGNORED).nonzero()[:, 0], rows):
+            members = [
+                task.predicted(task.network.classify(model, read[here]))
+                for model, read in zip(models, features, strict=True)
+            ]
+            predicted = members[0] if len(members) == 1 else task.mixed(members)
+            chosen[here] = predicted.gather(1, targets[here, None])[:, 0]
+            hits[here] = predicted.argmax(1) == targets[here]
+        return self.measures.of_tokens(chosen.view_as(y), hits.view_as(y), y)
+
+    def _plain(self, names: Sequence[str]) -> bool:
+        """Returns whether some methods are those of this class."""
+        return all(getattr(type(self), name) is getattr(LanguageModel, name) for name in names)
+
+
+_OF_THE_LOSS = ("logits", "loss_of")
+_OF_THE_STATISTICS = ("predictions", "predicted", "mixed", "logits", "measures")
+"""What the ways around a whole batch's outputs suppose."""
+
+
+def _mean_over_tokens(losses: Tensor, batch: Batch) -> Tensor:
+    """The mean of losses (b, T) over the positions that count; 0 where none does."""
+    counts = (batch.y != IGNORED).to(losses.dtype)
+    if batch.mask is not None:
+        counts = counts * batch.mask[:, None]
+    return (losses * counts).sum() / counts.sum().clamp(min=1)
 
 
 def _outputs(task: NetworkTask) -> int:

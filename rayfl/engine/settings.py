@@ -54,6 +54,12 @@ class TrainConfig(BaseModel):
     min_local_steps: int = Field(
         0, ge=0, description="least number of local steps; clients with few samples take part of a further epoch"
     )
+    max_local_steps: int | None = Field(
+        None,
+        ge=1,
+        description="most steps of a pass of local training; clients with many samples train on some of them in a "
+        "round, drawn each time; null: no limit",
+    )
     drop_last: bool = Field(
         False,
         description="leave out the last mini-batch of an epoch where it is smaller than batch_size, unless it is the "
@@ -111,7 +117,19 @@ class TrainConfig(BaseModel):
             epochs: default the configured local epochs.
         """
         steps = num_steps(samples, self.batch_size, self.local_epochs if epochs is None else epochs, self.drop_last)
-        return max(steps, self.min_local_steps) if steps else 0
+        if not steps:
+            return 0
+        steps = max(steps, self.min_local_steps)
+        return steps if self.max_local_steps is None else min(steps, self.max_local_steps)
+
+    @model_validator(mode="after")
+    def _most_and_least(self) -> TrainConfig:
+        if self.max_local_steps is not None and self.max_local_steps < self.min_local_steps:
+            raise ValueError(
+                f"max_local_steps={self.max_local_steps} is less than min_local_steps={self.min_local_steps}: raise "
+                "it, or leave one of both out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_schedule(self) -> TrainConfig:

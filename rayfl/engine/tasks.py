@@ -158,6 +158,8 @@ class Task(Protocol):
 
     def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor: ...
 
+    def statistics(self, predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor) -> Tensor: ...
+
 
 def tells_steps(task: Task) -> bool:
     """Returns whether a network of the task has layers that are to be told of every step."""
@@ -225,6 +227,17 @@ class NetworkTask(ABC):
         """Returns what models predict together in evaluation mode, one row a sample."""
         members = [self.predicted(self.network.logits(model, x, training=False)) for model in models]
         return members[0] if len(members) == 1 else self.mixed(members)
+
+    def statistics(self, predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor) -> Tensor:
+        """The sums of :attr:`measures` for what a predictor says of some samples, float64 of shape (``size``,).
+
+        Args:
+            predictor: what is scored; its own task, if it has one, computes.
+            models: its models, built.
+            x: inputs, shape (n, *input shape).
+            y: targets, n rows.
+        """
+        return self.measures.statistics(predictor.predictions(models, x, self), y)
 
     def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
         """Outputs of the network, shape (b, C). ``training=False`` for a teacher: no dropout, no change of buffers."""

@@ -193,6 +193,7 @@ class Parts:
             train.batch_size,
             train.min_local_steps,
             train.samples_an_epoch,
+            train.max_local_steps,
         )
         kind = BufferedSchedule if system.mode == "buffered" else Schedule
         return kind(system, self.devices, samples, self.context.cohort_size, self.streams)

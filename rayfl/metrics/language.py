@@ -1,4 +1,4 @@
-"""The next token: loss, perplexity and how often it is the most probable one."""
+"""The next token: loss, perplexity, how often it is the most probable one, and how often all of a text are."""
 
 from __future__ import annotations
 
@@ -16,29 +16,58 @@ IGNORED = -100
 _METRICS = (
     Metric("perplexity", "perplexity", "lower"),
     Metric("token_accuracy", "token accuracy", "higher", 100, 2, "%"),
+    Metric("exact_match", "exact match", "higher", 100, 2, "%"),
     Metric("loss", "loss", "lower", unit="nats"),
 )
 
 
 class LanguageMeasures(Measures):
-    """Means over all tokens that count, of all samples together: ``perplexity`` is the exponential of ``loss``."""
+    """Means over all tokens that count, of all samples together: ``perplexity`` is the exponential of ``loss``.
 
-    size = 4
+    ``exact_match`` is the share of samples all of whose tokens that count are the most probable ones after the tokens
+    that do come before them: those that greedy decoding, begun with the rest of the sample, gives right to the end.
+    """
+
+    size = 6
     metrics = _METRICS
 
     def statistics(self, predictions: Tensor, targets: Tensor) -> Tensor:
         """See the base class; log-probabilities of shape (n, T, V) and tokens of shape (n, T)."""
+        chosen = predictions.gather(2, targets.where(targets != IGNORED, 0)[..., None])[..., 0]
+        return self.of_tokens(chosen, predictions.argmax(2) == targets, targets)
+
+    def of_tokens(self, chosen: Tensor, hits: Tensor, targets: Tensor) -> Tensor:
+        """The same sums, of what is known of each position.
+
+        Args:
+            chosen: log-probabilities of the targets, shape (n, T); anything finite where none is asked for.
+            hits: whether the target is the most probable token, bool of shape (n, T).
+            targets: shape (n, T).
+        """
         counts = targets != IGNORED
-        chosen = predictions.gather(2, targets.where(counts, 0)[..., None])[..., 0].double()
-        hits = (predictions.argmax(2) == targets) & counts
-        samples = torch.ones_like(chosen[:, 0]).sum()
-        return torch.stack([samples, counts.sum().double(), -(chosen * counts).sum(), hits.sum().double()])
+        asked = counts.any(1)
+        exact = (hits | ~counts).all(1) & asked
+        samples = torch.ones_like(chosen[:, 0], dtype=torch.float64).sum()
+        sums = [
+            samples,
+            counts.sum(),
+            -(chosen.double() * counts).sum(),
+            (hits & counts).sum(),
+            asked.sum(),
+            exact.sum(),
+        ]
+        return torch.stack([one.double() for one in sums])
 
     def values(self, vectors: np.ndarray) -> Mapping[str, np.ndarray]:
         """See the base class."""
         tokens = vectors[..., 1]
         loss = ratio(vectors[..., 2], tokens)
-        return {"perplexity": np.exp(loss), "token_accuracy": ratio(vectors[..., 3], tokens), "loss": loss}
+        return {
+            "perplexity": np.exp(loss),
+            "token_accuracy": ratio(vectors[..., 3], tokens),
+            "exact_match": ratio(vectors[..., 5], vectors[..., 4]),
+            "loss": loss,
+        }
 
     def undefined(self, name: str) -> str:
         """See the base class."""

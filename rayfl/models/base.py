@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfl.errors import ModelError
+from rayfl.metrics.language import IGNORED
 from rayfl.models.anatomy import draws, grouped, named_tensors, obstacle, owner_of, slots, stacked_at, under
 from rayfl.models.forward_pass import ForwardPass, is_stacked
 from rayfl.models.normalization import NORMALIZATION_LAYERS
@@ -104,6 +106,8 @@ class Network:
         feature_channels: see :class:`ClassificationModel`.
         rows_per_sample: how many rows a sample makes in the products of a network that runs all clients of a stack as
             one batch; else 0.
+        output_rows: of how many positions the outputs should be in memory at a time, where outputs of a batch are
+            large, and :meth:`classify` takes features of any positions, shape (rows, f); None: of any number.
         groups: further kinds of parameters, by name of the kind.
         padding: see :class:`ClassificationModel`.
         why_differentiable_once: why there is no second derivative, with the fix; empty where there is one.
@@ -114,6 +118,7 @@ class Network:
     """
 
     rows_per_sample: int = 0
+    output_rows: int | None = None
     groups: Mapping[str, tuple[str, ...]] = {}
     why_differentiable_once: str = ""
 
@@ -348,6 +353,31 @@ class Network:
         model = self._bind(tree, training)
         with self._arithmetic():
             return self._widened(model.classify(features))
+
+    def token_losses(
+        self,
+        tree: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        *,
+        training: bool = False,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Cross-entropies of a model whose outputs are logits at each position.
+
+        Args:
+            tree: as for :meth:`logits`, also the other arguments and errors.
+            x: tokens, shape (b, T).
+            y: the token that is asked for at each position, :data:`rayfl.metrics.language.IGNORED` where none is.
+            training: see :meth:`logits`.
+            mask: see :meth:`logits`.
+
+        Returns:
+            Of the shape of ``y``; 0 where none is asked for.
+        """
+        outputs = self.logits(tree, x, training=training, mask=mask)
+        losses = cross_entropy(outputs.flatten(0, 1), y.flatten(), ignore_index=IGNORED, reduction="none")
+        return losses.view_as(y)
 
     def chain(self, tree: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor | None]] | None:
         """Weights and biases of the layers of a fully connected network in float32; None for any other.

@@ -91,7 +91,8 @@ def export_adapter(models: CommittedModels, client: int, model: str | None, fold
             f"--format peft: model={chosen.section.name} has no adapters: leave it out for a file of all tensors"
         )
     description = {**chosen.description, "base": chosen.section.base}
-    write_adapter(folder, chosen.tensors, chosen.section.peft_settings(list(chosen.tensors)), description)
+    settings = chosen.section.peft_settings(list(chosen.tensors), models.parts.dataset.spec.target)
+    write_adapter(folder, chosen.tensors, settings, description)
     return chosen.exported
 
 

@@ -16,11 +16,11 @@ import yaml
 
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.data.partitions.assignment import assignment_hash
-from rayfl.errors import DamageError, ModelError, RayflError, RunError
+from rayfl.errors import DamageError, RayflError, RunError
 from rayfl.experiment.copies import copy_by_config
-from rayfl.models.pretrained.folder import BaseFolder, bases_in
 from rayfl.results.schemas import ALL_TABLES, PARTITION_KEY, known_schema
 from rayfl.runs.damage import TABLE, described
+from rayfl.runs.outside import outside_files
 from rayfl.storage import treefile
 from rayfl.storage.commit_files import damage_in
 from rayfl.storage.commits import FOLDER, CommitStore
@@ -68,7 +68,7 @@ def verify(storage: Storage) -> Report:
     if leads_to is not None:
         report.problems.append(f"{FOLDER} in {storage.uri} is a link to {leads_to}: a run with it is not continued")
     report.problems += _config(storage)
-    _bases(storage, report)
+    _outside(storage, report)
     partition = _partition(storage, report)
     manifests = _commits(storage, partition, report)
     _inputs(storage, manifests, report)
@@ -96,25 +96,16 @@ def _config(storage: Storage) -> Iterator[str]:
             yield f"{CONFIG} in {storage.uri} is damaged: it has no sections"
 
 
-def _bases(storage: Storage, report: Report) -> None:
-    """Reads the pretrained models that the run is tied to, where they lie on this machine."""
+def _outside(storage: Storage, report: Report) -> None:
+    """Reads the pretrained models and the tokenizer that the run is tied to, where they lie on this machine."""
     try:
-        section = read_yaml(storage.read(CONFIG)).get("model")
-    except (OSError, yaml.YAMLError, ValueError, RecursionError, AttributeError):
+        content = read_yaml(storage.read(CONFIG))
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return  # said of config.yaml
-    for folder, checksum in bases_in(section):
-        try:
-            base = BaseFolder(folder)
-            found = base.digest()
-        except ModelError as error:
-            report.notes.append(f"the base {checksum} was not looked at: {error}")
-            continue
-        report.files, report.bytes = report.files + len(base.files), report.bytes + base.bytes
-        if found != checksum:
-            report.problems.append(
-                f"the base in {folder} has the checksum {found}, but model.base in {CONFIG} is {checksum}: its weights "
-                "or its config.json were changed, and the run is not continued with it"
-            )
+    for found in outside_files(content) if isinstance(content, dict) else ():
+        report.files, report.bytes = report.files + found.files, report.bytes + found.bytes
+        report.problems += [found.problem] if found.problem else []
+        report.notes += [found.note] if found.note else []
 
 
 def _partition(storage: Storage, report: Report) -> str | None:

@@ -186,7 +186,12 @@ class Schedule:
 
 
 def samples_per_round(
-    sizes: np.ndarray, epochs: int, batch_size: int | None, min_steps: int, epoch: Callable[[int], int] = int
+    sizes: np.ndarray,
+    epochs: int,
+    batch_size: int | None,
+    min_steps: int,
+    epoch: Callable[[int], int] = int,
+    max_steps: int | None = None,
 ) -> list[int]:
     """Samples that each client trains on in a round.
 
@@ -196,6 +201,18 @@ def samples_per_round(
         batch_size: of a step; None: all of them.
         min_steps: least number of steps.
         epoch: from a client's training samples to how many of them an epoch uses; default all.
+        max_steps: greatest number of steps; None: any.
     """
     counts = [int(n) for n in sizes]
-    return [max(epochs * epoch(n), min_steps * min(batch_size or n, n)) for n in counts]
+    found = [max(epochs * epoch(n), min_steps * min(batch_size or n, n)) for n in counts]
+    if max_steps is None:
+        return found
+    return [min(used, _of_steps(max_steps, epoch(n), batch_size or n)) for used, n in zip(found, counts, strict=True)]
+
+
+def _of_steps(steps: int, samples: int, batch_size: int) -> int:
+    """Returns how many samples some steps use, where an epoch has so many and may end in a smaller mini-batch."""
+    if not samples:
+        return 0
+    epochs, rest = divmod(steps, -(-samples // batch_size))
+    return epochs * samples + min(rest * batch_size, samples)

@@ -75,7 +75,8 @@ def scalars(rows: Iterable[Mapping[str, Any]], chosen: Overview | None = None) -
     for row in rows:
         own = [name for name in row if name not in _KEYS and not name.startswith("pooled_")]
         for name in (*NAMES, *own):
-            if row[name] is not None and (chosen is None or chosen.has(row, name)):
+            # of other tasks than classification rows lack the columns of its first metric
+            if row.get(name) is not None and (chosen is None or chosen.has(row, name)):
                 found[f"{name}/{place(row)}"] = float(row[name])
     return found
 

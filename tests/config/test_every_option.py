@@ -211,7 +211,7 @@ def values(annotation: Any, default: Any) -> Iterator[Any]:
     elif annotation is float:
         yield from (0.5, 0.25, 0.1, 1.5, 2.0, 90.0)
     elif annotation is str:
-        yield from ("other", "module:name", "module:another", "0" * 64)
+        yield from ("other", "module:name", "module:another", "0" * 64, "{column}")
     elif annotation is Path:
         yield from (Path("other.parquet"), Path("another.parquet"))
     elif annotation is type(None):

@@ -23,8 +23,9 @@ from rayfl.randomness import RandomStreams
 
 PRESETS = paper_presets()
 OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news", "quickstart"} | {
-    *(f"quickstart-{task}" for task in ("regression", "multilabel", "text", "tabular", "lora")),
+    *(f"quickstart-{task}" for task in ("regression", "multilabel", "text", "tabular", "lora", "lm")),
     "vit-cifar100-lora",
+    "flowertune-alpaca",
 }
 WORKLOADS = {
     *("workload-pflresearch-cifar10", "workload-blazefl-cifar10", "workload-flute-femnist", "workload-flute-cifar100"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from rayfl.engine.client import Client, RoundContext
@@ -92,6 +93,19 @@ def test_min_local_steps_goes_on_with_a_part_of_a_further_epoch(mode: str, least
         usual = 2 * -(-size // 4)
         assert_close(found[client], trained(clients(), steps=max(usual, least))[client], 1e-6)
         assert torch.equal(found[client]["head.weight"], plain[client]["head.weight"]) == (least <= usual)
+
+
+@MODES
+def test_max_local_steps_ends_a_pass(mode: str) -> None:
+    """The batches are the first ones of the pass; who has fewer steps takes all of them."""
+    found, plain = trained(clients(max_local_steps=3), mode), trained(clients(), mode)
+    for client, size in enumerate((11, 4, 23)):
+        usual = 2 * -(-size // 4)
+        assert clients(max_local_steps=3)[client].num_steps() == min(usual, 3)
+        assert_close(found[client], trained(clients(), steps=min(usual, 3))[client], 1e-6)
+        assert torch.equal(found[client]["head.weight"], plain[client]["head.weight"]) == (usual <= 3)
+    with pytest.raises(ValidationError, match="max_local_steps=2 is less than min_local_steps=3"):
+        TrainConfig(max_local_steps=2, min_local_steps=3)
 
 
 @pytest.mark.parametrize("options", [{}, {"epochs": 3, "stream": ".1"}, {"steps": 4, "repeats": 2}])

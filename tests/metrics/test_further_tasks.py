@@ -154,6 +154,9 @@ def test_language_is_that_of_torchmetrics(seed: int, n: int, length: int, vocabu
     assert found["perplexity"] == pytest.approx(perplexity, rel=1e-4)
     counted = y != IGNORED
     assert found["token_accuracy"] == pytest.approx((predictions.argmax(-1) == y)[counted].double().mean().item())
+    rows = zip(predictions.argmax(-1), y, counted, strict=True)
+    exact = [torch.equal(said[asked], targets[asked]) for said, targets, asked in rows if asked.any()]
+    assert found["exact_match"] == pytest.approx(np.mean(exact))
 
 
 @pytest.mark.parametrize("task", CASES)

@@ -19,6 +19,7 @@ transformers = pytest.importorskip("transformers", reason="the extra transformer
 
 IMAGES = InputSpec("image", (1, 8, 8), 10)
 TOKENS = InputSpec("tokens", (12,), 4, vocabulary=50)
+NEXT = InputSpec("tokens", (12,), 50, 50, "tokens", padding=0)
 _TEXT: dict[str, Any] = {"vocab_size": 50, "pad_token_id": 0, "num_labels": 4}
 _SPECIAL: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
 _DECODER: dict[str, Any] = {
@@ -48,13 +49,31 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """By family: the classes of its configuration and model, and a small configuration."""
 
+CAUSAL = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
+"""By family, the class of its language model."""
+
 _FOLDERS: list[TemporaryDirectory[str]] = []
 """They are removed when the process ends."""
 
 
-def write_base(family: str, folder: Path, shard: str = "5GB", seed: int = 0) -> Path:
-    """Writes a base with random weights; ``shard`` is the largest size of a file."""
+def write_base(family: str, folder: Path, shard: str = "5GB", seed: int = 0, causal: bool = False) -> Path:
+    """Writes a base with random weights.
+
+    Args:
+        family: of :data:`CONFIGS`.
+        folder: is made.
+        shard: largest size of a file.
+        seed: of the weights.
+        causal: whether it is a language model, or a classifier.
+    """
     config, model, options = CONFIGS[family]
+    model = CAUSAL[family] if causal else model
     transformers.utils.logging.disable_progress_bar()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -64,10 +83,10 @@ def write_base(family: str, folder: Path, shard: str = "5GB", seed: int = 0) -> 
 
 
 @cache
-def base(family: str) -> Path:
+def base(family: str, causal: bool = False) -> Path:
     """A base that all tests of this process share, and none writes to."""
     _FOLDERS.append(TemporaryDirectory(prefix=f"rayfl-{family}-"))
-    return write_base(family, Path(_FOLDERS[-1].name))
+    return write_base(family, Path(_FOLDERS[-1].name), causal=causal)
 
 
 def section(family: str, **options: Any) -> PretrainedModel:
@@ -93,3 +112,26 @@ def trained(network: AdaptedNetwork, seed: int, scale: float = 0.1) -> dict[str,
     generator = torch.Generator().manual_seed(seed)
     tree = network.initialize(seed)
     return {name: leaf + scale * torch.randn(leaf.shape, generator=generator) for name, leaf in tree.items()}
+
+
+def language_section(family: str, **options: Any) -> PretrainedModel:
+    """The section of a configuration of a language model."""
+    given = {"folder": str(base(family, causal=True)), "adapter": {"r": 3, "alpha": 6}, "head": {"train": False}}
+    return PretrainedModel.model_validate({**given, **options})
+
+
+def language_network(family: str, **options: Any) -> AdaptedNetwork:
+    """A language model over a shared base."""
+    return language_section(family, **options).network(NEXT)
+
+
+def texts(samples: int, seed: int, shortest: int = 4) -> tuple[Tensor, Tensor]:
+    """Ragged rows and their next tokens, of which those of a prompt are not asked for; shapes (samples, 12)."""
+    generator = torch.Generator().manual_seed(seed)
+    whole = torch.randint(1, 50, (samples, 13), generator=generator)
+    lengths = torch.randint(shortest, 14, (samples, 1), generator=generator)
+    prompts = torch.randint(1, shortest, (samples, 1), generator=generator)
+    places = torch.arange(13)
+    whole = whole.where(places < lengths, 0)
+    asked = (places[1:] >= prompts) & (places[1:] < lengths)
+    return whole[:, :-1], whole[:, 1:].where(asked, -100)

@@ -128,6 +128,7 @@ def test_samples_are_those_of_all_local_steps() -> None:
     assert samples_per_round(np.array([10, 100]), 1, 20, 4) == [40, 100]
     assert samples_per_round(np.array([10, 100]), 1, None, 4) == [40, 400]
     full = TrainConfig(batch_size=20, drop_last=True).samples_an_epoch
+    assert samples_per_round(np.array([11, 4, 0]), 2, 4, 0, max_steps=4) == [15, 8, 0]
     assert samples_per_round(np.array([10, 47]), 5, 20, 0, full) == [50, 200]
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -80,6 +80,11 @@ class Source(BaseModel, ABC):
 
     def aimed_at(self, target: Target) -> Source:
         """The source, asked for what a task learns from; a source that has but one target is as it was."""
+        return self
+
+    def settled(self) -> Self:
+        """The source with what is found out once, and recorded: this one, unless its texts need a file that is known
+        by a checksum."""
         return self
 
     @property

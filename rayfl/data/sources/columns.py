@@ -40,6 +40,7 @@ class Rows:
         padding: the token that fills rows up; None where none does.
         inner: how many texts have that token before others.
         known_classes: how many classes the file says there are.
+        left_out: how many rows there were of which nothing could be learned.
     """
 
     x: np.ndarray
@@ -55,6 +56,7 @@ class Rows:
     padding: int | None = None
     inner: int = 0
     known_classes: int | None = None
+    left_out: int = 0
 
     def spec(self, num_classes: int, target: Target) -> InputSpec:
         """Returns what a model must know of them.
@@ -93,7 +95,7 @@ def read_rows(
         raise DataError(f"{', '.join(str(file.path) for file in tables)}: no rows")
     layout = layouts[0]
     filled = [(file.path, part) for file, part in zip(tables, parts, strict=True) if part.num_rows]
-    clients, splits = _names(filled, layout.client), _splits(filled, layout.split)
+    clients, splits = client_names(filled, layout.client), split_names(filled, layout.split)
     known = tables[0].classes.get(layout.y[0]) if layout.y else None
     if layout.kind in ("texts", "tokens"):
         return replace(_of_texts(filled, layout, wanted, clients, splits), known_classes=known)
@@ -178,7 +180,12 @@ def _text(path: Path, table: pa.Table, name: str) -> np.ndarray | None:
         raise DataError(f"{path}: column {name!r} has the type {column.type}; it must hold text or integers") from error
 
 
-def _names(filled: Sequence[tuple[Path, pa.Table]], name: str | None) -> np.ndarray | None:
+def client_names(filled: Sequence[tuple[Path, pa.Table]], name: str | None) -> np.ndarray | None:
+    """The client of every row, from a column of names; None where there is none, or all of it is null.
+
+    Raises:
+        DataError: some names are missing, naming file, column and row.
+    """
     if name is None:
         return None
     parts = [_text(path, table, name) for path, table in filled]
@@ -192,8 +199,13 @@ def _names(filled: Sequence[tuple[Path, pa.Table]], name: str | None) -> np.ndar
     return np.concatenate([part for part in parts if part is not None])
 
 
-def _splits(filled: Sequence[tuple[Path, pa.Table]], name: str | None) -> np.ndarray | None:
-    splits = _names(filled, name)
+def split_names(filled: Sequence[tuple[Path, pa.Table]], name: str | None) -> np.ndarray | None:
+    """``train`` or ``test`` for every row, from a column; None where there is none, or all of it is null.
+
+    Raises:
+        DataError: there is another value, naming file, column and row.
+    """
+    splits = client_names(filled, name)
     if splits is None:
         return None
     start = 0

@@ -63,6 +63,10 @@ class CopiedSource(PreparableSource):
     def _remarks(self, rows: Rows, num_classes: int) -> list[Remark]:
         """Returns what a user should be warned of."""
 
+    def _noted(self) -> dict[str, Any]:
+        """Returns what the copy's record says of how it was made, as plain data."""
+        return self.model_dump(mode="json")
+
     def _num_classes(self, rows: Rows) -> int:
         """Returns how many classes there are; 0 where none are learned."""
         return int(rows.y.max()) + 1 if self._learns == "class" else 0
@@ -146,7 +150,7 @@ class CopiedSource(PreparableSource):
                 content = write_pooled(path, self.name, _by_split(rows), spec.num_classes, source, spec).sha256
             else:
                 content = write_clients(path, rows, spec, own_test=self.part == "both", source=source)
-            options = {**self.model_dump(mode="json"), "clients": rows.clients is not None}
+            options = {**self._noted(), "clients": rows.clients is not None}
             options["remarks"] = self._remarks(rows, num_classes)
             if rows.table is not None:
                 options["table"] = asdict(rows.table)

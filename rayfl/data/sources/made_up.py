@@ -35,7 +35,7 @@ class SyntheticLabelsSource(Source):
         drawn = [self._client(client, common, streams) for client in range(self.num_clients)]
         spec = InputSpec("image", (self.dimension,), self.labels, target="labels")
         x, y = (np.concatenate(column) for column in zip(*drawn, strict=True))
-        return Samples(x, y, spec, _names(self.num_clients, self.samples))
+        return Samples(x, y, spec, client_names(self.num_clients, self.samples))
 
     def _client(self, client: int, common: np.ndarray, streams: RandomStreams) -> tuple[np.ndarray, np.ndarray]:
         generator = streams.generator("synthetic", client=client)
@@ -67,7 +67,7 @@ class SyntheticTextSource(Source):
         """All clients' texts, one client after the other; uses the stream ``synthetic``, also of each client."""
         x, y = next_tokens(np.concatenate([self._texts(client, streams) for client in range(self.num_clients)]))
         spec = InputSpec("tokens", (self.length,), self.vocabulary, self.vocabulary, "tokens")
-        return Samples(x, y, spec, _names(self.num_clients, self.texts))
+        return Samples(x, y, spec, client_names(self.num_clients, self.texts))
 
     def chain(self, client: int, streams: RandomStreams) -> np.ndarray:
         """Probabilities of the next token by the token before it, of the tokens from 1; shape (V - 1, V - 1)."""
@@ -92,6 +92,7 @@ class SyntheticTextSource(Source):
         return texts + 1
 
 
-def _names(clients: int, samples: int) -> np.ndarray:
+def client_names(clients: int, samples: int) -> np.ndarray:
+    """The client of every sample, where all have as many, one client after the other."""
     digits = len(str(clients - 1))
     return np.repeat(np.array([f"{client:0{digits}d}" for client in range(clients)]), samples)

@@ -1,4 +1,4 @@
-"""A user's own Parquet files."""
+"""A user's own files of rows: Parquet, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayfl.data.sources.table_files import TableFile
 
 
 class ParquetSource(ColumnSource):
-    """Configuration of your own Parquet or CSV files: a row is a sample; columns x (image), y (label), client, split.
+    """Configuration of your own Parquet, CSV or JSON files: columns x (image), y (label), client and split.
 
     With clients they are kept (partition ``natural``), with the source's division into train and test if there is a
     column ``split``; without clients the samples are pooled. Inputs are lists of numbers, several numeric columns whose
@@ -44,7 +44,7 @@ class ParquetSource(ColumnSource):
     def files(self) -> tuple[Path, ...]:
         """The files on this machine."""
         given = self.paths if self.path is None else (self.path,)
-        return tuple(_located(path.expanduser()) for path in given)
+        return tuple(located(path.expanduser()) for path in given)
 
     @property
     def split_column(self) -> str:
@@ -56,5 +56,6 @@ class ParquetSource(ColumnSource):
         return [TableFile(path) for path in self.files]
 
 
-def _located(path: Path) -> Path:
+def located(path: Path) -> Path:
+    """A file on this machine: one that is not in the working directory is looked up in the data root."""
     return path.absolute() if path.exists() else data_root() / path

@@ -16,7 +16,9 @@ from rayfl.data.sources.emnist import EmnistSource
 from rayfl.data.sources.heart_disease import HeartDiseaseSource
 from rayfl.data.sources.huggingface import HuggingFaceSource
 from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
+from rayfl.data.sources.instructions import InstructionsSource
 from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticTextSource
+from rayfl.data.sources.made_up_instructions import SyntheticInstructionsSource
 from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
@@ -48,8 +50,10 @@ DatasetConfig = Annotated[
         SyntheticSource,
         SyntheticLabelsSource,
         SyntheticTextSource,
+        SyntheticInstructionsSource,
         ParquetSource,
         HuggingFaceSource,
+        InstructionsSource,
         CustomSource,
     ],
     Field(discriminator="name"),

@@ -1,18 +1,17 @@
-"""A user's own files of rows and named columns: Parquet or CSV."""
+"""A user's own files of rows and named columns: Parquet, CSV or JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
 from rayfl.errors import DataError
-
-_CSV = (".csv", ".tsv")
 
 
 class NamedTable(Protocol):
@@ -44,10 +43,11 @@ class NamedTable(Protocol):
 
 
 class TableFile:
-    """An open file; a CSV file is read as a whole, its types found from its values.
+    """An open file; CSV and JSON are read as a whole, their types found from their values.
 
     Args:
-        path: a file whose name ends in .csv or .tsv (commas, tabs; a header with the columns' names), or Parquet.
+        path: a file whose name ends in .csv or .tsv (commas, tabs; a header with the columns' names), in .json (a list
+            of objects) or .jsonl (an object a line), or Parquet. A field that an object lacks is null.
 
     Raises:
         DataError: no such file, or one that cannot be read.
@@ -60,15 +60,15 @@ class TableFile:
         if not path.is_file():
             raise DataError(f"dataset.path: {path} does not exist")
         self.path = path
-        kind = "CSV" if path.suffix.lower() in _CSV else "Parquet"
+        kind, read = _READERS.get(path.suffix.lower(), ("Parquet", None))
         try:
-            if kind == "CSV":
-                self._table: pa.Table | None = _read_csv(path)
+            if read is not None:
+                self._table: pa.Table | None = read(path)
                 self.schema: pa.Schema = self._table.schema
             else:
                 self._table, self._file = None, pq.ParquetFile(path)
                 self.schema = self._file.schema_arrow
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise DataError(f"dataset.path: {path} is not a readable {kind} file: {str(error).strip()}") from error
 
     def read(self, names: Sequence[str]) -> pa.Table:
@@ -86,6 +86,35 @@ def _read_csv(path: Path) -> pa.Table:
         parse_options=pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
         convert_options=pa.csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False),
     )
+
+
+def _read_json(path: Path) -> pa.Table:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, list):
+        raise ValueError("needed is a list of objects, one a row")
+    return _of_objects(content)
+
+
+def _read_lines(path: Path) -> pa.Table:
+    return _of_objects([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()])
+
+
+def _of_objects(rows: list[Any]) -> pa.Table:
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(f"row {number} is no object with a value for each column")
+    return pa.table(
+        {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
+    )
+
+
+_READERS: dict[str, tuple[str, Callable[[Path], pa.Table]]] = {
+    ".csv": ("CSV", _read_csv),
+    ".tsv": ("CSV", _read_csv),
+    ".json": ("JSON", _read_json),
+    ".jsonl": ("JSON", _read_lines),
+}
+"""By the ending of a file's name, what it is, and what reads all of it; others are Parquet."""
 
 
 def owner(table: pa.Table, client: str | None, row: int) -> str:

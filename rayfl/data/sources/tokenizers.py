@@ -14,9 +14,16 @@ from typing import Any
 import numpy as np
 
 from rayfl.errors import DataError
+from rayfl.examples import BYTE_TOKENS, byte_tokens
 
 PADDING, UNKNOWN = 0, 1
 """Fills a text up to its length; stands for what the training rows lack. Of tokenizers that are learned."""
+
+SETTINGS = "tokenizer_config.json"
+"""Stands beside a tokenizer's file, and names its special tokens."""
+
+BYTES = "bytes"
+"""The tokenizer of :func:`rayfl.examples.byte_tokens`."""
 
 _USUAL_PADDING = ("[PAD]", "<pad>", "<|pad|>", "<PAD>")
 _BASIC = (
@@ -73,6 +80,10 @@ def tokenized(
     if tokenizer in _SPLITTERS:
         rows, count = _learned([_SPLITTERS[tokenizer](text) for text in texts], training, vocabulary)
         return Tokenized(rows, count, PADDING)
+    if tokenizer == BYTES:
+        if vocabulary not in (None, BYTE_TOKENS):
+            raise DataError(f"dataset.vocabulary is {vocabulary}, but tokenizer={BYTES} has {BYTE_TOKENS} tokens")
+        return Tokenized([byte_tokens(text) for text in texts], BYTE_TOKENS, PADDING)
     file = tokenizer_file(tokenizer)
     assert file is not None
     return _from_file(texts, file, length, vocabulary)
@@ -80,7 +91,7 @@ def tokenized(
 
 def tokenizer_file(tokenizer: str | None) -> Path | None:
     """The file that a tokenizer is read from; None for one that is learned, or none."""
-    if tokenizer is None or tokenizer in _SPLITTERS:
+    if tokenizer is None or tokenizer in (*_SPLITTERS, BYTES):
         return None
     place = Path(tokenizer).expanduser()
     return place / "tokenizer.json" if place.is_dir() else place
@@ -101,23 +112,8 @@ def _from_file(texts: list[str], path: Path, length: int | None, vocabulary: int
     Its own padding fills up: what the file, or ``tokenizer_config.json`` beside it, says, or a token with a usual name
     for it; else a token of its own after all others.
     """
-    if not path.is_file():
-        raise DataError(
-            f"dataset.tokenizer: {path} does not exist; it may be {', '.join(_SPLITTERS)}, or a tokenizer.json (or a "
-            "folder with one)"
-        )
-    try:
-        library = import_module("tokenizers")
-    except ImportError:
-        raise DataError(
-            f"dataset.tokenizer: {path} needs the package tokenizers: pip install 'rayfl[hf]', or set it to words or "
-            "characters"
-        ) from None
-    try:
-        found = library.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exceptions
-        raise DataError(f"dataset.tokenizer: {path} is no tokenizer of the library tokenizers: {error}") from error
-    count, padding = max(found.get_vocab().values(), default=-1) + 1, _padding(found, path)
+    found = library_tokenizer(path)
+    count, padding = max(found.get_vocab().values(), default=-1) + 1, padding_of(found, path)
     total = count if padding is not None and padding < count else count + 1
     if vocabulary not in (None, total):
         raise DataError(f"dataset.vocabulary is {vocabulary}, but {path} has {total} tokens, padding included")
@@ -136,15 +132,58 @@ def _from_file(texts: list[str], path: Path, length: int | None, vocabulary: int
     return Tokenized([one.ids for one in encoded], total, count if padding is None else padding, cut)
 
 
-def _padding(found: Any, path: Path) -> int | None:
-    """The token that fills texts up, as the tokenizer or the file beside it has it."""
+def library_tokenizer(path: Path) -> Any:
+    """A tokenizer of the library tokenizers, as its file has it.
+
+    Args:
+        path: its file, ``tokenizer.json``.
+
+    Raises:
+        DataError: there is no such file, the library is missing, or cannot read it.
+    """
+    if not path.is_file():
+        raise DataError(
+            f"dataset.tokenizer: {path} does not exist; it may be {', '.join((*_SPLITTERS, BYTES))}, or a "
+            "tokenizer.json (or a folder with one)"
+        )
+    try:
+        library = import_module("tokenizers")
+    except ImportError:
+        raise DataError(
+            f"dataset.tokenizer: {path} needs the package tokenizers: pip install 'rayfl[hf]', or set it to words or "
+            "characters"
+        ) from None
+    try:
+        found = library.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exceptions
+        raise DataError(f"dataset.tokenizer: {path} is no tokenizer of the library tokenizers: {error}") from error
+    return found
+
+
+def padding_of(found: Any, path: Path) -> int | None:
+    """The token that fills texts up, as the tokenizer or the file beside it has it; None where they have none."""
     if found.padding is not None:
         return int(found.padding["pad_id"])
-    beside = path.with_name("tokenizer_config.json")
+    return named_token(found, path, "pad_token", _USUAL_PADDING)
+
+
+def named_token(found: Any, path: Path, role: str, usual: Sequence[str]) -> int | None:
+    """The token of a role that ``tokenizer_config.json`` beside a tokenizer names; without it one of a usual name.
+
+    Args:
+        found: the tokenizer.
+        path: its file.
+        role: such as ``eos_token``.
+        usual: names that such tokens have.
+
+    Raises:
+        DataError: the file beside it cannot be read.
+    """
+    beside = path.with_name(SETTINGS)
     try:
-        said = json.loads(beside.read_text(encoding="utf-8")).get("pad_token") if beside.is_file() else None
+        said = json.loads(beside.read_text(encoding="utf-8")).get(role) if beside.is_file() else None
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(f"dataset.tokenizer: {beside} is not readable JSON: {error}") from error
     said = said.get("content") if isinstance(said, dict) else said
-    names = (said,) if isinstance(said, str) else _USUAL_PADDING
+    names = (said,) if isinstance(said, str) else usual
     return next((token for name in names if (token := found.token_to_id(name)) is not None), None)

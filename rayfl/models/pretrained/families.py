@@ -9,6 +9,9 @@ from rayfl.errors import ModelError
 
 Kind = Literal["image", "tokens"]
 
+OUTPUT_LAYER = "lm_head"
+"""Dotted name of the last linear layer of a language model, in all families."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -18,10 +21,11 @@ class Family:
         kind: of the inputs.
         targets: last parts of the names of the linear layers that get adapters unless others are named: the
             projections to queries and values.
-        head: dotted name of the last linear layer.
+        head: dotted name of the last linear layer of a classifier.
         block: dotted name of the module that is new for another task, of which the head is the last layer.
         masked: whether padding has to be masked. A causal model that is padded on the right needs no mask.
         transposed: whether its linear layers hold (inputs, outputs), as GPT-2's do.
+        first_position: how many positions before that of the first token are never used.
     """
 
     kind: Kind
@@ -30,6 +34,12 @@ class Family:
     block: str
     masked: bool = False
     transposed: bool = False
+    first_position: int = 0
+
+    @property
+    def causal(self) -> bool:
+        """Returns whether what is computed at a token depends on those before it alone, as a language model needs."""
+        return self.kind == "tokens" and not self.masked
 
 
 _DECODER = Family("tokens", ("q_proj", "v_proj"), "score", "score")
@@ -43,7 +53,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": _DECODER,
     "gpt2": Family("tokens", ("c_attn",), "score", "score", transposed=True),
     "bert": Family("tokens", _BERT, "classifier", "classifier", masked=True),
-    "roberta": Family("tokens", _BERT, "classifier.out_proj", "classifier", masked=True),
+    "roberta": Family("tokens", _BERT, "classifier.out_proj", "classifier", masked=True, first_position=2),
 }
 """By ``model_type`` of ``config.json``."""
 

@@ -61,10 +61,11 @@ class BaseFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
         if not self.path.is_dir():
+            small = self.path.name if self.path.name.startswith("tiny-") else "tiny-vit"
             raise ModelError(
                 f"model.folder: {self.path} is no folder. Give one with config.json and *.safetensors, as "
                 "`save_pretrained` of transformers writes it (nothing is ever downloaded), or make a small one: "
-                f"rayfl model make tiny-vit --out {self.path}"
+                f"rayfl model make {small} --out {self.path}"
             )
         self.config = _json(self.path / _CONFIG)
         self.files = self._weight_files()

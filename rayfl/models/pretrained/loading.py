@@ -17,10 +17,11 @@ from rayfl.errors import ModelError
 from rayfl.models.pretrained.families import Family, family_of
 from rayfl.models.pretrained.folder import BaseFolder
 
-Purpose = Literal["images", "sequences"]
+Purpose = Literal["images", "sequences", "next_tokens"]
 _CLASSES: dict[Purpose, str] = {
     "images": "AutoModelForImageClassification",
     "sequences": "AutoModelForSequenceClassification",
+    "next_tokens": "AutoModelForCausalLM",
 }
 _MAJOR = 5
 """The version of transformers whose names of modules are those of trees: other versions have other names."""
@@ -60,15 +61,15 @@ class Source:
         folder: the folder.
         sha256: its checksum.
         purpose: what the model does.
-        classes: number of outputs of the new last layer.
+        classes: number of outputs of the new last layer; None where it is the base's own.
         attention: how attention is computed.
-        padding: the token behind the ends of rows; None for images.
+        padding: the token behind the ends of rows that are to be classified; else None.
     """
 
     folder: str
     sha256: str
     purpose: Purpose
-    classes: int
+    classes: int | None
     attention: str
     padding: int | None = None
 
@@ -106,7 +107,7 @@ class Source:
     def _read(self, dtype: torch.dtype) -> nn.Module:
         folder = BaseFolder(self.folder)
         folder.check(self.sha256)
-        block = family_of(folder.model_type).block
+        new = f"{family_of(folder.model_type).block}." if self.classes is not None else None
         try:
             with _quiet() as transformers:
                 made, report = getattr(transformers, _CLASSES[self.purpose]).from_pretrained(
@@ -124,7 +125,7 @@ class Source:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise ModelError(f"model.folder: the weights in {folder.path} cannot be loaded: {reason}") from error
         lacking = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
-        if wrong := sorted(name for name in lacking if not name.startswith(f"{block}.")):
+        if wrong := sorted(name for name in lacking if new is None or not name.startswith(new)):
             raise ModelError(
                 f"model.folder: {folder.path} lacks weights that its config.json asks for, or has them in another "
                 f"shape: {wrong[:3]} ({len(wrong)} in all); give the folder that both are from"
@@ -136,7 +137,8 @@ class Source:
         config = transformers.AutoConfig.from_pretrained(
             BaseFolder(self.folder).path, local_files_only=True, trust_remote_code=False
         )
-        config.num_labels = self.classes
+        if self.classes is not None:
+            config.num_labels = self.classes
         if hasattr(config, "use_cache"):
             config.use_cache = False
         if self.padding is not None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rayfl.errors import ConfigError
+from rayfl.examples import BYTE_TOKENS, END_OF_BYTES, byte_tokens
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.loading import library
 
@@ -28,7 +29,7 @@ class Made:
         folder: where it lies.
         sha256: its checksum.
         parameters: number of scalars.
-        accuracy: share of its training samples that it tells; after random weights there is none.
+        accuracy: share of its training samples that it tells, of a language model of its next tokens.
     """
 
     folder: Path
@@ -103,6 +104,25 @@ def _bert(transformers: Any, generator: np.random.Generator) -> tuple[Any, Mappi
     return transformers.BertForSequenceClassification(config), *_rows(generator)
 
 
+_READ = ("iris", "wine", "breast_cancer", "diabetes", "digits", "linnerud")
+_WINDOW, _EVERY = 48, 12
+
+
+def _lm(transformers: Any, generator: np.random.Generator) -> tuple[Any, Mapping[str, Tensor], Tensor]:
+    """A decoder of two blocks, and windows of scikit-learn's descriptions of data, in bytes: each line is a text."""
+    from sklearn import datasets
+
+    lines = [line for name in _READ for line in getattr(datasets, f"load_{name}")().DESCR.splitlines() if line.strip()]
+    whole = torch.tensor([token for line in lines for token in (*byte_tokens(line.strip()), END_OF_BYTES)])
+    windows = whole.unfold(0, _WINDOW + 1, _EVERY)
+    config = transformers.LlamaConfig(
+        vocab_size=BYTE_TOKENS, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=128, max_position_embeddings=256, pad_token_id=0, bos_token_id=None,
+        eos_token_id=END_OF_BYTES,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config), {"input_ids": windows[:, :-1]}, windows[:, 1:]
+
+
 def _rows(generator: np.random.Generator) -> tuple[Mapping[str, Tensor], Tensor]:
     labels = generator.integers(4, size=1024)
     own = 1 + labels[:, None] * 15 + generator.integers(15, size=(1024, _LENGTH))
@@ -112,12 +132,13 @@ def _rows(generator: np.random.Generator) -> tuple[Mapping[str, Tensor], Tensor]
 
 
 def _train(model: Any, inputs: Mapping[str, Tensor], labels: Tensor, generator: np.random.Generator) -> float:
-    """Trains a classifier for some steps of AdamW; returns the share of samples that it then tells."""
+    """Trains a model for some steps of AdamW; returns the share of labels that it then tells."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE)
     model.train()
     for _ in range(_STEPS):
         rows = torch.from_numpy(generator.integers(len(labels), size=_BATCH))
-        loss: Any = F.cross_entropy(model(**{key: value[rows] for key, value in inputs.items()}).logits, labels[rows])
+        logits = model(**{key: value[rows] for key, value in inputs.items()}).logits
+        loss: Any = F.cross_entropy(logits.flatten(0, -2), labels[rows].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -127,5 +148,5 @@ def _train(model: Any, inputs: Mapping[str, Tensor], labels: Tensor, generator: 
 
 
 Maker = Callable[[Any, np.random.Generator], tuple[Any, Mapping[str, Tensor], Tensor]]
-MAKERS: dict[str, Maker] = {"tiny-vit": _vit, "tiny-llama": _llama, "tiny-bert": _bert}
-"""By name, what makes a model, its inputs and labels."""
+MAKERS: dict[str, Maker] = {"tiny-vit": _vit, "tiny-llama": _llama, "tiny-bert": _bert, "tiny-lm": _lm}
+"""By name, what makes a model, its inputs and labels: a class each, or the next token at each position."""

@@ -104,7 +104,7 @@ class AdaptedNetwork(Network):
         self.sites = tuple(sites)
         self.scale = next(iter(sites.values())).scale
         self._own = own_shapes(model)
-        if source.attention == "sdpa":
+        if source.attention == "sdpa" and not self.why_differentiable_once:
             self.why_differentiable_once = "fused attention has none: set model.attention=eager"
         self._bases: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
         self._base_type = torch.float32

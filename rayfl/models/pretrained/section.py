@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 from torch import nn
 
 from rayfl.errors import ModelError
-from rayfl.examples import InputSpec
+from rayfl.examples import InputSpec, Target
 from rayfl.models.architecture import NAME, Architecture
-from rayfl.models.pretrained.families import Family, family_of
+from rayfl.models.pretrained.adapter_section import AdapterConfig, HeadConfig
+from rayfl.models.pretrained.families import FAMILIES, OUTPUT_LAYER, Family, family_of
 from rayfl.models.pretrained.folder import BaseFolder
+from rayfl.models.pretrained.language import AdaptedLanguageModel, LanguageNetwork
 from rayfl.models.pretrained.loading import Source, library
 from rayfl.models.pretrained.network import AdaptedModel, AdaptedNetwork, own_shapes
 from rayfl.models.pretrained.peft_files import AdapterFolder
@@ -20,67 +22,10 @@ from rayfl.models.pretrained.sites import Head, Site, TrainedLinear, chosen, rep
 from rayfl.naming.texts import Checksum
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class AdapterConfig(_Part):
-    """Low-rank adapters (LoRA) in linear layers of the base: W x + s B A x."""
-
-    name: Literal["lora"] = Field(default="lora", description="The kind of adapter.")
-    r: int = Field(default=8, ge=1, description="Rank of the adapters.")
-    alpha: float = Field(default=16, gt=0, allow_inf_nan=False, description="Numerator of their scale s.")
-    targets: tuple[str, ...] | None = Field(
-        default=None,
-        min_length=1,
-        description="Which linear layers get an adapter, by the last parts of their names; null: the family's "
-        "projections to queries and values.",
-    )
-    layers: Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        default="all", description="Numbers of the blocks whose layers get one, from 0; all: every block."
-    )
-    scaling: Literal["alpha_over_r", "alpha_over_sqrt_r"] = Field(
-        default="alpha_over_r", description="s = alpha / r, or alpha / sqrt(r) (rank-stabilised)."
-    )
-    trains: tuple[Literal["a", "b"], ...] = Field(
-        default=("a", "b"),
-        min_length=1,
-        description="Which factors are trained and travel; the other stays as the seed has drawn it. [b] is FFA-LoRA.",
-    )
-
-    start: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Folder with an adapter that peft or `rayfl export --format peft` has written, from which every "
-        "model begins; null: A is drawn, B is zero.",
-    )
-    sha256: Checksum | None = Field(
-        default=None, description="Checksum of that adapter: found out and recorded, and what results depend on."
-    )
-
-    @model_validator(mode="after")
-    def _nothing_in_vain(self) -> AdapterConfig:
-        if self.sha256 is not None and self.start is None:
-            raise ValueError("sha256 needs start, the folder of an adapter")
-        return self
-
-    @property
-    def scale(self) -> float:
-        """s."""
-        return self.alpha / (self.r if self.scaling == "alpha_over_r" else self.r**0.5)
-
-
-class HeadConfig(_Part):
-    """The last layers, for the data set's classes."""
-
-    train: bool = Field(default=True, description="Whether the head is trained and travels; else it is the folder's.")
-    init: Literal["new", "folder"] = Field(
-        default="new", description="new: drawn from the seed; folder: the folder's, of just as many classes."
-    )
-
-
 class PretrainedModel(Architecture):
     """A pretrained transformer from a local folder, frozen, with adapters and a head that are trained.
+
+    What the data ask for says what it does: it classifies images or texts, or it predicts the next token.
 
     A model's tree, and so every message, state and commit, holds adapters and head alone. The base is loaded once a
     process and device. Needs ``pip install 'rayfl[transformers]'``; nothing is ever downloaded.
@@ -127,17 +72,20 @@ class PretrainedModel(Architecture):
         channels = self._fit(spec)
         module = self._source(spec).skeleton().requires_grad_(False)
         layers = None if self.adapter.layers == "all" else self.adapter.layers
-        names = chosen(module, self.adapter.targets or family.targets, layers, family.block)
+        outputs = _outputs(family, spec.target)
+        names = chosen(module, self.adapter.targets or family.targets, layers, outputs)
         for name in names:
             site = Site(module.get_submodule(name), self.adapter.r, self.adapter.scale, self.adapter.trains)
             replace(module, name, site.to("meta"))
+        if self.checkpointing:
+            _checkpoint(module, folder.model_type)
+        if spec.target == "tokens":
+            return AdaptedLanguageModel(module, spec.padding)
         block = module.get_submodule(family.block)
         inside = [family.block] if isinstance(block, nn.Linear) else _linear_in(block, family.block)
         for name in inside:
             kind = Head if name == family.head else TrainedLinear
             replace(module, name, kind(module.get_submodule(name), self.head.train).to("meta"))
-        if self.checkpointing:
-            _checkpoint(module, folder.model_type)
         padding = self._padding(spec) if family.masked else None
         return AdaptedModel(module, family.head, family.block, family.kind == "image", channels, padding)
 
@@ -146,7 +94,8 @@ class PretrainedModel(Architecture):
         if self.base is not None:
             self._folder.check(self.base)
         model = self.build(spec)
-        return AdaptedNetwork(model, self._source(spec), self._given(model), self._tokens(spec))
+        kind = LanguageNetwork if isinstance(model, AdaptedLanguageModel) else AdaptedNetwork
+        return kind(model, self._source(spec), self._given(model, spec.target), self._tokens(spec))
 
     @property
     def _folder(self) -> BaseFolder:
@@ -157,11 +106,13 @@ class PretrainedModel(Architecture):
         return family_of(self._folder.model_type)
 
     def _source(self, spec: InputSpec) -> Source:
-        purpose: Any = "images" if self._family.kind == "image" else "sequences"
         folder = self._folder
-        padding = self._padding(spec) if purpose == "sequences" else None
-        checksum = self.base or folder.sha256
-        return Source(str(folder.path), checksum, purpose, spec.num_classes, self.attention, padding)
+        known = (str(folder.path), self.base or folder.sha256)
+        if spec.target == "tokens":
+            return Source(*known, "next_tokens", None, self.attention)
+        if self._family.kind == "image":
+            return Source(*known, "images", spec.num_classes, self.attention)
+        return Source(*known, "sequences", spec.num_classes, self.attention, self._padding(spec))
 
     def _padding(self, spec: InputSpec) -> int:
         """The token behind the ends of rows: the base's own, or the data's where it has none.
@@ -177,14 +128,17 @@ class PretrainedModel(Architecture):
     def _fit(self, spec: InputSpec) -> int:
         """Refuses inputs that the base cannot read; returns the channels that it reads, 0 for tokens."""
         config, family = self._folder.config, self._family
-        if spec.target == "tokens":
-            raise self.misfit(spec, "one class, some labels or numbers a sample")
+        if "quantization_config" in config:
+            raise ModelError(
+                f"model.folder: config.json of {self.folder} says that its weights are quantised "
+                f"({config['quantization_config'].get('quant_method')}), and there are no quantised bases: give the "
+                "folder of the whole weights, and set engine.precision=bfloat16 to have them take half the memory"
+            )
         if family.kind == "tokens":
-            if spec.kind != "tokens" or len(spec.shape) != 1:
-                raise self.misfit(spec, f"rows of tokens ({self._folder.model_type})")
-            if spec.vocabulary > int(config.get("vocab_size", 0)):
-                raise self.misfit(spec, f"tokens below {config.get('vocab_size')}: use the tokenizer of the base")
+            self._fit_tokens(spec)
             return 0
+        if spec.target == "tokens":
+            raise self.misfit(spec, "images")
         channels, rows, columns = self.image(spec)
         side, wanted = config.get("image_size", 224), int(config.get("num_channels", 3))
         height, width = side if isinstance(side, list) else (side, side)
@@ -194,6 +148,29 @@ class PretrainedModel(Architecture):
             raise self.misfit(spec, f"images of {wanted} channels")
         return wanted
 
+    def _fit_tokens(self, spec: InputSpec) -> None:
+        """Refuses texts that the base cannot read, or from which it cannot learn."""
+        config, family = self._folder.config, self._family
+        if spec.target == "tokens" and not family.causal:
+            known = ", ".join(name for name, one in FAMILIES.items() if one.causal)
+            raise self.misfit(
+                spec, f"one class, some labels or numbers a sample (a language model needs one of {known})"
+            )
+        if spec.target == "tokens" and self.head.train:
+            raise ModelError(
+                "model.head.train: the output layer of a language model is the base's own, and is not trained: set "
+                "model.head.train=false"
+            )
+        if spec.kind != "tokens" or len(spec.shape) != 1:
+            raise self.misfit(spec, f"rows of tokens ({self._folder.model_type})")
+        # A token of the data's own that only fills rows up is never read where the model is causal.
+        padded = spec.target == "tokens" and spec.padding == config.get("vocab_size")
+        if spec.vocabulary - padded > int(config.get("vocab_size", 0)):
+            raise self.misfit(spec, f"tokens below {config.get('vocab_size')}: use the tokenizer of the base")
+        most = config.get("max_position_embeddings", config.get("n_positions"))
+        if most is not None and spec.shape[0] > (most := int(most) - family.first_position):
+            raise self.misfit(spec, f"texts of at most {most} tokens: set dataset.length={most}")
+
     def _tokens(self, spec: InputSpec) -> int:
         """Rows that one sample makes in the base's products."""
         if self._family.kind == "tokens":
@@ -202,9 +179,9 @@ class PretrainedModel(Architecture):
         height, width = patch if isinstance(patch, list) else (patch, patch)
         return spec.shape[1] // int(height) * (spec.shape[2] // int(width)) + 1
 
-    def _given(self, model: AdaptedModel) -> dict[str, Any]:
+    def _given(self, model: AdaptedModel, target: Target) -> dict[str, Any]:
         """Initial values that are not drawn: those of an adapter, and the folder's head."""
-        found = self._begun(model) if self.adapter.start is not None else {}
+        found = self._begun(model, target) if self.adapter.start is not None else {}
         if self.head.train and self.head.init == "new":
             return found
         for name, module in model.model.named_modules():
@@ -219,7 +196,7 @@ class PretrainedModel(Architecture):
                 found[f"model.{name}.{key}"] = tensor
         return found
 
-    def _begun(self, model: AdaptedModel) -> dict[str, Any]:
+    def _begun(self, model: AdaptedModel, target: Target) -> dict[str, Any]:
         """The tensors of the adapter to begin from."""
         assert self.adapter.start is not None
         adapter = AdapterFolder(self.adapter.start)
@@ -230,20 +207,22 @@ class PretrainedModel(Architecture):
                 "begin a new run"
             )
         adapter.check(self.adapter.r, self.adapter.alpha, self.adapter.scaling == "alpha_over_sqrt_r")
-        return adapter.values(own_shapes(model), f"model.{self._family.block}.")
+        return adapter.values(own_shapes(model), f"model.{_outputs(self._family, target)}.")
 
-    def peft_settings(self, names: Sequence[str]) -> dict[str, Any]:
+    def peft_settings(self, names: Sequence[str], target: Target = "class") -> dict[str, Any]:
         """The content of ``adapter_config.json`` for adapters and head over this base.
 
         Args:
             names: of their tensors.
+            target: what the model has learned.
         """
         block = self._family.block
+        over_texts = "CAUSAL_LM" if target == "tokens" else "SEQ_CLS"
         sites = [name.removeprefix("model.").partition(".lora_A.")[0] for name in names if ".lora_A." in name]
         headed = any(name.startswith(f"model.{block}.") for name in names)
         return {
             "peft_type": "LORA",
-            "task_type": None if self._family.kind == "image" else "SEQ_CLS",
+            "task_type": None if self._family.kind == "image" else over_texts,
             "base_model_name_or_path": self._folder.path.name,
             "inference_mode": True,
             "r": self.adapter.r,
@@ -257,6 +236,11 @@ class PretrainedModel(Architecture):
             "rank_pattern": {},
             "alpha_pattern": {},
         }
+
+
+def _outputs(family: Family, target: Target) -> str:
+    """Dotted name of the module that makes the outputs, whose layers get no adapters."""
+    return OUTPUT_LAYER if target == "tokens" else family.block
 
 
 def _linear_in(block: nn.Module, name: str) -> list[str]:
