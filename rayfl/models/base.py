@@ -105,6 +105,7 @@ class Network:
         rows_per_sample: how many rows a sample makes in the products of a network that runs all clients of a stack as
             one batch; else 0.
         groups: further kinds of parameters, by name of the kind.
+        sites: inputs of the layers that have adapters, by the layer's name; empty for a network without any.
         padding: see :class:`ClassificationModel`.
         why_differentiable_once: why there is no second derivative, with the fix; empty where there is one.
 
@@ -115,6 +116,7 @@ class Network:
 
     rows_per_sample: int = 0
     groups: Mapping[str, tuple[str, ...]] = {}
+    sites: Mapping[str, int] = {}
     why_differentiable_once: str = ""
 
     def __init__(self, factory: Callable[[], ClassificationModel]) -> None:
