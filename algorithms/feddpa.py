@@ -138,6 +138,12 @@ class FedDPA(Averaging):
             client.state["local"] = await self.train_local(client, self.started(client), server["model"])
         return {}
 
+    @property
+    def joins_for(self) -> str:
+        if self.version == "F":
+            return ""
+        return "train.local_epochs" if self.local_epochs is None else "algorithm.local_epochs"
+
 
 def both(shared: Model, local: Model, weight: Tensor) -> Tree:
     """Both adapters, of which the local one has the share ``weight``, shape (b, 1), or (1, 1) for all samples."""

@@ -14,6 +14,12 @@ from torch import Tensor
 SHARES = "shares"
 """Name of the shares in a tree."""
 _MIXER = ".mixer"
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+
+def is_mixed_by_rows(model: Mapping[str, Tensor]) -> bool:
+    """Returns whether the shares of a model's adapters differ from row to row."""
+    return any(name.endswith(_MIXER) for name in model)
 
 
 def mixer_name(site: str) -> str:
@@ -45,13 +51,36 @@ def mixed_by_rows(
     return {**own, **_joined(adapters), **{mixer_name(site): mixer for site, mixer in mixers.items()}}
 
 
+def merged(model: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Models side by side as one with adapters of rank m r, in which shares that all samples have are multiplied.
+
+    Args:
+        model: what :func:`side_by_side` has made, with the factors that are not trained; any other is returned as it is.
+        like: one model of the network, for the shapes of its tensors.
+    """
+    tree = dict(model)
+    if SHARES not in tree:
+        return tree
+    (shares,) = tree.pop(SHARES)
+    return {name: _of_all(name, leaf, like[name], shares.to(leaf)) for name, leaf in tree.items()}
+
+
+def _of_all(name: str, leaf: Tensor, like: Tensor, shares: Tensor) -> Tensor:
+    """A tensor of the merged model; where all models have the same one, it is ``leaf``."""
+    axis, count = (1 if name.endswith(_B) else 0), len(shares)
+    alike = leaf.shape == like.shape
+    if _is_factor(name):
+        parts = [leaf] * count if alike else leaf.chunk(count, axis)
+        return torch.cat([part * share if axis else part for part, share in zip(parts, shares, strict=True)], axis)
+    if alike:
+        return leaf
+    return (torch.stack(leaf.chunk(count)) * shares.view(-1, *[1] * leaf.dim())).sum(0)
+
+
 def _joined(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors with those of all models one after the other: along the rank, or along a head's outputs."""
-    return {
-        name: torch.cat([model[name] for model in models], 1 if name.endswith(".lora_B.weight") else 0)
-        for name in models[0]
-    }
+    return {name: torch.cat([model[name] for model in models], 1 if name.endswith(_B) else 0) for name in models[0]}
 
 
 def _is_factor(name: str) -> bool:
-    return name.endswith((".lora_A.weight", ".lora_B.weight"))
+    return name.endswith((_A, _B))

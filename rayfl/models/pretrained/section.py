@@ -232,11 +232,12 @@ class PretrainedModel(Architecture):
         adapter.check(self.adapter.r, self.adapter.alpha, self.adapter.scaling == "alpha_over_sqrt_r")
         return adapter.values(own_shapes(model), f"model.{self._family.block}.")
 
-    def peft_settings(self, names: Sequence[str]) -> dict[str, Any]:
+    def peft_settings(self, names: Sequence[str], times: int = 1) -> dict[str, Any]:
         """The content of ``adapter_config.json`` for adapters and head over this base.
 
         Args:
             names: of their tensors.
+            times: how many times the rank of the section their rank is; the scale stays.
         """
         block = self._family.block
         sites = [name.removeprefix("model.").partition(".lora_A.")[0] for name in names if ".lora_A." in name]
@@ -246,8 +247,8 @@ class PretrainedModel(Architecture):
             "task_type": None if self._family.kind == "image" else "SEQ_CLS",
             "base_model_name_or_path": self._folder.path.name,
             "inference_mode": True,
-            "r": self.adapter.r,
-            "lora_alpha": self.adapter.alpha,
+            "r": self.adapter.r * times,
+            "lora_alpha": self.adapter.alpha * (times if self.adapter.scaling == "alpha_over_r" else times**0.5),
             "use_rslora": self.adapter.scaling == "alpha_over_sqrt_r",
             "lora_dropout": 0.0,
             "bias": "none",

@@ -63,6 +63,8 @@ SENT = {
     "FedPer": ({"name": "fedper"}, {}, A + B),
     "LG-FedAvg of B": ({"name": "lg_fedavg", "head_group": "lora_b"}, {}, B),
     "Ditto": ({"name": "ditto"}, {}, A + B + HEAD),
+    "FedDPA": ({"name": "feddpa", "local_epochs": 1}, {}, A + B + HEAD),
+    "FedALT": ({"name": "fedalt"}, {}, A + B),
 }
 
 
