@@ -29,8 +29,9 @@ class FedALT(Algorithm):
     over the adapters of all K clients as last sent; those of clients that never were sampled are the initial ones.
     A head that is trained is individual, and is not mixed.
 
-    Server: theta_1..theta_K. Client: theta_k, at first the initial adapter, G_k, at first an own draw, and its head. Down:
-    R_k. Up: theta_k. Evaluated: both adapters, mixed, with the newest R_k (``personalized``). There is no global model.
+    Server: theta_1..theta_K. Client: theta_k, at first the initial adapter, G_k, at first an own draw, and its head.
+    Down: R_k. Up: theta_k. Evaluated: both adapters, mixed, with the newest R_k (``personalized``). There is no global
+    model.
 
     References:
         Bian, Wang, Zhang, Xu: FedALT: Federated Fine-Tuning Through Adaptive Local Training with Rest-of-World LoRA,

@@ -93,8 +93,8 @@ def export_adapter(models: CommittedModels, client: int, model: str | None, fold
         )
     if is_mixed_by_rows(chosen.tensors):
         raise ConfigError(
-            f"--format peft: {chosen.exported.row!r} mixes two adapters by the rows of an input, which peft cannot: leave "
-            "--format out for a file of all tensors"
+            f"--format peft: {chosen.exported.row!r} mixes two adapters by the rows of an input, which peft cannot: "
+            "leave --format out for a file of all tensors"
         )
     description = {**chosen.description, "base": chosen.section.base}
     rank = next(len(leaf) for name, leaf in chosen.tensors.items() if name.endswith(".lora_A.weight"))

@@ -52,10 +52,11 @@ def mixed_by_rows(
 
 
 def merged(model: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Models side by side as one with adapters of rank m r, in which shares that all samples have are multiplied.
+    """Models side by side, with shares that all samples have, as one model with adapters of rank m r.
 
     Args:
-        model: what :func:`side_by_side` has made, with the factors that are not trained; any other is returned as it is.
+        model: what :func:`side_by_side` has made, with the factors that are not trained; any other is returned as it
+            is.
         like: one model of the network, for the shapes of its tensors.
     """
     tree = dict(model)
