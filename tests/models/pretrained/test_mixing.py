@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from rayfl.errors import ModelError
-from rayfl.models.pretrained.mixing import mixed_by_rows, side_by_side
+from rayfl.models.pretrained.mixing import merged, mixed_by_rows, side_by_side
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.sites import Site
 from tests.models.pretrained.test_network import check_gradients, reference
@@ -107,6 +107,23 @@ def test_the_next_call_of_a_single_model_is_not_mixed() -> None:
         assert torch.equal(net.logits(one, x), before)
         net.logits(side_by_side([one, other], torch.tensor([[0.5, 0.5]])), x)
         assert torch.equal(net.logits(one, x), before)
+
+
+@pytest.mark.parametrize("trains", [["a", "b"], ["a"], ["b"]], ids=["ab", "a", "b"])
+def test_fixed_shares_are_one_adapter_of_a_higher_rank(trains: list[str]) -> None:
+    """That is how such a model leaves for other programs; the factor that all have in common is written twice."""
+    net = network("vit", adapter={"r": 3, "alpha": 6, "trains": trains})
+    one, other, x = trained(net, 1), trained(net, 2), inputs("vit", 4, 0)
+    model = side_by_side([one, other], torch.tensor([[0.3, 0.7]]))
+    like = {**net.initialize(0), **net.fixed_parameters}
+    whole = merged({**model, **net.fixed_parameters}, like)
+    plain = network("vit", adapter={"r": 6, "alpha": 12})
+    assert {name: leaf.shape for name, leaf in whole.items()} == {
+        name: leaf.shape for name, leaf in plain.initialize(0).items()
+    }
+    with torch.no_grad():
+        torch.testing.assert_close(plain.logits(whole, x), net.logits(model, x), rtol=1e-5, atol=1e-5)
+    assert merged(one, like) == one
 
 
 def test_names_of_no_layer_are_refused() -> None:
