@@ -72,7 +72,8 @@ class FedALT(Algorithm):
             clients: k.
             everyone: K.
         """
-        own, initial = server.get("own", {}), server["initial"]
+        own: Tree = server.get("own", {})
+        initial: Tree = server["initial"]
         silent = everyone - len(own)
         if everyone == 1:
             return dict.fromkeys(clients, initial)
