@@ -20,7 +20,7 @@ from tests.models.pretrained.test_runs import experiment
 from tests.support.experiments import assert_same, outcome
 
 ROOT = Path(__file__).parents[3]
-KEPT = {"rounds": 4, "persist_optimizer": True}
+KEPT = {"rounds": 3, "persist_optimizer": True}
 METHODS: dict[str, Any] = {
     "FedSA-LoRA": {"name": "fedper", "head_group": "lora_b_and_head"},
     "FedDPA": {"name": "feddpa"},
@@ -32,7 +32,7 @@ class _Stop(rayfl.Callback):
     """Ends the run between what a round's clients have trained and its commit."""
 
     def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        if rows[0]["round"] == 3:
+        if rows[0]["round"] == 2:
             raise KeyboardInterrupt
 
 
@@ -63,7 +63,7 @@ def test_a_killed_process_continues_to_the_same_bits(backend: str, tmp_path: Pat
     config.write_text(yaml.safe_dump(pieces))
     script = str(ROOT / "tests" / "support" / "killed_run.py")
     killed = subprocess.run(
-        [sys.executable, script, str(config), "inside", "3"],
+        [sys.executable, script, str(config), "inside", "2"],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, timeout=300, check=False, capture_output=True,
     )  # fmt: skip
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]

@@ -86,10 +86,11 @@ def test_a_layer_mixes_every_row_by_its_mixer() -> None:
 def test_folded_gradients_through_mixed_and_plain_passes(family: str, checkpointing: bool) -> None:
     """Layers that are computed again in the backward pass have the shares and mixers that they had."""
     net = network(family, checkpointing=checkpointing)
+    gates = mixers(net, 3)
 
     def loss(net: AdaptedNetwork, tree: Any, x: Tensor, y: Tensor, teacher: Any) -> Tensor:
         rest = {name: teacher[name] for name in net.groups["adapters"]}
-        mixed = net.logits(mixed_by_rows(tree, rest, mixers(net, 3)), x, training=True)
+        mixed = net.logits(mixed_by_rows(tree, rest, gates), x, training=True)
         plain = net.logits(tree, x, training=True)
         shared = net.logits(side_by_side([tree, teacher], torch.tensor([[0.2, 0.8]])), x, training=True)
         return F.cross_entropy(mixed, y) + F.cross_entropy(plain, y) + F.cross_entropy(shared, y)

@@ -25,6 +25,7 @@ from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.peft_files import SETTINGS, WEIGHTS, write_adapter
 from rayfl.params import leaves
 from rayfl.runs.committed import CommittedModels
+from rayfl.runs.export import export_adapter
 from rayfl.runs.folder import open_run
 from rayfl.runs.verification import verify
 from rayfl.storage.commits import CommitStore
@@ -263,11 +264,12 @@ def test_two_adapters_leave_as_one_of_twice_the_rank_or_not_at_all(tmp_path: Pat
     with torch.no_grad():
         expected = models.parts.task.network.logits(even.built()[0], x)
         torch.testing.assert_close(plain.logits(plain.initialize(0), x), expected, rtol=1e-5, atol=1e-5)
-    refused = command.invoke(app, [*words, "--model", "instance"])
-    assert refused.exit_code != 0 and "it is no single model" in refused.output
+    with pytest.raises(ConfigError, match="it is no single model"):
+        export_adapter(models, 1, "instance", tmp_path / "mixed")
     rayfl.run(experiment(tmp_path, "alt", "fedalt"))
-    refused = command.invoke(app, [words[0], str(tmp_path / "alt"), *words[2:6], "--out", str(tmp_path / "mixed")])
-    assert refused.exit_code != 0 and "mixes two adapters by the rows" in " ".join(refused.output.split())
+    models = CommittedModels(open_run(str(tmp_path / "alt"), Experiment))
+    with pytest.raises(ConfigError, match="'personalized' mixes two adapters by the rows of an input"):
+        export_adapter(models, 1, None, tmp_path / "mixed")
     assert not (tmp_path / "mixed").exists()
 
 
