@@ -10,6 +10,7 @@ from algorithms.cfl import CFL
 from algorithms.contract import check_method
 from algorithms.ditto import Ditto
 from algorithms.fedala import FedALA
+from algorithms.fedalt import FedALT
 from algorithms.fedamp import FedAMP
 from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
@@ -21,6 +22,7 @@ from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
 from algorithms.feddf import FedDF
 from algorithms.feddistill import FedDistill
+from algorithms.feddpa import FedDPA
 from algorithms.feddyn import FedDyn
 from algorithms.fedem import FedEM
 from algorithms.fedfomo import FedFomo
@@ -122,6 +124,8 @@ METHODS: dict[str, type[Algorithm]] = {
         PerFedAvg,
         Mapper,
         L2GD,
+        FedDPA,
+        FedALT,
         Local,
         Centralized,
     )

@@ -170,6 +170,27 @@ class ExactSum:
         parts = self.received if self.limbs is None else [self.limbs, *self.received]
         return _restore(mean_of(parts, float(self.weight)), self.template)
 
+    def mean_without(self, one: Weighted) -> Tree:
+        """The weighted mean of all contributions but one of them; the sum stays as it is.
+
+        Args:
+            one: the contribution, of this sum. A part of its weight may be named.
+
+        Raises:
+            ValueError: when nothing is left.
+        """
+        rest = self.weight - _exactly(one.weight)
+        if not rest > 0:
+            raise ValueError("the mean of no contributions is undefined")
+        if self.count == 1:
+            return map_leaves(_fresh, self.waiting[0].tree)
+        self._settle()
+        parts = self.received if self.limbs is None else [self.limbs, *self.received]
+        taken = Limbs.of([Summand(_kept(one.tree), -float(one.weight), _bound(_largest(one.tree), one.weight))])
+        # What all contributions have in common, all others have too.
+        taken.common = parts[0].common
+        return _restore(mean_of([*parts, taken], float(rest)), self.template)
+
     def __getstate__(self) -> dict[str, Any]:
         """NumPy arrays instead of tensors: Ray moves them through shared memory without a copy."""
         if self.count > 1:

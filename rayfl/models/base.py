@@ -109,6 +109,7 @@ class Network:
         output_rows: of how many positions the outputs should be in memory at a time, where outputs of a batch are
             large, and :meth:`classify` takes features of any positions, shape (rows, f); None: of any number.
         groups: further kinds of parameters, by name of the kind.
+        sites: inputs of the layers that have adapters, by the layer's name; empty for a network without any.
         padding: see :class:`ClassificationModel`.
         why_differentiable_once: why there is no second derivative, with the fix; empty where there is one.
 
@@ -120,6 +121,7 @@ class Network:
     rows_per_sample: int = 0
     output_rows: int | None = None
     groups: Mapping[str, tuple[str, ...]] = {}
+    sites: Mapping[str, int] = {}
     why_differentiable_once: str = ""
 
     def __init__(self, factory: Callable[[], ClassificationModel]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from rayfl.data.files.whole import new_file
 from rayfl.engine.tasks import Predictor
 from rayfl.errors import ConfigError
+from rayfl.models.pretrained.mixing import is_mixed_by_rows, merged
 from rayfl.models.pretrained.peft_files import write_adapter
 from rayfl.models.zoo import Candidates, PretrainedModel
 from rayfl.results.schemas import metrics_of
@@ -83,15 +84,23 @@ def export_adapter(models: CommittedModels, client: int, model: str | None, fold
         folder: is made; ``PeftModel.from_pretrained`` loads it over the run's base.
 
     Raises:
-        ConfigError: as for :func:`export_model`, or the model has no adapters.
+        ConfigError: as for :func:`export_model`, or the model has no adapters, or some that peft does not know.
     """
     chosen = _chosen(models, client, model)
     if not isinstance(chosen.section, PretrainedModel):
         raise ConfigError(
             f"--format peft: model={chosen.section.name} has no adapters: leave it out for a file of all tensors"
         )
+    if is_mixed_by_rows(chosen.tensors):
+        raise ConfigError(
+            f"--format peft: {chosen.exported.row!r} mixes two adapters by the rows of an input, which peft cannot: "
+            "leave --format out for a file of all tensors"
+        )
     description = {**chosen.description, "base": chosen.section.base}
-    settings = chosen.section.peft_settings(list(chosen.tensors), models.parts.dataset.spec.target)
+    rank = next(len(leaf) for name, leaf in chosen.tensors.items() if name.endswith(".lora_A.weight"))
+    settings = chosen.section.peft_settings(
+        list(chosen.tensors), models.parts.dataset.spec.target, rank // chosen.section.adapter.r
+    )
     write_adapter(folder, chosen.tensors, settings, description)
     return chosen.exported
 
@@ -113,6 +122,7 @@ def _chosen(models: CommittedModels, client: int, model: str | None) -> _Chosen:
     predictor = models.predictor(client, row)
     network = task_of(predictor, models.parts.task).network
     whole = {**single_model(predictor, row), **network.fixed_parameters}
+    whole = merged(whole, {**network.initialize(0), **network.fixed_parameters})
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in whole.items()}
     section, modules = _architecture(models, predictor)
     spec = models.parts.dataset.spec

@@ -41,6 +41,8 @@ NEEDS = {
     "scaffold": "train.momentum=0",
 }
 """What a method needs of the preset quickstart to run there."""
+PRESETS = {"fedalt": "quickstart-lora", "feddpa": "quickstart-lora"}
+"""The preset of methods that do not run in quickstart."""
 MADE = "<!-- made by scripts/docs/method_pages.py; the last part is kept in notes/{name}.md -->"
 
 
@@ -62,13 +64,16 @@ def page(name: str, method: type[Algorithm]) -> str:
         (field, with_symbols(symbol), default, bounds, with_symbols(meaning))
         for field, symbol, default, bounds, meaning in hyper_parameters(method)
     ]
+    command = " ".join(
+        ["rayfl run", PRESETS.get(name, "quickstart"), f"algorithm={name}", *NEEDS.get(name, "").split()]
+    )
     parts = [
         MADE.format(name=name),
         f"# {name}",
         _markdown(summary),
         *([displayed(equation)] if equation else []),
         picture(name, METHODS),
-        f"```bash\n{' '.join(['rayfl run quickstart', f'algorithm={name}', *NEEDS.get(name, '').split()])}\n```",
+        f"```bash\n{command}\n```",
         f"Source: {source}. [All methods](index.md).",
         "## The method",
         _markdown(rest),

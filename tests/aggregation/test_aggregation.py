@@ -276,6 +276,40 @@ def test_the_mean_may_be_taken_in_between() -> None:
         assert_same_bits(running.mean(), mean(contributions[: k + 1]))
 
 
+def test_the_mean_of_all_but_one() -> None:
+    """It is the mean of the others, whichever way the sum was made; parts of a weight may be left out."""
+    generator = torch.Generator().manual_seed(0)
+    trees = [Weighted({"a": torch.randn(9, generator=generator), "b": 0.5 * k}, k + 1) for k in range(5)]
+
+    def total(those: Sequence[Weighted]) -> ExactSum:
+        found = ExactSum()
+        for one in those:
+            found.add(one)
+        return found
+
+    merged = total(trees[:2])
+    merged.merge(pickle.loads(pickle.dumps(total(trees[2:]))))
+    for k, one in enumerate(trees):
+        others = total(trees[:k] + trees[k + 1 :]).mean()
+        for found in (total(trees).mean_without(one), merged.mean_without(one)):
+            assert_equal(found, others)
+    assert_equal(merged.mean(), total(trees).mean())
+    part = total(trees).mean_without(Weighted(trees[4].tree, 3))
+    assert_equal(part, total([*trees[:4], Weighted(trees[4].tree, 2)]).mean())
+    alone = total(trees[4:])
+    assert_equal(alone.mean_without(Weighted(trees[4].tree, 2)), trees[4].tree)
+    with pytest.raises(ValueError, match="no contributions"):
+        alone.mean_without(trees[4])
+
+
+def test_all_but_one_of_equal_contributions_are_that_value() -> None:
+    tree = {"a": torch.tensor([1e-30, 3e-5, -7.0])}
+    total = ExactSum()
+    for _ in range(3):
+        total.add(Weighted(tree))
+    assert_equal(total.mean_without(Weighted(tree)), tree)
+
+
 @pytest.mark.parametrize("clients", [1, 2, 4])
 def test_partial_sums_travel_as_ray_delivers_them(clients: int) -> None:
     contributions = [Weighted({"a": {"w": values(k, 33, -9, 2)}, "n": k}, k + 1) for k in range(clients + 2)]

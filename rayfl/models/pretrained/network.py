@@ -16,7 +16,8 @@ from rayfl.models.anatomy import grouped
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.pretrained.folding import folded
 from rayfl.models.pretrained.loading import Source
-from rayfl.models.pretrained.sites import Head, Matrix, Site, TrainedLinear
+from rayfl.models.pretrained.mixing import SHARES, mixer_name
+from rayfl.models.pretrained.sites import Head, Matrix, Mixed, Site, TrainedLinear
 
 _HEAD_SCALE = 0.02
 """Standard deviation of new heads, that of transformers."""
@@ -84,6 +85,8 @@ class AdaptedNetwork(Network):
     Initial values are functions of the seed and of a tensor's name: A is uniform within 1/sqrt(i), as ``peft`` draws
     it (Kaiming with a = sqrt 5), B is zero, a new head is normal with standard deviation 0.02 and zero bias.
 
+    Every call takes, in the place of a tree, several side by side too (:mod:`rayfl.models.pretrained.mixing`).
+
     Args:
         model: the model on the device ``meta``.
         source: where the base is from.
@@ -101,7 +104,10 @@ class AdaptedNetwork(Network):
         self.source, self._own_given = source, dict(given or {})
         self.rows_per_sample = tokens
         sites = {f"model.{name}": one for name, one in model.model.named_modules() if isinstance(one, Site)}
-        self.sites = tuple(sites)
+        self.sites = {name: one.lora_A.weight.shape[-1] for name, one in sites.items()}
+        self._mixed = [one for one in model.modules() if isinstance(one, Mixed)]
+        self._mixers = {mixer_name(name): one for name, one in sites.items()}
+        self._mixing: tuple[str, ...] = ()
         self.scale = next(iter(sites.values())).scale
         self._own = own_shapes(model)
         if source.attention == "sdpa" and not self.why_differentiable_once:
@@ -109,7 +115,7 @@ class AdaptedNetwork(Network):
         self._bases: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
         self._base_type = torch.float32
         self._seed = 0
-        self._bound: tuple[list[Tensor], bool] | None = None
+        self._bound: tuple[Sequence[str], list[Tensor], bool] | None = None
         super().__init__(lambda: model)
         self.stochastic = self.batch_statistics = False
         self.why_not_vectorizable, self.vectorizable = "", True
@@ -140,6 +146,7 @@ class AdaptedNetwork(Network):
         """Lets go of the last tree; the base stays."""
         super().release()
         self._bound = None
+        self._mix({})
 
     def logits(
         self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False, mask: Tensor | None = None
@@ -175,26 +182,45 @@ class AdaptedNetwork(Network):
 
     def _call(self, entry: Any, tree: Mapping[str, Tensor], x: Tensor, training: bool) -> Any:
         """Runs the network for one client or, under ``vmap``, for all at once."""
-        if len(tree) != len(self._tree_names) or any(name not in tree for name in self._tree_names):
+        names = self._tree_names
+        if len(tree) > len(names):
+            names += tuple(name for name in tree if name == SHARES or name in self._mixers)
+        if len(tree) != len(names) or any(name not in tree for name in names):
             raise self._misfit(tree)
-        return folded(partial(self._run, entry, training), [tree[name] for name in self._tree_names], x)
+        return folded(partial(self._run, entry, training, names), [tree[name] for name in names], x)
 
-    def _run(self, entry: Any, training: bool, leaves: Sequence[Tensor], x: Tensor) -> Any:
-        model = self._bind(dict(zip(self._tree_names, leaves, strict=True)), training)
-        self._bound = list(leaves), training
+    def _run(self, entry: Any, training: bool, names: Sequence[str], leaves: Sequence[Tensor], x: Tensor) -> Any:
+        model = self._placed(names, leaves, training)
+        self._bound = names, list(leaves), training
         found = entry(model, x.to(self._base_type) if x.is_floating_point() else x)
         return tuple(part.float() for part in found) if isinstance(found, tuple) else found.float()
 
     def _checkpointed(self, run: Any, *args: Any) -> Any:
         """Computes a layer again in the backward pass, with the tensors that it had: others may be bound by then."""
         assert self._bound is not None
-        leaves, training = self._bound
+        bound = self._bound
 
         def again(*inner: Any) -> Any:
-            self._bind(dict(zip(self._tree_names, leaves, strict=True)), training)
+            self._placed(*bound)
             return run(*inner)
 
         return checkpoint(again, *args, use_reentrant=False)
+
+    def _placed(self, names: Sequence[str], leaves: Sequence[Tensor], training: bool) -> ClassificationModel:
+        """Binds a tree, and how models side by side are mixed."""
+        tensors = dict(zip(names, leaves, strict=True))
+        self._mix({name: tensors.pop(name) for name in names[len(self._tree_names) :]})
+        return self._bind(tensors, training)
+
+    def _mix(self, mixing: Mapping[str, Tensor]) -> None:
+        """Gives the layers their shares and mixers, and takes away those of another tree."""
+        if not mixing and not self._mixing:
+            return
+        self._mixing = tuple(mixing)
+        for layer in self._mixed:
+            layer.shares = mixing.get(SHARES)
+        for name, site in self._mixers.items():
+            site.mixer = mixing.get(name)
 
     def _bind_fixed(self, device: torch.device) -> None:
         """Puts the base, and adapters that are not trained, in their places."""

@@ -209,12 +209,13 @@ class PretrainedModel(Architecture):
         adapter.check(self.adapter.r, self.adapter.alpha, self.adapter.scaling == "alpha_over_sqrt_r")
         return adapter.values(own_shapes(model), f"model.{_outputs(self._family, target)}.")
 
-    def peft_settings(self, names: Sequence[str], target: Target = "class") -> dict[str, Any]:
+    def peft_settings(self, names: Sequence[str], target: Target = "class", times: int = 1) -> dict[str, Any]:
         """The content of ``adapter_config.json`` for adapters and head over this base.
 
         Args:
             names: of their tensors.
             target: what the model has learned.
+            times: how many times the rank of the section their rank is; the scale stays.
         """
         block = self._family.block
         over_texts = "CAUSAL_LM" if target == "tokens" else "SEQ_CLS"
@@ -225,8 +226,8 @@ class PretrainedModel(Architecture):
             "task_type": None if self._family.kind == "image" else over_texts,
             "base_model_name_or_path": self._folder.path.name,
             "inference_mode": True,
-            "r": self.adapter.r,
-            "lora_alpha": self.adapter.alpha,
+            "r": self.adapter.r * times,
+            "lora_alpha": self.adapter.alpha * (times if self.adapter.scaling == "alpha_over_r" else times**0.5),
             "use_rslora": self.adapter.scaling == "alpha_over_sqrt_r",
             "lora_dropout": 0.0,
             "bias": "none",

@@ -1,5 +1,8 @@
 """Frozen linear layers with a low-rank adapter of each client, and heads of each client: clients lie in the batch.
 
+Several adapters of a client may lie side by side in a layer (:mod:`rayfl.models.pretrained.mixing`), m of them with
+their ranks one after the other. Then each has a share of every sample or of every row of it.
+
 Sources: Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022.
 """
 
@@ -33,15 +36,41 @@ class Matrix(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, columns), requires_grad=trained)
 
 
-class Site(nn.Module):
+class Mixed(nn.Module):
+    """A layer in which several adapters, or heads, of a client may lie side by side.
+
+    Attributes:
+        shares: how much of each counts, shape (N, b, m), or (N, 1, m) where all samples have the same; None for one
+            adapter, which counts whole.
+    """
+
+    shares: Tensor | None = None
+
+    def _of_rows(self, clients: int, rows: int) -> Tensor | None:
+        """The shares of every row, shape (clients, rows, m); None where there are none."""
+        if self.shares is None:
+            return None
+        shares = self.shares.expand(clients, -1, -1)
+        return shares.repeat_interleave(rows // shares.shape[1], 1)
+
+
+class Site(Mixed):
     """A frozen linear layer W with a low-rank adapter of each client: W x + s B A x.
+
+    With several adapters it is W x + s sum_m p_m B_m A_m x. The shares p are those of the sample, or softmax(G x) of
+    the row where a mixer G (m, i) is bound.
 
     Args:
         base: the layer, ``nn.Linear`` or the ``Conv1D`` of transformers.
         rank: r.
         scale: s.
         trains: which of ``a`` and ``b`` require a gradient.
+
+    Attributes:
+        mixer: G of each client, shape (N, m, i); None where shares do not depend on the row.
     """
+
+    mixer: Tensor | None = None
 
     def __init__(self, base: nn.Module, rank: int, scale: float, trains: Collection[str]) -> None:
         super().__init__()
@@ -56,12 +85,18 @@ class Site(nn.Module):
         a, b = _stacked(self.lora_A.weight, self.lora_B.weight)
         rows = x.reshape(len(a), -1, x.shape[-1])
         low = torch.bmm(rows, a.to(x.dtype).mT)
+        shares = self._of_rows(*rows.shape[:2])
+        if self.mixer is not None:
+            (mixer,) = _stacked(self.mixer)
+            shares = torch.bmm(rows.float(), mixer.float().mT).softmax(-1)
+        if shares is not None:
+            low, b = _shared(low, b, shares.to(x.dtype))
         found = torch.baddbmm(y.reshape(len(a), -1, y.shape[-1]), low, b.to(x.dtype).mT, alpha=self.scale)
         return found.view(y.shape)
 
 
-class TrainedLinear(nn.Module):
-    """A linear layer of each client.
+class TrainedLinear(Mixed):
+    """A linear layer of each client; of several side by side, the sum of their outputs times their shares.
 
     Args:
         like: the layer whose shape it has.
@@ -71,6 +106,7 @@ class TrainedLinear(nn.Module):
     def __init__(self, like: nn.Module, trained: bool) -> None:
         super().__init__()
         outputs, inputs = shape_of(like)
+        self._outputs = outputs
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=trained)
         biased = getattr(like, "bias", None) is not None
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=trained) if biased else None
@@ -85,6 +121,10 @@ class TrainedLinear(nn.Module):
         else:
             bias = self.bias if self.bias.dim() == 2 else self.bias[None]
             found = torch.baddbmm(bias.to(x.dtype)[:, None], rows, turned)
+        shares = self._of_rows(*rows.shape[:2])
+        if shares is not None and found.shape[-1] != self._outputs:
+            parts = found.view(*found.shape[:-1], shares.shape[-1], self._outputs)
+            found = (parts * shares.to(x.dtype)[..., None]).sum(-2)
         return found.view(*x.shape[:-1], -1)
 
 
@@ -105,6 +145,21 @@ def _stacked(*matrices: Tensor) -> list[Tensor]:
     whole = [matrix if matrix.dim() == 3 else matrix[None] for matrix in matrices]
     count = max(len(matrix) for matrix in whole)
     return [matrix.expand(count, -1, -1) for matrix in whole]
+
+
+def _shared(low: Tensor, b: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """What adapters side by side make of rows, times their shares, and their second factors.
+
+    Args:
+        low: A x of all, shape (N, rows, m r), or (N, rows, r) where they have one A.
+        b: their B, shape (N, o, m r), or (N, o, r) where they have one B.
+        shares: shape (N, rows, m).
+    """
+    count = shares.shape[-1]
+    rank = max(low.shape[-1], b.shape[-1]) // count
+    low = low if low.shape[-1] == count * rank else low.repeat(1, 1, count)
+    b = b if b.shape[-1] == count * rank else b.repeat(1, 1, count)
+    return low * shares.repeat_interleave(rank, -1), b
 
 
 def shape_of(layer: nn.Module) -> tuple[int, int]:

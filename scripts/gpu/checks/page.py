@@ -11,7 +11,12 @@ from typing import Any
 
 from checks.running import Check
 
-_TITLES = {"a": "Is it right?", "b": "How fast is it?", "c": "What if something goes wrong?"}
+_TITLES = {
+    "a": "Is it right?",
+    "b": "How fast is it?",
+    "c": "What if something goes wrong?",
+    "d": "Adapters over a pretrained base",
+}
 _REHEARSAL = "**A rehearsal on a CPU**, with less work: its numbers say nothing about GPUs, nor about the goals."
 
 

@@ -24,6 +24,9 @@ from rayfl.models.pretrained import making
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.peft_files import SETTINGS, WEIGHTS, write_adapter
 from rayfl.params import leaves
+from rayfl.runs.committed import CommittedModels
+from rayfl.runs.export import export_adapter
+from rayfl.runs.folder import open_run
 from rayfl.runs.verification import verify
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
@@ -63,6 +66,8 @@ SENT = {
     "FedPer": ({"name": "fedper"}, {}, A + B),
     "LG-FedAvg of B": ({"name": "lg_fedavg", "head_group": "lora_b"}, {}, B),
     "Ditto": ({"name": "ditto"}, {}, A + B + HEAD),
+    "FedDPA": ({"name": "feddpa", "local_epochs": 1}, {}, A + B + HEAD),
+    "FedALT": ({"name": "fedalt"}, {}, A + B),
 }
 
 
@@ -243,6 +248,29 @@ def test_the_command_line_makes_describes_and_exports(tmp_path: Path, monkeypatc
         about = json.loads(file.metadata()["rayfl"])
         assert about["base"] == BaseFolder(base("vit")).sha256 and about["client"] == 1
         assert all(name.startswith("base_model.model.") for name in file.keys())  # noqa: SIM118 -- a file of safetensors is no mapping
+
+
+def test_two_adapters_leave_as_one_of_twice_the_rank_or_not_at_all(tmp_path: Path) -> None:
+    command, folder = CliRunner(), tmp_path / "even"
+    rayfl.run(experiment(tmp_path, "dpa", "feddpa"))
+    words = ["export", str(tmp_path / "dpa"), "--client", "1", "--format", "peft", "--out", str(folder)]
+    found = command.invoke(app, [*words, "--model", "even"])
+    assert found.exit_code == 0, found.output
+    settings = json.loads((folder / SETTINGS).read_text())
+    assert (settings["r"], settings["lora_alpha"]) == (2 * ADAPTERS["r"], 2 * ADAPTERS["alpha"])
+    plain = section("vit", adapter={"r": 4, "alpha": 8, "start": str(folder)}).network(IMAGES)
+    models = CommittedModels(open_run(str(tmp_path / "dpa"), Experiment))
+    even, x = models.predictor(1, "even"), inputs("vit", 5, 0)
+    with torch.no_grad():
+        expected = models.parts.task.network.logits(even.built()[0], x)
+        torch.testing.assert_close(plain.logits(plain.initialize(0), x), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ConfigError, match="it is no single model"):
+        export_adapter(models, 1, "instance", tmp_path / "mixed")
+    rayfl.run(experiment(tmp_path, "alt", "fedalt"))
+    models = CommittedModels(open_run(str(tmp_path / "alt"), Experiment))
+    with pytest.raises(ConfigError, match="'personalized' mixes two adapters by the rows of an input"):
+        export_adapter(models, 1, None, tmp_path / "mixed")
+    assert not (tmp_path / "mixed").exists()
 
 
 def test_methods_refuse_what_they_cannot(tmp_path: Path) -> None:

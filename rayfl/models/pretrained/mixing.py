@@ -1,0 +1,87 @@
+"""Several models of one adapted network side by side, as one tree: each has a share of what they add to the base.
+
+The factors of m adapters of rank r are those of one adapter of rank m r, so that such a tree goes through the network
+like any other, alone or stacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+SHARES = "shares"
+"""Name of the shares in a tree."""
+_MIXER = ".mixer"
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+
+def is_mixed_by_rows(model: Mapping[str, Tensor]) -> bool:
+    """Returns whether the shares of a model's adapters differ from row to row."""
+    return any(name.endswith(_MIXER) for name in model)
+
+
+def mixer_name(site: str) -> str:
+    """Name of a layer's mixer in a tree."""
+    return f"{site}{_MIXER}"
+
+
+def side_by_side(models: Sequence[Mapping[str, Tensor]], shares: Tensor) -> dict[str, Tensor]:
+    """Models whose adapters, and heads, count by their shares: W x + s sum_m p_m B_m A_m x, sum_m p_m (V_m x + c_m).
+
+    Args:
+        models: m trees of one network.
+        shares: p, shape (b, m) for a batch of b samples; (1, m) where all samples have the same.
+    """
+    return {**_joined(models), SHARES: shares}
+
+
+def mixed_by_rows(
+    own: Mapping[str, Tensor], other: Mapping[str, Tensor], mixers: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """A model with a second adapter: in every layer, each row x has the shares softmax(G x) of the two.
+
+    Args:
+        own: the model.
+        other: the second adapter; it may lack a head, and what it has of one is not used.
+        mixers: G by layer, shape (2, i).
+    """
+    adapters = [{name: tree[name] for name in tree if _is_factor(name)} for tree in (own, other)]
+    return {**own, **_joined(adapters), **{mixer_name(site): mixer for site, mixer in mixers.items()}}
+
+
+def merged(model: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Models side by side, with shares that all samples have, as one model with adapters of rank m r.
+
+    Args:
+        model: what :func:`side_by_side` has made, with the factors that are not trained; any other is returned as it
+            is.
+        like: one model of the network, for the shapes of its tensors.
+    """
+    tree = dict(model)
+    if SHARES not in tree:
+        return tree
+    (shares,) = tree.pop(SHARES)
+    return {name: _of_all(name, leaf, like[name], shares.to(leaf)) for name, leaf in tree.items()}
+
+
+def _of_all(name: str, leaf: Tensor, like: Tensor, shares: Tensor) -> Tensor:
+    """A tensor of the merged model; where all models have the same one, it is ``leaf``."""
+    axis, count = (1 if name.endswith(_B) else 0), len(shares)
+    alike = leaf.shape == like.shape
+    if _is_factor(name):
+        parts = [leaf] * count if alike else leaf.chunk(count, axis)
+        return torch.cat([part * share if axis else part for part, share in zip(parts, shares, strict=True)], axis)
+    if alike:
+        return leaf
+    return (torch.stack(leaf.chunk(count)) * shares.view(-1, *[1] * leaf.dim())).sum(0)
+
+
+def _joined(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors with those of all models one after the other: along the rank, or along a head's outputs."""
+    return {name: torch.cat([model[name] for model in models], 1 if name.endswith(_B) else 0) for name in models[0]}
+
+
+def _is_factor(name: str) -> bool:
+    return name.endswith((_A, _B))

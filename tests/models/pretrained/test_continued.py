@@ -1,0 +1,71 @@
+"""A run with adapters that ends in the midst of a round continues to the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import rayfl
+from rayfl.runs.verification import verify
+from rayfl.storage.files import Storage
+from tests.models.pretrained.test_runs import experiment
+from tests.support.experiments import assert_same, outcome
+
+ROOT = Path(__file__).parents[3]
+KEPT = {"rounds": 3, "persist_optimizer": True}
+METHODS: dict[str, Any] = {
+    "FedSA-LoRA": {"name": "fedper", "head_group": "lora_b_and_head"},
+    "FedDPA": {"name": "feddpa"},
+    "FedALT": {"name": "fedalt"},
+}
+
+
+class _Stop(rayfl.Callback):
+    """Ends the run between what a round's clients have trained and its commit."""
+
+    def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        if rows[0]["round"] == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_that_ends_inside_a_round_continues_to_the_same_bits(method: str, tmp_path: Path) -> None:
+    """Client by client, with AdamW's moments kept; the states and moments of the lost round are trained again."""
+    options = {"train": KEPT, "evaluation": {"every": 1}, "engine": {"mode": "looped"}}
+    rayfl.run(experiment(tmp_path, "whole", METHODS[method], **options))
+    pieces = experiment(tmp_path, "pieces", METHODS[method], **options)
+    with pytest.raises(KeyboardInterrupt):
+        rayfl.run(pieces, callbacks=[_Stop()])
+    rayfl.run(pieces)
+    whole, found = outcome(tmp_path / "whole"), outcome(tmp_path / "pieces")
+    assert_same(whole, found)
+    assert any("optimizer" in state for state in whole.states.values())
+    assert verify(Storage(str(tmp_path / "pieces"))).problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["inline", "ray"])
+def test_a_killed_process_continues_to_the_same_bits(backend: str, tmp_path: Path) -> None:
+    """SIGKILL inside a round, in this process alone and with two actors."""
+    cluster = {"backend": "inline"} if backend == "inline" else {"num_actors": 2}
+    options = {"train": KEPT, "evaluation": {"every": 1}, "engine": {"mode": "looped"}, "cluster": cluster}
+    rayfl.run(experiment(tmp_path, "whole", METHODS["FedDPA"], **options))
+    pieces = experiment(tmp_path, "pieces", METHODS["FedDPA"], **options)
+    config = tmp_path / "pieces.yaml"
+    config.write_text(yaml.safe_dump(pieces))
+    script = str(ROOT / "tests" / "support" / "killed_run.py")
+    killed = subprocess.run(
+        [sys.executable, script, str(config), "inside", "2"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, timeout=300, check=False, capture_output=True,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+    rayfl.run(pieces)
+    assert_same(outcome(tmp_path / "whole"), outcome(tmp_path / "pieces"))
