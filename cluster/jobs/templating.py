@@ -29,12 +29,13 @@ _NODES = {"name", "nodes", "gpus_per_node", "cpus_per_node", "memory_per_node", 
 _PODS = {"image", "min_nodes", "tolerations", "node_selector", "image_pull_policy"}
 _USES: dict[Kind, set[str]] = {
     "kuberay": _NODES | _PODS,
-    "kuberay-cluster": _NODES | _PODS,
+    "kuberay-cluster": _NODES | _PODS | {"rbac", "namespace"},
     "slurm": _NODES | {"time", "environment", "partition", "account", "array"},
     "ray-up": _NODES | {"image", "hosts", "user", "instance_type", "head_trains"},
     "docker": {"image", "gpus_per_node"},
     "grafana": set(),
 }
+_RAY_WITH_RBAC = (2, 55)
 _CLAIM_FOLDER = "/shared"
 """The place of the shared volume in pods and images."""
 
@@ -81,6 +82,15 @@ class TemplateOptions(BaseModel):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         None, description="KubeRay: when the image is fetched; null: as Kubernetes decides"
     )
+    rbac: bool = Field(
+        False, description="KubeRay: tokens are those of Kubernetes, and roles say who may use the cluster"
+    )
+    namespace: Annotated[
+        str,
+        matching(
+            r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "up to 63 small letters (a-z), digits and -, no sign at the ends"
+        ),
+    ] = Field("default", description="KubeRay with rbac: namespace of the cluster")
     environment: Word | None = Field(None, description="SLURM: folder of the virtual environment with rayfl")
     hosts: tuple[Word, ...] = Field((), description="ray up: machines of your own, head first; none: machines of AWS")
     head_trains: bool = Field(False, description="ray up: actors run on the head too")
@@ -116,12 +126,20 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
     Raises:
         ConfigError: when the file has no place for a run, or for an option that was given.
     """
+    if kind == "kuberay" and chosen.rbac:
+        raise ConfigError(
+            "--rbac: KubeRay refuses tokens of Kubernetes for a RayJob: write kuberay-cluster, and submit the run to it"
+        )
     unused = chosen.model_fields_set - _USES[kind]
     if chosen.hosts:
         unused |= chosen.model_fields_set & {"nodes", "instance_type"}
     if unused:
         names = ", ".join(sorted(f"--{field.replace('_', '-')}" for field in unused))
         raise ConfigError(f"{names}: {kind}{' with --hosts' if chosen.hosts else ''} has no use for it")
+    if "namespace" in chosen.model_fields_set and not chosen.rbac:
+        raise ConfigError("--namespace: without --rbac the namespace is kubectl's: kubectl apply --namespace ...")
+    if chosen.rbac and _version_of("ray") < _RAY_WITH_RBAC:
+        raise ConfigError(f"--rbac: Ray asks Kubernetes about tokens from 2.55 on; this is Ray {version('ray')}")
     if run and kind not in ("kuberay", "slurm"):
         raise ConfigError(f"{kind} starts no run: leave out {run[0]!r}, and submit it to the cluster")
     in_pods = kind.startswith("kuberay")
@@ -162,6 +180,10 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
         assert environment.loader is not None
         return environment.loader.get_source(environment, _FILES[kind])[0]
     return environment.get_template(_FILES[kind]).render(values)
+
+
+def _version_of(package: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version(package).split(".")[:2])
 
 
 def unpullable(chosen: TemplateOptions) -> str:

@@ -70,6 +70,11 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             list[str] | None, typer.Option(help="KubeRay: a label of nodes that train, key=value; repeat.")
         ] = None,
         image_pull_policy: Annotated[str | None, typer.Option(help="KubeRay: Always, IfNotPresent or Never.")] = None,
+        rbac: Annotated[
+            bool | None,
+            typer.Option("--rbac", help="kuberay-cluster: tokens of Kubernetes, and roles that say who may."),
+        ] = None,
+        namespace: Annotated[str | None, typer.Option(help="kuberay-cluster --rbac: default default.")] = None,
         environment: Annotated[str | None, typer.Option(help="slurm: folder of the virtual environment.")] = None,
         hosts: Annotated[
             list[str] | None, typer.Option(help="ray-up: a machine of your own, head first; repeat. None: AWS.")
@@ -103,6 +108,8 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             "tolerations": tuple(tolerations) if tolerations else None,
             "node_selector": tuple(node_selector) if node_selector else None,
             "image_pull_policy": image_pull_policy,
+            "rbac": rbac,
+            "namespace": namespace,
             "hosts": tuple(hosts) if hosts else None,
             "head_trains": head_trains,
             "user": user,

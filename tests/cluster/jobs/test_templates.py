@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from jsonschema import Draft202012Validator
 from ray.autoscaler._private.util import prepare_config, validate_config
 from typer.testing import CliRunner
 
@@ -39,97 +38,65 @@ def lint(linter: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-VARIABLE = {"required": ["name", "value"], "properties": {"value": {"type": "string"}}}
-POD: dict[str, Any] = {
-    "type": "object",
-    "required": ["spec"],
-    "properties": {
-        "spec": {
-            "required": ["containers", "volumes"],
-            "properties": {
-                "containers": {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {
-                        "required": ["name", "image", "resources", "volumeMounts"],
-                        "properties": {
-                            "image": {"type": "string"},
-                            "env": {
-                                "items": {"required": ["name", "value"], "properties": {"value": {"type": "string"}}}
-                            },
-                            "resources": {"required": ["limits", "requests"]},
-                            "volumeMounts": {"items": {"required": ["name", "mountPath"]}},
-                        },
-                    },
-                },
-                "volumes": {"type": "array", "items": {"required": ["name"]}},
-            },
-        }
-    },
-}
-START = {"type": "object", "additionalProperties": {"type": "string"}}
-"""KubeRay takes only texts as parameters of ``ray start``."""
-CLUSTER: dict[str, Any] = {
-    "type": "object",
-    "required": ["rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"],
-    "additionalProperties": False,
-    "properties": {
-        "rayVersion": {"type": "string"},
-        "authOptions": {"const": {"mode": "token"}},
-        "headGroupSpec": {
-            "required": ["rayStartParams", "template"],
-            "additionalProperties": False,
-            "properties": {"rayStartParams": START, "template": POD},
-        },
-        "workerGroupSpecs": {
-            "type": "array",
-            "items": {
-                "required": ["groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"],
-                "additionalProperties": False,
-                "properties": {
-                    "groupName": {"type": "string"},
-                    "replicas": {"type": "integer"},
-                    "minReplicas": {"type": "integer"},
-                    "maxReplicas": {"type": "integer"},
-                    "rayStartParams": START,
-                    "template": POD,
-                },
-            },
-        },
-    },
-}
-JOB: dict[str, Any] = {
-    "type": "object",
-    "required": ["entrypoint", "rayClusterSpec"],
-    "additionalProperties": False,
-    "properties": {
-        "entrypoint": {"type": "string"},
-        "shutdownAfterJobFinishes": {"type": "boolean"},
-        "ttlSecondsAfterFinished": {"type": "integer"},
-        "backoffLimit": {"type": "integer"},
-        "rayClusterSpec": CLUSTER,
-    },
-}
+FIELDS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("kubernetes_fields.yaml").read_text())
+"""By type: its fields, and their types; see the file for where they are from."""
+SIMPLE = {"string": str, "integer": int, "boolean": bool, "any": object}
 
 
-def manifest(kind: Any, schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """The spec of a manifest that has been checked."""
-    document = yaml.safe_load(render(kind, template_options(GPUS)))
-    assert document["apiVersion"] == "ray.io/v1" and document["kind"] == name
-    assert document["metadata"] == {"name": "femnist"}
-    Draft202012Validator(schema).validate(document["spec"])
-    spec: dict[str, Any] = document["spec"]
-    return spec
+def wrong_fields(value: Any, kind: Any, place: str) -> list[str]:
+    """Says what of a manifest is not what the recorded types allow: unknown and missing fields, and other types."""
+    if isinstance(kind, list):
+        if not isinstance(value, list):
+            return [f"{place}: no list"]
+        return [
+            wrong for number, item in enumerate(value) for wrong in wrong_fields(item, kind[0], f"{place}[{number}]")
+        ]
+    if kind in SIMPLE:
+        right = isinstance(value, SIMPLE[kind]) and (kind != "integer" or not isinstance(value, bool))
+        return [] if right else [f"{place}: {value!r} is no {kind}"]
+    if not isinstance(value, dict):
+        return [f"{place}: no mapping"]
+    if kind == "map":
+        return [wrong for name in value for wrong in wrong_fields(value[name], "string", f"{place}.{name}")]
+    known = {field.removesuffix("!"): of for field, of in FIELDS[kind].items()}
+    found = [f"{place}: {kind} has no {name}" for name in value if name not in known]
+    found += [
+        f"{place}: {kind} needs {field[:-1]}" for field in FIELDS[kind] if field[-1] == "!" and field[:-1] not in value
+    ]
+    return found + [
+        wrong for name in value if name in known for wrong in wrong_fields(value[name], known[name], f"{place}.{name}")
+    ]
+
+
+def manifests(kind: Any, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The objects of a file by kind, each checked against the recorded fields."""
+    found = {one["kind"]: one for one in yaml.safe_load_all(render(kind, template_options(options)))}
+    assert [wrong for name, one in found.items() for wrong in wrong_fields(one, name, name)] == []
+    return found
+
+
+def test_the_check_of_fields_finds_what_is_wrong() -> None:
+    spec: dict[str, Any] = {"template": {"spec": {"containers": [{"name": "a", "env": [{"value": 3}], "img": "b"}]}}}
+    assert wrong_fields(spec | {"replicas": True, "rayStartParams": {"num-cpus": 0}}, "WorkerGroupSpec", "group") == [
+        "group.template.spec.containers[0]: Container has no img",
+        "group.template.spec.containers[0].env[0]: EnvVar needs name",
+        "group.template.spec.containers[0].env[0].value: 3 is no string",
+        "group.replicas: True is no integer",
+        "group.rayStartParams.num-cpus: 0 is no string",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["kuberay", "kuberay-cluster"])
 def test_kuberay(kind: str) -> None:
     if kind == "kuberay":
-        job = manifest(kind, JOB, "RayJob")
-        assert job["entrypoint"] == "rayfl run quickstart name=femnist storage_path=/shared/runs"
-        spec = job["rayClusterSpec"]
+        job = manifests(kind, GPUS)["RayJob"]
+        assert job["spec"]["entrypoint"] == "rayfl run quickstart name=femnist storage_path=/shared/runs"
+        spec = job["spec"]["rayClusterSpec"]
     else:
-        spec = manifest(kind, CLUSTER, "RayCluster")
+        job = manifests(kind, GPUS)["RayCluster"]
+        spec = job["spec"]
+    assert job["apiVersion"] == "ray.io/v1" and job["metadata"] == {"name": "femnist"}
+    assert spec["authOptions"] == {"mode": "token"} and "serviceAccountName" not in str(spec)
     assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     [workers] = spec["workerGroupSpecs"]
     assert workers["replicas"] == 3
@@ -140,6 +107,36 @@ def test_kuberay(kind: str) -> None:
     limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": "16", "memory": "100Gi", "nvidia.com/gpu": "2"}
     assert "nvidia.com/gpu" not in render("kuberay", TemplateOptions())
+
+
+def test_kuberay_takes_tokens_of_kubernetes() -> None:
+    found = manifests("kuberay-cluster", GPUS | {"rbac": True, "namespace": "lab", "min_nodes": 1})
+    assert set(found) == {"RayCluster", "ServiceAccount", "Role", "RoleBinding", "ClusterRoleBinding"}
+    spec = found["RayCluster"]["spec"]
+    assert spec["authOptions"] == {"mode": "token", "enableK8sTokenAuth": True}
+    account = {"kind": "ServiceAccount", "name": "femnist-nodes", "namespace": "lab"}
+    assert found["ServiceAccount"]["metadata"] == {"name": account["name"], "namespace": "lab"}
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        assert group["template"]["spec"]["serviceAccountName"] == account["name"]
+    # The nodes may use this one cluster, and ask whose a token is; the operator makes a role with the cluster's name.
+    [rule] = found["Role"]["rules"]
+    assert (
+        rule["verbs"] == ["ray:write"] and rule["resources"] == ["rayclusters"] and rule["resourceNames"] == ["femnist"]
+    )
+    assert found["RoleBinding"]["roleRef"]["name"] == found["Role"]["metadata"]["name"] != "femnist"
+    assert found["ClusterRoleBinding"]["roleRef"]["name"] == "system:auth-delegator"
+    assert [found[name]["subjects"] for name in ("RoleBinding", "ClusterRoleBinding")] == [[account], [account]]
+    assert [found[name]["metadata"]["namespace"] for name in ("RayCluster", "Role", "RoleBinding")] == ["lab"] * 3
+    with pytest.raises(ConfigError, match="KubeRay refuses tokens of Kubernetes for a RayJob"):
+        render("kuberay", template_options({"rbac": True}))
+    with pytest.raises(ConfigError, match="--namespace: without --rbac"):
+        render("kuberay-cluster", template_options({"namespace": "lab"}))
+
+
+def test_tokens_of_kubernetes_need_a_newer_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.jobs.templating.version", lambda package: "2.54.1")
+    with pytest.raises(ConfigError, match=r"tokens from 2\.55 on; this is Ray 2\.54\.1"):
+        render("kuberay-cluster", template_options({"rbac": True}))
 
 
 def test_slurm(tmp_path: Path) -> None:
@@ -198,7 +195,7 @@ def test_kuberay_adds_nodes_places_pods_and_names_an_image_that_no_one_can_pull(
         "image_pull_policy": "Always",
         "image": "registry.example/rayfl:1",
     }
-    spec = yaml.safe_load(render("kuberay", template_options(options)))["spec"]["rayClusterSpec"]
+    spec = manifests("kuberay", options)["RayJob"]["spec"]["rayClusterSpec"]
     [workers] = spec["workerGroupSpecs"]
     assert spec["enableInTreeAutoscaling"] is True
     assert (workers["minReplicas"], workers["replicas"], workers["maxReplicas"]) == (2, 2, 8)
