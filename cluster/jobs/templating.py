@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 import jinja2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cluster.jobs.slurm_arrays import split_sweep
 from rayfl.errors import ConfigError
 from rayfl.naming.texts import matching
 
@@ -30,7 +31,7 @@ _PODS = {"image", "min_nodes", "tolerations", "node_selector", "image_pull_polic
 _USES: dict[Kind, set[str]] = {
     "kuberay": _NODES | _PODS,
     "kuberay-cluster": _NODES | _PODS | {"rbac", "namespace"},
-    "slurm": _NODES | {"time", "environment", "partition", "account", "array"},
+    "slurm": _NODES | {"time", "environment", "partition", "account", "array", "sweep", "exclusive"},
     "ray-up": _NODES | {"image", "hosts", "user", "instance_type", "head_trains"},
     "docker": {"image", "gpus_per_node"},
     "grafana": set(),
@@ -74,6 +75,10 @@ class TemplateOptions(BaseModel):
     partition: Name | None = Field(None, description="SLURM: partition")
     account: Name | None = Field(None, description="SLURM: who is charged")
     array: int | None = Field(None, ge=2, description="SLURM: number of jobs of an array, one for each seed from 0 on")
+    sweep: bool = Field(
+        False, description="SLURM: the run has several values, as after rayfl sweep; an array of one job an experiment"
+    )
+    exclusive: bool = Field(False, description="SLURM: no other job on the nodes")
     min_nodes: int | None = Field(
         None, ge=0, description="KubeRay: the fewest nodes; Ray adds more as needed, up to nodes"
     )
@@ -149,8 +154,16 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
     if chosen.gpus_per_node:
         resources["nvidia.com/gpu"] = str(chosen.gpus_per_node)
     given = {word.partition("=")[0] for word in run if "=" in word}
+    if chosen.array and chosen.sweep:
+        raise ConfigError("--array N is a job a seed, --sweep a job an experiment: give seed=0:N to --sweep alone")
     if chosen.array and given & {"seed", "name"}:
         raise ConfigError("--array gives each job a seed and a name of its own: leave seed and name out of the run")
+    if chosen.sweep and given & {"name", "storage_path"}:
+        raise ConfigError(
+            "--sweep gives each job a name in the folder --name: leave name and storage_path out of the run"
+        )
+    words, experiments = split_sweep(run) if chosen.sweep else (list(run or ["quickstart"]), [])
+    runs = f"{folder}/runs/{chosen.name}" if chosen.sweep else f"{folder}/runs"
     if chosen.min_nodes is not None and chosen.min_nodes > chosen.nodes:
         raise ConfigError(f"--min-nodes {chosen.min_nodes} is more than --nodes {chosen.nodes}")
     values = {
@@ -161,7 +174,9 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
         "data_folder": f"{folder}/data",
         "runs_folder": f"{folder}/runs",
         "resources": resources,
-        "command": _command(None if chosen.array else chosen.name, f"{folder}/runs", run or ["quickstart"]),
+        "command": _command(None if chosen.array or chosen.sweep else chosen.name, runs, words),
+        "experiments": [shlex.join(experiment) for experiment in experiments],
+        "jobs": len(experiments) or chosen.array,
         "ray_version": version("ray"),
         "torch_version": version("torch").partition("+")[0],
         "torchvision_version": version("torchvision").partition("+")[0],

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +16,9 @@ from cluster.jobs.templating import KINDS, TemplateOptions, render, template_opt
 from rayfl.cli.cluster import Kind
 from rayfl.cli.entry import app
 from rayfl.errors import ConfigError
+from tests.support.linters import lint
 
 GPUS = {"name": "femnist", "nodes": 3, "gpus_per_node": 2, "cpus_per_node": 16, "memory_per_node": 100}
-
-
-SLURM = {"partition": "gpu", "account": "group-1"}
-
-
-def lint(linter: str, *arguments: str) -> None:
-    """Has one of the linters of the extra dev look at a file."""
-    found = shutil.which(linter, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if found is None and sys.platform != "linux":
-        pytest.skip(f"there is no {linter} for this system")
-    assert found, f"{linter} is missing: pip install -e '.[dev]'"
-    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 FIELDS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("kubernetes_fields.yaml").read_text())
@@ -139,53 +122,6 @@ def test_tokens_of_kubernetes_need_a_newer_ray(monkeypatch: pytest.MonkeyPatch) 
         render("kuberay-cluster", template_options({"rbac": True}))
 
 
-def test_slurm(tmp_path: Path) -> None:
-    run = ["femnist", "partition={name: natural, min_samples: 10}", "storage_path=/scratch/my runs"]
-    text = render("slurm", template_options(GPUS | {"environment": "/opt/rayfl", "time": "2-00:00:00"} | SLURM), run)
-    script = tmp_path / "run.sh"
-    script.write_text(text)
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    lint("shellcheck", "--severity=warning", str(script))
-    for expected in (
-        "#SBATCH --nodes=3",
-        "#SBATCH --gpus-per-node=2",
-        "#SBATCH --time=2-00:00:00",
-        "ray symmetric-run",
-        '--min-nodes "$SLURM_JOB_NUM_NODES"',
-        "RAY_AUTH_MODE=token",
-        "export RAY_TMPDIR=",
-        "--min-worker-port=",
-        "cpus=${SLURM_CPUS_PER_TASK:-16}",
-        "gpus=${SLURM_GPUS_ON_NODE:-2}",
-        '--num-cpus="$((cpus > 1 ? cpus - 1 : 1))"',
-        "#SBATCH --partition=gpu",
-        "#SBATCH --account=group-1",
-        "source /opt/rayfl/bin/activate",
-        "rayfl run femnist 'partition={name: natural, min_samples: 10}' 'storage_path=/scratch/my runs' name=femnist &",
-    ):
-        assert expected in text
-    # Directives after the first command are not read.
-    lines = text.splitlines()
-    first_command = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
-    assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]
-    # `ray symmetric-run` passes everything before -- to the workers too, and refuses these.
-    arguments = text[text.index("ray symmetric-run") : text.index("  -- \\")]
-    assert not re.search(r"--(head|port|node-ip-address|block|include-dashboard|dashboard-host)\b", arguments)
-    plain = render("slurm", TemplateOptions())
-    assert not re.search("--gpus-per-node|--partition|--account|--array", plain)
-
-
-def test_slurm_has_an_array_of_seeds(tmp_path: Path) -> None:
-    text = render("slurm", template_options({"name": "many", "array": 5}), ["quickstart", "train.rounds=3"])
-    script = tmp_path / "run.sh"
-    script.write_text(text)
-    lint("shellcheck", "--severity=warning", str(script))
-    assert "#SBATCH --array=0-4" in text and "#SBATCH --output=many-%a.log" in text
-    assert '"seed=$SLURM_ARRAY_TASK_ID" "name=many-$SLURM_ARRAY_TASK_ID" &' in text
-    with pytest.raises(ConfigError, match="--array gives each job a seed and a name of its own"):
-        render("slurm", template_options({"array": 2}), ["quickstart", "seed=1"])
-
-
 def test_kuberay_adds_nodes_places_pods_and_names_an_image_that_no_one_can_pull(tmp_path: Path) -> None:
     options = {
         "nodes": 8,
@@ -217,62 +153,6 @@ def test_kuberay_adds_nodes_places_pods_and_names_an_image_that_no_one_can_pull(
     assert warned.exit_code == 0 and "no node can pull the image rayfl:latest" in " ".join(warned.output.split())
     pullable = ["--image", "registry.example/rayfl:1", "--out", str(tmp_path / "b.yaml")]
     assert "can pull" not in CliRunner().invoke(app, ["cluster", "template", "kuberay", *pullable]).output
-
-
-FAKE_SRUN = """#!/usr/bin/env bash
-while [[ $1 == --* ]]; do shift; done
-exec "$@"
-"""
-FAKE_GETENT = """#!/usr/bin/env bash
-echo "127.0.1.1 STREAM a"; echo "10.0.0.1 STREAM a"; echo "10.0.0.1 DGRAM"
-"""
-FAKE_RAY = """#!/usr/bin/env bash
-echo "ray $*" >> "$LOG"; stat -c '%a %s' "$RAY_AUTH_TOKEN_PATH" >> "$LOG"
-while [[ $1 != -- ]]; do shift; done
-shift
-exec "$@"
-"""
-FAKE_RAYFL = """#!/usr/bin/env python3
-import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-print("rayfl", *sys.argv[1:], flush=True)
-open(sys.argv[-1].partition("=")[2], "w").close()
-time.sleep(30)
-"""
-
-
-def test_slurm_gives_the_run_its_signal_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    fakes = {"srun": FAKE_SRUN, "ray": FAKE_RAY, "rayfl": FAKE_RAYFL, "getent": FAKE_GETENT}
-    fakes["scontrol"] = "#!/bin/sh\necho a\n"
-    for name, content in fakes.items():
-        (tmp_path / name).write_text(content)
-        (tmp_path / name).chmod(0o755)
-    started = tmp_path / "started"
-    script = tmp_path / "run.sh"
-    chosen = template_options({"shared_volume": str(tmp_path / "all")})
-    script.write_text(render("slurm", chosen, ["name=x", f"storage_path={started}"]))
-    environment = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "LOG": str(tmp_path / "log"),
-        "SLURM_JOB_ID": "123456789",
-        "SLURM_JOB_NODELIST": "a",
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_CPUS_PER_TASK": "24",
-    }
-    batch = subprocess.Popen(["bash", str(script)], env=environment, stdout=subprocess.PIPE, text=True)
-    while not started.exists() and batch.poll() is None:
-        time.sleep(0.05)
-    batch.terminate()
-    output, _ = batch.communicate(timeout=20)
-    assert batch.returncode == 143
-    assert output.startswith("rayfl run name=x")
-    log = (tmp_path / "log").read_text()
-    port = 20000 + 123456789 % 20 * 600
-    assert f"--address 10.0.0.1:{port} " in log
-    assert "--num-cpus=23 --num-gpus=0 " in log
-    assert log.endswith("600 64\n")  # the token: for its owner only, 64 characters
-    assert not list((tmp_path / "all" / ".ray-tokens").iterdir())
-    assert not Path("/tmp/rayfl-123456789").exists()
 
 
 @pytest.mark.parametrize(
