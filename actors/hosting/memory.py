@@ -217,7 +217,7 @@ def _remove(folder: Path) -> None:
 
 
 def machine_memory() -> int:
-    """Bytes of memory that this process may use: its machine's, or its container's or batch job's where that is less."""
+    """Bytes of memory that this process may use: the machine's, or the container's or batch job's if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
 

@@ -26,9 +26,7 @@ def split_sweep(run: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """
     space = parse_space(run[1:])
     if space.random:
-        raise ConfigError(
-            f"--sweep: {space.random[0]} is drawn at random, which an array has no place for: give values"
-        )
+        raise ConfigError(f"--sweep: {space.random[0]} is drawn at random, but the jobs of an array have given values")
     points = space.points(None, 0)
     if not 2 <= len(points) <= _MOST:
         raise ConfigError(f"--sweep: an array has 2 to {_MOST} jobs, and these are {len(points)} experiments")

@@ -159,9 +159,7 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
     if chosen.array and given & {"seed", "name"}:
         raise ConfigError("--array gives each job a seed and a name of its own: leave seed and name out of the run")
     if chosen.sweep and given & {"name", "storage_path"}:
-        raise ConfigError(
-            "--sweep gives each job a name in the folder --name: leave name and storage_path out of the run"
-        )
+        raise ConfigError("--sweep names each job, in the folder --name: leave name and storage_path out of the run")
     words, experiments = split_sweep(run) if chosen.sweep else (list(run or ["quickstart"]), [])
     runs = f"{folder}/runs/{chosen.name}" if chosen.sweep else f"{folder}/runs"
     if chosen.min_nodes is not None and chosen.min_nodes > chosen.nodes:
