@@ -191,7 +191,8 @@ class Job:
     @property
     def ports(self) -> list[int]:
         """Those of this job's Ray: of the head, its clients and the dashboard."""
-        return [int(port) for port in re.findall(r"port=(\d{5})", self.log.read_text())]
+        line = next(line for line in self.log.read_text().splitlines() if line.startswith("ray start"))
+        return [int(port) for port in re.findall(r"port=(\d{5})", line)]
 
     @property
     def left(self) -> list[Path]:
@@ -227,7 +228,7 @@ def test_the_run_gets_its_signal_and_nothing_is_left_behind(tmp_path: Path, jobs
     log = job.log.read_text()
     assert "--num-cpus=23 --num-gpus=2 --object-store-memory=314572800 --min-worker-port=0 --max-worker-port=0 " in log
     assert re.search(
-        r"^srun --overlap --nodes=1 --ntasks=1 --cpus-per-task=24 --nodelist=a ray start ", log, re.MULTILINE
+        r"^srun --overlap --cpus-per-task=24 --nodes=1 --ntasks=1 --nodelist=a ray start ", log, re.MULTILINE
     )
     # Of three ports none is the system's to give away, and the job's number says where to look first.
     first = 20000 + 123456789 % 4000 * 3
@@ -255,7 +256,7 @@ def test_other_nodes_join_the_first(tmp_path: Path, jobs: list[Job]) -> None:
     job.wait_for_the_run()
     log = job.log.read_text()
     joined = (
-        "srun --overlap --nodes=1 --ntasks=1 --cpus-per-task=8 --exclude=a ray start --block --num-cpus=7 --num-gpus=0 "
+        "srun --overlap --cpus-per-task=8 --nodes=1 --ntasks=1 --exclude=a ray start --block --num-cpus=7 --num-gpus=0 "
     )
     [line] = [line for line in log.splitlines() if line.startswith(joined)]
     assert line.endswith(f" --address=0.0.0.0:{job.ports[0]}")
