@@ -32,8 +32,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def all_settings() -> list[str]:
-    """Returns the settings of every run that the pages show."""
-    return list(dict.fromkeys(run for name in METHODS for run in (settings_of(name), reference_of(name))))
+    """Returns the settings of every run that the pages show, those of a larger model last: they take minutes."""
+    runs = dict.fromkeys(run for name in METHODS for run in (settings_of(name), reference_of(name)))
+    return sorted(runs, key=lambda settings: "model=" in settings)
 
 
 def measured(settings: str) -> Curve:

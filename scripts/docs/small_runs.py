@@ -15,7 +15,7 @@ EVERY = 2
 """Rounds from one evaluation to the next."""
 NEEDS = {
     "cfl": "train.clients_per_round=all",
-    "fedbn": "model=resnet9",
+    "fedbn": "model=resnet9 train.local_epochs=1",
     "fedbuff": "system=sampled system.mode=buffered",
     "feddf": "holdout.public=200",
     "fedmd": "holdout.public=200",
