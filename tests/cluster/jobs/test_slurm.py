@@ -238,10 +238,10 @@ def test_the_run_gets_its_signal_and_nothing_is_left_behind(tmp_path: Path, jobs
 
 def test_two_jobs_on_one_node_do_not_meet(tmp_path: Path, jobs: list[Job]) -> None:
     """Also if they begin to look for ports at the same place; the end of one leaves the other alone."""
-    for number in (700, 4700):
-        jobs.append(Job(tmp_path, number, {}))
-        jobs[-1].wait_for_the_run()
+    jobs += [Job(tmp_path, 700, {}), Job(tmp_path, 4700, {})]
     first, second = jobs
+    for job in jobs:
+        job.wait_for_the_run()
     assert len({*first.ports, *second.ports}) == 6
     assert not {*first.left} & {*second.left}
     first.process.terminate()
