@@ -5,8 +5,8 @@
     python scripts/docs/method_curves.py --check           runs nothing; exit status 1 if a run or a picture is missing
                                                            or a picture is not the table's
 
-Each run is ``rayfl run quickstart`` with the settings of its row and those of ``ALIKE``. All are in this process, one after
-the other, and each is written to the table when it has ended, so that the script goes on where it was stopped.
+Each run is ``rayfl run quickstart`` with the settings of its row and those of ``ALIKE``. All are in this process, one
+after the other, and each is written to the table when it has ended, so that the script goes on where it was stopped.
 """
 
 from __future__ import annotations
