@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 import jinja2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cluster.jobs.slurm_arrays import split_sweep
 from rayfl.errors import ConfigError
 from rayfl.naming.texts import matching
 
@@ -29,12 +30,13 @@ _NODES = {"name", "nodes", "gpus_per_node", "cpus_per_node", "memory_per_node", 
 _PODS = {"image", "min_nodes", "tolerations", "node_selector", "image_pull_policy"}
 _USES: dict[Kind, set[str]] = {
     "kuberay": _NODES | _PODS,
-    "kuberay-cluster": _NODES | _PODS,
-    "slurm": _NODES | {"time", "environment", "partition", "account", "array"},
+    "kuberay-cluster": _NODES | _PODS | {"rbac", "namespace"},
+    "slurm": _NODES | {"time", "environment", "partition", "account", "array", "sweep", "exclusive"},
     "ray-up": _NODES | {"image", "hosts", "user", "instance_type", "head_trains"},
     "docker": {"image", "gpus_per_node"},
     "grafana": set(),
 }
+_RAY_WITH_RBAC = (2, 55)
 _CLAIM_FOLDER = "/shared"
 """The place of the shared volume in pods and images."""
 
@@ -73,6 +75,10 @@ class TemplateOptions(BaseModel):
     partition: Name | None = Field(None, description="SLURM: partition")
     account: Name | None = Field(None, description="SLURM: who is charged")
     array: int | None = Field(None, ge=2, description="SLURM: number of jobs of an array, one for each seed from 0 on")
+    sweep: bool = Field(
+        False, description="SLURM: the run has several values, as after rayfl sweep; an array of one job an experiment"
+    )
+    exclusive: bool = Field(False, description="SLURM: no other job on the nodes")
     min_nodes: int | None = Field(
         None, ge=0, description="KubeRay: the fewest nodes; Ray adds more as needed, up to nodes"
     )
@@ -81,6 +87,15 @@ class TemplateOptions(BaseModel):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         None, description="KubeRay: when the image is fetched; null: as Kubernetes decides"
     )
+    rbac: bool = Field(
+        False, description="KubeRay: tokens are those of Kubernetes, and roles say who may use the cluster"
+    )
+    namespace: Annotated[
+        str,
+        matching(
+            r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "up to 63 small letters (a-z), digits and -, no sign at the ends"
+        ),
+    ] = Field("default", description="KubeRay with rbac: namespace of the cluster")
     environment: Word | None = Field(None, description="SLURM: folder of the virtual environment with rayfl")
     hosts: tuple[Word, ...] = Field((), description="ray up: machines of your own, head first; none: machines of AWS")
     head_trains: bool = Field(False, description="ray up: actors run on the head too")
@@ -116,12 +131,20 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
     Raises:
         ConfigError: when the file has no place for a run, or for an option that was given.
     """
+    if kind == "kuberay" and chosen.rbac:
+        raise ConfigError(
+            "--rbac: KubeRay refuses tokens of Kubernetes for a RayJob: write kuberay-cluster, and submit the run to it"
+        )
     unused = chosen.model_fields_set - _USES[kind]
     if chosen.hosts:
         unused |= chosen.model_fields_set & {"nodes", "instance_type"}
     if unused:
         names = ", ".join(sorted(f"--{field.replace('_', '-')}" for field in unused))
         raise ConfigError(f"{names}: {kind}{' with --hosts' if chosen.hosts else ''} has no use for it")
+    if "namespace" in chosen.model_fields_set and not chosen.rbac:
+        raise ConfigError("--namespace: without --rbac the namespace is kubectl's: kubectl apply --namespace ...")
+    if chosen.rbac and _version_of("ray") < _RAY_WITH_RBAC:
+        raise ConfigError(f"--rbac: Ray asks Kubernetes about tokens from 2.55 on; this is Ray {version('ray')}")
     if run and kind not in ("kuberay", "slurm"):
         raise ConfigError(f"{kind} starts no run: leave out {run[0]!r}, and submit it to the cluster")
     in_pods = kind.startswith("kuberay")
@@ -131,8 +154,14 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
     if chosen.gpus_per_node:
         resources["nvidia.com/gpu"] = str(chosen.gpus_per_node)
     given = {word.partition("=")[0] for word in run if "=" in word}
+    if chosen.array and chosen.sweep:
+        raise ConfigError("--array N is a job a seed, --sweep a job an experiment: give seed=0:N to --sweep alone")
     if chosen.array and given & {"seed", "name"}:
         raise ConfigError("--array gives each job a seed and a name of its own: leave seed and name out of the run")
+    if chosen.sweep and given & {"name", "storage_path"}:
+        raise ConfigError("--sweep names each job, in the folder --name: leave name and storage_path out of the run")
+    words, experiments = split_sweep(run) if chosen.sweep else (list(run or ["quickstart"]), [])
+    runs = f"{folder}/runs/{chosen.name}" if chosen.sweep else f"{folder}/runs"
     if chosen.min_nodes is not None and chosen.min_nodes > chosen.nodes:
         raise ConfigError(f"--min-nodes {chosen.min_nodes} is more than --nodes {chosen.nodes}")
     values = {
@@ -143,7 +172,9 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
         "data_folder": f"{folder}/data",
         "runs_folder": f"{folder}/runs",
         "resources": resources,
-        "command": _command(None if chosen.array else chosen.name, f"{folder}/runs", run or ["quickstart"]),
+        "command": _command(None if chosen.array or chosen.sweep else chosen.name, runs, words),
+        "experiments": [shlex.join(experiment) for experiment in experiments],
+        "jobs": len(experiments) or chosen.array,
         "ray_version": version("ray"),
         "torch_version": version("torch").partition("+")[0],
         "torchvision_version": version("torchvision").partition("+")[0],
@@ -162,6 +193,10 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
         assert environment.loader is not None
         return environment.loader.get_source(environment, _FILES[kind])[0]
     return environment.get_template(_FILES[kind]).render(values)
+
+
+def _version_of(package: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version(package).split(".")[:2])
 
 
 def unpullable(chosen: TemplateOptions) -> str:

@@ -60,6 +60,10 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         partition: Annotated[str | None, typer.Option(help="slurm: partition.")] = None,
         account: Annotated[str | None, typer.Option(help="slurm: who is charged.")] = None,
         array: Annotated[int | None, typer.Option(help="slurm: number of jobs, one for each seed from 0 on.")] = None,
+        sweep: Annotated[
+            bool | None, typer.Option("--sweep", help="slurm: several values as after rayfl sweep, a job for each.")
+        ] = None,
+        exclusive: Annotated[bool | None, typer.Option("--exclusive", help="slurm: no other job on the nodes.")] = None,
         min_nodes: Annotated[
             int | None, typer.Option(help="KubeRay: the fewest nodes; Ray adds more as needed, up to --nodes.")
         ] = None,
@@ -70,6 +74,11 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             list[str] | None, typer.Option(help="KubeRay: a label of nodes that train, key=value; repeat.")
         ] = None,
         image_pull_policy: Annotated[str | None, typer.Option(help="KubeRay: Always, IfNotPresent or Never.")] = None,
+        rbac: Annotated[
+            bool | None,
+            typer.Option("--rbac", help="kuberay-cluster: tokens of Kubernetes, and roles that say who may."),
+        ] = None,
+        namespace: Annotated[str | None, typer.Option(help="kuberay-cluster --rbac: default default.")] = None,
         environment: Annotated[str | None, typer.Option(help="slurm: folder of the virtual environment.")] = None,
         hosts: Annotated[
             list[str] | None, typer.Option(help="ray-up: a machine of your own, head first; repeat. None: AWS.")
@@ -83,6 +92,7 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         as_json: AsJson = False,
     ) -> None:
         """Write a file that starts a cluster: Kubernetes, SLURM, Ray's launcher, an image, a Grafana dashboard."""
+        from cluster.jobs.slurm_arrays import split_sweep
         from cluster.jobs.templating import render, template_options, unpullable
         from rayfl.storage.files import Storage
 
@@ -99,10 +109,14 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             "partition": partition,
             "account": account,
             "array": array,
+            "sweep": sweep,
+            "exclusive": exclusive,
             "min_nodes": min_nodes,
             "tolerations": tuple(tolerations) if tolerations else None,
             "node_selector": tuple(node_selector) if node_selector else None,
             "image_pull_policy": image_pull_policy,
+            "rbac": rbac,
+            "namespace": namespace,
             "hosts": tuple(hosts) if hosts else None,
             "head_trains": head_trains,
             "user": user,
@@ -114,7 +128,9 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         if kind.value.startswith("kuberay") and (why := unpullable(chosen)):
             warnings.append(why)
         if run:
-            load(run[0], run[1:])
+            common, experiments = split_sweep(run) if sweep else (run, [[]])
+            for experiment in experiments:
+                load(common[0], [*common[1:], *experiment])
             if Path(run[0]).expanduser().is_file():
                 warnings.append(f"{run[0]} is read where the run starts: see that it is there too")
         if out is not None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,6 +19,8 @@ from rayfl.experiment.parts import Parts
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = ROOT / "docs" / "methods"
+LARGEST_PICTURE = 15_000
+"""Bytes: there is one for each method."""
 
 
 def test_the_pages_are_up_to_date() -> None:
@@ -62,7 +65,7 @@ def test_symbols_within_a_text(text: str, expected: str, monkeypatch: pytest.Mon
     assert importlib.import_module("mathematics").with_symbols(text) == expected
 
 
-def test_a_page_has_a_picture_a_command_and_its_source() -> None:
+def test_a_page_has_a_picture_a_command_a_curve_and_its_source() -> None:
     """The command is one that can be run: its configuration is valid, and the data are right for the method."""
     for name in METHODS:
         text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
@@ -75,5 +78,45 @@ def test_a_page_has_a_picture_a_command_and_its_source() -> None:
 
             overrides.append(f"model.folder={base('vit')}")
         Parts(load_config(Experiment, preset, overrides)).check()
+        (curve,) = re.findall(r"!\[[^]]+ % after round 30\]\((curves/\w+\.svg)\)", text)
+        assert curve == f"curves/{name}.svg" and 0 < (PAGES / curve).stat().st_size < LARGEST_PICTURE
         (source,) = re.findall(r"\]\((\.\./\.\./algorithms/\w+\.py)\)", text)
         assert (PAGES / source).is_file()
+
+
+@pytest.fixture
+def curves(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script that makes the small runs."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "docs"))
+    return importlib.import_module("method_curves")
+
+
+def test_every_method_has_a_small_run_that_learned_something(curves: Any) -> None:
+    """Guessing among ten digits gives 10 %; among the two that a client has, 50 %."""
+    table = curves.read_table()
+    assert set(table) == set(curves.all_settings())
+    assert {settings: curve.last for settings, curve in table.items() if not curve.last > 50} == {}
+
+
+def test_the_table_of_small_runs_is_read_as_it_was_written(
+    curves: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = (PAGES / "curves.csv").read_text(encoding="utf-8")
+    monkeypatch.setattr("small_runs.TABLE", tmp_path / "curves.csv")
+    assert curves.read_table() == {}
+    monkeypatch.setattr("small_runs.TABLE", PAGES / "curves.csv")
+    table = curves.read_table()
+    monkeypatch.setattr("small_runs.TABLE", tmp_path / "curves.csv")
+    curves.write_table(table)
+    assert (tmp_path / "curves.csv").read_text(encoding="utf-8") == written
+
+
+@pytest.mark.slow
+def test_the_curves_are_those_of_the_table_and_of_today(curves: Any) -> None:
+    script = [sys.executable, "scripts/docs/method_curves.py", "--check"]
+    found = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, f"{found.stdout}{found.stderr}run python scripts/docs/method_curves.py"
+    for settings in ("algorithm=fedper", "algorithm=superfed"):
+        recorded, now = curves.read_table()[settings], curves.measured(settings)
+        # Other processors round otherwise, and rounding grows from round to round.
+        assert now.rounds == recorded.rounds and now.last == pytest.approx(recorded.last, abs=5)

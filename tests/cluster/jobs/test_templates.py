@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from jsonschema import Draft202012Validator
 from ray.autoscaler._private.util import prepare_config, validate_config
 from typer.testing import CliRunner
 
@@ -22,114 +16,70 @@ from cluster.jobs.templating import KINDS, TemplateOptions, render, template_opt
 from rayfl.cli.cluster import Kind
 from rayfl.cli.entry import app
 from rayfl.errors import ConfigError
+from tests.support.linters import lint
 
 GPUS = {"name": "femnist", "nodes": 3, "gpus_per_node": 2, "cpus_per_node": 16, "memory_per_node": 100}
 
 
-SLURM = {"partition": "gpu", "account": "group-1"}
+FIELDS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("kubernetes_fields.yaml").read_text())
+"""By type: its fields, and their types; see the file for where they are from."""
+SIMPLE = {"string": str, "integer": int, "boolean": bool, "any": object}
 
 
-def lint(linter: str, *arguments: str) -> None:
-    """Has one of the linters of the extra dev look at a file."""
-    found = shutil.which(linter, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if found is None and sys.platform != "linux":
-        pytest.skip(f"there is no {linter} for this system")
-    assert found, f"{linter} is missing: pip install -e '.[dev]'"
-    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+def wrong_fields(value: Any, kind: Any, place: str) -> list[str]:
+    """Says what of a manifest is not what the recorded types allow: unknown and missing fields, and other types."""
+    if isinstance(kind, list):
+        if not isinstance(value, list):
+            return [f"{place}: no list"]
+        return [
+            wrong for number, item in enumerate(value) for wrong in wrong_fields(item, kind[0], f"{place}[{number}]")
+        ]
+    if kind in SIMPLE:
+        right = isinstance(value, SIMPLE[kind]) and (kind != "integer" or not isinstance(value, bool))
+        return [] if right else [f"{place}: {value!r} is no {kind}"]
+    if not isinstance(value, dict):
+        return [f"{place}: no mapping"]
+    if kind == "map":
+        return [wrong for name in value for wrong in wrong_fields(value[name], "string", f"{place}.{name}")]
+    known = {field.removesuffix("!"): of for field, of in FIELDS[kind].items()}
+    found = [f"{place}: {kind} has no {name}" for name in value if name not in known]
+    found += [
+        f"{place}: {kind} needs {field[:-1]}" for field in FIELDS[kind] if field[-1] == "!" and field[:-1] not in value
+    ]
+    return found + [
+        wrong for name in value if name in known for wrong in wrong_fields(value[name], known[name], f"{place}.{name}")
+    ]
 
 
-VARIABLE = {"required": ["name", "value"], "properties": {"value": {"type": "string"}}}
-POD: dict[str, Any] = {
-    "type": "object",
-    "required": ["spec"],
-    "properties": {
-        "spec": {
-            "required": ["containers", "volumes"],
-            "properties": {
-                "containers": {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {
-                        "required": ["name", "image", "resources", "volumeMounts"],
-                        "properties": {
-                            "image": {"type": "string"},
-                            "env": {
-                                "items": {"required": ["name", "value"], "properties": {"value": {"type": "string"}}}
-                            },
-                            "resources": {"required": ["limits", "requests"]},
-                            "volumeMounts": {"items": {"required": ["name", "mountPath"]}},
-                        },
-                    },
-                },
-                "volumes": {"type": "array", "items": {"required": ["name"]}},
-            },
-        }
-    },
-}
-START = {"type": "object", "additionalProperties": {"type": "string"}}
-"""KubeRay takes only texts as parameters of ``ray start``."""
-CLUSTER: dict[str, Any] = {
-    "type": "object",
-    "required": ["rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"],
-    "additionalProperties": False,
-    "properties": {
-        "rayVersion": {"type": "string"},
-        "authOptions": {"const": {"mode": "token"}},
-        "headGroupSpec": {
-            "required": ["rayStartParams", "template"],
-            "additionalProperties": False,
-            "properties": {"rayStartParams": START, "template": POD},
-        },
-        "workerGroupSpecs": {
-            "type": "array",
-            "items": {
-                "required": ["groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"],
-                "additionalProperties": False,
-                "properties": {
-                    "groupName": {"type": "string"},
-                    "replicas": {"type": "integer"},
-                    "minReplicas": {"type": "integer"},
-                    "maxReplicas": {"type": "integer"},
-                    "rayStartParams": START,
-                    "template": POD,
-                },
-            },
-        },
-    },
-}
-JOB: dict[str, Any] = {
-    "type": "object",
-    "required": ["entrypoint", "rayClusterSpec"],
-    "additionalProperties": False,
-    "properties": {
-        "entrypoint": {"type": "string"},
-        "shutdownAfterJobFinishes": {"type": "boolean"},
-        "ttlSecondsAfterFinished": {"type": "integer"},
-        "backoffLimit": {"type": "integer"},
-        "rayClusterSpec": CLUSTER,
-    },
-}
+def manifests(kind: Any, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The objects of a file by kind, each checked against the recorded fields."""
+    found = {one["kind"]: one for one in yaml.safe_load_all(render(kind, template_options(options)))}
+    assert [wrong for name, one in found.items() for wrong in wrong_fields(one, name, name)] == []
+    return found
 
 
-def manifest(kind: Any, schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """The spec of a manifest that has been checked."""
-    document = yaml.safe_load(render(kind, template_options(GPUS)))
-    assert document["apiVersion"] == "ray.io/v1" and document["kind"] == name
-    assert document["metadata"] == {"name": "femnist"}
-    Draft202012Validator(schema).validate(document["spec"])
-    spec: dict[str, Any] = document["spec"]
-    return spec
+def test_the_check_of_fields_finds_what_is_wrong() -> None:
+    spec: dict[str, Any] = {"template": {"spec": {"containers": [{"name": "a", "env": [{"value": 3}], "img": "b"}]}}}
+    assert wrong_fields(spec | {"replicas": True, "rayStartParams": {"num-cpus": 0}}, "WorkerGroupSpec", "group") == [
+        "group.template.spec.containers[0]: Container has no img",
+        "group.template.spec.containers[0].env[0]: EnvVar needs name",
+        "group.template.spec.containers[0].env[0].value: 3 is no string",
+        "group.replicas: True is no integer",
+        "group.rayStartParams.num-cpus: 0 is no string",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["kuberay", "kuberay-cluster"])
 def test_kuberay(kind: str) -> None:
     if kind == "kuberay":
-        job = manifest(kind, JOB, "RayJob")
-        assert job["entrypoint"] == "rayfl run quickstart name=femnist storage_path=/shared/runs"
-        spec = job["rayClusterSpec"]
+        job = manifests(kind, GPUS)["RayJob"]
+        assert job["spec"]["entrypoint"] == "rayfl run quickstart name=femnist storage_path=/shared/runs"
+        spec = job["spec"]["rayClusterSpec"]
     else:
-        spec = manifest(kind, CLUSTER, "RayCluster")
+        job = manifests(kind, GPUS)["RayCluster"]
+        spec = job["spec"]
+    assert job["apiVersion"] == "ray.io/v1" and job["metadata"] == {"name": "femnist"}
+    assert spec["authOptions"] == {"mode": "token"} and "serviceAccountName" not in str(spec)
     assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     [workers] = spec["workerGroupSpecs"]
     assert workers["replicas"] == 3
@@ -142,51 +92,34 @@ def test_kuberay(kind: str) -> None:
     assert "nvidia.com/gpu" not in render("kuberay", TemplateOptions())
 
 
-def test_slurm(tmp_path: Path) -> None:
-    run = ["femnist", "partition={name: natural, min_samples: 10}", "storage_path=/scratch/my runs"]
-    text = render("slurm", template_options(GPUS | {"environment": "/opt/rayfl", "time": "2-00:00:00"} | SLURM), run)
-    script = tmp_path / "run.sh"
-    script.write_text(text)
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    lint("shellcheck", "--severity=warning", str(script))
-    for expected in (
-        "#SBATCH --nodes=3",
-        "#SBATCH --gpus-per-node=2",
-        "#SBATCH --time=2-00:00:00",
-        "ray symmetric-run",
-        '--min-nodes "$SLURM_JOB_NUM_NODES"',
-        "RAY_AUTH_MODE=token",
-        "export RAY_TMPDIR=",
-        "--min-worker-port=",
-        "cpus=${SLURM_CPUS_PER_TASK:-16}",
-        "gpus=${SLURM_GPUS_ON_NODE:-2}",
-        '--num-cpus="$((cpus > 1 ? cpus - 1 : 1))"',
-        "#SBATCH --partition=gpu",
-        "#SBATCH --account=group-1",
-        "source /opt/rayfl/bin/activate",
-        "rayfl run femnist 'partition={name: natural, min_samples: 10}' 'storage_path=/scratch/my runs' name=femnist &",
-    ):
-        assert expected in text
-    # Directives after the first command are not read.
-    lines = text.splitlines()
-    first_command = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
-    assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]
-    # `ray symmetric-run` passes everything before -- to the workers too, and refuses these.
-    arguments = text[text.index("ray symmetric-run") : text.index("  -- \\")]
-    assert not re.search(r"--(head|port|node-ip-address|block|include-dashboard|dashboard-host)\b", arguments)
-    plain = render("slurm", TemplateOptions())
-    assert not re.search("--gpus-per-node|--partition|--account|--array", plain)
+def test_kuberay_takes_tokens_of_kubernetes() -> None:
+    found = manifests("kuberay-cluster", GPUS | {"rbac": True, "namespace": "lab", "min_nodes": 1})
+    assert set(found) == {"RayCluster", "ServiceAccount", "Role", "RoleBinding", "ClusterRoleBinding"}
+    spec = found["RayCluster"]["spec"]
+    assert spec["authOptions"] == {"mode": "token", "enableK8sTokenAuth": True}
+    account = {"kind": "ServiceAccount", "name": "femnist-nodes", "namespace": "lab"}
+    assert found["ServiceAccount"]["metadata"] == {"name": account["name"], "namespace": "lab"}
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        assert group["template"]["spec"]["serviceAccountName"] == account["name"]
+    # The nodes may use this one cluster, and ask whose a token is; the operator makes a role with the cluster's name.
+    [rule] = found["Role"]["rules"]
+    assert (
+        rule["verbs"] == ["ray:write"] and rule["resources"] == ["rayclusters"] and rule["resourceNames"] == ["femnist"]
+    )
+    assert found["RoleBinding"]["roleRef"]["name"] == found["Role"]["metadata"]["name"] != "femnist"
+    assert found["ClusterRoleBinding"]["roleRef"]["name"] == "system:auth-delegator"
+    assert [found[name]["subjects"] for name in ("RoleBinding", "ClusterRoleBinding")] == [[account], [account]]
+    assert [found[name]["metadata"]["namespace"] for name in ("RayCluster", "Role", "RoleBinding")] == ["lab"] * 3
+    with pytest.raises(ConfigError, match="KubeRay refuses tokens of Kubernetes for a RayJob"):
+        render("kuberay", template_options({"rbac": True}))
+    with pytest.raises(ConfigError, match="--namespace: without --rbac"):
+        render("kuberay-cluster", template_options({"namespace": "lab"}))
 
 
-def test_slurm_has_an_array_of_seeds(tmp_path: Path) -> None:
-    text = render("slurm", template_options({"name": "many", "array": 5}), ["quickstart", "train.rounds=3"])
-    script = tmp_path / "run.sh"
-    script.write_text(text)
-    lint("shellcheck", "--severity=warning", str(script))
-    assert "#SBATCH --array=0-4" in text and "#SBATCH --output=many-%a.log" in text
-    assert '"seed=$SLURM_ARRAY_TASK_ID" "name=many-$SLURM_ARRAY_TASK_ID" &' in text
-    with pytest.raises(ConfigError, match="--array gives each job a seed and a name of its own"):
-        render("slurm", template_options({"array": 2}), ["quickstart", "seed=1"])
+def test_tokens_of_kubernetes_need_a_newer_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.jobs.templating.version", lambda package: "2.54.1")
+    with pytest.raises(ConfigError, match=r"tokens from 2\.55 on; this is Ray 2\.54\.1"):
+        render("kuberay-cluster", template_options({"rbac": True}))
 
 
 def test_kuberay_adds_nodes_places_pods_and_names_an_image_that_no_one_can_pull(tmp_path: Path) -> None:
@@ -198,7 +131,7 @@ def test_kuberay_adds_nodes_places_pods_and_names_an_image_that_no_one_can_pull(
         "image_pull_policy": "Always",
         "image": "registry.example/rayfl:1",
     }
-    spec = yaml.safe_load(render("kuberay", template_options(options)))["spec"]["rayClusterSpec"]
+    spec = manifests("kuberay", options)["RayJob"]["spec"]["rayClusterSpec"]
     [workers] = spec["workerGroupSpecs"]
     assert spec["enableInTreeAutoscaling"] is True
     assert (workers["minReplicas"], workers["replicas"], workers["maxReplicas"]) == (2, 2, 8)
@@ -220,62 +153,6 @@ def test_kuberay_adds_nodes_places_pods_and_names_an_image_that_no_one_can_pull(
     assert warned.exit_code == 0 and "no node can pull the image rayfl:latest" in " ".join(warned.output.split())
     pullable = ["--image", "registry.example/rayfl:1", "--out", str(tmp_path / "b.yaml")]
     assert "can pull" not in CliRunner().invoke(app, ["cluster", "template", "kuberay", *pullable]).output
-
-
-FAKE_SRUN = """#!/usr/bin/env bash
-while [[ $1 == --* ]]; do shift; done
-exec "$@"
-"""
-FAKE_GETENT = """#!/usr/bin/env bash
-echo "127.0.1.1 STREAM a"; echo "10.0.0.1 STREAM a"; echo "10.0.0.1 DGRAM"
-"""
-FAKE_RAY = """#!/usr/bin/env bash
-echo "ray $*" >> "$LOG"; stat -c '%a %s' "$RAY_AUTH_TOKEN_PATH" >> "$LOG"
-while [[ $1 != -- ]]; do shift; done
-shift
-exec "$@"
-"""
-FAKE_RAYFL = """#!/usr/bin/env python3
-import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-print("rayfl", *sys.argv[1:], flush=True)
-open(sys.argv[-1].partition("=")[2], "w").close()
-time.sleep(30)
-"""
-
-
-def test_slurm_gives_the_run_its_signal_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    fakes = {"srun": FAKE_SRUN, "ray": FAKE_RAY, "rayfl": FAKE_RAYFL, "getent": FAKE_GETENT}
-    fakes["scontrol"] = "#!/bin/sh\necho a\n"
-    for name, content in fakes.items():
-        (tmp_path / name).write_text(content)
-        (tmp_path / name).chmod(0o755)
-    started = tmp_path / "started"
-    script = tmp_path / "run.sh"
-    chosen = template_options({"shared_volume": str(tmp_path / "all")})
-    script.write_text(render("slurm", chosen, ["name=x", f"storage_path={started}"]))
-    environment = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "LOG": str(tmp_path / "log"),
-        "SLURM_JOB_ID": "123456789",
-        "SLURM_JOB_NODELIST": "a",
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_CPUS_PER_TASK": "24",
-    }
-    batch = subprocess.Popen(["bash", str(script)], env=environment, stdout=subprocess.PIPE, text=True)
-    while not started.exists() and batch.poll() is None:
-        time.sleep(0.05)
-    batch.terminate()
-    output, _ = batch.communicate(timeout=20)
-    assert batch.returncode == 143
-    assert output.startswith("rayfl run name=x")
-    log = (tmp_path / "log").read_text()
-    port = 20000 + 123456789 % 20 * 600
-    assert f"--address 10.0.0.1:{port} " in log
-    assert "--num-cpus=23 --num-gpus=0 " in log
-    assert log.endswith("600 64\n")  # the token: for its owner only, 64 characters
-    assert not list((tmp_path / "all" / ".ray-tokens").iterdir())
-    assert not Path("/tmp/rayfl-123456789").exists()
 
 
 @pytest.mark.parametrize(

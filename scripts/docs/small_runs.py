@@ -1,0 +1,100 @@
+"""The small runs that the pages on methods show: their settings, and the table of what they gave."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "methods"
+TABLE = PAGES / "curves.csv"
+PICTURES = PAGES / "curves"
+PRESET = "quickstart"
+EVERY = 2
+"""Rounds from one evaluation to the next."""
+ROUNDS = 30
+"""Rounds of the longest run."""
+NEEDS = {
+    "cfl": "train.clients_per_round=all",
+    "fedbn": "model=resnet9 train.local_epochs=1",
+    "fedbuff": "system=sampled system.mode=buffered",
+    "feddf": "holdout.public=200",
+    "fedmd": "holdout.public=200",
+    "fedme": "train.clients_per_round=all",
+    "l2gd": "train.clients_per_round=all train.momentum=0",
+    "pfedme": "train.momentum=0",
+    "scaffold": "train.momentum=0",
+}
+"""What a method needs of the preset quickstart to run there."""
+ELSEWHERE = {"fedalt": "quickstart-lora", "feddpa": "quickstart-lora"}
+"""The preset of methods that do not run in quickstart."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a run gave.
+
+    Attributes:
+        rounds: after which its models were evaluated, shape (T,), or would have been in a longer run.
+        accuracy: mean over clients of the method's own model, in percent, shape (T,); not a number before the method
+            has such a model, and after the run.
+    """
+
+    rounds: tuple[int, ...]
+    accuracy: tuple[float, ...]
+
+    @property
+    def end(self) -> int:
+        """The last round."""
+        return max(number for number, value in zip(self.rounds, self.accuracy, strict=True) if not math.isnan(value))
+
+    @property
+    def last(self) -> float:
+        """The accuracy after the last round."""
+        return self.accuracy[self.rounds.index(self.end)]
+
+
+def settings_of(name: str) -> str:
+    """Returns what follows ``rayfl run quickstart`` for a method, or ``rayfl run``; the key of its row."""
+    return " ".join([*_preset(name), f"algorithm={name}", *NEEDS.get(name, "").split()])
+
+
+def command_of(settings: str) -> str:
+    """Returns what follows ``rayfl run`` for settings, the preset included."""
+    return f"{PRESET} {settings}" if settings.startswith("algorithm=") else settings
+
+
+def reference_of(name: str) -> str:
+    """Returns the settings of the FedAvg run that a method's curve is shown with.
+
+    They are the method's own, but for the section ``system``: FedAvg waits for all of a round's clients, and of that
+    section nothing but the simulated time would follow.
+    """
+    needs = [need for need in NEEDS.get(name, "").split() if not need.startswith("system")]
+    return " ".join([*_preset(name), "algorithm=fedavg", *needs])
+
+
+def _preset(name: str) -> list[str]:
+    return [ELSEWHERE[name]] if name in ELSEWHERE else []
+
+
+def read_table() -> dict[str, Curve]:
+    """Returns the curve of each run that has been made, by its settings."""
+    if not TABLE.exists():
+        return {}
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        head, *lines = csv.reader(file)
+    rounds = tuple(int(number) for number in head[1:])
+    return {line[0]: Curve(rounds, tuple(float(cell) if cell else math.nan for cell in line[1:])) for line in lines}
+
+
+def write_table(curves: dict[str, Curve]) -> None:
+    """Writes the curves of all runs, one a line, by their settings."""
+    rounds = next(iter(curves.values())).rounds
+    lines = [
+        [settings, *("" if math.isnan(value) else f"{value:.2f}" for value in curve.accuracy)]
+        for settings, curve in sorted(curves.items())
+    ]
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([["settings", *map(str, rounds)], *lines])
