@@ -54,8 +54,9 @@ class CharLSTM(Architecture):
         rows = self.vocabulary or spec.vocabulary
         if rows < spec.vocabulary:
             raise ModelError(
-                f"model {self.name}: vocabulary is {rows}, but the data set has {spec.vocabulary} tokens; "
-                "leave it out or raise it"
+                f"model {self.name}: vocabulary is {rows}, but the data set has {spec.vocabulary} tokens (of its "
+                "tokenizer, where it has one); leave model.vocabulary out or raise it, or take a tokenizer with fewer "
+                "tokens (dataset.vocabulary)"
             )
         outputs = rows if spec.num_classes == spec.vocabulary else spec.num_classes
         every_step = spec.target == "tokens"
@@ -76,8 +77,8 @@ class CharLSTM(Architecture):
 class CharacterLSTM(ClassificationModel):
     """Embedding, stacked LSTM, and a linear layer on the hidden state of a text's last token, which is the features.
 
-    With ``projection`` the features are a linear function of that state, of so many numbers. Without ``padding`` that is
-    the last step. With ``every_step`` the features are those of all steps, shape (b, T, hidden or projection).
+    With ``projection`` the features are a linear function of that state, of so many numbers. Without ``padding`` that
+    is the last step. With ``every_step`` the features are those of all steps, shape (b, T, hidden or projection).
     """
 
     def __init__(

@@ -5,8 +5,8 @@
 Writes ``FOLDER/many.parquet`` where it is missing: made-up PNG images of 64 x 64 pixels, a group of rows for each
 client and split, of about ``--gib`` GiB in all. Then, in this process: seconds to open it as a data set, seconds and
 bytes for the samples of ``--read`` clients, one after the other, and the growth of memory, which the process has for
-itself. Last, what an actor with ``--data-memory`` MiB does: it takes the training samples of a tenth of the clients, while
-those of the next one are read ahead, and prints the most bytes of samples that it held and the growth of memory.
+itself. Last, what an actor with ``--data-memory`` MiB does: it takes the training samples of a tenth of the clients,
+while those of the next one are read ahead; the most bytes of samples that it held, and the growth of memory.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def main() -> None:
     before, memory = time.perf_counter(), own_memory()
     most, taken = within(data, chosen.data_memory << 20, range(0, data.num_clients, 10))
     print(
-        f"{taken:,} clients with {chosen.data_memory} MiB for samples: held at most {most / 2**20:.1f} MiB, memory grew by "
-        f"{own_memory() - memory} MiB, {(time.perf_counter() - before) / taken * 1e3:.1f} ms each"
+        f"{taken:,} clients with {chosen.data_memory} MiB for samples: held at most {most / 2**20:.1f} MiB, "
+        f"memory grew by {own_memory() - memory} MiB, {(time.perf_counter() - before) / taken * 1e3:.1f} ms each"
     )
     print(f"largest memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
 
 
 def within(data: NaturalDataset, limit: int, clients: Sequence[int]) -> tuple[int, int]:
-    """Takes clients' training samples as an actor does; returns the most bytes it held, and how many clients it took."""
+    """Takes clients' training samples as an actor does; returns the most bytes held, and how many clients it took."""
     samples, most = Samples(data, torch.device("cpu"), limit), 0
     for client, following in zip(clients, [*clients[1:], None], strict=True):
         samples.expect([client], [] if following is None else [following])

@@ -32,8 +32,8 @@ METADATA_KEY = b"rayfl"
 VERSION = 2
 """The newest version of the format; files without encoded images are of version 1, which older rayfls read."""
 
-Inputs = Callable[[np.ndarray], np.ndarray]
-"""Gives inputs of shape (n, values) by their n places among the rows that were read."""
+Inputs = Callable[[np.ndarray | slice], np.ndarray]
+"""Gives inputs of shape (n, values) by their n places among the rows that were read; those of a slice in place."""
 
 _ARROW_MAGIC = b"ARROW1"
 _LATER = ("own_test", "moments", "sha256", "target", "padding")
@@ -133,7 +133,7 @@ class NaturalFile(ABC):
             DataError: an image cannot be decoded.
         """
         inputs, y = self.undecoded(start, stop)
-        return inputs(np.arange(stop - start)), y
+        return inputs(slice(None)), y
 
     def undecoded(self, start: int, stop: int) -> tuple[Inputs, np.ndarray]:
         """As :meth:`rows`, with a function in the place of the inputs that decodes those whose places it is given.
@@ -157,11 +157,11 @@ class NaturalFile(ABC):
         dtype = "uint8" if self.header.storage == "encoded" else self.header.storage
         return np.empty((0, math.prod(self.header.shape)), dtype=dtype)
 
-    def _decoded(self, images: pa.Array, start: int, places: np.ndarray) -> np.ndarray:
+    def _decoded(self, images: pa.Array, start: int, places: np.ndarray | slice) -> np.ndarray:
         """The pixels of some encoded images, uint8 of shape (n, values)."""
-        if not len(places):
+        at = np.arange(len(images))[places].tolist()
+        if not at:
             return self._nothing()
-        at = places.tolist()
         found = decode_images(
             len(at), lambda one: images[at[one]].as_py(), lambda one: f"{self.path}, row {start + at[one]}"
         )
