@@ -88,10 +88,10 @@ class Samples:
         self.lookups.note((client, split) in self._loaded)
         if (client, split) not in self._loaded:
             self._load(client, split)
-        if self._ahead is not None:
-            self._ahead.begin(split, self._loaded.__contains__)
         found = self._loaded[client, split]
         self._recent.touch((client, split), found.x.nbytes + found.y.nbytes)
+        if self._ahead is not None:
+            self._ahead.begin(split, self._loaded.__contains__)
         return found
 
     def _load(self, client: int, split: str) -> None:

@@ -200,7 +200,7 @@ PRESETS: dict[str, tuple[Maker, list[str]]] = {
     "digit-five": (digit_five, ["partition.samples_per_client=6"]),
     "office-caltech": (office_caltech, ["dataset.side=32"]),
     "domainnet": (domainnet, ["dataset.side=32"]),
-    "camelyon17": (camelyon17, []),
+    "camelyon17": (camelyon17, ["transform.resize=32"]),
 }
 QUICK = ("heart-disease", "stackoverflow-nwp")
 """They stand for the others, which are tables and texts or images, too."""

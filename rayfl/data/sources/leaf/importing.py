@@ -145,7 +145,7 @@ def _repeated(parts: dict[Split, Part]) -> int:
     train, test = parts["train"], parts["test"]
     same_type = train.x.dtype == test.x.dtype
     seen, asked = (
-        [(x.tobytes(), y) for x, y in zip(part.x if same_type else as_floats(part.x), part.y.tolist(), strict=True)]
+        [(x.tobytes(), y.tobytes()) for x, y in zip(part.x if same_type else as_floats(part.x), part.y, strict=True)]
         for part in (train, test)
     )
     known = set(seen)
