@@ -72,7 +72,7 @@ def test_every_method_looped_stacked_and_through_a_stop(preset: str, method: str
 @pytest.mark.parametrize(
     ("preset", "method"),
     [
-        pytest.param(preset, method, marks=() if place % 5 == 0 else pytest.mark.slow)
+        pytest.param(preset, method, marks=() if place % 10 == 0 else pytest.mark.slow)
         for place, (preset, method) in enumerate((preset, method) for method in METHODS for preset in PRESETS)
     ],
 )
