@@ -62,6 +62,23 @@ class InputSpec:
         """In what numbers it is stored: int64 or float32."""
         return np.float32 if self.target in ("labels", "values") else np.int64
 
+    def words(self) -> str:
+        """Says for messages what the inputs are, and what is learned of each."""
+        if self.kind == "tokens":
+            filled = "" if self.padding is None else f", filled up with token {self.padding}"
+            inputs = f"texts of {self.shape[0]} tokens, of {self.vocabulary} distinct ones{filled},"
+        elif len(self.shape) == 1:
+            inputs = f"vectors of {self.shape[0]} numbers"
+        else:
+            inputs = f"images of {' x '.join(map(str, self.shape))}"
+        learned = {
+            "class": f"one of {self.num_classes} classes each",
+            "labels": f"{self.num_classes} labels each",
+            "values": f"{self.num_classes} numbers to predict each",
+            "tokens": "the next token to predict at each position",
+        }
+        return f"{inputs} with {learned[self.target]}"
+
     def lengths(self, x: torch.Tensor) -> torch.Tensor:
         """Returns how many tokens rows have without what fills them up; works under ``vmap``.
 

@@ -63,6 +63,7 @@ def build_host(
         official=lambda: parts.official_test,
         tell=tell,
         device_state_memory=_device_state_memory(config.cluster, torch.device(device)),
+        read_ahead=config.cluster.read_ahead,
     )
 
 

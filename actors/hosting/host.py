@@ -51,6 +51,7 @@ class ClientHost:
         tell: called with each line that clients' code prints, as soon as it does; None: results have them.
         device_state_memory: bytes of the device's memory for states that stay there, and as many for those that are
             brought there ahead.
+        read_ahead: whether samples of the next clients are read while those before are at work.
 
     Attributes:
         at_work: which clients' code runs just now.
@@ -68,12 +69,13 @@ class ClientHost:
         official: Callable[[], OfficialTest] | None = None,
         tell: Callable[[str], None] | None = None,
         device_state_memory: int = 0,
+        read_ahead: bool = True,
     ) -> None:
         self.algorithm = algorithm
         self.engine = engine
         self.states = states
         self.at_work = AtWork(tell)
-        self._samples = Samples(dataset, engine.device, data_memory, context.unseen)
+        self._samples = Samples(dataset, engine.device, data_memory, context.unseen, read_ahead)
         self._resident = Resident(device_state_memory if engine.device.type != "cpu" else 0)
         self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size, engine.rows_per_step)
         self._context = context

@@ -76,7 +76,14 @@ class LeastRecentlyUsed(Generic[Key]):
         self.forget(key)
         self._sizes[key] = size
         self.bytes += size
-        while self.limit is not None and self.bytes > self.limit and len(self._sizes) > 1:
+        self._shrink(0, least=1)
+
+    def make_room(self, size: int) -> None:
+        """Evicts entries until ``size`` more bytes may stay, or none is left."""
+        self._shrink(size, least=0)
+
+    def _shrink(self, size: int, least: int) -> None:
+        while self.limit is not None and self.bytes + size > self.limit and len(self._sizes) > least:
             oldest = next(iter(self._sizes))
             self._evict(oldest)
             self._holes += self._sizes[oldest]

@@ -58,6 +58,7 @@ class Procedures:
         """
         job, result = self._job, self._result
         self._next = tuple(following)
+        self._own.samples.expect(ids, following)
         for failed_before in range(job.attempts):
             failed = self._attempt_with_room(ids)
             if failed_before:

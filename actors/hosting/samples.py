@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from actors.hosting.ahead import Key, ReadAhead
 from actors.hosting.memory import LeastRecentlyUsed, Lookups
 from rayfl.data.federated import FederatedDataset, OnDemand
 from rayfl.data.soundness import check_examples, check_finite, check_inputs, check_own
@@ -15,8 +18,7 @@ from rayfl.engine.untouched import Untouched
 from rayfl.examples import SPLITS, Examples
 
 _log = logging.getLogger(__name__)
-_Key = tuple[int, str]
-"""Client and split."""
+_NUMBER_BYTES = {"image": 4, "tokens": 8}
 _OFFICIAL = -2
 """Stands for a client in the keys of pieces of the official test part."""
 
@@ -29,22 +31,43 @@ class Samples:
         device: where they go.
         limit: bytes that stay loaded; None for no limit.
         unseen: how many of the last clients take no part in training.
+        ahead: whether samples of the next clients are read while those before are at work, where the data set allows
+            it.
 
     Attributes:
         lookups: how often clients' splits were in memory, until it is set back.
     """
 
-    def __init__(self, dataset: FederatedDataset, device: torch.device, limit: int | None, unseen: int = 0) -> None:
+    def __init__(
+        self,
+        dataset: FederatedDataset,
+        device: torch.device,
+        limit: int | None,
+        unseen: int = 0,
+        ahead: bool = True,
+    ) -> None:
         self._dataset = dataset
         self._everybody = range(dataset.num_clients - unseen)
         self._device = device
-        self._loaded: dict[_Key, Examples] = {}
-        self._lent: dict[_Key, Untouched] = {}
-        self._recent = LeastRecentlyUsed[_Key](limit, self._unload)
+        self._loaded: dict[Key, Examples] = {}
+        self._lent: dict[Key, Untouched] = {}
+        self._recent = LeastRecentlyUsed[Key](limit, self._unload)
         self._public: torch.Tensor | None = None
         self._lent_public = Untouched({})
         self._sizes: np.ndarray | None = None
         self.lookups = Lookups()
+        self._reading = threading.Lock()  # data sets are read by one thread at a time
+        self._ahead = ReadAhead(self._read_split, self._room) if ahead and dataset.reads_ahead else None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of samples on the device."""
+        return self._recent.bytes
+
+    def expect(self, clients: Sequence[int], following: Sequence[int]) -> None:
+        """Notes whose turn it is and whose it is then: what the first ask for is read of the others meanwhile."""
+        if self._ahead is not None:
+            self._ahead.expect(clients, following)
 
     def of(self, client: int) -> Mapping[str, Examples]:
         """A client's splits, whose tensors nobody changes; the one after the last client owns everybody's samples."""
@@ -67,10 +90,18 @@ class Samples:
             self._load(client, split)
         found = self._loaded[client, split]
         self._recent.touch((client, split), found.x.nbytes + found.y.nbytes)
+        if self._ahead is not None:
+            self._ahead.begin(split, self._loaded.__contains__)
         return found
 
     def _load(self, client: int, split: str) -> None:
-        parts = self._read(client) if client < self._dataset.num_clients else OnDemand(self._everybodys)
+        found = None if self._ahead is None else self._ahead.take((client, split))
+        if found is not None:
+            parts: Mapping[str, Examples] = OnDemand(lambda name: found)
+        elif client < self._dataset.num_clients:
+            parts = self._read(client)
+        else:
+            parts = OnDemand(self._everybodys)
         # What comes as a whole is there as a whole: it is counted, and not read again for the next split.
         names = (split,) if isinstance(parts, OnDemand) else SPLITS
         # All or none: a split that stays loaded where the next one fails would be in nobody's count.
@@ -83,10 +114,12 @@ class Samples:
 
     def _read(self, client: int) -> Mapping[str, Examples]:
         """A client's splits on the CPU, looked at before they reach the device."""
-        parts, spec, name = self._dataset.load(client), self._dataset.spec, self._dataset.names[client]
+        with self._reading:
+            parts, spec, name = self._dataset.load(client), self._dataset.spec, self._dataset.names[client]
 
         def checked(split: str) -> Examples:
-            part, whose = parts[split], f"client {client} ({name}), {split}"
+            with self._reading:
+                part, whose = parts[split], f"client {client} ({name}), {split}"
             if not self._dataset.sound:
                 check_own(part, spec, whose)
             # On a device an index out of range would end the context, with all clients in it.
@@ -95,8 +128,35 @@ class Samples:
 
         return OnDemand(checked) if isinstance(parts, OnDemand) else {split: checked(split) for split in SPLITS}
 
+    def _read_split(self, client: int, split: str) -> Examples:
+        return self._read(client)[split]
+
+    def _room(self, at_work: Sequence[int], wanted: Key) -> bool:
+        """Makes room for a client's split that is read ahead: with those at work and others to come it must fit."""
+        if (limit := self._recent.limit) is None:
+            return True
+        assert self._ahead is not None
+        ahead = sum(self._bytes(*key) for key in (*self._ahead.pending(), wanted))
+        if ahead + sum(self._bytes(client, wanted[1]) for client in at_work) > limit:
+            return False
+        self._recent.make_room(ahead)
+        return True
+
+    def _bytes(self, client: int, split: str) -> int:
+        """Returns what a client's split takes once it is read; of everybody's, 0: they are not read ahead."""
+        if client >= self._dataset.num_clients:
+            return 0
+        spec = self._dataset.spec
+        one = math.prod(spec.shape) * _NUMBER_BYTES[spec.kind]
+        one += math.prod(spec.target_shape) * np.dtype(spec.target_type).itemsize
+        if self._sizes is None:
+            self._sizes = self._dataset.sizes()
+        return one * int(self._sizes[client, SPLITS.index(split)])
+
     def give_way(self) -> None:
         """Unloads all samples, and keeps at most half as many bytes from now on: the memory is needed."""
+        if self._ahead is not None:
+            self._ahead.stop()
         if self._loaded:
             self._recent.give_way()
             most = self._recent.limit
@@ -104,7 +164,7 @@ class Samples:
                 "the device's memory is too small for what it has to hold: %d bytes of samples from now on", most
             )
 
-    def _unload(self, key: _Key) -> None:
+    def _unload(self, key: Key) -> None:
         del self._loaded[key], self._lent[key]
 
     def _everybodys(self, split: str) -> Examples:
@@ -135,7 +195,8 @@ class Samples:
     def public(self) -> torch.Tensor:
         """The samples that belong to no client, on the device, loaded at the first call."""
         if self._public is None:
-            public = self._dataset.load_public()
+            with self._reading:
+                public = self._dataset.load_public()
             if not self._dataset.sound:
                 check_finite(public, "the public samples")
             check_inputs(public, self._dataset.spec, "the public samples")

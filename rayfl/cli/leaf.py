@@ -1,4 +1,4 @@
-"""The commands ``rayfl data import-...``: LEAF's data sets, from its JSON or from their sources."""
+"""The commands ``rayfl data import-...``: LEAF's data sets, from its JSON or from their sources, and TFF's."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def register(app: typer.Typer) -> None:
     app.command("import-leaf")(import_leaf)
     app.command("import-femnist-raw")(import_femnist_raw)
     app.command("import-shakespeare-raw")(import_shakespeare_raw)
+    app.command("import-tff")(import_tff)
 
 
 def import_leaf(
@@ -61,13 +62,17 @@ def import_leaf(
     vocabulary_file: Annotated[
         Path | None, typer.Option(help="sent140, reddit: a vocabulary to take instead, one token a line.")
     ] = None,
+    sequences: Annotated[
+        bool,
+        typer.Option("--sequences", help="reddit: a sample is a sequence, every next word of which is learned."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn LEAF's JSON files into one Parquet file, checked and sorted by client."""
     from rayfl.data.sources.leaf import LeafOptions
     from rayfl.data.sources.leaf import import_leaf as convert
 
-    options = LeafOptions(images, tokens, length, vocabulary, vocabulary_file)
+    options = LeafOptions(images, tokens, length, vocabulary, vocabulary_file, sequences or None)
     _say(convert(kind, source, out or data_root() / f"{kind}.parquet", options), as_json)
 
 
@@ -112,6 +117,48 @@ def import_shakespeare_raw(
 
     sampling = Sampling(sample_fraction, iid, iid_clients, min_samples, train_fraction, by, seed)
     _say(convert(source, out or data_root() / "shakespeare.parquet", sampling), as_json)
+
+
+def import_tff(
+    kind: Annotated[
+        Literal["stackoverflow", "shakespeare", "emnist", "emnist-digits", "cifar100"],
+        typer.Argument(help="Which data set of TensorFlow Federated."),
+    ],
+    source: Annotated[
+        Path, typer.Argument(help="Folder with TFF's HDF5 files, its archive of them (.tar.bz2), or its SQLite file.")
+    ],
+    out: _Out = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(help="stackoverflow: most words of the vocabulary. (Default: 10000.)")
+    ] = None,
+    vocabulary_file: Annotated[
+        Path | None,
+        typer.Option(help="stackoverflow: TFF's stackoverflow.word_count. (Default: that beside the source.)"),
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(help="stackoverflow, shakespeare: positions of a text. (Default: 20 words or 80 characters.)"),
+    ] = None,
+    users: Annotated[
+        Literal["train", "held-out"] | None,
+        typer.Option(help="stackoverflow: the users of the training part, or the held-out ones. (Default: train.)"),
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="How many clients, drawn at random. (Default: all.)")] = None,
+    most_samples: Annotated[
+        int | None, typer.Option(help="Most training samples of a client, drawn at random. (Default: all.)")
+    ] = None,
+    train_only: Annotated[
+        bool, typer.Option("--train-only", help="Leave the test part out; runs then draw each client's own.")
+    ] = False,
+    seed: _Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Turn files of TensorFlow Federated into one Parquet file, checked and sorted by client."""
+    from rayfl.data.sources.tff import TffOptions
+    from rayfl.data.sources.tff import import_tff as convert
+
+    options = TffOptions(vocabulary, vocabulary_file, length, users, clients, most_samples, train_only, seed)
+    _say(convert(kind, source, out or data_root() / f"tff-{kind}.parquet", options), as_json)
 
 
 def _say(report: ImportReport, as_json: bool) -> None:

@@ -25,6 +25,7 @@ ADDED: Mapping[str, Any] = {
     "evaluation.unseen_clients": 0.0,
     "evaluation.unseen_epochs": None,
     "model.padding": 2,
+    "model.projection": None,
     "task": {"name": "classification", "metrics": [], "thresholds": 101},
     "train.betas": [0.9, 0.999],
     "train.dampening": 0.0,

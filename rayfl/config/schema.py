@@ -100,6 +100,11 @@ class ClusterConfig(_Section):
         "auto: 30 % of the machine's memory, divided among its actors; of actors on a GPU, 30 % of its free memory, "
         "divided among those that share it",
     )
+    read_ahead: bool = Field(
+        True,
+        description="a thread of each actor reads, decodes and transforms the samples of the clients that come next "
+        "while those before are at work, within data_memory; only of data that are read from files",
+    )
     spill_dir: str | None = Field(
         None, description="folder on each node for states beyond state_memory; null: the folder for temporary files"
     )

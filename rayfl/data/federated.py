@@ -54,6 +54,8 @@ class FederatedDataset(ABC):
         remarks: looks for what a user should be warned of, a sentence each; asked once, by who starts a run.
         sound: whether all samples are known to be finite and their labels to be in range; else each is looked at when
             it is read.
+        reads_ahead: whether a thread may read clients before they are asked for: reading has no effect but what it
+            returns, and takes longer than handing it over.
     """
 
     spec: InputSpec
@@ -61,6 +63,7 @@ class FederatedDataset(ABC):
     preprocess: Preprocessing | None = None
     remarks: Callable[[], Sequence[str]] = tuple
     sound: bool = False
+    reads_ahead: bool = False
 
     @property
     def num_clients(self) -> int:

@@ -61,7 +61,7 @@ class WithUnseen(FederatedDataset):
         self._order = [*(client for client in range(inner.num_clients) if client not in apart), *sorted(apart)]
         self.spec, self.preprocess = inner.spec, inner.preprocess
         self.names = tuple(inner.names[client] for client in self._order)
-        self.remarks, self.sound = inner.remarks, inner.sound
+        self.remarks, self.sound, self.reads_ahead = inner.remarks, inner.sound, inner.reads_ahead
 
     def sizes(self) -> np.ndarray:
         """Samples by client and split: int64 of shape (K, 3), columns in the order of ``SPLITS``."""

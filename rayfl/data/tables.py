@@ -85,6 +85,7 @@ class TabularDataset(FederatedDataset):
     def __init__(self, inner: FederatedDataset, options: TableOptions) -> None:
         self._inner, self._options = inner, options
         self.names, self.sound, self.remarks = inner.names, inner.sound, inner.remarks
+        self.reads_ahead = inner.reads_ahead
         width = len(options.columns.names) + (len(options.columns.gaps) if options.indicator else 0)
         self.spec = replace(inner.spec, shape=(width,), categories=options.columns.ranges)
 

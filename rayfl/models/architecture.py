@@ -56,7 +56,8 @@ class Architecture(BaseModel):
 
     def misfit(self, spec: InputSpec, needs: str) -> ModelError:
         """The error of a model that needs other inputs."""
-        return ModelError(f"model {self.name} needs {needs}, but the data set has {spec}")
+        fix = ": a column of text becomes tokens with dataset.tokenizer" if spec.categories and "token" in needs else ""
+        return ModelError(f"model {self.name} needs {needs}, but the data set has {spec.words()}{fix}")
 
 
 def initialized(model: ClassificationModel, init: Initialization) -> ClassificationModel:

@@ -41,12 +41,12 @@ class TwoNN(Architecture):
 class TabularMLP(Architecture):
     """Multilayer perceptron on vectors, such as the columns of a table, with dropout between its layers.
 
-    The classifier block is the head.
+    The classifier block is the head. Without hidden layers it is a linear model.
     """
 
     name: Literal["tabular_mlp"] = Field(default="tabular_mlp", description=NAME)
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(64, 32), min_length=1, description="Units of each hidden layer."
+        default=(64, 32), description="Units of each hidden layer; none: a linear model."
     )
     dropout: float = Field(
         default=0.0, ge=0, lt=1, description="Share of hidden units that a training step leaves out."
@@ -97,7 +97,7 @@ class CategoryEmbeddings(nn.Module):
 
 
 class TablePerceptron(ClassificationModel):
-    """Fully connected ReLU layers with dropout; the features are the last hidden activation."""
+    """Fully connected ReLU layers with dropout; the features are the last hidden activation, or the inputs."""
 
     def __init__(self, spec: InputSpec, hidden: tuple[int, ...], dropout: float, embedding: int | None) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class TablePerceptron(ClassificationModel):
             inputs = self.embeddings.width
         layers = [(nn.Linear(a, b), nn.ReLU(), nn.Dropout(dropout)) for a, b in pairwise((inputs, *hidden))]
         self.hidden = nn.Sequential(*(part for layer in layers for part in layer))
-        self.head = nn.Linear(hidden[-1], outputs)
+        self.head = nn.Linear((inputs, *hidden)[-1], outputs)
 
     def features(self, x: Tensor) -> Tensor:
         found: Tensor = self.hidden(self.embeddings(x))

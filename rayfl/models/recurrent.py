@@ -22,7 +22,9 @@ class CharLSTM(Architecture):
     With ``layers`` from 1 to 4 and one bias it is the family of FedMe (Matsuda et al., 2021), after Reddi et al.
     (2021): 295,210, 820,522, 1,345,834 and 1,871,146 parameters for 90 characters. ``biases=0, vocabulary=100,
     init="xavier_normal"`` is the model of SuPerFed (KDD 2022), whose characters are Python's ``string.printable``:
-    821,024. Without biases in the LSTM the head has none either. The classifier block is the head.
+    821,024. Without biases in the LSTM the head has none either. ``embedding=96, hidden=670, layers=1, biases=1,
+    projection=96`` is the next-word model of Reddi et al. (2021): 4,050,748 parameters for 10,004 words. The classifier
+    block is the head.
     """
 
     name: Literal["char_lstm"] = Field(default="char_lstm", description=NAME)
@@ -32,6 +34,11 @@ class CharLSTM(Architecture):
     biases: Literal[0, 1, 2] = Field(
         default=2,
         description="Bias vectors of an LSTM layer: 2 as in PyTorch, 1 as in TensorFlow; 0: the whole model has none.",
+    )
+    projection: int | None = Field(
+        default=None,
+        ge=1,
+        description="Units of a linear layer without activation between LSTM and head; null: there is none.",
     )
     vocabulary: int | None = Field(
         default=None,
@@ -47,13 +54,22 @@ class CharLSTM(Architecture):
         rows = self.vocabulary or spec.vocabulary
         if rows < spec.vocabulary:
             raise ModelError(
-                f"model {self.name}: vocabulary is {rows}, but the data set has {spec.vocabulary} tokens; "
-                "leave it out or raise it"
+                f"model {self.name}: vocabulary is {rows}, but the data set has {spec.vocabulary} tokens (of its "
+                "tokenizer, where it has one); leave model.vocabulary out or raise it, or take a tokenizer with fewer "
+                "tokens (dataset.vocabulary)"
             )
         outputs = rows if spec.num_classes == spec.vocabulary else spec.num_classes
         every_step = spec.target == "tokens"
         model = CharacterLSTM(
-            rows, self.embedding, self.hidden, self.layers, outputs, self.biases, every_step, spec.padding
+            rows,
+            self.embedding,
+            self.hidden,
+            self.layers,
+            outputs,
+            self.biases,
+            every_step,
+            spec.padding,
+            self.projection,
         )
         return initialized(model, self.init)
 
@@ -61,8 +77,8 @@ class CharLSTM(Architecture):
 class CharacterLSTM(ClassificationModel):
     """Embedding, stacked LSTM, and a linear layer on the hidden state of a text's last token, which is the features.
 
-    Without ``padding`` that is the last step. With ``every_step`` the features are the hidden states of all steps,
-    shape (b, T, hidden).
+    With ``projection`` the features are a linear function of that state, of so many numbers. Without ``padding`` that
+    is the last step. With ``every_step`` the features are those of all steps, shape (b, T, hidden or projection).
     """
 
     def __init__(
@@ -75,6 +91,7 @@ class CharacterLSTM(ClassificationModel):
         biases: Literal[0, 1, 2],
         every_step: bool = False,
         padding: int | None = None,
+        projection: int | None = None,
     ) -> None:
         super().__init__()
         self.padding = padding
@@ -82,16 +99,18 @@ class CharacterLSTM(ClassificationModel):
         self.embedding = nn.Embedding(vocabulary, embedding)
         kind = SingleBiasLSTM if biases == 1 else nn.LSTM
         self.lstm = kind(embedding, hidden, layers, bias=biases > 0, batch_first=True)
-        self.head = nn.Linear(hidden, outputs, bias=biases > 0)
+        self.projection = nn.Identity() if projection is None else nn.Linear(hidden, projection, bias=biases > 0)
+        self.head = nn.Linear(projection or hidden, outputs, bias=biases > 0)
 
     def features(self, x: Tensor) -> Tensor:
         steps: Tensor = self.lstm(self.embedding(x))[0]
-        if self._every_step:
-            return steps
-        if self.padding is None:
-            return steps[:, -1]
-        last = (lengths_of(x, self.padding) - 1).clamp(min=0)
-        return steps.gather(1, last[:, None, None].expand(-1, 1, steps.shape[2]))[:, 0]
+        if not self._every_step and self.padding is None:
+            steps = steps[:, -1]
+        elif not self._every_step:
+            last = (lengths_of(x, self.padding) - 1).clamp(min=0)
+            steps = steps.gather(1, last[:, None, None].expand(-1, 1, steps.shape[2]))[:, 0]
+        found: Tensor = self.projection(steps)
+        return found
 
     def classify(self, features: Tensor) -> Tensor:
         logits: Tensor = self.head(features)

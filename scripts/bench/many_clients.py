@@ -1,11 +1,12 @@
 """One Parquet file with many clients of encoded images: how long it takes to open, and what reading a client costs.
 
-    python scripts/bench/many_clients.py FOLDER [--clients 10000] [--gib 20] [--read 20]
+    python scripts/bench/many_clients.py FOLDER [--clients 10000] [--gib 20] [--read 20] [--data-memory 64]
 
 Writes ``FOLDER/many.parquet`` where it is missing: made-up PNG images of 64 x 64 pixels, a group of rows for each
 client and split, of about ``--gib`` GiB in all. Then, in this process: seconds to open it as a data set, seconds and
 bytes for the samples of ``--read`` clients, one after the other, and the growth of memory, which the process has for
-itself.
+itself. Last, what an actor with ``--data-memory`` MiB does: it takes the training samples of a tenth of the clients,
+while those of the next one are read ahead; the most bytes of samples that it held, and the growth of memory.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import argparse
 import io
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 from PIL import Image
 
+from actors.hosting.samples import Samples
 from rayfl.data.files.natural_file import NaturalHeader, write_natural
 from rayfl.data.sources.natural import NaturalDataset
 from rayfl.randomness import RandomStreams
@@ -35,6 +38,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--gib", type=float, default=20)
     parser.add_argument("--read", type=int, default=20)
+    parser.add_argument("--data-memory", type=int, default=64)
     chosen = parser.parse_args()
     path = chosen.folder / "many.parquet"
     if not path.exists():
@@ -53,7 +57,23 @@ def main() -> None:
         f"{chosen.read} clients with {samples:,} samples: {seconds / chosen.read * 1e3:.0f} ms and "
         f"{read / chosen.read / 2**20:.2f} MiB read for each, memory grew by {own_memory() - memory} MiB"
     )
+    before, memory = time.perf_counter(), own_memory()
+    most, taken = within(data, chosen.data_memory << 20, range(0, data.num_clients, 10))
+    print(
+        f"{taken:,} clients with {chosen.data_memory} MiB for samples: held at most {most / 2**20:.1f} MiB, "
+        f"memory grew by {own_memory() - memory} MiB, {(time.perf_counter() - before) / taken * 1e3:.1f} ms each"
+    )
     print(f"largest memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+
+
+def within(data: NaturalDataset, limit: int, clients: Sequence[int]) -> tuple[int, int]:
+    """Takes clients' training samples as an actor does; returns the most bytes held, and how many clients it took."""
+    samples, most = Samples(data, torch.device("cpu"), limit), 0
+    for client, following in zip(clients, [*clients[1:], None], strict=True):
+        samples.expect([client], [] if following is None else [following])
+        samples.of(client)["train"]
+        most = max(most, samples.held_bytes)
+    return most, len(clients)
 
 
 def write(path: Path, clients: int, size: int) -> None:

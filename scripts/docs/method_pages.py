@@ -79,7 +79,7 @@ def _curve(name: str, curves: dict[str, Curve]) -> str:
     own, fedavg = curves[settings_of(name)], curves[reference_of(name)]
     beside = "" if name == "fedavg" else f", FedAvg's {fedavg.last:.1f} %"
     shown = f"{name}: {own.last:.1f} %{beside} after round {own.end}"
-    others = reference_of(name).partition(" ")[2]
+    others = " ".join(part for part in reference_of(name).split()[1:] if not part.startswith("algorithm="))
     same = f", which has `{others}` too" if others else ""
     return (
         f"![{shown}]({PICTURES.name}/{name}.svg)\n\n"

@@ -92,6 +92,7 @@ EFFECTS = {
     "cluster.spill_dir": "tests/config/test_every_option.py::test_state_memory_and_spill_dir",
     "cluster.device_state_memory": "tests/devices/test_resident_states.py::test_the_budget_is_an_option",
     "cluster.data_memory": "tests/config/test_every_option.py::test_data_memory",
+    "cluster.read_ahead": "tests/actors/hosting/test_ahead.py::test_runs_have_the_same_bits_with_and_without",
     "cluster.shared_memory": "tests/cluster/processes/test_shared_memory.py::"
     "test_large_trees_go_through_shared_memory_where_there_is_room",
     "cluster.startup_timeout_s": "tests/cluster/rounds/test_reliability.py::test_actors_that_do_not_start_in_time",

@@ -23,6 +23,7 @@ from rayfl.models.zoo import (
     Architecture,
     Candidates,
     CharLSTM,
+    FastText,
     MobileNet,
     ModelConfig,
     ReddiCNN,
@@ -32,6 +33,7 @@ from rayfl.models.zoo import (
     SqueezeNet,
     SuPerFedCNN,
     SuPerFedTwoCNN,
+    TabularMLP,
     TwoNN,
 )
 from tests.support.problems import CPU, examples, request
@@ -217,7 +219,8 @@ def test_the_vocabulary_can_be_larger_than_the_data_sets_but_not_smaller() -> No
     assert CharLSTM(vocabulary=9).network(TEXT).initialize(0)["head.weight"].shape[0] == 9
     tree = CharLSTM(vocabulary=9).network(labels).initialize(0)
     assert tree["embedding.weight"].shape[0] == 9 and tree["head.weight"].shape[0] == 3
-    with pytest.raises(ModelError, match="vocabulary is 6, but the data set has 7"):
+    words = r"vocabulary is 6, but the data set has 7 tokens \(of its tokenizer.*leave model.vocabulary out or raise it"
+    with pytest.raises(ModelError, match=words):
         CharLSTM(vocabulary=6).network(TEXT)
 
 
@@ -270,7 +273,7 @@ def test_dropout_is_behind_the_features() -> None:
 def test_a_model_that_does_not_fit_names_itself_and_the_inputs(config: Architecture, spec: InputSpec) -> None:
     with pytest.raises(ModelError) as error:
         config.network(spec)
-    assert config.name in str(error.value) and str(spec.shape) in str(error.value)
+    assert config.name in str(error.value) and spec.words() in str(error.value)
 
 
 def test_configurations_survive_a_round_trip_and_wrong_ones_are_refused() -> None:
@@ -305,3 +308,41 @@ def test_buffers_outside_of_the_tree_follow_its_device() -> None:
     meta = {name: tensor.to("meta") for name, tensor in tree.items()}
     assert network.logits(meta, x.to("meta")).device.type == "meta"
     assert torch.equal(network.logits(tree, x), expected), "and they come back with their values"
+
+
+def test_a_model_says_in_words_what_it_needs_and_what_there_is() -> None:
+    table = InputSpec("image", (5,), 2, categories=((0, 4),))
+    words = (
+        r"fasttext needs texts \(tokens\).*the data set has vectors of 5 numbers with one of 2 classes each: a column"
+    )
+    with pytest.raises(ModelError, match=rf"{words} of text becomes tokens with dataset.tokenizer"):
+        FastText().network(table)
+    text = InputSpec("tokens", (9,), 3, vocabulary=7, target="values", padding=0)
+    with pytest.raises(
+        ModelError, match="texts of 9 tokens, of 7 distinct ones, filled up with token 0, with 3 numbers"
+    ):
+        TwoNN().network(text)
+
+
+def test_a_projection_stands_between_the_lstm_and_the_head() -> None:
+    """The next-word model of Reddi et al. (2021), whose appendix counts 4,050,748 parameters layer by layer."""
+    spec = InputSpec("tokens", (20,), 10_004, vocabulary=10_004, target="tokens", padding=0)
+    network = CharLSTM(embedding=96, hidden=670, layers=1, biases=1, projection=96).network(spec)
+    assert sum(leaf.numel() for leaf in network.initialize(0).values()) == 4_050_748
+    small = InputSpec("tokens", (6,), 5, vocabulary=5, target="tokens", padding=0)
+    network = CharLSTM(embedding=3, hidden=4, layers=1, projection=2).network(small)
+    tree, x = network.initialize(0), torch.tensor([[1, 2, 3, 4, 0, 0], [4, 3, 2, 1, 1, 2]])
+    features = network.features(tree, x)
+    assert features.shape == (2, 6, 2)
+    plain = CharLSTM(embedding=3, hidden=4, layers=1).network(small)
+    states = plain.features({name: leaf for name, leaf in tree.items() if "projection" not in name} | {
+        "head.weight": torch.zeros(5, 4), "head.bias": torch.zeros(5)}, x)  # fmt: skip
+    torch.testing.assert_close(features, states @ tree["projection.weight"].T + tree["projection.bias"])
+
+
+def test_without_hidden_layers_a_table_has_a_linear_model() -> None:
+    spec = InputSpec("image", (5,), 2)
+    network = TabularMLP(hidden=()).network(spec)
+    tree, x = network.initialize(0), torch.randn(3, 5)
+    assert set(tree) == {"head.weight", "head.bias"}
+    torch.testing.assert_close(network.logits(tree, x), x @ tree["head.weight"].T + tree["head.bias"])

@@ -24,6 +24,7 @@ from tests.data.sources.leaf.test_leaf_images import album, celebrity, photograp
 from tests.data.sources.leaf.test_leaf_nist import nist
 from tests.data.sources.leaf.test_leaf_plays import written
 from tests.data.sources.leaf.test_leaf_words import NEXT, comments, tweets
+from tests.support.tff_files import stack_overflow, write_sqlite
 
 TINY = {
     "train.rounds": 2,
@@ -97,6 +98,10 @@ def _mnist(home: Path, folder: Path) -> None:
             (raw / f"{part}-labels-idx1-ubyte").write_bytes(head + labels.tobytes())
 
 
+def _tff(home: Path, folder: Path) -> None:
+    write_sqlite(folder / "stackoverflow.sqlite", {"train": stack_overflow()["train"], "test": {}, "heldout": {}})
+
+
 def _leaf(home: Path, folder: Path) -> None:
     place = folder / "leaf" / "data"
     writers = {name: entry(*range(20), first=first) for first, name in enumerate(("ann", "bob", "eve", "zoe", "tom"))}
@@ -146,6 +151,7 @@ _MAKERS: dict[str, Callable[[Path, Path], None]] = {
     r"mnist": _mnist,
     r"leaf/data|LEAF/data": _leaf,
     r"import-\w+-raw": _sources,
+    r"stackoverflow\.sqlite": _tff,
     r"my_module": _modules,
     r"mine\.parquet": _parquet,
     r"path=reviews": _reviews,

@@ -69,6 +69,22 @@ def test_every_method_looped_stacked_and_through_a_stop(preset: str, method: str
     np.testing.assert_allclose(values.astype(float), others.astype(float), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize(
+    ("preset", "method"),
+    [
+        pytest.param(preset, method, marks=() if place % 10 == 0 else pytest.mark.slow)
+        for place, (preset, method) in enumerate((preset, method) for method in METHODS for preset in PRESETS)
+    ],
+)
+def test_stacked_too_a_stop_changes_no_bit(preset: str, method: str, tmp_path: Path) -> None:
+    chosen = {"algorithm": METHODS[method], "engine.mode": "vectorized"}
+    run(preset, tmp_path, "whole", **chosen)
+    with pytest.raises(Interrupted):
+        run(preset, tmp_path, "stopped", [Stop()], **chosen)
+    run(preset, tmp_path, "stopped", **chosen)
+    assert_same(outcome(tmp_path / "whole"), outcome(tmp_path / "stopped"))
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_is_learned_gets_better_and_tables_have_the_tasks_own_columns(preset: str, tmp_path: Path) -> None:
     rounds = run(preset, tmp_path, "run", **{"train.rounds": 12, "train.local_epochs": 3, "evaluation.every": 1}).rounds

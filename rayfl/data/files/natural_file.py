@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,9 @@ from rayfl.examples import InputSpec, Target
 METADATA_KEY = b"rayfl"
 VERSION = 2
 """The newest version of the format; files without encoded images are of version 1, which older rayfls read."""
+
+Inputs = Callable[[np.ndarray | slice], np.ndarray]
+"""Gives inputs of shape (n, values) by their n places among the rows that were read; those of a slice in place."""
 
 _ARROW_MAGIC = b"ARROW1"
 _LATER = ("own_test", "moments", "sha256", "target", "padding")
@@ -126,29 +130,46 @@ class NaturalFile(ABC):
 
         Raises:
             OSError, ArrowException: the file is damaged.
+            DataError: an image cannot be decoded.
+        """
+        inputs, y = self.undecoded(start, stop)
+        return inputs(slice(None)), y
+
+    def undecoded(self, start: int, stop: int) -> tuple[Inputs, np.ndarray]:
+        """As :meth:`rows`, with a function in the place of the inputs that decodes those whose places it is given.
+
+        Raises:
+            OSError, ArrowException: the file is damaged.
         """
         first = int(np.searchsorted(self._starts, start, side="right")) - 1
         last = int(np.searchsorted(self._starts, stop, side="left"))
         table = self._groups(first, last).slice(start - int(self._starts[first]), stop - start).combine_chunks()
         if not table.num_rows:
-            values = math.prod(self.header.shape)
             y = from_column(pa.array([], self.header.arrow_schema().field("y").type))
-            return np.empty((0, values), dtype="uint8" if self.header.storage == "encoded" else self.header.storage), y
+            return self._nothing().__getitem__, y
         y = from_column(table.column("y").chunk(0))
         if self.header.storage == "encoded":
-            return self._decoded(table.column("x"), start), y
+            return partial(self._decoded, table.column("x").chunk(0), start), y
         x = table.column("x").chunk(0).flatten().to_numpy()
-        return x.reshape(stop - start, math.prod(self.header.shape)), y
+        return x.reshape(stop - start, math.prod(self.header.shape)).__getitem__, y
 
-    def _decoded(self, images: pa.ChunkedArray, start: int) -> np.ndarray:
-        """The pixels of encoded images, uint8 of shape (n, values)."""
-        encoded = images.to_pylist()
-        found = decode_images(len(encoded), encoded.__getitem__, lambda row: f"{self.path}, row {start + row}")
+    def _nothing(self) -> np.ndarray:
+        dtype = "uint8" if self.header.storage == "encoded" else self.header.storage
+        return np.empty((0, math.prod(self.header.shape)), dtype=dtype)
+
+    def _decoded(self, images: pa.Array, start: int, places: np.ndarray | slice) -> np.ndarray:
+        """The pixels of some encoded images, uint8 of shape (n, values)."""
+        at = np.arange(len(images))[places].tolist()
+        if not at:
+            return self._nothing()
+        found = decode_images(
+            len(at), lambda one: images[at[one]].as_py(), lambda one: f"{self.path}, row {start + at[one]}"
+        )
         if found.shape[1] == 1:  # all grey, where others of the file may have colours
             found = np.repeat(found, self.header.shape[0], axis=1)
         if found.shape[1:] != self.header.shape:
             raise DataError(
-                f"{self.path}, row {start}: the images have the shape {found.shape[1:]}, but the header says "
+                f"{self.path}, row {start + at[0]}: the images have the shape {found.shape[1:]}, but the header says "
                 f"{self.header.shape}; {remedy(self.path)}"
             )
         return found.reshape(len(found), -1)

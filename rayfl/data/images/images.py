@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -79,11 +78,11 @@ _SIGNATURES: tuple[bytes, ...] = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8"
 def _head(data: bytes, place: str) -> tuple[tuple[int, int], bool]:
     """Size and whether the image is grey, without decoding it: a few bytes may stand for more than a memory holds."""
     try:
-        with warnings.catch_warnings():
-            # From Pillow's limit on, not from twice that.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(data)) as image:
-                return image.size, image.mode in _GREY
+        # From Pillow's limit on, not from twice that; without filters of warnings, which other threads share.
+        with Image.open(io.BytesIO(data)) as image:
+            if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
+                raise Image.DecompressionBombError
+            return image.size, image.mode in _GREY
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise DataError(
             f"{place}: the image unpacks to more than the {Image.MAX_IMAGE_PIXELS:,} pixels that Pillow takes; make it "

@@ -96,6 +96,8 @@ def _classes(path: Path, table: pa.Table, name: str, client: str | None, any_int
     column = table.column(name)
     if not pa.types.is_integer(column.type):
         numbers = pa.types.is_floating(column.type)
+        if numbers and column.null_count < len(column) and _whole(column):
+            refuse_nulls(path, table, name, client, _FIX)  # integers become floats where one is missing
         fix = ": number the classes (class_encode_column does it for data sets of Hugging Face)"
         if numbers or pa.types.is_nested(column.type):
             fix = "; to predict numbers set task=regression" if numbers else "; for several labels set task=multilabel"
@@ -109,6 +111,11 @@ def _classes(path: Path, table: pa.Table, name: str, client: str | None, any_int
             "0, or any with dataset.labels=renumbered"
         )
     return labels
+
+
+def _whole(column: pa.ChunkedArray) -> bool:
+    """Returns whether all numbers that are there are integers."""
+    return bool(pc.all(pc.equal(column, pc.round(column))).as_py())
 
 
 def _column(path: Path, table: pa.Table, name: str, target: Target, client: str | None) -> np.ndarray:

@@ -18,6 +18,7 @@ from rayfl.data.federated import FederatedDataset, OnDemand
 from rayfl.data.files.natural_file import (
     METADATA_KEY,
     VERSION,
+    Inputs,
     NaturalHeader,
     open_natural,
     remedy,
@@ -92,6 +93,8 @@ class NaturalDataset(FederatedDataset):
         ConfigError: the transform does not fit the inputs.
     """
 
+    reads_ahead = True
+
     def __init__(
         self,
         path: Path,
@@ -127,7 +130,7 @@ class NaturalDataset(FederatedDataset):
         names = tuple(rows)
         self.names = tuple(names[position] for position in kept.tolist())
         self._rows = tuple(rows[name] for name in self.names)
-        self._last: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._last: tuple[int, Inputs, np.ndarray] | None = None
         self._taken: list[np.ndarray] = []
         if public:
             self._taken = draw_public(self.sizes()[:, 0], public, streams)
@@ -149,7 +152,7 @@ class NaturalDataset(FederatedDataset):
         def read(split: str) -> Examples:
             x, y = self._read(client)
             places = self._splits(client)[split]
-            return self._examples(x[places], self._labels(client, y)[split][places])
+            return self._examples(x(places), self._labels(client, y)[split][places])
 
         return OnDemand(read)
 
@@ -184,7 +187,7 @@ class NaturalDataset(FederatedDataset):
             if len(taken):
                 x, y = self._read(client)
                 places = self._splits(client)["public"]
-                parts.append(self._examples(x[places], y[places]).x)
+                parts.append(self._examples(x(places), y[places]).x)
         return torch.cat(parts)
 
     def _splits(self, client: int) -> dict[str, np.ndarray]:
@@ -216,14 +219,17 @@ class NaturalDataset(FederatedDataset):
             last = name
         return index
 
-    def _read(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """A client's raw inputs, of shape (n, values), and labels, train before test, from its row groups only."""
+    def _read(self, client: int) -> tuple[Inputs, np.ndarray]:
+        """A client's raw inputs, which decode those that are asked for, and labels, from its row groups only.
+
+        Train comes before test.
+        """
         if self._last is None or self._last[0] != client:
             ranges = self._rows[client]
             rows = range(ranges["train"].start, ranges.get("test", ranges["train"]).stop)
             try:
                 # Kept, since the client's other splits are often asked for next.
-                self._last = (client, *self._file.rows(rows.start, rows.stop))
+                self._last = (client, *self._file.undecoded(rows.start, rows.stop))
             except (OSError, pa.ArrowException) as error:
                 raise DataError(
                     f"{self._path}: client {self.names[client]!r} cannot be read: {error}; {remedy(self._path)}"

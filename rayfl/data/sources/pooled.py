@@ -60,6 +60,7 @@ class PooledDataset(FederatedDataset):
         self.spec = self.preprocess.spec
         self.names = tuple(str(client) for client in range(len(parts))) if names is None else tuple(names)
         self._x = x
+        self.reads_ahead = not x.flags.writeable  # read in place, from a file
         self._y = y
         self._splits = [
             self._split(client, indices, holdout, streams.generator("holdout", client=client))

@@ -77,7 +77,9 @@ def test_encoded_images_are_decoded_when_a_client_is_read(path: Path, monkeypatc
     expected = torch.from_numpy(np.stack([pixels(7, row).transpose(2, 0, 1) for row in range(TRAIN + TEST)])) / 255
     torch.testing.assert_close(torch.cat([splits["train"].x, splits["test"].x]), expected)
     assert splits["train"].y.tolist() == [0, 1, 2, 0, 1]
-    assert decoded == [TRAIN + TEST]  # once, and those of nobody else
+    assert decoded == [TRAIN, TEST]  # each once, and those of nobody else
+    assert data.labels(8)["train"].tolist() == [0, 1, 2, 0, 1]
+    assert decoded == [TRAIN, TEST]  # labels are known without images
 
 
 def test_opening_reads_no_row_where_statistics_say_whose_they_are(

@@ -365,6 +365,12 @@ def changed(column: str, row: int, value: Any) -> dict[str, list[Any]]:
         ("class", {}, {"x": "age", "y": "age"}, r"column 'age' of .* is to be learned .*name it only once"),
         ("class", changed("outcome", 5, None), {"x": "age", "y": "outcome"}, r"row 5 \(client 'B'\) is null.*fill it"),
         (
+            "class",
+            {"outcome": pa.array([0.0, 1.0, 1.0, 0.0, None, *[1.0] * 7])},  # what pandas writes of integers with a gap
+            {"x": "age", "y": "outcome"},
+            r"rows.parquet: column 'outcome', row 4 \(client 'B'\) is null.*fill it",
+        ),
+        (
             "labels",
             changed("cough", 9, 2),
             {"x": "age", "y": ["cough", "fever"]},

@@ -21,7 +21,7 @@ Kind = Literal["femnist", "shakespeare", "sent140", "celeba", "synthetic", "redd
 _OPTIONS_OF: dict[Kind, tuple[str, ...]] = {
     "sent140": ("tokens", "length", "vocabulary", "vocabulary_file"),
     "celeba": ("images",),
-    "reddit": ("vocabulary", "vocabulary_file"),
+    "reddit": ("vocabulary", "vocabulary_file", "sequences"),
 }
 
 
@@ -36,6 +36,8 @@ class LeafOptions:
         vocabulary: for Sent140 and Reddit, the most tokens of the vocabulary that is built from the train part,
             padding and unknown included; 10,000 by default.
         vocabulary_file: for Sent140 and Reddit, a list of tokens to take instead, one a line.
+        sequences: for Reddit, whether a sample is a sequence of 10 words whose every next word is learned (the task
+            ``language_model``), in place of one next word.
     """
 
     images: Path | None = None
@@ -43,6 +45,7 @@ class LeafOptions:
     length: int | None = None
     vocabulary: int | None = None
     vocabulary_file: Path | None = None
+    sequences: bool | None = None
 
 
 _NO_OPTIONS = LeafOptions()
@@ -128,7 +131,7 @@ def _codec(kind: Kind, options: LeafOptions) -> Codec:
         case "sent140":
             return Sent140Codec(choice, options.tokens or "words", options.length)
         case "reddit":
-            return RedditCodec(choice)
+            return RedditCodec(choice, bool(options.sequences))
         case "celeba":
             if options.images is None:
                 raise DataError("celeba needs --images, the folder or zip archive with CelebA's image files")
@@ -142,7 +145,7 @@ def _repeated(parts: dict[Split, Part]) -> int:
     train, test = parts["train"], parts["test"]
     same_type = train.x.dtype == test.x.dtype
     seen, asked = (
-        [(x.tobytes(), y) for x, y in zip(part.x if same_type else as_floats(part.x), part.y.tolist(), strict=True)]
+        [(x.tobytes(), y.tobytes()) for x, y in zip(part.x if same_type else as_floats(part.x), part.y, strict=True)]
         for part in (train, test)
     )
     known = set(seen)

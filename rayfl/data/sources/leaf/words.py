@@ -24,6 +24,7 @@ TokenKind = Literal["words", "characters"]
 _MOST_TOKENS = 1 << 16  # tokens are stored as uint16
 _MOST_LABELS = 1 << 15  # labels are stored as int16
 _LONGEST = 10_000
+_IGNORED = -100
 _DEFAULT_LENGTH: dict[TokenKind, int] = {"words": 25, "characters": 140}
 # As LEAF cuts tweets: words with their apostrophes, and the marks that end clauses.
 _WORD = re.compile(r"[\w']+|[.,!?;]")
@@ -130,15 +131,19 @@ class RedditCodec(_WordCodec):
     Every place whose next word is not padding becomes one sample: the words of its sequence up to there, padded at
     their beginning to 10, and the next word as label. LEAF predicts the same words, with one pass over the sequence.
 
+    With ``sequences`` a sample is a sequence, of which every next word is learned but padding, as in LEAF's own pass.
+
     Args:
         choice: where the vocabulary comes from.
+        sequences: whether a sample is a whole sequence.
 
     Raises:
         DataError: an unusable vocabulary.
     """
 
-    def __init__(self, choice: VocabularyChoice) -> None:
-        super().__init__(choice, _MOST_LABELS)
+    def __init__(self, choice: VocabularyChoice, sequences: bool = False) -> None:
+        super().__init__(choice, _MOST_TOKENS if sequences else _MOST_LABELS)
+        self._sequences = sequences
 
     def part(self, x: list[object], y: list[object], split: Split, where: str) -> Part:
         inputs: list[list[int]] = []
@@ -153,7 +158,7 @@ class RedditCodec(_WordCodec):
             inputs += [self.counter.numbers(sequence, split) for sequence in said]
             # Counted once only: a target is the next input.
             targets += [self.counter.numbers(sequence, "test") for sequence in following]
-        return _next_words(inputs, targets)
+        return _sequences_of(inputs, targets) if self._sequences else _next_words(inputs, targets)
 
     def _described(self, vocabulary: int) -> NaturalHeader:
         return NaturalHeader(
@@ -163,9 +168,13 @@ class RedditCodec(_WordCodec):
             num_classes=vocabulary,
             vocabulary=vocabulary,
             storage="uint16",
+            target="tokens" if self._sequences else "class",
+            padding=PADDING if self._sequences else None,
         )
 
     def _stored_labels(self, y: np.ndarray) -> np.ndarray:
+        if self._sequences:
+            return np.where(y == PADDING, _IGNORED, self._places[y]).astype(np.int32)
         return np.asarray(self._places[y], dtype=np.int16)
 
 
@@ -194,9 +203,14 @@ def _check_text(text: str, name: str, where: str) -> None:
         raise malformed(where, f"{name} holds half a surrogate pair")
 
 
+def _sequences_of(inputs: list[list[int]], targets: list[list[int]]) -> Part:
+    words, following = (np.array(rows, dtype=np.int32).reshape(len(rows), REDDIT_LENGTH) for rows in (inputs, targets))
+    return Part(words, following)
+
+
 def _next_words(inputs: list[list[int]], targets: list[list[int]]) -> Part:
-    words = np.array(inputs, dtype=np.int32).reshape(len(inputs), REDDIT_LENGTH)
-    following = np.array(targets, dtype=np.int32).reshape(len(targets), REDDIT_LENGTH)
+    sequences = _sequences_of(inputs, targets)
+    words, following = sequences.x, sequences.y
     padded = np.pad(words, ((0, 0), (REDDIT_LENGTH - 1, 0)), constant_values=PADDING)
     asked = following != PADDING
     return Part(sliding_window_view(padded, REDDIT_LENGTH, axis=1)[asked], following[asked])

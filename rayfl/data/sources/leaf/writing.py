@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from rayfl.data.files.content import ContentHash
 from rayfl.data.files.records import SourceFile, drop_record, write_record
+from rayfl.data.files.targets import to_column
 from rayfl.data.sources.leaf.codec import Part, Split
 from rayfl.data.sources.natural import NaturalHeader, write_natural
 
@@ -114,13 +115,13 @@ def _table(group: Sizes, part: Callable[[str, Split], Part], schema: pa.Schema, 
     x_type = schema.field("x").type
     values = x_type.value_type.to_pandas_dtype()
     x = np.concatenate([samples.x for _, _, samples in parts]).astype(values, copy=False)
-    y = np.concatenate([samples.y for _, _, samples in parts]).astype(np.int16, copy=False)
+    y = np.concatenate([samples.y for _, _, samples in parts])
     owners = [(client, split) for client, split, samples in parts for _ in samples.y]
     content.update(x, y, [name for owner in owners for name in owner])
     columns = [
         pa.array([client for client, _ in owners], type=pa.string()),
         pa.array([split for _, split in owners], type=pa.string()),
         pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), type=x_type),
-        pa.array(y),
+        to_column(y, schema.field("y").type),
     ]
     return pa.Table.from_arrays(columns, schema=schema)

@@ -223,3 +223,21 @@ def test_malformed_samples_are_refused_with_file_and_user(
 def test_options_that_do_not_apply_are_refused(tmp_path: Path, kind: Any, options: LeafOptions, message: str) -> None:
     with pytest.raises(DataError, match=message):
         import_leaf(kind, tmp_path, tmp_path / "f.parquet", options)
+
+
+def test_reddits_sequences_have_every_next_word(tmp_path: Path) -> None:
+    train = document(ann=comments((SENTENCE, NEXT)), bob=comments((SENTENCE, NEXT)))
+    test = document(ann=comments((["<BOS>", "dog", *["<PAD>"] * 8], ["dog", "<EOS>", *["<PAD>"] * 8])))
+    options = LeafOptions(sequences=True)
+    report = import_leaf("reddit", write_source(tmp_path / "l", train, test), tmp_path / "f.parquet", options)
+    vocabulary, dataset = words(report), NaturalDataset(tmp_path / "f.parquet", 0.0, RandomStreams(0))
+    assert (dataset.spec.target, dataset.spec.padding, dataset.spec.shape) == ("tokens", 0, (10,))
+    assert dataset.spec.num_classes == dataset.spec.vocabulary == len(vocabulary)
+    own = dataset.load(0)
+    assert [vocabulary[token] for token in own["train"].x[0].tolist()] == SENTENCE
+    following = own["train"].y[0].tolist()
+    assert [vocabulary[token] for token in following[:4]] == NEXT[:4] and following[4:] == [-100] * 6
+    # "dog" is unknown to the train part, and so are its target and what is asked of it
+    assert [vocabulary[token] for token in own["test"].y[0, :2].tolist()] == ["<UNK>", "<EOS>"]
+    with pytest.raises(DataError, match="--sequences does not apply to sent140, only to reddit"):
+        import_leaf("sent140", tmp_path / "l", tmp_path / "g.parquet", options)

@@ -1,0 +1,73 @@
+"""Samples of the clients that come next, read by a thread while the clients before are at work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from rayfl.examples import Examples
+
+Key = tuple[int, str]
+"""Client and split."""
+
+
+class ReadAhead:
+    """What the clients before ask for is read of the next ones, too: a split at a time, by one thread.
+
+    The thread does what would be done when a client's turn comes, so results do not depend on it; an error waits until
+    the client asks.
+
+    Args:
+        read: reads a client's split on the CPU; called by the thread.
+        room: makes room for what is read, given the clients at work and a client and split to come; whether there is
+            some. Called by who asks.
+    """
+
+    def __init__(self, read: Callable[[int, str], Examples], room: Callable[[Sequence[int], Key], bool]) -> None:
+        self._read, self._room = read, room
+        self._at_work: tuple[int, ...] = ()
+        self._next: tuple[int, ...] = ()
+        self._found: dict[Key, Future[Examples]] = {}
+        self._thread: ThreadPoolExecutor | None = None
+
+    def expect(self, clients: Sequence[int], following: Sequence[int]) -> None:
+        """Notes who is at work and who comes next; what was read for others is let go of.
+
+        Args:
+            clients: whose turn it is.
+            following: whose turn it is then.
+        """
+        self._at_work, self._next = tuple(clients), tuple(following)
+        for key in [key for key in self._found if key[0] not in (*self._at_work, *self._next)]:
+            self._found.pop(key).cancel()
+
+    def begin(self, split: str, loaded: Callable[[Key], bool]) -> None:
+        """Begins to read a split, for which a client at work has asked, of the next ones.
+
+        Args:
+            split: which one.
+            loaded: whether a client's split is in memory already.
+        """
+        for client in self._next:
+            key = client, split
+            if key in self._found or loaded(key) or not self._room(self._at_work, key):
+                continue
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="rayfl-ahead")
+            self._found[key] = self._thread.submit(self._read, client, split)
+
+    def take(self, key: Key) -> Examples | None:
+        """What was read of a client's split, once it is there; None where nothing was begun.
+
+        Raises what reading it raised.
+        """
+        found = self._found.pop(key, None)
+        return None if found is None or found.cancel() else found.result()
+
+    def pending(self) -> list[Key]:
+        """Returns what has been begun and was not taken yet."""
+        return list(self._found)
+
+    def stop(self) -> None:
+        """Lets go of all that was read ahead, and reads nothing ahead until the next job."""
+        self.expect((), ())
