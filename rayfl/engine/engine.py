@@ -42,8 +42,8 @@ class EngineConfig(BaseModel):
     )
     rows_per_step: Annotated[int, Field(ge=1)] | None = Field(
         16384,
-        description="pretrained models: clients are stacked, within the width, until the base's products have this many "
-        "rows (samples times tokens) in a step or a pass of evaluation; null: as many as the width says",
+        description="pretrained models: clients are stacked, within the width, until the base's products have this "
+        "many rows (samples times tokens) in a step or a pass of evaluation; null: as many as the width says",
     )
     precision: Precision = Field(
         "float32",
