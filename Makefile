@@ -41,7 +41,7 @@ docs: install
 
 # Kills, full disks and damaged files by the hundred, each followed by a continued run: docs/reliability.md.
 chaos: install
-	$(BIN)/python scripts/chaos/chaos.py --trials 260 --seed 0
+	$(BIN)/python scripts/chaos/chaos.py --trials 300 --seed 0
 
 # Coverage-guided, two minutes for each kind of input.
 fuzz: install
