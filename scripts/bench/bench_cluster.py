@@ -95,7 +95,7 @@ def balance(options: argparse.Namespace) -> None:
     def timed(way: str, crowded: bool) -> float:
         return measure(Watch(crowded), options.rounds, 60, 10, "two_nn", balance=way)
 
-    for what, crowded in (("alike", False), ("one has half a core", True)):
+    for what, crowded in (("equally fast", False), ("one has half a core", True)):
         row(what, options.repeats, partial(timed, "sizes", crowded), partial(timed, "measured", crowded))
 
 
