@@ -19,14 +19,19 @@ class ReadAhead:
 
     Args:
         read: reads a client's split on the CPU; called by the thread.
-        room: makes room for what is read, given the clients at work and a client and split to come; whether there is
-            some. Called by who asks.
+        fitting: given the clients at work, what was begun already and what is wanted next, makes room and returns
+            what there is room for. Called by who asks.
     """
 
-    def __init__(self, read: Callable[[int, str], Examples], room: Callable[[Sequence[int], Key], bool]) -> None:
-        self._read, self._room = read, room
+    def __init__(
+        self,
+        read: Callable[[int, str], Examples],
+        fitting: Callable[[Sequence[int], Sequence[Key], Sequence[Key]], Sequence[Key]],
+    ) -> None:
+        self._read, self._fitting = read, fitting
         self._at_work: tuple[int, ...] = ()
         self._next: tuple[int, ...] = ()
+        self._waiting: dict[str, set[int]] = {}
         self._found: dict[Key, Future[Examples]] = {}
         self._thread: ThreadPoolExecutor | None = None
 
@@ -37,24 +42,31 @@ class ReadAhead:
             clients: whose turn it is.
             following: whose turn it is then.
         """
-        self._at_work, self._next = tuple(clients), tuple(following)
+        self._at_work, self._next, self._waiting = tuple(clients), tuple(following), {}
         for key in [key for key in self._found if key[0] not in (*self._at_work, *self._next)]:
             self._found.pop(key).cancel()
 
-    def begin(self, split: str, loaded: Callable[[Key], bool]) -> None:
-        """Begins to read a split, for which a client at work has asked, of the next ones.
+    def asked(self, client: int, split: str, loaded: Callable[[Key], bool]) -> None:
+        """Begins to read a split of the next clients, once all of those at work have theirs.
 
         Args:
+            client: who has asked for the split, and has it now.
             split: which one.
             loaded: whether a client's split is in memory already.
         """
-        for client in self._next:
-            key = client, split
-            if key in self._found or loaded(key) or not self._room(self._at_work, key):
-                continue
+        if not self._next:
+            return
+        waiting = self._waiting.setdefault(split, set(self._at_work))
+        if client not in waiting:
+            return
+        waiting.discard(client)
+        if waiting:
+            return
+        wanted = [key for id in self._next if (key := (id, split)) not in self._found and not loaded(key)]
+        for key in self._fitting(self._at_work, list(self._found), wanted) if wanted else ():
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="rayfl-ahead")
-            self._found[key] = self._thread.submit(self._read, client, split)
+            self._found[key] = self._thread.submit(self._read, *key)
 
     def take(self, key: Key) -> Examples | None:
         """What was read of a client's split, once it is there; None where nothing was begun.
@@ -63,10 +75,6 @@ class ReadAhead:
         """
         found = self._found.pop(key, None)
         return None if found is None or found.cancel() else found.result()
-
-    def pending(self) -> list[Key]:
-        """Returns what has been begun and was not taken yet."""
-        return list(self._found)
 
     def stop(self) -> None:
         """Lets go of all that was read ahead, and reads nothing ahead until the next job."""

@@ -57,7 +57,7 @@ class Samples:
         self._sizes: np.ndarray | None = None
         self.lookups = Lookups()
         self._reading = threading.Lock()  # data sets are read by one thread at a time
-        self._ahead = ReadAhead(self._read_split, self._room) if ahead and dataset.reads_ahead else None
+        self._ahead = ReadAhead(self._read_split, self._fitting) if ahead and dataset.reads_ahead else None
 
     @property
     def held_bytes(self) -> int:
@@ -91,7 +91,7 @@ class Samples:
         found = self._loaded[client, split]
         self._recent.touch((client, split), found.x.nbytes + found.y.nbytes)
         if self._ahead is not None:
-            self._ahead.begin(split, self._loaded.__contains__)
+            self._ahead.asked(client, split, self._loaded.__contains__)
         return found
 
     def _load(self, client: int, split: str) -> None:
@@ -131,16 +131,20 @@ class Samples:
     def _read_split(self, client: int, split: str) -> Examples:
         return self._read(client)[split]
 
-    def _room(self, at_work: Sequence[int], wanted: Key) -> bool:
-        """Makes room for a client's split that is read ahead: with those at work and others to come it must fit."""
+    def _fitting(self, at_work: Sequence[int], begun: Sequence[Key], wanted: Sequence[Key]) -> Sequence[Key]:
+        """Makes room for splits that are read ahead; returns those that fit beside those at work and those begun."""
         if (limit := self._recent.limit) is None:
-            return True
-        assert self._ahead is not None
-        ahead = sum(self._bytes(*key) for key in (*self._ahead.pending(), wanted))
-        if ahead + sum(self._bytes(client, wanted[1]) for client in at_work) > limit:
-            return False
-        self._recent.make_room(ahead)
-        return True
+            return wanted
+        split = wanted[0][1]
+        beside = sum(self._bytes(client, split) for client in at_work)
+        ahead, fitting = sum(self._bytes(*key) for key in begun), []
+        for key in wanted:
+            if beside + ahead + self._bytes(*key) <= limit:
+                ahead += self._bytes(*key)
+                fitting.append(key)
+        if fitting:
+            self._recent.make_room(ahead)
+        return fitting
 
     def _bytes(self, client: int, split: str) -> int:
         """Returns what a client's split takes once it is read; of everybody's, 0: they are not read ahead."""

@@ -77,8 +77,8 @@ class CharLSTM(Architecture):
 class CharacterLSTM(ClassificationModel):
     """Embedding, stacked LSTM, and a linear layer on the hidden state of a text's last token, which is the features.
 
-    With ``projection`` the features are a linear function of that state, of so many numbers. Without ``padding`` that
-    is the last step. With ``every_step`` the features are those of all steps, shape (b, T, hidden or projection).
+    With ``projection`` the features are a linear function of that state. Without ``padding`` it is the state of the
+    last step. With ``every_step`` the features are those of all steps, shape (b, T, hidden or projection).
     """
 
     def __init__(

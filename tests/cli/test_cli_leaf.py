@@ -20,6 +20,7 @@ from tests.data.sources.leaf.test_leaf import document, write_source
 from tests.data.sources.leaf.test_leaf_nist import nist
 from tests.data.sources.leaf.test_leaf_plays import written
 from tests.data.sources.leaf.test_leaf_words import tweets
+from tests.support.tff_files import stack_overflow, write_sqlite
 
 SYNTHETIC = [
     "dataset={name: synthetic, num_clients: 6, dimension: 8, num_classes: 3}",
@@ -123,3 +124,23 @@ def test_synthetics_configuration_is_read_again() -> None:
     config = parts("dataset.alpha=0", "dataset.beta=0", "dataset.iid=true").config
     content = json.loads(config.dataset.model_dump_json())
     assert type(config.dataset).model_validate(content) == config.dataset
+
+
+def test_tffs_data_are_imported_and_what_is_wrong_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = stack_overflow()
+    source = write_sqlite(tmp_path / "so.sqlite", {"train": parts["train"], "test": parts["test"], "heldout": {}})
+    counts = tmp_path / "stackoverflow.word_count"
+    counts.write_text("".join(f"w{word} {100 - word}\n" for word in range(1, 50)))
+    said = command("data", "import-tff", "stackoverflow", str(source), "--clients", "3", "--vocabulary", "20", "--json")
+    found = json.loads(said)
+    assert found["clients"] == 3 and found["warnings"] == []
+    assert found["file"] == str(tmp_path / "data" / "tff-stackoverflow.parquet")
+    listed = command("data", "list")
+    assert "stackoverflow" in listed and "24 tokens to choose from" in listed
+    assert "good" in command("data", "verify")
+    monkeypatch.setattr(sys, "argv", ["rayfl", "data", "import-tff", "emnist", str(source)])
+    with pytest.raises(SystemExit):
+        main()
+    assert "has no client of the split 'all_train', but splits 'train', 'test'" in capsys.readouterr().err

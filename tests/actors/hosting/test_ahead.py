@@ -69,16 +69,18 @@ def test_the_next_clients_are_read_while_those_before_are_at_work() -> None:
     dataset = Watched()
     samples = Samples(dataset, CPU, None)
     samples.expect([0, 1], [2, 3])
-    samples.of(0)["train"]
-    dataset.wait(3)  # client 0, and meanwhile both that come next; nobody has asked for these
-    assert dataset.read == [(0, "train", "in turn"), (2, "train", "ahead"), (3, "train", "ahead")]
-    samples.of(1)["train"]
+    for client in (0, 1):
+        assert all(how == "in turn" for _, _, how in dataset.read)  # those at work come first
+        samples.of(client)["train"]
+    dataset.wait(4)  # those at work, and meanwhile both that come next; nobody has asked for these
+    in_turn, ahead = [(0, "train", "in turn"), (1, "train", "in turn")], [(2, "train", "ahead"), (3, "train", "ahead")]
+    assert dataset.read == [*in_turn, *ahead]
     samples.expect([2, 3], [])
     for client in (2, 3):
         found = samples.of(client)["train"]
         torch.testing.assert_close(found.x, dataset.part(client, "train").x, rtol=0, atol=0)
     samples.of(2)["test"]  # what nobody before has asked for is read in turn
-    assert dataset.read[3:] == [(1, "train", "in turn"), (2, "test", "in turn")]
+    assert dataset.read[4:] == [(2, "test", "in turn")]
     assert samples.lookups.misses == 5
 
 

@@ -319,3 +319,8 @@ def test_rows_with_another_padding_than_the_base_has_are_refused() -> None:
     with pytest.raises(ModelError, match="rows padded with the token 0: use the tokenizer of the base"):
         section("bert").network(spec)
     assert section("bert").network(replace(spec, padding=0)).source.padding == 0
+    words = (
+        r"tokens below \d+: use the tokenizer of the base, but the data set has texts of 12 tokens, of 9000 distinct"
+    )
+    with pytest.raises(ModelError, match=words):
+        section("bert").network(replace(spec, padding=0, vocabulary=9000))
