@@ -157,6 +157,14 @@ def test_padding_on_the_right_changes_nothing() -> None:
         assert not losses[:, 12:].any() and not losses[:, :12][y == IGNORED].any()
 
 
+def test_a_token_that_only_fills_rows_up_may_be_one_more_than_the_base_knows() -> None:
+    net = language_section("llama").network(replace(NEXT, vocabulary=51, num_classes=51, padding=50))
+    same, tree, (x, y) = language_network("llama"), trained(language_network("llama"), 0), texts(4, 3)
+    filled = x.where(x != 0, 50)
+    with torch.no_grad():
+        assert torch.equal(net.token_losses(tree, filled, y), same.token_losses(tree, x, y))
+
+
 def averaged(models: Any, x: Tensor, task: Any) -> Tensor:
     """A method's own prediction, which is asked for all positions."""
     found: Tensor = task.predictions(models, x)
