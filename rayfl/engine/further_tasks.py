@@ -127,7 +127,7 @@ class LanguageModel(NetworkTask):
     """The next token is predicted at every position: cross-entropy, a mean over the positions that count.
 
     The network's outputs are of shape (b, T, V); predictions are log-probabilities. Of a network with
-    ``output_rows`` they are made for so many positions at a time, in training and in evaluation, wherever nobody asks
+    ``output_rows`` they are made for that number of positions at a time, in training and in evaluation, wherever nobody asks
     for all of them.
     """
 
