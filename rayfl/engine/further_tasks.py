@@ -126,9 +126,9 @@ class Multilabel(NetworkTask):
 class LanguageModel(NetworkTask):
     """The next token is predicted at every position: cross-entropy, a mean over the positions that count.
 
-    The network's outputs are of shape (b, T, V); predictions are log-probabilities. Of a network with
-    ``output_rows`` they are made for so many positions at a time, in training and in evaluation, wherever nobody asks
-    for all of them.
+    The network's outputs are of shape (b, T, V); predictions are log-probabilities. Of a network with ``output_rows``
+    they are made for no more positions than that at a time, in training and in evaluation, wherever nobody asks for all
+    of them.
     """
 
     name = "language_model"

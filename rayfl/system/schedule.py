@@ -211,7 +211,7 @@ def samples_per_round(
 
 
 def _of_steps(steps: int, samples: int, batch_size: int) -> int:
-    """Returns how many samples some steps use, where an epoch has so many and may end in a smaller mini-batch."""
+    """Returns how many samples some steps use, where an epoch may end in a smaller mini-batch."""
     if not samples:
         return 0
     epochs, rest = divmod(steps, -(-samples // batch_size))

@@ -21,7 +21,7 @@ _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 class SyntheticInstructionsSource(Source):
     """Questions about the colours of made-up things, and answers: prompts and responses of a language model, in bytes.
 
-    Things are words of three letters. A common table says their colours; each client has another colour, drawn anew,
+    Things are words of three letters. A common table says their colours; each client has another colour, drawn for it,
     for a share ``own`` of them. A sample is one of three questions about one of the things, both drawn uniformly, and
     the client's answer. What is learned is the next byte of the answer, and its end.
     """

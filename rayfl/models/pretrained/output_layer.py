@@ -22,6 +22,8 @@ def rows_at_a_time(vocabulary: int) -> int:
 def token_losses(features: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropies of softmax(W h), computed for the positions alone that have a target.
 
+    Which these are is known to the host then; while a CUDA graph is recorded it may not be asked, and all are computed.
+
     Args:
         features: h, shape (n, f).
         weight: W, shape (V, f), of the same type; gets no gradient.
@@ -30,10 +32,18 @@ def token_losses(features: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     Returns:
         float32 of shape (n,); 0 where there is no target. Differentiable once.
     """
-    rows = (targets != IGNORED).nonzero()[:, 0]
     wanted = features.requires_grad and torch.is_grad_enabled()
+    if _recording(features):
+        whole: Tensor = _Losses.apply(features, weight, targets, wanted)
+        return whole
+    rows = (targets != IGNORED).nonzero()[:, 0]
     found: Tensor = _Losses.apply(features.index_select(0, rows), weight, targets.index_select(0, rows), wanted)
     return found.new_zeros(len(targets)).index_copy(0, rows, found)
+
+
+def _recording(tensor: Tensor) -> bool:
+    """Returns whether what is done with a tensor is recorded as a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 class _Losses(torch.autograd.Function):
@@ -50,13 +60,14 @@ class _Losses(torch.autograd.Function):
         size = rows_at_a_time(len(weight))
         for first in range(0, len(features), size):
             here = slice(first, first + size)
-            logits, labels = (features[here] @ weight.T).float(), targets[here, None]
+            logits = (features[here] @ weight.T).float()
+            asked, labels = targets[here, None] != IGNORED, targets[here, None].clamp(min=0)
             total = logits.logsumexp(1, keepdim=True)
-            losses[here] = (total - logits.gather(1, labels))[:, 0]
+            losses[here] = ((total - logits.gather(1, labels)) * asked)[:, 0]
             if gradients is not None:
                 difference = logits.sub_(total).exp_()
                 difference.scatter_add_(1, labels, difference.new_full(labels.shape, -1))
-                gradients[here] = difference.to(weight.dtype) @ weight
+                gradients[here] = (difference.to(weight.dtype) @ weight) * asked
         ctx.save_for_backward(gradients)
         return losses
 

@@ -21,6 +21,7 @@ from rayfl.data.sources.base import Samples
 from rayfl.data.sources.instruction_texts import TEMPLATES
 from rayfl.data.sources.instructions import InstructionsSource
 from rayfl.data.sources.made_up_instructions import COLOURS, SyntheticInstructionsSource
+from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.preparing import Order
 from rayfl.errors import DataError
 from rayfl.examples import BYTE_TOKENS, END_OF_BYTES, byte_tokens
@@ -221,6 +222,18 @@ def test_files_that_are_no_rows_are_named(kind: str, content: str, tmp_path: Pat
     file.write_text(content)
     with pytest.raises(DataError, match=rf"dataset\.path: .*rows\.{kind} is not a readable JSON file"):
         opened(file)
+
+
+def test_plain_texts_of_json_as_bytes(tmp_path: Path) -> None:
+    file = written(tmp_path, [{"text": "añ", "by": "ann"}, {"text": "b"}])
+    options = {"path": file, "x": "text", "target": "tokens", "client": "none"}
+    found = ParquetSource.model_validate({**options, "tokenizer": "bytes"}).open()
+    assert isinstance(found, Samples)
+    assert found.x.tolist() == [byte_tokens("añ")[:-1], [*byte_tokens("b"), 0]]
+    assert found.y.tolist() == [byte_tokens("añ")[1:], [IGNORED] * 2]
+    assert found.spec.vocabulary == BYTE_TOKENS and found.spec.padding == 0
+    with pytest.raises(DataError, match=r"dataset\.vocabulary is 300, but tokenizer=bytes has 258 tokens"):
+        ParquetSource.model_validate({**options, "tokenizer": "bytes", "vocabulary": 300}).open()
 
 
 def test_made_up_answers_are_those_of_the_clients_table() -> None:

@@ -134,6 +134,19 @@ def test_a_fold_of_ragged_clients_has_the_gradients_of_each_alone(family: str, c
             assert float((one[k] - other).abs().max()) <= 1e-5 * max(float(other.abs().max()), 1e-3)
 
 
+def test_all_positions_are_computed_where_nobody_may_ask_which_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = language_network("llama")
+    task, tree, batch = LanguageModel(net, (), NEXT), trained(net, 1), Batch(*texts(6, 1))
+    leaves = {name: leaf.requires_grad_() for name, leaf in tree.items()}
+    values = []
+    for recording in (False, True):
+        monkeypatch.setattr(output_layer, "_recording", lambda tensor, found=recording: found)
+        value = task.loss(leaves, batch)
+        values.append([value.detach(), *torch.autograd.grad(value, list(leaves.values()))])
+    for one, other in zip(*values, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
 def test_padding_on_the_right_changes_nothing() -> None:
     net = language_network("llama")
     tree, (x, y) = trained(net, 0), texts(4, 3)
@@ -142,6 +155,14 @@ def test_padding_on_the_right_changes_nothing() -> None:
         losses = net.token_losses(tree, *wider)
         torch.testing.assert_close(losses[:, :12], net.token_losses(tree, x, y), rtol=0, atol=1e-6)
         assert not losses[:, 12:].any() and not losses[:, :12][y == IGNORED].any()
+
+
+def test_a_token_that_only_fills_rows_up_may_be_one_more_than_the_base_knows() -> None:
+    net = language_section("llama").network(replace(NEXT, vocabulary=51, num_classes=51, padding=50))
+    same, tree, (x, y) = language_network("llama"), trained(language_network("llama"), 0), texts(4, 3)
+    filled = x.where(x != 0, 50)
+    with torch.no_grad():
+        assert torch.equal(net.token_losses(tree, filled, y), same.token_losses(tree, x, y))
 
 
 def averaged(models: Any, x: Tensor, task: Any) -> Tensor:

@@ -234,6 +234,8 @@ NO_LANGUAGE_MODEL = re.compile(
 def test_every_method_trains_a_language_model_or_says_why_not(name: str, tmp_path: Path) -> None:
     train = {"optimizer": "sgd", "momentum": 0.5, **TRAIN.get(name, {})}
     more = {key: value for key, value in SECTIONS.get(name, {}).items() if key not in ("model", "task", "dataset")}
+    if "holdout" in more:
+        more["holdout"] = {"test": 0.3, "validation": 0.2, "public": 5}
     refused = ""
     try:
         rayfl.run(experiment(tmp_path, "run", METHODS[name], train=train, **more))
