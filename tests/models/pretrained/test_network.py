@@ -18,6 +18,7 @@ from rayfl.engine.stacked_gradients import StackedGradients
 from rayfl.engine.tasks import Classification
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
+from rayfl.models.pretrained import network as network_module
 from rayfl.models.pretrained.network import AdaptedNetwork, own_shapes
 from rayfl.models.pretrained.section import PretrainedModel
 from tests.support.bases import CONFIGS, base, inputs, network, section, trained, transformers
@@ -215,7 +216,25 @@ def test_the_base_is_never_in_training_mode() -> None:
     net = network("bert")  # with dropout of 0.1 in its configuration
     tree, x = trained(net, 0), inputs("bert", 3, 0)
     assert not net.stochastic
-    assert torch.equal(net.logits(tree, x, training=True), net.logits(tree, x))
+    for _ in range(2):  # it was in the other mode before
+        assert torch.equal(net.logits(tree, x, training=True), net.logits(tree, x))
+
+
+def test_layers_are_computed_again_from_the_first_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, again = network("vit", checkpointing=True), []
+
+    def counted(run: Any, *args: Any, **options: Any) -> Any:
+        again.append(run)
+        return run(*args)
+
+    monkeypatch.setattr(network_module, "checkpoint", counted)
+    tree, x = trained(net, 0), inputs("vit", 3, 0)
+    net.logits(tree, x, training=True)
+    assert len(again) == BLOCKS
+    net.logits(tree, x)
+    assert len(again) == BLOCKS
+    net.logits(tree, x, training=True)
+    assert len(again) == 2 * BLOCKS
 
 
 @pytest.mark.parametrize("family", ["vit", "llama", "bert"])
