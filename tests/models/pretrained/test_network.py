@@ -263,7 +263,7 @@ def test_scale_layers_targets_and_head() -> None:
     rooted = network("vit", adapter={"r": 4, "alpha": 6, "scaling": "alpha_over_sqrt_r"})
     assert rooted.scale == 3 and network("vit").scale == 2
     last = network("vit", adapter={"r": 2, "layers": [1], "targets": ["q_proj", "fc2"]})
-    assert last.sites == ("model.vit.layers.1.attention.q_proj", "model.vit.layers.1.mlp.fc2")
+    assert tuple(last.sites) == ("model.vit.layers.1.attention.q_proj", "model.vit.layers.1.mlp.fc2")
     given = section("vit", head={"init": "folder"})
     with pytest.raises(
         ModelError, match=r"model\.head: .* shape \(5, 32\) for classifier\.weight, needed is \(10, 32\)"
