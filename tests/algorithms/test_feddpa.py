@@ -142,6 +142,23 @@ def test_inv_feddpa_f_without_epochs_is_the_global_adapter() -> None:
     assert all(set(rows) == {"global"} for rows in toy.scores().values())
 
 
+def test_a_local_adapter_begins_as_the_initial_one_and_goes_on_from_where_it_was() -> None:
+    """In version T, whatever the received global adapter is."""
+    idle = adapted_toy(FedDPA(local_epochs=0))
+    idle.step([0, 1]), idle.step([0, 1])
+    initial = idle.task.network.initialize(idle.context.streams.integer("init.global"))
+    assert_equal(idle.states()[0]["local"], initial)
+    toy = adapted_toy(FedDPA(training_weight=1.0))
+    toy.step([0, 1])
+    first = toy.states()[0]["local"]
+    toy.server = {"model": trained(toy.task.network, 9)}
+    other = adapted_toy(FedDPA(training_weight=1.0))
+    other.step([0, 1]), other.step([0, 1]), toy.step([0, 1])
+    second = toy.states()[0]["local"]
+    assert_close(second, other.states()[0]["local"], 1e-6)
+    assert any((second[name] - leaf).abs().max() > 1e-4 for name, leaf in first.items())
+
+
 @pytest.mark.parametrize("options", [{}, {"version": "F"}, {"global_beside_local": True}], ids=["T", "F", "beside"])
 @pytest.mark.parametrize("trains", [["a", "b"], ["b"]], ids=["ab", "b"])
 def test_stacked_is_looped(options: dict[str, Any], trains: list[str]) -> None:

@@ -47,6 +47,8 @@ class AdaptedModel(ClassificationModel):
         for one in module.modules():
             # What a base keeps belongs to it, and so to no tree.
             one._non_persistent_buffers_set.update(one._buffers)
+        # Modules are made in training mode: without this the first passes would be taken for what the mode is already.
+        self.train(False)
 
     def features(self, x: Tensor) -> Tensor:
         """Returns what the head reads, shape (N b, f)."""

@@ -81,6 +81,18 @@ def test_a_layer_mixes_every_row_by_its_mixer() -> None:
                 torch.testing.assert_close(found[sample, row], site.base(v) + 0.5 * added, rtol=1e-5, atol=1e-5)
 
 
+def test_a_mixer_without_a_preference_shares_evenly_and_the_head_is_the_models_own() -> None:
+    net = network("vit")
+    one, other, x = trained(net, 1), trained(net, 2), inputs("vit", 3, 0)
+    adapters = [{name: tree[name] for name in net.groups["adapters"]} for tree in (one, other)]
+    even = {**one, **side_by_side(adapters, torch.tensor([[0.5, 0.5]]))}
+    with torch.no_grad():
+        expected = net.logits(even, x)
+        for rest in (other, adapters[1]):
+            found = net.logits(mixed_by_rows(one, rest, {site: torch.zeros(2, i) for site, i in net.sites.items()}), x)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("family", ["vit", "llama"])
 def test_folded_gradients_through_mixed_and_plain_passes(family: str, checkpointing: bool) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +18,9 @@ from rayfl.engine.stacked_gradients import StackedGradients
 from rayfl.engine.tasks import Classification
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
-from rayfl.models.pretrained.network import AdaptedNetwork
+from rayfl.models.pretrained import network as network_module
+from rayfl.models.pretrained.network import AdaptedNetwork, own_shapes
+from rayfl.models.pretrained.section import PretrainedModel
 from tests.support.bases import CONFIGS, base, inputs, network, section, trained, transformers
 from tests.support.bases import IMAGES as SPEC
 
@@ -211,7 +216,25 @@ def test_the_base_is_never_in_training_mode() -> None:
     net = network("bert")  # with dropout of 0.1 in its configuration
     tree, x = trained(net, 0), inputs("bert", 3, 0)
     assert not net.stochastic
-    assert torch.equal(net.logits(tree, x, training=True), net.logits(tree, x))
+    for _ in range(2):  # it was in the other mode before
+        assert torch.equal(net.logits(tree, x, training=True), net.logits(tree, x))
+
+
+def test_layers_are_computed_again_from_the_first_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, again = network("vit", checkpointing=True), []
+
+    def counted(run: Any, *args: Any, **options: Any) -> Any:
+        again.append(run)
+        return run(*args)
+
+    monkeypatch.setattr(network_module, "checkpoint", counted)
+    tree, x = trained(net, 0), inputs("vit", 3, 0)
+    net.logits(tree, x, training=True)
+    assert len(again) == BLOCKS
+    net.logits(tree, x)
+    assert len(again) == BLOCKS
+    net.logits(tree, x, training=True)
+    assert len(again) == 2 * BLOCKS
 
 
 @pytest.mark.parametrize("family", ["vit", "llama", "bert"])
@@ -240,7 +263,7 @@ def test_scale_layers_targets_and_head() -> None:
     rooted = network("vit", adapter={"r": 4, "alpha": 6, "scaling": "alpha_over_sqrt_r"})
     assert rooted.scale == 3 and network("vit").scale == 2
     last = network("vit", adapter={"r": 2, "layers": [1], "targets": ["q_proj", "fc2"]})
-    assert last.sites == ("model.vit.layers.1.attention.q_proj", "model.vit.layers.1.mlp.fc2")
+    assert tuple(last.sites) == ("model.vit.layers.1.attention.q_proj", "model.vit.layers.1.mlp.fc2")
     given = section("vit", head={"init": "folder"})
     with pytest.raises(
         ModelError, match=r"model\.head: .* shape \(5, 32\) for classifier\.weight, needed is \(10, 32\)"
@@ -324,3 +347,48 @@ def test_rows_with_another_padding_than_the_base_has_are_refused() -> None:
     )
     with pytest.raises(ModelError, match=words):
         section("bert").network(replace(spec, padding=0, vocabulary=9000))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "spec", "frozen", "factors", "head"),
+    [
+        (
+            "ViTConfig",
+            {"num_labels": 100},
+            InputSpec("image", (3, 224, 224), 100),
+            85_798_656,
+            294_912,
+            76_900,
+        ),
+        (
+            "LlamaConfig",
+            {
+                "hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4,
+                "intermediate_size": 5632, "vocab_size": 32000, "pad_token_id": 0,
+            },
+            InputSpec("tokens", (512,), 4, vocabulary=32000),
+            1_100_048_384 - 32000 * 2048,  # without the layer that makes words
+            1_126_400,
+            4 * 2048,
+        ),
+    ],
+    ids=["ViT-B/16", "TinyLlama-1.1B"],
+)  # fmt: skip
+def test_a_published_size_has_the_scalars_of_the_page_on_memory(
+    kind: str, options: dict[str, Any], spec: InputSpec, frozen: int, factors: int, head: int, tmp_path: Path
+) -> None:
+    """Counted without memory for weights: docs/adapters.md has these numbers."""
+    getattr(transformers, kind)(**options).save_pretrained(tmp_path)
+    safetensors.torch.save_file({"none": torch.zeros(1)}, tmp_path / "model.safetensors")
+    model = section_over(tmp_path).build(spec)
+    own = own_shapes(model)
+    assert sum(math.prod(shape) for name, shape in own.items() if ".lora_" in name) == factors
+    assert sum(math.prod(shape) for name, shape in own.items() if ".lora_" not in name) == head
+    base_parameters = {name: leaf for name, leaf in model.named_parameters() if name not in own}
+    assert sum(leaf.numel() for leaf in base_parameters.values()) == frozen
+    assert all(leaf.device.type == "meta" for leaf in model.parameters())
+
+
+def section_over(folder: Path) -> PretrainedModel:
+    """Adapters of rank 8 over a base."""
+    return PretrainedModel.model_validate({"folder": str(folder), "adapter": {"r": 8, "alpha": 16}})
