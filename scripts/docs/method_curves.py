@@ -2,6 +2,7 @@
 
     python scripts/docs/method_curves.py                   runs what ``docs/methods/curves.csv`` lacks, draws all
     python scripts/docs/method_curves.py --again NAME...   runs these methods again first
+    python scripts/docs/method_curves.py --draw            runs nothing, and draws what the table has
     python scripts/docs/method_curves.py --check           runs nothing; exit status 1 if a run or a picture is missing
                                                            or a picture is not the table's
 
@@ -93,10 +94,20 @@ def picture(name: str, curves: dict[str, Curve]) -> str:
     return re.sub(r"(\.\d\d)\d+", r"\1", re.sub(r' transform="rotate\(-0 [^"]*"', "", text))
 
 
+def pictures(curves: dict[str, Curve]) -> dict[Path, str]:
+    """Returns the pictures of all methods of which there are runs, by their files."""
+    return {
+        PICTURES / f"{name}.svg": picture(name, curves)
+        for name in METHODS
+        if {settings_of(name), reference_of(name)} <= set(curves)
+    }
+
+
 def main() -> int:
     """Runs, draws or checks; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", nargs="+", default=[], choices=sorted(METHODS), metavar="NAME")
+    parser.add_argument("--draw", action="store_true")
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     curves = read_table()
@@ -104,6 +115,8 @@ def main() -> int:
     missing = [settings for settings in all_settings() if settings not in curves or settings in again]
     if given.check:
         return _check(curves, missing)
+    if given.draw:
+        missing = []
     for number, settings in enumerate(missing, 1):
         begun = time.monotonic()
         curves[settings] = measured(settings)
@@ -115,16 +128,15 @@ def main() -> int:
     for path in PICTURES.glob("*.svg"):
         if path.stem not in METHODS:
             path.unlink()
-    for name in METHODS:
-        (PICTURES / f"{name}.svg").write_text(picture(name, curves), encoding="utf-8")
+    for path, text in pictures(curves).items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 
 def _check(curves: dict[str, Curve], missing: list[str]) -> int:
     wrong = [f"{TABLE.relative_to(ROOT)}: no run of {settings}" for settings in missing]
-    for name in METHODS if not missing else ():
-        path = PICTURES / f"{name}.svg"
-        if not path.exists() or path.read_text(encoding="utf-8") != picture(name, curves):
+    for path, text in pictures(curves).items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
             wrong.append(f"out of date: {path.relative_to(ROOT)}")
     print("\n".join(wrong), end="\n" if wrong else "")
     return int(bool(wrong))

@@ -15,6 +15,7 @@ import inspect
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def page(name: str, method: type[Algorithm]) -> str:
         *([displayed(equation)] if equation else []),
         picture(name, METHODS),
         f"```bash\nrayfl run {command_of(settings_of(name))}\n```",
-        _curve(name, read_table()),
+        *_curve(name, read_table()),
         f"Source: {source}. [All methods](index.md).",
         "## The method",
         _markdown(rest),
@@ -71,18 +72,17 @@ def page(name: str, method: type[Algorithm]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _curve(name: str, curves: dict[str, Curve]) -> str:
-    """The picture of a method's small run, and in words what it shows."""
-    missing = [settings for settings in (settings_of(name), reference_of(name)) if settings not in curves]
-    if missing:
-        raise SystemExit(f"no run of {missing[0]}: python scripts/docs/method_curves.py")
+def _curve(name: str, curves: dict[str, Curve]) -> Iterator[str]:
+    """The picture of a method's small run, and in words what it shows; nothing before there is one."""
+    if not {settings_of(name), reference_of(name)} <= set(curves):
+        return
     own, fedavg = curves[settings_of(name)], curves[reference_of(name)]
     beside = "" if name == "fedavg" else f", FedAvg's {fedavg.last:.1f} %"
     shown = f"{name}: {own.last:.1f} %{beside} after round {own.end}"
     others = " ".join(part for part in reference_of(name).split()[1:] if not part.startswith("algorithm="))
     same = f", which has `{others}` too" if others else ""
-    return (
-        f"![{shown}]({PICTURES.name}/{name}.svg)\n\n"
+    yield f"![{shown}]({PICTURES.name}/{name}.svg)"
+    yield (
         f"The mean accuracy of 20 clients in that run{'' if name == 'fedavg' else f', beside FedAvg{same}'}: {shown} "
         "([all runs](curves.csv), measured by `python scripts/docs/method_curves.py`). One seed and a small data set: "
         "this shows that the method trains, not which method is better."

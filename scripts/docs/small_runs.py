@@ -19,7 +19,7 @@ NEEDS = {
     "cfl": "train.clients_per_round=all",
     "fedbn": "model=resnet9 train.local_epochs=1",
     "fedbuff": "system=sampled system.mode=buffered",
-    "feddf": "holdout.public=200",
+    "feddf": "holdout.public=200 algorithm.distill_steps=100",
     "fedmd": "holdout.public=200",
     "fedme": "train.clients_per_round=all",
     "l2gd": "train.clients_per_round=all train.momentum=0",
@@ -68,10 +68,10 @@ def command_of(settings: str) -> str:
 def reference_of(name: str) -> str:
     """Returns the settings of the FedAvg run that a method's curve is shown with.
 
-    They are the method's own, but for the section ``system``: FedAvg waits for all of a round's clients, and of that
-    section nothing but the simulated time would follow.
+    They are the method's own, but for its hyper-parameters and the section ``system``: FedAvg waits for all of a
+    round's clients, and of that section nothing but the simulated time would follow.
     """
-    needs = [need for need in NEEDS.get(name, "").split() if not need.startswith("system")]
+    needs = [need for need in NEEDS.get(name, "").split() if not need.startswith(("system", "algorithm."))]
     return " ".join([*_preset(name), "algorithm=fedavg", *needs])
 
 
