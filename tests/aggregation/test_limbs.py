@@ -96,6 +96,7 @@ def test_sums_of_other_processes_are_read_where_they_lie(size: int) -> None:
 
 def test_what_is_waiting_and_what_was_received_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregation, "_WAITING_BYTES", 100)
+    monkeypatch.setattr(aggregation, "_MANY_BYTES", 100)
     monkeypatch.setattr(aggregation, "_RECEIVED", 2)
     trees = [{"w": torch.full((10,), float(k))} for k in range(1, 9)]
     running = ExactSum()

@@ -20,7 +20,8 @@ from actors.hosting.state import ClientStates
 from actors.processes.pool import InlinePool
 from algorithms.base import Averaging, Clients
 from algorithms.clients import Call
-from rayfl.aggregation.exact_sum import ExactSum, NonFiniteError, Weighted
+from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from rayfl.aggregation.magnitudes import NonFiniteError
 from rayfl.config.schema import ClientsConfig
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine, EngineConfig
