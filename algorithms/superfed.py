@@ -18,6 +18,7 @@ from rayfl.params import Tree
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
 """Mixing coefficients that are evaluated."""
+_ROWS = {f"lambda={value}": value for value in GRID}
 
 
 class SuPerFed(Averaging):
@@ -153,4 +154,4 @@ class SuPerFed(Averaging):
 
 
 def _line(federated: Model, local: Model, task: Task) -> dict[str, Predictor]:
-    return {f"lambda={value}": Predictor.of(Mixture(federated, local, value, task)) for value in GRID}
+    return {name: Predictor.of(Mixture(federated, local, value, task)) for name, value in _ROWS.items()}

@@ -26,7 +26,8 @@ TINY = 1e-12
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (path, leaf) in insertion order."""
     for key, value in tree.items():
-        if isinstance(value, Mapping):
+        # Tensors first: what is no mapping is found out slowly, and clients in large numbers are asked of.
+        if not isinstance(value, Tensor) and isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}/")
         else:
             yield f"{prefix}{key}", value
@@ -44,6 +45,13 @@ def from_leaves(pairs: Mapping[str, Any]) -> Tree:
 
 def map_leaves(function: Callable[..., Any], tree: Mapping[str, Any], *others: Mapping[str, Any]) -> Tree:
     """Applies ``function`` to corresponding leaves of trees of one structure."""
+    if not others:
+        return {
+            key: map_leaves(function, value)
+            if not isinstance(value, Tensor) and isinstance(value, Mapping)
+            else function(value)
+            for key, value in tree.items()
+        }
     return {
         key: map_leaves(function, value, *(other[key] for other in others))
         if isinstance(value, Mapping)
@@ -54,7 +62,10 @@ def map_leaves(function: Callable[..., Any], tree: Mapping[str, Any], *others: M
 
 def own_dicts(tree: Mapping[str, Any]) -> Tree:
     """The same leaves in dicts of their own: what is assigned in one tree is not assigned in the other."""
-    return map_leaves(lambda leaf: leaf, tree)
+    return {
+        key: own_dicts(value) if not isinstance(value, Tensor) and isinstance(value, Mapping) else value
+        for key, value in tree.items()
+    }
 
 
 def copy(tree: Mapping[str, Any]) -> Tree:

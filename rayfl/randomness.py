@@ -12,10 +12,21 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 _NO_COORDINATE = -1
+
+
+class _Key(np.random.bit_generator.ISeedSequence):
+    """Gives Philox its key as it is; a key by its own name would first have entropy of the machine gathered."""
+
+    def __init__(self, digest: bytes) -> None:
+        self._key = np.frombuffer(digest, dtype=np.uint64)
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+        return self._key
 
 
 @dataclass(frozen=True)
@@ -30,8 +41,8 @@ class RandomStreams:
 
     def generator(self, name: str, round: int = _NO_COORDINATE, client: int = _NO_COORDINATE) -> np.random.Generator:
         """A fresh Philox generator at the start of the stream (name, round, client)."""
-        key = np.frombuffer(self._digest(name, round, client), dtype=np.uint64)
-        return np.random.Generator(np.random.Philox(key=key))
+        key: Any = _Key(self._digest(name, round, client))
+        return np.random.Generator(np.random.Philox(key))
 
     def integer(self, name: str, round: int = _NO_COORDINATE, client: int = _NO_COORDINATE) -> int:
         """A 63-bit seed for libraries that take an integer (PyTorch, scikit-learn)."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -64,3 +66,13 @@ def test_global_generators_are_left_alone() -> None:
 def test_the_numbers_of_a_seed_are_the_same_for_ever(coordinates: tuple[str, int, int], expected: int) -> None:
     """Published results can be made again only while these stand."""
     assert RandomStreams(42).integer(*coordinates) == expected
+
+
+def test_streams_are_those_of_philox_with_the_digest_as_its_key() -> None:
+    digest = hashlib.blake2b(b"7/batches/3/11", digest_size=16).digest()
+    expected = np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64)))
+    found = RandomStreams(7).generator("batches", 3, 11)
+    assert np.array_equal(found.integers(0, 2**63, 9), expected.integers(0, 2**63, 9))
+    assert np.array_equal(found.permutation(20), expected.permutation(20))
+    again = pickle.loads(pickle.dumps(found))
+    assert again.random() == found.random() == expected.random()

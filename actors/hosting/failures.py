@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rayfl.aggregation.exact_sum import NonFiniteError
+from rayfl.aggregation.magnitudes import NonFiniteError
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.errors import MethodError as MethodError
 from rayfl.errors import text_of

@@ -154,13 +154,16 @@ class ClientHost:
             return result
         procedures, metered = Procedures(own, job, common, result), Meter(self.engine)
         waiting, places = self._ranked(job), {client: place for place, client in enumerate(job.clients)}
-        while waiting:
-            width = self.engine.width
-            together, waiting = sorted(waiting[:width], key=places.__getitem__), waiting[width:]
-            started = time.perf_counter()
-            procedures.run(together, sorted(waiting[:width], key=places.__getitem__))
-            each = (time.perf_counter() - started) / len(together)
-            result.seconds.update(dict.fromkeys(together, each))
+        try:
+            while waiting:
+                width = self.engine.width
+                together, waiting = sorted(waiting[:width], key=places.__getitem__), waiting[width:]
+                started = time.perf_counter()
+                procedures.run(together, sorted(waiting[:width], key=places.__getitem__))
+                each = (time.perf_counter() - started) / len(together)
+                result.seconds.update(dict.fromkeys(together, each))
+        finally:
+            procedures.finish()
         metered.write(result)
         for found in (result.values, result.scores, result.upload_bytes, result.seconds):
             _reorder(found, job.clients)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actors.hosting.failures import Failure
 from actors.hosting.memory import Lookups
-from rayfl.aggregation.exact_sum import ExactSum
+from rayfl.aggregation.exact_sum import ExactSum, Inspected
 from rayfl.metrics import Statistics
 from rayfl.params import Tree, leaves
 from rayfl.storage.manifest import StoredFile
@@ -73,6 +73,27 @@ class Job:
         return found
 
 
+@dataclass(slots=True)
+class Found:
+    """What one client has done in a job, which is fit to be part of the result.
+
+    Attributes:
+        contribution: to the mean of ``group``.
+        group: see :class:`rayfl.aggregation.exact_sum.Weighted`.
+        value: the result of a ``map``, a NumPy tree.
+        scores: of its predictors, by split and name.
+        upload_bytes: of its result, before any reduction; None where messages are not counted.
+        update: its part of :attr:`JobResult.updates`.
+    """
+
+    contribution: Inspected | None = None
+    group: str = ""
+    value: Tree | None = None
+    scores: dict[str, dict[str, Statistics]] | None = None
+    upload_bytes: int | None = None
+    update: Inspected | None = None
+
+
 @dataclass
 class JobResult:
     """The result of a job.
@@ -112,16 +133,20 @@ class JobResult:
     flops: int | None = None
     peak_bytes: int = 0
 
-    def absorb(self, other: JobResult) -> None:
-        """Adds what another result has of clients' outcomes.
+    def absorb(self, client: int, found: Found) -> None:
+        """Adds what a client has done.
 
         Raises:
             ValueError: when contributions to one mean differ in structure.
             OverflowError: when their sum leaves the fixed-point range.
         """
-        for group, part in other.totals.items():
-            self.totals.setdefault(group, ExactSum()).merge(part)
-        self.updates.merge(other.updates)
-        self.values.update(other.values)
-        self.scores.update(other.scores)
-        self.upload_bytes.update(other.upload_bytes)
+        if found.contribution is not None:
+            self.totals.setdefault(found.group, ExactSum()).take(found.contribution)
+        if found.update is not None:
+            self.updates.take(found.update)
+        if found.value is not None:
+            self.values[client] = found.value
+        if found.scores is not None:
+            self.scores[client] = found.scores
+        if found.upload_bytes is not None:
+            self.upload_bytes[client] = found.upload_bytes

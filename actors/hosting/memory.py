@@ -105,13 +105,25 @@ class LeastRecentlyUsed(Generic[Key]):
 
 
 class Kept:
-    """A tree that a :class:`Spill` holds as long as this handle is referred to."""
+    """A tree that a :class:`Spill` holds as long as this handle is referred to.
 
-    def __init__(self, serial: int, tree: Tree) -> None:
+    Args:
+        serial: its number.
+        tree: what is kept.
+        drop: called with the number when nobody refers to the handle any more.
+    """
+
+    def __init__(self, serial: int, tree: Tree, drop: Callable[[int], None] | None = None) -> None:
         self.serial = serial
+        self._drop = drop
         self.size = num_bytes(tree)
         self.tree: Tree | None = tree
         self.file: Path | None = None
+
+    def __del__(self) -> None:
+        # weakref.finalize would do the same, and take as long as all else that is done to keep a state.
+        if self._drop is not None:
+            self._drop(self.serial)
 
 
 class Spill:
@@ -145,9 +157,8 @@ class Spill:
     def keep(self, tree: Tree) -> Kept:
         """Takes a tree, which nobody changes in place any more."""
         with self._lock:
-            kept = Kept(next(self._serials), tree)
+            kept = Kept(next(self._serials), tree, self._drop)
             self._handles[kept.serial] = kept
-            weakref.finalize(kept, self._drop, kept.serial)
             self._recent.touch(kept.serial, kept.size)
             return kept
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from actors.hosting.failures import too_little_memory
 from actors.hosting.job import Job
 from algorithms.base import Algorithm
-from rayfl.aggregation.exact_sum import Extremes, NonFiniteError, Weighted, extremes_of
+from rayfl.aggregation.exact_sum import Weighted
+from rayfl.aggregation.magnitudes import Extremes, NonFiniteError, extremes_of
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.diagnosis.tracebacks import own_definition, own_frames
 from rayfl.engine.tasks import Task
-from rayfl.engine.transfers import join, moved_together
+from rayfl.engine.transfers import join, moved_together, sent_home
 from rayfl.errors import ClientError, MethodError, text_of
 from rayfl.models.pretrained.products import contribution
 from rayfl.params import Tree, from_numpy, tensors
@@ -25,6 +26,10 @@ _CPU = torch.device("cpu")
 
 Brought = tuple[dict[int, Tree], dict[int, Tree], dict[int, Tensor]]
 """States and payloads by client, and the payloads' tensors by the ``id`` of their array."""
+
+
+Home = Callable[[], Mapping[int, Tree]]
+"""Gives states on the CPU, by client, once they are there."""
 
 
 def brought(device: torch.device, job: Job, ids: Sequence[int], state_of: Callable[[int], Tree]) -> Brought:
@@ -77,7 +82,8 @@ def settled(
     outcomes: dict[int, Any],
     updates: Mapping[int, Any],
     states: Mapping[int, Tree],
-) -> tuple[Extremes, Mapping[int, Tree]]:
+    later: bool = False,
+) -> tuple[Extremes, Home]:
     """Looks at what all clients leave and brings it home together, since each transfer waits for the device.
 
     Args:
@@ -86,25 +92,33 @@ def settled(
         outcomes: what they returned, by client; of ``map``, brought home in place.
         updates: as of :func:`update_of`, by client.
         states: those that changed, by client.
+        later: whether states are brought home while the device is at work for the next clients.
 
     Returns:
-        The extremes of all that is sent or kept, and the states on the CPU.
+        The extremes of all that is sent or kept, and what gives the states on the CPU.
     """
-    if device.type == "cpu":
-        return {}, states
+    if device.type == "cpu" and len(outcomes) == 1:
+        return {}, lambda: states
     sent = {id: found.tree if isinstance(found, Weighted) else found for id, found in outcomes.items()}
     trees = {id: tree for id, tree in sent.items() if isinstance(tree, Mapping) and job.kind != "evaluate"}
     changes = [update.tree for update in updates.values() if isinstance(update, Weighted)]
     try:
         known = extremes_of([*trees.values(), *changes, *states.values()])
-        kept = dict(zip(states, moved_together(list(states.values()), _CPU), strict=True))
+        if device.type == "cpu":
+            return known, lambda: states
+        leaving = list(states.values())
+        arrived = sent_home(leaving) if later else _at_once(moved_together(leaving, _CPU))
         if job.kind == "map":
             outcomes |= zip(trees, moved_together(list(trees.values()), _CPU), strict=True)
     except Exception as error:
         if not ran_out_of_memory(error):
             raise
-        return {}, states  # each by itself
-    return known, kept
+        return {}, lambda: states  # each by itself
+    return known, lambda: dict(zip(states, arrived(), strict=True))
+
+
+def _at_once(trees: list[Tree]) -> Callable[[], list[Tree]]:
+    return lambda: trees
 
 
 def blamed(error: Exception, client: int | str, job: Job, algorithm: Algorithm) -> ClientError:

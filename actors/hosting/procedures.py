@@ -10,15 +10,17 @@ from typing import Any
 from actors.hosting.contract import are_predictors, begun, check_keepable, check_predictors, check_sendable
 from actors.hosting.equipment import Equipment
 from actors.hosting.failures import Failure, reason_of
-from actors.hosting.job import Job, JobResult
+from actors.hosting.job import Found, Job, JobResult
 from actors.hosting.outcomes import Brought, arrived, blamed, brought, settled, update_of
 from actors.hosting.scoring import SplitScores
-from actors.hosting.state import changed_in_place, signature
-from rayfl.aggregation.exact_sum import ExactSum, Extremes, Weighted, check_finite, too_large
+from actors.hosting.state import Signature
+from actors.hosting.storing import Storing
+from rayfl.aggregation.exact_sum import Inspected, Weighted, too_large
+from rayfl.aggregation.magnitudes import Extremes, check_finite
 from rayfl.data.sources.official import OFFICIAL_PIECE
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete
-from rayfl.engine.client import Client
+from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.tasks import Predictor
 from rayfl.engine.trampoline import run_procedures
 from rayfl.engine.transfers import beside
@@ -44,6 +46,7 @@ class Procedures:
         self._common = common
         self._result = result
         self._next: tuple[int, ...] = ()
+        self._storing = Storing(own, job)
         self._ahead: tuple[tuple[int, ...], Brought] | None = None
 
     def run(self, ids: Sequence[int], following: Sequence[int] = ()) -> None:
@@ -72,6 +75,10 @@ class Procedures:
                 raise self._blame(error, id) from error
             result.failures[id] = Failure(job.procedure, reason_of(error), complete(error))
 
+    def finish(self) -> None:
+        """Waits for the states that are on their way home; to be called after the last of :meth:`run`."""
+        self._storing.finish()
+
     def _attempt_with_room(self, ids: Sequence[int]) -> dict[int, Exception]:
         """Runs the procedures of some clients, fewer at a time where the device's memory is too small for all.
 
@@ -85,6 +92,7 @@ class Procedures:
         if not short:
             return failed
         self._ahead = None
+        self._storing.finish()
         self._own.make_room([failed.pop(id) for id in short])
         if len(ids) == 1:
             return self._attempt(ids)
@@ -104,11 +112,10 @@ class Procedures:
                 raise
             return dict.fromkeys(ids, error)
         clients, coroutines, failed = self._begun(ids, states, payloads)
-        before = {id: signature(client.state) for id, client in clients.items()}
-        lent = {
-            "what is sent to all clients": Untouched(self._common, own.recorded),
-            "what is sent to several clients": Untouched(job.common_to_several(ids, received), own.recorded),
-        }
+        before = {id: Signature(client.state) for id, client in clients.items()}
+        lent = {"what is sent to all clients": Untouched(self._common, own.recorded)}
+        if several := job.common_to_several(ids, received):
+            lent["what is sent to several clients"] = Untouched(several, own.recorded)
 
         def unharmed(id: int) -> None:
             self._check_lent(lent, id)
@@ -117,34 +124,41 @@ class Procedures:
         outcomes = run_procedures(coroutines, own.engine, own.at_work.turn_to, unharmed)
         outcomes = {id: self._kept_back(clients[id], outcome) for id, outcome in outcomes.items()}
         scored = self._scored_together(clients, outcomes)
+        self._storing.finish()  # of those before: they came home while the device was asked for these steps
+        following = self._next
         self._bring_ahead()
         updates = {
             id: update_of(own.algorithm, own.engine.task, job, outcome, self._common)
             for id, outcome in outcomes.items()
         }
-        changed = {id for id in clients if job.kind != "evaluate" and signature(clients[id].state) != before[id]}
-        kept: Mapping[int, Tree] = {id: clients[id].state for id in changed}
-        known, kept = settled(own.engine.device, job, outcomes, updates, kept)
+        changed = {id for id in clients if job.kind != "evaluate" and before[id].is_other(clients[id].state)}
+        leaving = {id: clients[id].state for id in clients if id in changed}
+        later = self._storing.may_wait(leaving, following)
+        known, home = settled(own.engine.device, job, outcomes, updates, leaving, later)
         for id, client in clients.items():
             own.at_work.turn_to((id,))
-            spoilt = changed_in_place(before[id])
+            spoilt = before[id].written()
             if spoilt is not None:
                 # The kept state, which a commit may be writing just now, has the same tensors.
                 wrong = MethodError(f"writes to its state's {spoilt!r} in place: assign a new tensor")
                 raise self._blame(wrong, id)
             try:
                 # Everything that can go wrong with this client alone does so before anything of it is kept.
-                found = self._result_of(client, outcomes[id], updates[id], scored.get(id, {}), known)
+                found = self._found_of(client, outcomes[id], updates[id], scored.get(id, {}), known)
                 if id in changed:
                     check_keepable(client.state)
                     check_finite(client.state, known)
             except BaseException as error:
                 failed[id] = as_error(error)
                 own.engine.check(failed[id])
-            unharmed(id)  # what it published or returned as a predictor is code, too
+            if job.splits:
+                unharmed(id)  # what it published or returned as a predictor is code, too
             if id not in failed:
-                self._keep(id, found, kept.get(id), client.state)
+                self._absorb(id, found)
         own.at_work.turn_to(())
+        self._storing.begin({id: state for id, state in leaving.items() if id not in failed}, home)
+        if not later:
+            self._storing.finish()
         return failed
 
     def _brought(self, ids: Sequence[int]) -> Brought:
@@ -175,13 +189,14 @@ class Procedures:
     ) -> tuple[dict[int, Client], dict[int, Coroutine[Any, Any, Any]], dict[int, Exception]]:
         """The clients and their procedures, and the errors of those for whom the device's memory is too small."""
         job, own = self._job, self._own
+        context = replace(own.context, round=job.round, final=job.final, started=job.started)
         clients: dict[int, Client] = {}
         coroutines: dict[int, Coroutine[Any, Any, Any]] = {}
         failed: dict[int, Exception] = {}
         procedure = getattr(own.algorithm, job.procedure)
         for id in ids:
             try:
-                client = self._client(id, states.pop(id))
+                client = self._client(id, states.pop(id), context)
                 given = {**own_dicts(self._common), **payloads.pop(id)}
                 if own.norm.names:
                     given = own.norm.joined(given, client.state, own.engine.device)
@@ -197,34 +212,25 @@ class Procedures:
                 raise self._blame(error, id) from error
         return clients, coroutines, failed
 
-    def _keep(self, id: int, found: JobResult, state: Tree | None, there: Tree) -> None:
-        """Adds what a client has done to the result, and keeps its state if that has changed.
-
-        Args:
-            id: of the client.
-            found: what it has done.
-            state: its state on the CPU; None if that has not changed.
-            there: its state on the device.
-        """
+    def _absorb(self, id: int, found: Found) -> None:
+        """Adds what a client has done to the result."""
         try:
-            self._result.absorb(found)
-            if state is not None:
-                self._own.states.replace(id, state, self._job.round)
-                self._own.resident.keep(id, self._own.states.kept(id), there)
+            self._result.absorb(id, found)
         except Exception as error:
             # Of a sum that is too large, each client has but a part.
             raise self._blame(error, "the clients" if isinstance(error, OverflowError) else id) from error
 
     def _check_lent(self, lent: Mapping[str, Untouched], id: int) -> None:
         """Raises an error if a client has written to what others are given, too, or what it will be given again."""
-        method = self._own.algorithm.name
-        written = ((leaf, of) for of, tensors in lent.items() if (leaf := tensors.written()) is not None)
-        if (first := next(written, None)) is not None:
-            what = f"{first[0]!r} of {first[1]}"
-        elif (part := self._own.samples.written(id)) is not None:
-            what = f"{part}, which are read once for all rounds"
+        for of, tensors in lent.items():
+            if (leaf := tensors.written()) is not None:
+                what = f"{leaf!r} of {of}"
+                break
         else:
-            return
+            if (part := self._own.samples.written(id)) is None:
+                return
+            what = f"{part}, which are read once for all rounds"
+        method = self._own.algorithm.name
         error = MethodError(f"{method} writes to {what}, in place: work on a copy (rayfl.params.copy, Tensor.clone)")
         raise self._blame(error, id)
 
@@ -253,15 +259,14 @@ class Procedures:
         self._own.at_work.turn_to(tuple(sound))
         return self._own.scorer.score_together(sound, job.splits, self._own.samples.of)
 
-    def _client(self, id: int, state: Tree) -> Client:
-        job, own = self._job, self._own
-        context = replace(own.context, round=job.round, final=job.final, started=job.started)
+    def _client(self, id: int, state: Tree, context: RoundContext) -> Client:
+        own = self._own
         samples = own.samples.of(id)
         return Client(id, state, samples, own.engine.task, context, own.engine.device, own.samples.public)
 
-    def _result_of(self, client: Client, outcome: Any, update: Any, scored: SplitScores, known: Extremes) -> JobResult:
-        """Returns one client's outcome as the result of a job, if it is fit to be one."""
-        job, result, scorer, samples = self._job, JobResult(), self._own.scorer, self._own.samples
+    def _found_of(self, client: Client, outcome: Any, update: Any, scored: SplitScores, known: Extremes) -> Found:
+        """Returns what one client has done, if it is fit to be part of a result."""
+        job, result, scorer, samples = self._job, Found(), self._own.scorer, self._own.samples
         if isinstance(outcome, Exception):
             raise outcome
         if job.kind == "evaluate":
@@ -269,33 +274,30 @@ class Procedures:
             found = scorer.score_rest(outcome, job.splits, samples.of(client.id), scored)
             if job.official:
                 found["official"] = self._scores_on_official(outcome)
-            result.scores[client.id] = found
+            result.scores = found
             return result
         if job.kind == "mean":
             if not isinstance(outcome, Weighted):
                 raise MethodError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
             check_sendable(outcome.tree, job.procedure)
-            total = ExactSum()
-            total.add(outcome, known)
-            if job.summands > 1 and not total.fits(job.summands if job.skips else 1):
+            result.contribution, result.group = Inspected.of(outcome, known), outcome.group
+            if job.summands > 1 and not result.contribution.fits(job.summands if job.skips else 1):
                 raise OverflowError(too_large(outcome))
-            result.totals[outcome.group] = total
             if job.counted:
-                result.upload_bytes[client.id] = num_bytes(outcome.tree)
+                result.upload_bytes = num_bytes(outcome.tree)
             if isinstance(update, Exception):
                 raise update
             if update is not None:
-                result.updates.add(update, known)
+                result.update = Inspected.of(update, known)
         else:
             check_sendable(outcome, job.procedure)
             check_finite(outcome)
-            result.values[client.id] = to_numpy(outcome)
+            result.value = to_numpy(outcome)
             if job.counted:
-                result.upload_bytes[client.id] = num_bytes(outcome)
+                result.upload_bytes = num_bytes(outcome)
         if client.published:
             check_predictors(client.published, f"{job.procedure} (client.publish)")
-            offered = scorer.score_rest(client.published, job.splits, samples.of(client.id), scored)
-            result.scores[client.id] = offered
+            result.scores = scorer.score_rest(client.published, job.splits, samples.of(client.id), scored)
         return result
 
     def _scores_on_official(self, predictors: Mapping[str, Predictor]) -> dict[str, Statistics]:

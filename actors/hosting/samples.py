@@ -50,7 +50,7 @@ class Samples:
         self._everybody = range(dataset.num_clients - unseen)
         self._device = device
         self._loaded: dict[Key, Examples] = {}
-        self._lent: dict[Key, Untouched] = {}
+        self._lent: dict[int, dict[str, Untouched]] = {}
         self._recent = LeastRecentlyUsed[Key](limit, self._unload)
         self._public: torch.Tensor | None = None
         self._lent_public = Untouched({})
@@ -108,7 +108,7 @@ class Samples:
         moved = {name: Examples(parts[name].x.to(self._device), parts[name].y.to(self._device)) for name in names}
         for name, part in moved.items():
             self._loaded[client, name] = part
-            self._lent[client, name] = Untouched({"inputs": part.x, "labels": part.y})
+            self._lent.setdefault(client, {})[name] = Untouched({"inputs": part.x, "labels": part.y})
             if name != split:
                 self._recent.touch((client, name), part.x.nbytes + part.y.nbytes)
 
@@ -169,7 +169,10 @@ class Samples:
             )
 
     def _unload(self, key: Key) -> None:
-        del self._loaded[key], self._lent[key]
+        client, split = key
+        del self._loaded[key], self._lent[client][split]
+        if not self._lent[client]:
+            del self._lent[client]
 
     def _everybodys(self, split: str) -> Examples:
         """The samples of a split of all clients that may train, in ascending order of the clients."""
@@ -191,7 +194,8 @@ class Samples:
             part = read()
             check_examples(part, self._dataset.spec, "the official test part", first)
             self._loaded[key] = Examples(part.x.to(self._device), part.y.to(self._device))
-            self._lent[key] = Untouched({"inputs": self._loaded[key].x, "labels": self._loaded[key].y})
+            lent = Untouched({"inputs": self._loaded[key].x, "labels": self._loaded[key].y})
+            self._lent.setdefault(_OFFICIAL, {})[str(first)] = lent
         found = self._loaded[key]
         self._recent.touch(key, found.x.nbytes + found.y.nbytes)
         return found
@@ -210,9 +214,11 @@ class Samples:
 
     def written(self, client: int) -> str | None:
         """Returns which samples a client has written to in place, its own or the public ones; None for none."""
-        if self._lent_public.written() is not None:
+        if self._public is not None and self._lent_public.written() is not None:
             return "the public samples"
-        if any(lent.written() is not None for (owner, _), lent in self._lent.items() if owner == _OFFICIAL):
+        if any(lent.written() is not None for lent in self._lent.get(_OFFICIAL, {}).values()):
             return "the official test samples"
-        found = ((split, self._lent[client, split].written()) for split in SPLITS if (client, split) in self._lent)
-        return next((f"its {split} {part}" for split, part in found if part is not None), None)
+        for split, lent in self._lent.get(client, {}).items():
+            if (part := lent.written()) is not None:
+                return f"its {split} {part}"
+        return None

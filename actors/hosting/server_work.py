@@ -10,7 +10,7 @@ from actors.hosting.job import Job
 from actors.hosting.outcomes import blamed
 from actors.hosting.samples import Samples
 from algorithms.base import Algorithm
-from rayfl.aggregation.exact_sum import NonFiniteError, check_finite
+from rayfl.aggregation.magnitudes import NonFiniteError, check_finite
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.client import RoundContext
 from rayfl.engine.engine import Engine

@@ -16,7 +16,6 @@ from rayfl.storage.manifest import StoredFile
 _FILE_BYTES = 16 << 20
 """States of several clients share a file of about this size, which while it is written is in memory twice more."""
 
-Signature = tuple[Any, ...]
 Change = tuple[int, int]
 """When a state changed: the round, and how often the client had moved between hosts by then. Later is greater."""
 
@@ -149,37 +148,42 @@ class ClientStates:
         return {client: self._spill.get(kept) for client, kept in sorted(self._states.items())}
 
 
-def signature(state: Mapping[str, Any]) -> Signature:
-    """Tells a changed state from an unchanged one without comparing values: identity and version of tensors."""
-    return tuple(
-        (path, _Same(leaf), leaf._version) if isinstance(leaf, Tensor) else (path, type(leaf), leaf)
-        for path, leaf in leaves(state)
-    )
+class Signature:
+    """Tells a changed state from an unchanged one without comparing values: by identity and version of tensors.
+
+    It holds the tensors, since the ``id`` of one that is gone may be given to the next.
+
+    Args:
+        state: the state as it is now.
+    """
+
+    __slots__ = ("_leaves", "_paths", "_versions")
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        found = list(leaves(state))
+        self._paths, self._leaves = [path for path, _ in found], [leaf for _, leaf in found]
+        self._versions = [leaf._version if isinstance(leaf, Tensor) else None for leaf in self._leaves]
+
+    def is_other(self, state: Mapping[str, Any]) -> bool:
+        """Returns whether a state is not the one that this is of, or has been written to since."""
+        now = Signature(state)
+        return (
+            now._paths != self._paths
+            or now._versions != self._versions
+            or not all(map(_is_same, now._leaves, self._leaves))
+        )
+
+    def written(self) -> str | None:
+        """Returns the path of a tensor that has been written to in place since; None if there is none."""
+        rows = zip(self._paths, self._leaves, self._versions, strict=True)
+        return next((path for path, leaf, version in rows if version is not None and leaf._version != version), None)
 
 
-def changed_in_place(before: Signature) -> str | None:
-    """The path of a tensor that was written to after its signature was taken; None if there is none."""
-    return next(
-        (path for path, leaf, *version in before if isinstance(leaf, _Same) and version != [leaf.version]), None
-    )
-
-
-class _Same:
-    """Equal for one tensor only; holds it, since the ``id`` of a tensor that is gone may be given to the next."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    @property
-    def version(self) -> int:
-        """The number of times that the tensor has been written to."""
-        return self._tensor._version
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._tensor is self._tensor
-
-    def __hash__(self) -> int:
-        return id(self._tensor)
+def _is_same(leaf: Any, other: Any) -> bool:
+    """Returns whether two leaves are one tensor, or equal values of one type."""
+    if leaf is other or isinstance(leaf, Tensor):
+        return leaf is other
+    return type(leaf) is type(other) and bool(leaf == other)
 
 
 def _pieces(states: Mapping[int, tuple[Change, Kept]]) -> Iterator[list[int]]:

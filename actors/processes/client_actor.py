@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -58,6 +59,9 @@ class ClientActor:
         self._pin()
         self._gpu = own_gpu() if device == "cuda" else None
         self._host = build_host(self._config, host, self._gpu.device if self._gpu else device, neighbours)
+        # What is there now stays as long as the process: a full collection need not look at it again.
+        gc.collect()
+        gc.freeze()
         self._end = ActorEnd(self._config.cluster.shared_memory // neighbours)
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ contributions agree to the bit the mean is that value, whatever its type and mag
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from numbers import Integral
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from rayfl.aggregation.fixed_point import CARRY_EVERY, CPU, HIGH_BITS, HIGH_LIMIT
 from rayfl.aggregation.limbs import Limbs, Summand, mean_of
-from rayfl.params import Tree, from_leaves, from_numpy, leaves, map_leaves, num_bytes, to_numpy
+from rayfl.aggregation.magnitudes import Extremes, largest
+from rayfl.params import Tree, from_leaves, from_numpy, leaves, map_leaves, own_dicts, to_numpy
 
 Form = tuple[tuple[int, ...], torch.dtype] | None
 """Shape and type of a tensor leaf; None marks a plain number."""
@@ -27,6 +28,8 @@ Form = tuple[tuple[int, ...], torch.dtype] | None
 
 _WAITING_BYTES, _WAITING = 64 << 20, 16
 """More is not kept waiting, but for the newest contribution: by then their memory is better used for the next ones."""
+_MANY_BYTES, _MANY = 4 << 20, 256
+"""That number may wait if they are as small altogether: a call then costs more than what it adds."""
 _RECEIVED = 8
 """More sums of other processes are not kept apart."""
 
@@ -37,14 +40,6 @@ REMEDY = (
     "same for all clients"
 )
 """What to do about sums that leave the fixed-point range."""
-
-
-class NonFiniteError(ValueError):
-    """A tree holds NaN or infinity; ``path`` names the leaf."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"non-finite values in {path!r}")
-        self.path = path
 
 
 @dataclass(frozen=True)
@@ -62,27 +57,34 @@ class Weighted:
     group: str = ""
 
 
-Extremes = Mapping[int, tuple[float, float]]
-"""The least and the greatest entry of tensors, by ``id``."""
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """A contribution that is fit to be added.
 
+    Attributes:
+        summand: what is added.
+        weight: its exact weight.
+        template: the form of each leaf.
+    """
 
-def extremes_of(trees: Sequence[Mapping[str, Any]]) -> Extremes:
-    """Those of all tensors on accelerators, which are waited for once."""
-    there = [leaf.detach() for tree in trees for _, leaf in leaves(tree) if _is_there(leaf)]
-    names = [id(leaf) for tree in trees for _, leaf in leaves(tree) if _is_there(leaf)]
-    if not there:
-        return {}
-    numbers = _numbers([bound for leaf in there for bound in leaf.aminmax()])
-    return dict(zip(names, zip(numbers[::2], numbers[1::2], strict=True), strict=True))
+    summand: Summand
+    weight: Fraction | int
+    template: dict[str, Form]
 
+    @classmethod
+    def of(cls, contribution: Weighted, known: Extremes | None = None) -> Inspected:
+        """Inspects a contribution; arguments and errors are those of :meth:`ExactSum.add`."""
+        weight = contribution.weight
+        if not (weight > 0 and math.isfinite(weight)):
+            raise ValueError(f"weights must be positive and finite, got {weight}")
+        template = _template(contribution.tree)
+        bound = _bound(largest(contribution.tree, known), weight)
+        kept = own_dicts if None not in template.values() else _kept
+        return cls(Summand(kept(contribution.tree), weight, bound), _exactly(weight), template)
 
-def _is_there(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.device.type != "cpu" and leaf.is_floating_point() and leaf.numel() > 0
-
-
-def check_finite(tree: Mapping[str, Any], known: Extremes | None = None) -> None:
-    """Raises NonFiniteError for the first leaf with NaN or infinity; ``known`` spares to look at leaves."""
-    _largest(tree, known)
+    def fits(self, parts: int) -> bool:
+        """Returns whether the sum of n contributions of such magnitudes stays in the fixed-point range."""
+        return self.summand.bound * parts < HIGH_LIMIT
 
 
 @dataclass
@@ -103,16 +105,18 @@ class ExactSum:
         template: the form of each leaf, in the order of the mean's leaves.
         bound: what no high limb exceeds.
         since_carry: contributions to the low limbs since their excess was carried.
+        most: how many contributions may wait.
     """
 
     count: int = 0
-    weight: Fraction = field(default_factory=Fraction)
+    weight: Fraction | int = 0
     waiting: list[Summand] = field(default_factory=list)
     limbs: Limbs | None = None
     received: list[Limbs] = field(default_factory=list)
     template: dict[str, Form] = field(default_factory=dict)
     bound: int = 0
     since_carry: int = 0
+    most: int = 0
 
     def add(self, contribution: Weighted, known: Extremes | None = None) -> None:
         """Adds ``weight * tree``; its tensors may not be changed in place before the sum is read or sent.
@@ -127,13 +131,13 @@ class ExactSum:
             TypeError: when a leaf is an integer or boolean tensor.
             ValueError: when the weight is not positive, or the tree unlike those before.
         """
-        if not (contribution.weight > 0 and math.isfinite(contribution.weight)):
-            raise ValueError(f"weights must be positive and finite, got {contribution.weight}")
-        template, largest = _inspect(contribution.tree, known)
-        bound = _bound(largest, contribution.weight)
-        self._admit(template, bound, 1)
-        self.waiting.append(Summand(_kept(contribution.tree), contribution.weight, bound))
-        self._count(1, _exactly(contribution.weight), bound, 1)
+        self.take(Inspected.of(contribution, known))
+
+    def take(self, one: Inspected) -> None:
+        """Adds a contribution that is fit to be added; it raises those errors of :meth:`add` that are about others."""
+        self._admit(one.template, one.summand.bound, 1)
+        self.waiting.append(one.summand)
+        self._count(1, one.weight, one.summand.bound, 1)
 
     def merge(self, other: ExactSum) -> None:
         """Adds another partial sum; ``other`` is not used afterwards.
@@ -151,10 +155,6 @@ class ExactSum:
         self.waiting += other.waiting
         self.received += [*other.received, *([] if other.limbs is None else [other.limbs])]
         self._count(other.count, other.weight, other.bound, other.since_carry)
-
-    def fits(self, parts: int) -> bool:
-        """Returns whether the sum of n parts, each with the magnitudes of this one, stays in the fixed-point range."""
-        return self.bound * parts < HIGH_LIMIT
 
     def mean(self) -> Tree:
         """The weighted mean, in the leaves' own types; fresh memory of this process, wherever contributions were.
@@ -209,7 +209,7 @@ class ExactSum:
     def _admit(self, template: dict[str, Form], bound: int, contributions: int) -> None:
         """Makes room for further contributions; refuses these before anything changes."""
         if self.count == 0:
-            self.template = template
+            self.template, self.most = template, _most_waiting(template)
             return
         if template != self.template:
             every = {**self.template, **template}
@@ -218,9 +218,9 @@ class ExactSum:
         if self.bound + bound >= HIGH_LIMIT:
             raise OverflowError(f"the sum of {self.count} weighted contributions and more is too large: {REMEDY}")
         # Leaves in another order are the same sum; which order the mean has must not depend on who came first.
-        self.template = min(self.template, template, key=list)
-        waiting = len(self.waiting)
-        if waiting >= _WAITING or waiting * num_bytes(self.waiting[0].tree if waiting else {}) > _WAITING_BYTES:
+        if list(template) < list(self.template):
+            self.template = template
+        if len(self.waiting) >= self.most:
             self._settle()
         if len(self.received) > _RECEIVED:
             self._join()
@@ -245,16 +245,22 @@ class ExactSum:
         self.received = []
         return self.limbs
 
-    def _count(self, contributions: int, weight: Fraction, bound: int, since_carry: int) -> None:
+    def _count(self, contributions: int, weight: Fraction | int, bound: int, since_carry: int) -> None:
         self.count += contributions
         self.weight += weight
         self.bound += bound
         self.since_carry += since_carry
 
 
-def _exactly(weight: Any) -> Fraction:
+def _most_waiting(template: Mapping[str, Form]) -> int:
+    """Returns how many contributions of a form may wait."""
+    each = sum(8 if form is None else math.prod(form[0]) * form[1].itemsize for form in template.values())
+    return _MANY if each * _MANY <= _MANY_BYTES else min(max(_WAITING_BYTES // each + 1, 1), _WAITING)
+
+
+def _exactly(weight: Any) -> Fraction | int:
     """The weight as the arithmetic sees it."""
-    return Fraction(int(weight)) if isinstance(weight, Integral) else Fraction(float(weight))
+    return int(weight) if isinstance(weight, Integral) else Fraction(float(weight))
 
 
 def _bound(largest: float, weight: Any) -> int:
@@ -265,47 +271,21 @@ def _bound(largest: float, weight: Any) -> int:
 
 def too_large(contribution: Weighted) -> str:
     """Returns what is too large in a contribution that does not fit into a sum, and what to do."""
-    found = [(_largest({"": leaf}), path) for path, leaf in leaves(contribution.tree)]
-    largest, path = max(found)
-    return f"{path!r} holds up to {largest:.3g} and has the weight {contribution.weight:.6g}: {REMEDY}"
+    most, path = max((largest({"": leaf}), path) for path, leaf in leaves(contribution.tree))
+    return f"{path!r} holds up to {most:.3g} and has the weight {contribution.weight:.6g}: {REMEDY}"
 
 
-def _largest(tree: Mapping[str, Any], known: Extremes | None = None) -> float:
-    """The largest magnitude of all leaves; raises NonFiniteError for the first one with NaN or infinity."""
-    paths: list[str] = []
-    bounds: list[Any] = []
-    for path, leaf in leaves(tree):
-        if isinstance(leaf, Tensor) and not leaf.numel():
-            continue
-        paths.append(path)
-        if known is not None and id(leaf) in known:
-            bounds += known[id(leaf)]
-        else:
-            bounds += leaf.detach().aminmax() if isinstance(leaf, Tensor) else (leaf, leaf)
-    numbers, largest = _numbers(bounds), 0.0
-    for path, low, high in zip(paths, numbers[::2], numbers[1::2], strict=True):
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise NonFiniteError(path)
-        largest = max(largest, abs(low), abs(high))
-    return largest
-
-
-def _numbers(scalars: Sequence[Any]) -> list[float]:
-    """Scalars as numbers: those of an accelerator in one transfer, as each waits for all of its work."""
-    there = [i for i, one in enumerate(scalars) if isinstance(one, Tensor) and one.device.type != "cpu"]
-    brought = torch.cat([scalars[i].view(1) for i in there]).cpu().tolist() if there else []
-    found = dict(zip(there, brought, strict=True))
-    return [found[i] if i in found else float(one) for i, one in enumerate(scalars)]
-
-
-def _inspect(tree: Mapping[str, Any], known: Extremes | None) -> tuple[dict[str, Form], float]:
-    """The form of each leaf and the largest magnitude of all."""
+def _template(tree: Mapping[str, Any]) -> dict[str, Form]:
+    """The form of each leaf."""
     template: dict[str, Form] = {}
     for path, leaf in leaves(tree):
-        if isinstance(leaf, Tensor) and not leaf.dtype.is_floating_point:
+        if not isinstance(leaf, Tensor):
+            template[path] = None
+            continue
+        if not leaf.is_floating_point():
             raise TypeError(f"only floating-point tensors can be averaged, {path!r} is {leaf.dtype}")
-        template[path] = (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else None
-    return template, _largest(tree, known)
+        template[path] = (tuple(leaf.shape), leaf.dtype)
+    return template
 
 
 def _kept(tree: Mapping[str, Any]) -> Tree:

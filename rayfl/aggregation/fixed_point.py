@@ -35,6 +35,8 @@ _ROUNDS_HIGH, _ROUNDS_LOW = 1.5 * 2.0**52, 1.5
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 CPU = torch.device("cpu")
 
+SMALL = 4096
+"""Elements of vectors of which several are added by :func:`add_rows`."""
 # Elements worked on at a time, so that intermediate values stay in the cache.
 _CHUNK = 16384
 _CHUNK_IN_THREADS, _A_THREAD = 1 << 16, 1 << 21
@@ -118,6 +120,25 @@ def add_products(products: Sequence[tuple[Vector, float]], high: Vector, low: Ve
     factors = [(values, weight * 2.0**HIGH_BITS) for values, weight in products]
     add = _add_tensors if isinstance(high, Tensor) else _narrow_adder(len(high)) if narrow else _add_wide
     in_stretches(lambda here: add([(values[here], factor) for values, factor in factors], high[here], low[here]), high)
+
+
+def add_rows(rows: np.ndarray, weights: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:
+    """Adds small summands to the two integers of each element, in place, with few calls; see :func:`add_products`.
+
+    Args:
+        rows: values, float64 of shape (summands, n).
+        weights: of the summands, float64.
+        high: units of 2^-20, int64, shape (n,).
+        low: units of 2^-72, int64, shape (n,).
+    """
+    step = max(_CHUNK // max(len(high), 1), 1)
+    for start in range(0, len(rows), step):
+        fine = rows[start : start + step] * (weights[start : start + step] * 2.0**HIGH_BITS)[:, None]
+        coarse = np.rint(fine)
+        high += coarse.astype(np.int64).sum(0)
+        fine -= coarse
+        fine *= _CARRY
+        low += np.rint(fine, out=fine).astype(np.int64).sum(0)
 
 
 def _add_tensors(products: Sequence[tuple[Tensor, float]], high: Tensor, low: Tensor) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,8 +14,10 @@ from rayfl.aggregation.fixed_point import (
     BITS,
     CPU,
     NARROW,
+    SMALL,
     Vector,
     add_products,
+    add_rows,
     carry,
     compare,
     copied,
@@ -99,6 +102,9 @@ class Limbs:
         """Adds trees of the same structure: all of them to one stretch of memory after the other."""
         self._check_own()
         weights = [float(one.weight) for one in summands]
+        if device_of(self.high) == CPU and len(summands) > 1 and len(self.high) <= SMALL:
+            self._add_rows(summands, weights)
+            return
         narrow = sum(one.bound for one in summands) <= NARROW
         start = 0
         for own in zip(*_vectors([one.tree for one in summands], device_of(self.high)), strict=True):
@@ -108,6 +114,15 @@ class Limbs:
                 first, alike = self.common
                 compare(first[start:stop], own, alike[start:stop])
             start = stop
+        self._forget_the_first()
+
+    def _add_rows(self, summands: Sequence[Summand], weights: Sequence[float]) -> None:
+        """Adds small trees, each a row of one array."""
+        rows = _rows([one.tree for one in summands])
+        add_rows(rows, np.asarray(weights), self.high, self.low)
+        if self.common is not None:
+            first, alike = self.common
+            alike &= same(first, rows).all(0)
         self._forget_the_first()
 
     def merge(self, others: Sequence[Limbs]) -> None:
@@ -202,6 +217,20 @@ def _vectors(trees: Sequence[Mapping[str, Any]], device: torch.device) -> list[l
     if device != CPU:
         return _if_there_is_room(lambda: [[torch.cat(own)] if len(own) > 1 else own for own in found], lambda: found)
     return [[vector_of(part) for part in own] for own in found]
+
+
+def _rows(trees: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """The leaves of trees of one structure as they lie in the limbs, float64 of shape (trees, n)."""
+    found = [dict(leaves(tree)) for tree in trees]
+    columns = [[tree[path] for tree in found] for path in sorted(found[0])]
+    whole = [
+        torch.stack([leaf.detach().to(CPU) for leaf in column]).reshape(len(trees), -1).double()
+        if isinstance(column[0], Tensor)
+        else torch.tensor(column, dtype=torch.float64)[:, None]
+        for column in columns
+    ]
+    rows: np.ndarray = torch.cat([torch.empty(len(trees), 0, dtype=torch.float64), *whole], 1).numpy()
+    return rows
 
 
 def sorted_leaves(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:

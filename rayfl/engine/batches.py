@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -78,12 +79,27 @@ def plan_batches(
     if an_epoch == 0 or steps == 0:
         return BatchPlan(torch.zeros(0, dtype=torch.int64), (0,))
     size, used = batch_size or samples, epoch_samples(samples, batch_size, drop_last)
-    drawn: list[np.ndarray] = []
-    order = generator.permutation(samples)
-    for epoch in range(-(-steps // an_epoch)):
-        if epoch and shuffle:
-            order = generator.permutation(samples)
-        drawn.extend(order[begin : begin + size] for begin in range(0, used, size))
-    batches = [batch for batch in drawn[:steps] for _ in range(repeats)]
-    bounds = np.cumsum([0, *(len(batch) for batch in batches)])
-    return BatchPlan(torch.from_numpy(np.concatenate(batches)), tuple(bounds.tolist()))
+    drawn = [generator.permutation(samples)]
+    for _ in range(1, -(-steps // an_epoch)):
+        drawn.append(generator.permutation(samples) if shuffle else drawn[0])
+    once, bounds = _bounds(size, used, steps, 1), _bounds(size, used, steps, repeats)
+    order = (np.concatenate([part[:used] for part in drawn]) if len(drawn) > 1 else drawn[0])[: once[-1]]
+    if repeats != 1:
+        pieces = [order[start:stop] for start, stop in pairwise(once) for _ in range(repeats)]
+        order = np.concatenate(pieces or [order[:0]])
+    return BatchPlan(torch.from_numpy(order), bounds)
+
+
+@lru_cache
+def _bounds(size: int, used: int, steps: int, repeats: int) -> tuple[int, ...]:
+    """Returns the bounds of a plan's mini-batches; those of clients with as many samples are one object.
+
+    Args:
+        size: samples of a mini-batch.
+        used: samples of an epoch.
+        steps: how many mini-batches.
+        repeats: how many consecutive steps use each.
+    """
+    sizes = [min(size, used - begin) for begin in range(0, used, size)]
+    batches = (sizes[step % len(sizes)] for step in range(steps) for _ in range(repeats))
+    return tuple(accumulate(batches, initial=0))

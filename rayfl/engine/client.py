@@ -116,7 +116,7 @@ class Client:
     @property
     def round(self) -> int:
         """t, 0-indexed: the round in which the client began, which sets its learning rate and random numbers."""
-        return self.context.round - self.staleness
+        return self.context.started.get(self.id, self.context.round)
 
     @property
     def staleness(self) -> int:

@@ -29,32 +29,40 @@ class Feed:
         self._y = torch.cat([request.examples.y for request in ranked])
         self._cutter = cutter
         self._lengths = None if cutter is None else cutter.lengths(self._x, self._y)
-        steps = [request.plan.steps for request in ranked]
+        steps = np.array([request.plan.steps for request in ranked])
         sizes = {stop - start for bounds in {one.plan.bounds for one in ranked} for start, stop in pairwise(bounds)}
-        width = max(sizes, default=0)
-        index = torch.zeros(max(steps), len(ranked), width, dtype=torch.int64)
-        mask = torch.zeros(max(steps), len(ranked), width, dtype=self._float_type(ranked[0]))
-        first = ranked[0].variations
-        self._augmentation = None if first is None else first.augmentation
-        drawn = (
-            {} if first is None else {name: v.new_zeros(*index.shape, *v.shape[1:]) for name, v in first.drawn.items()}
+        shape = (int(steps.max()), len(ranked), max(sizes, default=0))
+        offsets = np.cumsum([0, *(len(request.examples) for request in ranked[:-1])])
+        # Of all clients' samples, one client's after the other's: where in the shape they are.
+        slots = [_slots(request.plan.bounds) for request in ranked]
+        used = [len(request.plan.order) for request in ranked]
+        where = tuple(
+            torch.from_numpy(np.concatenate(column))
+            for column in (
+                [step for step, _ in slots],
+                [np.repeat(np.arange(len(ranked)), used)],
+                [place for _, place in slots],
+            )
         )
-        offset = 0
-        for rank, request in enumerate(ranked):
-            # padding repeats the client's first sample: finite values that the mask removes
-            index[:, rank] = offset
-            step, place = _slots(request.plan.bounds)
-            index[step, rank, place] = request.plan.order + offset
-            mask[step, rank, place] = 1
-            mask[request.plan.steps :, rank] = 1  # who has finished still has a mean, which nobody reads
-            for name, values in drawn.items():
-                assert request.variations is not None
-                values[step, rank, place] = request.variations.drawn[name]
-            offset += len(request.examples)
+        # padding repeats the client's first sample: finite values that the mask removes
+        index = torch.from_numpy(offsets)[None, :, None].repeat(shape[0], 1, shape[2])
+        index[where] = torch.cat([one.plan.order for one in ranked]) + torch.from_numpy(np.repeat(offsets, used))
         self._steps = steps
         self._places, self._index = index, index.to(device)
-        self.masks = None if len(sizes) <= 1 else mask.to(device)
-        self._drawn = {name: values.to(device) for name, values in drawn.items()}
+        self.masks = None
+        if len(sizes) > 1:
+            mask = torch.zeros(shape, dtype=self._float_type(ranked[0]))
+            mask[where] = 1
+            # who has finished still has a mean, which nobody reads
+            mask[torch.from_numpy(np.arange(shape[0])[:, None] >= steps)] = 1
+            self.masks = mask.to(device)
+        changed = [request.variations for request in ranked if request.variations is not None]
+        self._augmentation = changed[0].augmentation if changed else None
+        self._drawn = {}
+        for name, drawn in changed[0].drawn.items() if changed else ():
+            values = drawn.new_zeros(*shape, *drawn.shape[1:])
+            values[where] = torch.cat([one.drawn[name] for one in changed])
+            self._drawn[name] = values.to(device)
 
     @staticmethod
     def _float_type(request: TrainRequest) -> torch.dtype:
@@ -63,7 +71,7 @@ class Feed:
 
     def active(self, step: int) -> int:
         """Returns how many of the ranked clients still have a step to do."""
-        return sum(1 for steps in self._steps if steps > step)
+        return int((self._steps > step).sum())
 
     def batch(self, step: int | Tensor, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """x (active, b, *shape), y (active, b), mask (active, b) or None."""
@@ -97,8 +105,8 @@ def of_step(values: Tensor, step: int | Tensor, active: int) -> Tensor:
 
 
 @lru_cache
-def _slots(bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _slots(bounds: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The step of each sample of a plan, and its place in the mini-batch; clients of one size have the same."""
     sizes = np.diff(bounds)
     steps = np.repeat(np.arange(len(sizes)), sizes)
-    return torch.from_numpy(steps), torch.from_numpy(np.arange(len(steps)) - np.asarray(bounds)[steps])
+    return steps, np.arange(len(steps)) - np.asarray(bounds)[steps]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,18 +53,8 @@ class Layout:
         numbers = [path for path, leaf in found.items() if not isinstance(leaf, Tensor)]
         if numbers:
             raise TypeError(f"a trained tree holds tensors only, {numbers} are numbers")
-        types = {leaf.dtype for leaf in found.values()}
-        if len(types) != 1:
-            raise TypeError(f"a trained tree needs leaves of one type, got {sorted(map(str, types))}")
-        dtype = types.pop()
-        step = ALIGNMENT_BYTES // dtype.itemsize
-        offsets, position, moving = {}, 0, 0
-        for path in sorted(found, key=lambda path: moved is not None and path not in moved):
-            offsets[path] = position
-            position += -(-found[path].numel() // step) * step
-            moving = position if moved is None or path in moved else moving
-        shapes = tuple(leaf.shape for leaf in found.values())
-        return cls(tuple(found), shapes, tuple(offsets[path] for path in found), moving, position, dtype)
+        forms = tuple((path, leaf.shape, leaf.dtype) for path, leaf in found.items())
+        return _layout(forms, None if moved is None else frozenset(moved))
 
     @cached_property
     def places(self) -> dict[str, slice]:
@@ -100,6 +90,23 @@ class Layout:
         for path, view in self.leaves(flat).items():
             view.copy_(found[path])
         return flat
+
+
+@lru_cache
+def _layout(forms: tuple[tuple[str, torch.Size, torch.dtype], ...], moved: frozenset[str] | None) -> Layout:
+    """Returns the layout of leaves of given paths, shapes and types; that of trees alike is one object."""
+    types = {dtype for _, _, dtype in forms}
+    if len(types) != 1:
+        raise TypeError(f"a trained tree needs leaves of one type, got {sorted(map(str, types))}")
+    dtype = types.pop()
+    step = ALIGNMENT_BYTES // dtype.itemsize
+    offsets, position, moving = {}, 0, 0
+    for path, shape, _ in sorted(forms, key=lambda form: moved is not None and form[0] not in moved):
+        offsets[path] = position
+        position += -(-shape.numel() // step) * step
+        moving = position if moved is None or path in moved else moving
+    paths, shapes = tuple(path for path, _, _ in forms), tuple(shape for _, shape, _ in forms)
+    return Layout(paths, shapes, tuple(offsets[path] for path in paths), moving, position, dtype)
 
 
 def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ from rayfl.engine.tasks import Model, Task
 from rayfl.params import interpolate
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Mixture:
     """The model ``(1 - coefficient) start + coefficient end``, exact at 0 and at 1, with the buffers of the start.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -137,13 +138,19 @@ class ParameterGroup:
         Raises:
             MethodError: when momentum is given and the optimizer is not SGD, which alone has it.
         """
-        made = replace(rule, **{name: value for name, value in vars(self).items() if value is not None})
+        made = _changed(rule, self)
         if self.momentum and made.optimizer != "sgd":
             raise MethodError(
                 f"momentum={self.momentum} is given for what {made.optimizer} trains, which has betas in its place: "
                 "drop it, or train that with ParameterGroup(optimizer='sgd', ...)"
             )
         return made
+
+
+@lru_cache
+def _changed(rule: Rule, group: ParameterGroup) -> Rule:
+    """Returns the rule with what a group has of its own; one object for all clients that ask for the same."""
+    return replace(rule, **{name: value for name, value in vars(group).items() if value is not None})
 
 
 Groups = tuple[tuple[str, ParameterGroup], ...]

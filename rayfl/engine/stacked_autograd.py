@@ -35,6 +35,7 @@ class StackedAutograd:
         self._paths = [path for path, _ in leaves(first.trainable)]
         self._model = _stack([request.trainable for request in ranked], device)
         self._parameters = dict(leaves(self._model))
+        self._rows = map_leaves(torch.unbind, self._model)
         self._moved = moved_paths(self._model, task)
         self._mover = _Mover(ranked, self._moved, [self._parameters[path] for path in self._moved], device)
         self._frozen, self._frozen_dims = _stack_frozen(ranked, device)
@@ -56,7 +57,7 @@ class StackedAutograd:
 
     def model_of(self, rank: int) -> Tree:
         """Returns what is trained of one client, in fresh memory."""
-        return map_leaves(lambda leaf: leaf[rank].clone(), self._model)
+        return map_leaves(lambda rows: rows[rank].clone(), self._rows)
 
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
         """Returns what the optimizer keeps of one client, by slot and path, in fresh memory."""

@@ -76,7 +76,7 @@ class Batch:
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Predictor:
     """A model worth a row in the results; several models predict by their mean (in classification: probability).
 

@@ -26,13 +26,18 @@ class Untouched:
         found = [(path, leaf) for path, leaf in leaves(tree) if isinstance(leaf, Tensor)]
         # PyTorch itself refuses writes to what was made in inference mode, and counts none.
         lent = [(path, leaf) for path, leaf in found if not leaf.is_inference()]
-        self._lent = [(path, leaf, leaf._version) for path, leaf in lent]
+        self._paths, self._tensors = [path for path, _ in lent], [leaf for _, leaf in lent]
+        self._versions = [leaf._version for leaf in self._tensors]
         self._recorded = [(path, leaf, leaf.clone()) for path, leaf in lent if path.rpartition("/")[2] in recorded]
 
     def written(self) -> str | None:
         """The path of the first tensor that has been written to in place; None if there is none."""
-        counted = next((path for path, tensor, version in self._lent if tensor._version != version), None)
-        if counted is not None or not self._recorded:
-            return counted
+        # Asked after each turn of each client, and answered by one comparison almost always.
+        versions = [tensor._version for tensor in self._tensors]
+        if versions != self._versions:
+            both = zip(self._paths, versions, self._versions, strict=True)
+            return next(path for path, now, before in both if now != before)
+        if not self._recorded:
+            return None
         differ = torch.stack([(tensor != before).any() for _, tensor, before in self._recorded]).cpu().tolist()
         return next((path for (path, _, _), differs in zip(self._recorded, differ, strict=True) if differs), None)

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rayfl.aggregation.exact_sum import ExactSum, NonFiniteError, Weighted, check_finite, too_large
+from rayfl.aggregation.exact_sum import ExactSum, Weighted, too_large
+from rayfl.aggregation.magnitudes import NonFiniteError, check_finite
 from rayfl.params import Tree, copy, leaves
 from tests.support.toys import assert_equal
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from rayfl.aggregation import exact_sum as aggregation
 from rayfl.aggregation import fixed_point
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
-from rayfl.aggregation.fixed_point import CPU, HIGH_BITS, NARROW, vector_of, zeros
+from rayfl.aggregation.fixed_point import CPU, HIGH_BITS, HIGH_LIMIT, NARROW, vector_of, zeros
 from rayfl.aggregation.limbs import Limbs, Summand, mean_of
+from rayfl.aggregation.magnitudes import NonFiniteError, check_finite, extremes_of, largest
 
 
 @given(
@@ -96,6 +97,7 @@ def test_sums_of_other_processes_are_read_where_they_lie(size: int) -> None:
 
 def test_what_is_waiting_and_what_was_received_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregation, "_WAITING_BYTES", 100)
+    monkeypatch.setattr(aggregation, "_MANY_BYTES", 100)
     monkeypatch.setattr(aggregation, "_RECEIVED", 2)
     trees = [{"w": torch.full((10,), float(k))} for k in range(1, 9)]
     running = ExactSum()
@@ -132,3 +134,47 @@ def test_means_of_large_sums_are_divided_by_threads_with_the_same_bits(monkeypat
     assert torch.equal(mean_of(parts, 6.0), alone)
     assert len(used) == 3
     assert parts[0].common is not None
+
+
+def test_small_trees_are_added_as_rows_with_the_same_integers() -> None:
+    """Every type of leaf, numbers, an empty tensor, negative zeros, and entries that all have in common."""
+    generator = torch.Generator().manual_seed(5)
+    trees = [
+        {
+            "b": torch.randn(7, generator=generator),
+            "a": {"d": torch.randn(2, 3, generator=generator, dtype=torch.float64) * 1e6},
+            "h": torch.randn(5, generator=generator).bfloat16(),
+            "n": 0.1 * k,
+            "none": torch.zeros(0),
+            "same": torch.tensor([0.1, -0.0, 1e-30]),
+        }
+        for k in range(9)
+    ]
+    summands = [Summand(tree, 1 + k, HIGH_LIMIT) for k, tree in enumerate(trees)]
+    together, alone = Limbs.of(summands), Limbs.of(summands[:1])
+    for one in summands[1:]:
+        alone.add([one])  # a single one is added as a vector
+    for limbs in (together, alone):
+        limbs.carry()
+    assert np.array_equal(together.high, alone.high)
+    assert np.array_equal(together.low, alone.low)
+    assert together.common is not None
+    assert alone.common is not None
+    assert np.array_equal(together.common[1], alone.common[1])
+    assert together.common[1].sum() == 3
+
+
+def test_the_extremes_of_small_tensors_are_those_of_each() -> None:
+    trees = [{"a": torch.randn(3, 2) * k, "b": torch.randn(4).half(), "i": torch.arange(3)} for k in range(1, 5)]
+    trees[2]["a"][1, 0] = float("nan")
+    known = extremes_of(trees)
+    assert len(known) == 8
+    for number, tree in enumerate(trees):
+        for name in ("a", "b"):
+            low, high = tree[name].aminmax()
+            assert known[id(tree[name])] == (float(low), float(high)) or (number, name) == (2, "a")
+        if number == 2:
+            with pytest.raises(NonFiniteError, match="'a'"):
+                check_finite(tree, known)
+        else:
+            assert largest(tree, known) == largest(tree)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from actors.hosting import building, procedures
+from actors.hosting import building, outcomes, procedures
 from actors.hosting.building import build_host
 from actors.hosting.memory import Kept
 from actors.hosting.resident import Resident
+from actors.hosting.state import ClientStates
 from algorithms.ditto import Ditto
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
@@ -121,6 +122,76 @@ def test_what_the_next_stack_needs_is_brought_before_the_results_of_this_one_are
         ("settled", second),
         ("settled", third),
     ]
+
+
+def test_states_come_home_while_the_next_stack_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies home begin with the results of a stack, and are waited for once the next one has been launched."""
+    events: list[str] = []
+    sent_home, run, replace = outcomes.sent_home, procedures.run_procedures, ClientStates.replace
+
+    def sending(trees: Sequence[Any]) -> Any:
+        events.append(f"sent {len(trees)}")
+        return sent_home(trees)
+
+    def running(coroutines: Any, *rest: Any) -> Any:
+        found = run(coroutines, *rest)
+        events.append(f"launched {len(coroutines)}")
+        return found
+
+    def storing(self: ClientStates, *rest: Any) -> None:
+        if events[-1] != "stored":
+            events.append("stored")
+        replace(self, *rest)
+
+    with elsewhere() as device:
+        size = one_state(ditto(device, 0))
+        toy, plain = ditto(device, 4 * size), ditto(device, 4 * size - 1)
+        with Launches() as at_once:
+            expected = plain.step()
+        monkeypatch.setattr(outcomes, "sent_home", sending)
+        monkeypatch.setattr(procedures, "run_procedures", running)
+        monkeypatch.setattr(ClientStates, "replace", storing)
+        with Launches() as counted:
+            found = toy.step()
+    assert_equal(found, expected)
+    assert_equal(
+        {str(client): from_numpy(state) for client, state in toy.states().items()},
+        {str(client): from_numpy(state) for client, state in plain.states().items()},
+    )
+    # Of the last stack nothing is left to wait for.
+    assert events == [
+        "launched 4",
+        "sent 4",
+        "launched 4",
+        "stored",
+        "sent 4",
+        "launched 4",
+        "stored",
+    ]
+    assert counted.waits["from device"] == at_once.waits["from device"]
+
+
+def test_states_on_their_way_are_kept_where_the_next_stack_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, seen = procedures.run_procedures, list[tuple[int, ...]]()
+
+    def failing(coroutines: Any, *rest: Any) -> Any:
+        seen.append(tuple(coroutines))
+        if len(seen) == 2:
+            for one in coroutines.values():
+                one.close()
+            raise KeyError("the second stack")
+        return run(coroutines, *rest)
+
+    with elsewhere() as device:
+        size = one_state(ditto(device, 0))
+        toy = ditto(device, 4 * size)
+        (host,) = toy.client_hosts
+        before = {client: host.states.kept(client) for client in range(12)}
+        monkeypatch.setattr(procedures, "run_procedures", failing)
+        with pytest.raises(KeyError, match="the second stack"):
+            toy.step()
+        changed = {client for client in range(12) if host.states.kept(client) is not before[client]}
+    assert changed == set(seen[0])
 
 
 def test_memory_that_ends_while_states_are_brought_or_kept_changes_nothing() -> None:

@@ -11,7 +11,8 @@ from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
-from rayfl.aggregation.exact_sum import ExactSum, NonFiniteError, Weighted, check_finite, extremes_of
+from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from rayfl.aggregation.magnitudes import NonFiniteError, check_finite, extremes_of
 from rayfl.engine import transfers
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.transfers import moved_together

@@ -20,7 +20,8 @@ from actors.hosting.state import ClientStates
 from actors.processes.pool import InlinePool
 from algorithms.base import Averaging, Clients
 from algorithms.clients import Call
-from rayfl.aggregation.exact_sum import ExactSum, NonFiniteError, Weighted
+from rayfl.aggregation.exact_sum import Inspected, Weighted
+from rayfl.aggregation.magnitudes import NonFiniteError
 from rayfl.config.schema import ClientsConfig
 from rayfl.engine.client import Client, RoundContext
 from rayfl.engine.engine import Engine, EngineConfig
@@ -344,7 +345,6 @@ def test_many_clients_are_named_in_short() -> None:
 
 
 def test_parts_that_fit_one_by_one_fit_together() -> None:
-    total = ExactSum()
-    total.add(Weighted({"a": torch.tensor([2.0**30])}, 2**10))
-    assert total.fits(7)
-    assert not total.fits(8)
+    part = Inspected.of(Weighted({"a": torch.tensor([2.0**30])}, 2**10))
+    assert part.fits(7)
+    assert not part.fits(8)
