@@ -186,7 +186,7 @@ class ExactSum:
             return map_leaves(_fresh, self.waiting[0].tree)
         self._settle()
         parts = self.received if self.limbs is None else [self.limbs, *self.received]
-        taken = Limbs.of([Summand(_kept(one.tree), -float(one.weight), _bound(_largest(one.tree), one.weight))])
+        taken = Limbs.of([Summand(_kept(one.tree), -float(one.weight), _bound(largest(one.tree), one.weight))])
         # What all contributions have in common, all others have too.
         taken.common = parts[0].common
         return _restore(mean_of([*parts, taken], float(rest)), self.template)
