@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actors.hosting.job import JobResult
+from actors.hosting.job import Found
 from actors.hosting.procedures import Procedures
 from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
@@ -52,14 +52,14 @@ def vectors(scores: Mapping[int, Mapping[str, Any]]) -> dict[tuple[int, str], li
 def replies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
     """Records (client, reply) of every procedure that uploads something."""
     seen: list[tuple[int, Any]] = []
-    result_of = Procedures._result_of
+    found_of = Procedures._found_of
 
-    def recording(self: Procedures, client: Client, outcome: Any, *others: Any) -> JobResult:
+    def recording(self: Procedures, client: Client, outcome: Any, *others: Any) -> Found:
         if self._job.kind != "evaluate" and self._job.counted:
             seen.append((client.id, outcome))
-        return result_of(self, client, outcome, *others)
+        return found_of(self, client, outcome, *others)
 
-    monkeypatch.setattr(Procedures, "_result_of", recording)
+    monkeypatch.setattr(Procedures, "_found_of", recording)
     return seen
 
 

@@ -142,14 +142,14 @@ def test_for_every_method_nothing_private_is_at_the_server(
     case: Case, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Any] = []
-    result_of = Procedures._result_of
+    found_of = Procedures._found_of
 
     def recording(self: Procedures, client: Client, outcome: Any, *others: Any) -> Any:
         if self._job.kind != "evaluate":
             sent.append(outcome.tree if isinstance(outcome, Weighted) else outcome)
-        return result_of(self, client, outcome, *others)
+        return found_of(self, client, outcome, *others)
 
-    monkeypatch.setattr(Procedures, "_result_of", recording)
+    monkeypatch.setattr(Procedures, "_found_of", recording)
     one, three = private_toy(case, policy), private_toy(case, policy, hosts=3)
     for cohort in case.cohorts():
         one.step(cohort)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rayfl
-from actors.hosting.job import JobResult
+from actors.hosting.job import Found
 from actors.hosting.procedures import Procedures
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
@@ -45,16 +45,16 @@ def assert_same_but_for_the_note(left: Outcome, right: Outcome) -> None:
 
 def fail(monkeypatch: pytest.MonkeyPatch, plan: set[tuple[int, int]], procedure: str | None = None) -> None:
     """Makes clients fail by (round, client), in one procedure or in all but FLOCO's pass over all clients."""
-    result_of = Procedures._result_of
+    found_of = Procedures._found_of
 
-    def failing(self: Procedures, client: Client, *others: Any) -> JobResult:
+    def failing(self: Procedures, client: Client, *others: Any) -> Found:
         job = self._job
         meant = job.procedure == procedure if procedure else job.procedure not in ("signal", "predictors")
         if (job.round, client.id) in plan and meant:
             raise RuntimeError("made up")
-        return result_of(self, client, *others)
+        return found_of(self, client, *others)
 
-    monkeypatch.setattr(Procedures, "_result_of", failing)
+    monkeypatch.setattr(Procedures, "_found_of", failing)
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - NEEDS_ALL))
@@ -125,15 +125,15 @@ def test_a_client_whose_evaluation_fails_is_missing_in_that_evaluation_only(
 ) -> None:
     config = small_experiment(tmp_path, "scored", "fedavg", backend="inline")
     config |= {"clients": SKIP, "evaluation": {"every": 2, "cohort_received": True}}
-    result_of = Procedures._result_of
+    found_of = Procedures._found_of
 
-    def failing(self: Procedures, client: Client, *others: Any) -> JobResult:
+    def failing(self: Procedures, client: Client, *others: Any) -> Found:
         job = self._job
         if job.kind == "evaluate" and client.id == 1 and job.round == 1:
             raise RuntimeError("made up")
-        return result_of(self, client, *others)
+        return found_of(self, client, *others)
 
-    monkeypatch.setattr(Procedures, "_result_of", failing)
+    monkeypatch.setattr(Procedures, "_found_of", failing)
     result = rayfl.run(config)
     assert rows(tmp_path / "scored") == [(2, 1, "predictors", "RuntimeError: made up")]
     everyone = [row for row in result.rounds.to_pylist() if row["cohort"] == "all" and row["model"] == "global"]
