@@ -3,7 +3,8 @@
     python scripts/bench/compare_methods.py PRESET [--methods NAME,NAME,...] [--jobs N] [OVERRIDE ...]
 
 Does ``rayfl run PRESET algorithm=NAME OVERRIDE ...`` once per method (all methods if none are named), with what a
-method cannot do without (``NEEDS``); finished runs are only read again. ``--jobs 2`` runs two at a time, which goes
+method cannot do without (``NEEDS``); finished runs are only read again. A star marks a choice that has seen test data,
+where there is no validation split. ``--jobs 2`` runs two at a time, which goes
 well with ``cluster.backend=inline``.
 """
 
@@ -29,6 +30,8 @@ NEEDS = {
     "pfedme": _PLAIN_SGD,
     "l2gd": [*_PLAIN_SGD, *_EVERYBODY],
     "fedme": [*_EVERYBODY, "holdout.public=1000"],
+    "feddf": ["holdout.public=1000"],
+    "fedmd": ["holdout.public=1000"],
     "fedbuff": ["system=sampled", "system.mode=buffered"],
 }
 """Settings without which a method does not run: it has no momentum, all clients take part in every round, or none waits
@@ -76,7 +79,7 @@ def _row(result: Result) -> str:
     own = _personalized(rows, algorithm)
     cells = [
         algorithm.name,
-        own["choice"] or own["model"],
+        (own["choice"] or own["model"]) + (" *" if own["selected_on"] == "test" else ""),
         f"{100 * overall['top1']:.2f} +- {100 * overall['top1_std']:.2f}" if overall else "-",
         f"{100 * own['top1']:.2f} +- {100 * own['top1_std']:.2f}",
         f"{100 * own['top1_worst5']:.2f}",
@@ -87,7 +90,10 @@ def _row(result: Result) -> str:
 
 def _personalized(rows: list[dict[str, Any]], algorithm: Any) -> dict[str, Any]:
     if algorithm.sweep is not None:
-        return next(row for row in rows if row["selected_on"] == "validation")
+        return min(
+            (row for row in rows if row["selected_on"] in ("validation", "test")),
+            key=lambda row: row["selected_on"] == "test",
+        )
     return next(row for row in rows if row["model"] == algorithm.personalized)
 
 
