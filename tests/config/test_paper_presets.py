@@ -31,6 +31,21 @@ WORKLOADS = {
     *("workload-pflresearch-cifar10", "workload-blazefl-cifar10", "workload-flute-femnist", "workload-flute-cifar100"),
     "workload-flute-shakespeare",
 }
+SINGLE = {
+    *(
+        "stackoverflow-nwp",
+        "reddit",
+        "sent140",
+        "celeba",
+        "fashion-mnist",
+        "svhn",
+        "cinic10",
+        "digit-five",
+        "synthetic",
+    ),
+    *("tff-shakespeare", "tff-emnist", "tff-cifar100"),
+    *("office-caltech", "domainnet", "camelyon17", "heart-disease"),
+}
 SIZES = {"mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "emnist": 697_932, "tiny_imagenet": 100_000}
 SIZES["fashion_mnist"] = 60_000
 SPECS = {
@@ -85,7 +100,7 @@ def clients_of(name: str) -> int:
 def test_all_names_are_unique_and_the_handwritten_presets_are_still_there() -> None:
     names = preset_names()
     assert len(set(names)) == len(names)
-    assert set(names) == {*OWN, *WORKLOADS, *PRESETS}
+    assert set(names) == {*OWN, *WORKLOADS, *SINGLE, *PRESETS}
     assert {name.partition("-")[0] for name in PRESETS} == {"superfed", "floco", "fedme", "fedphp", "pfllib"}
     assert {"superfed-table1-mnist-k50", "floco-table1-cifar10-5fold"} <= set(names)
 
