@@ -12,10 +12,12 @@ from torch import Tensor
 from algorithms.base import Averaging, check_sgd, setting
 from algorithms.parts.mixture import mixed_weights, parameters
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.points import line
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task
-from rayfl.engine.terms import constant, line, loss
+from rayfl.engine.terms import constant, loss
 from rayfl.params import Tree
 
 

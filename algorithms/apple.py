@@ -13,8 +13,9 @@ from torch import Tensor
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.mixture import parameters
 from algorithms.parts.partial import part
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.params import Tree, copy, map_leaves
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from algorithms.clients import Clients as Clients
 from algorithms.clients import Procedure as Procedure
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor, Task, Trait
 from rayfl.engine.terms import loss

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.diagnosis.tracebacks import own_definition
-from rayfl.engine.client import RoundContext
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Task
 from rayfl.errors import ClientError, MethodError
 from rayfl.params import Tree

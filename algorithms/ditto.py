@@ -9,8 +9,9 @@ from algorithms.parts.personal_copy import PersonalCopy
 from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.points import TRAINED
 from rayfl.engine.tasks import Predictor
-from rayfl.engine.terms import TRAINED, Sum
+from rayfl.engine.terms import Sum
 from rayfl.params import Tree
 
 

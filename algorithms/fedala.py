@@ -13,8 +13,9 @@ from algorithms.base import Averaging, setting
 from algorithms.parts.accumulators import ACCUMULATOR, averaging
 from algorithms.parts.partial import part
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.engine.terms import Sum, function, loss
 from rayfl.errors import ConfigError

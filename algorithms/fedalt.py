@@ -11,7 +11,8 @@ from torch import Tensor
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.adapters import adapters_of, check_adapters
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.models.pretrained.mixing import mixed_by_rows, side_by_side
 from rayfl.params import Tree, copy

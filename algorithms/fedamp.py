@@ -11,9 +11,11 @@ from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.proximity import proximity
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.points import TRAINED
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import TRAINED, frozen, loss
+from rayfl.engine.terms import frozen, loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, tensors, weighted_sum
 

@@ -14,8 +14,9 @@ from algorithms.parts.accumulators import ACCUMULATOR, adding, check_unclipped
 from algorithms.parts.partial import PartialModel, part, shared_part
 from algorithms.parts.prototypes import class_means, memberships
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.engine.terms import Sum, function, loss
 from rayfl.params import Tree, copy, squared_norm

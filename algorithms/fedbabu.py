@@ -8,7 +8,8 @@ from algorithms.base import setting
 from algorithms.parts.finetuning import FineTuning
 from algorithms.parts.partial import PartialModel, part, shared_part
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from algorithms.fedavg import FineTuned
 from rayfl.engine.client import Client
+from rayfl.engine.points import TRAINED
 from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import TRAINED, loss
+from rayfl.engine.terms import loss
 from rayfl.params import Tree
 
 

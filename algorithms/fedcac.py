@@ -11,7 +11,8 @@ from torch import Tensor
 from algorithms.base import Averaging, Clients, setting
 from algorithms.parts.partial import part, separated
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor
 from rayfl.params import Tree, map_leaves
 

@@ -15,8 +15,9 @@ from algorithms.parts.layers import draw_linear, linear, normalized, unit_norm
 from algorithms.parts.partial import PartialModel, part
 from algorithms.parts.transfer import fixed_kernel_discrepancy
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.engine.terms import Sum, function
 from rayfl.params import Tree, interpolate

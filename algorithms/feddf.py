@@ -14,8 +14,9 @@ from algorithms.fedavg import FineTuned
 from algorithms.parts.architectures import architecture, task_of
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.optimizers import OptimizerName
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.schedules import Cosine
 from rayfl.engine.server import Server
 from rayfl.engine.settings import TrainConfig

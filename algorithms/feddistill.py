@@ -10,7 +10,8 @@ from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.prototypes import class_means
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree

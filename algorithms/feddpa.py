@@ -13,7 +13,8 @@ from torch import Tensor
 from algorithms.base import Averaging, setting
 from algorithms.parts.adapters import check_adapters
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.models.pretrained.mixing import side_by_side
 from rayfl.params import Tree

@@ -7,9 +7,11 @@ from typing import Any, ClassVar, Literal
 
 from algorithms.base import Algorithm, Clients, setting
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.points import TRAINED
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import TRAINED, frozen, loss, squared_distance
+from rayfl.engine.terms import frozen, loss, squared_distance
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, subtract, zeros_like
 

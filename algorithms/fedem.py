@@ -14,7 +14,8 @@ from torch import Tensor
 from algorithms.base import Averaging, Clients, setting
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.batches import BatchPlan
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.mixture import parameters
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, subtract, tensors, weighted_sum

@@ -18,7 +18,8 @@ from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_counts
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.server import Server
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, Predictor, Task, Trait

@@ -13,7 +13,8 @@ from torch import Tensor
 from algorithms.base import Algorithm, Clients, check_head, setting
 from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_means
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task, Trait
 from rayfl.params import Tree
 

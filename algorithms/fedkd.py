@@ -14,8 +14,9 @@ from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.low_rank import compressed, restored
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, map_leaves, subtract

@@ -11,7 +11,8 @@ from torch import Tensor
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.architectures import task_of
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples

@@ -15,7 +15,8 @@ from algorithms.base import Clients, setting
 from algorithms.parts.exchange import aggregated, clustered, draw_sources
 from algorithms.parts.own_models import OwnModels
 from algorithms.parts.transfer import distillation
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree

@@ -13,9 +13,11 @@ from algorithms.fedavg import FineTuned
 from algorithms.parts.partial import part, separated
 from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.points import TRAINED
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import TRAINED, loss
+from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, interpolate, map_leaves, subtract, zeros_like
 

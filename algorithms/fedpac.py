@@ -13,7 +13,8 @@ from algorithms.parts.combination import combination_weights, pruned
 from algorithms.parts.partial import PartialModel, part, shared_part
 from algorithms.parts.prototypes import class_means, renewed
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, weighted_sum

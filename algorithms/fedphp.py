@@ -17,7 +17,8 @@ from algorithms.parts.transfer import (
     maximum_mean_discrepancy,
 )
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.params import Tree, interpolate, squared_distance
 

@@ -14,7 +14,8 @@ from algorithms.parts.accumulators import ACCUMULATOR, adding, check_unclipped
 from algorithms.parts.architectures import task_of
 from algorithms.parts.prototypes import class_counts, class_means, memberships, renewed
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.engine.terms import Sum, function, loss
 from rayfl.errors import ConfigError

@@ -13,8 +13,9 @@ from algorithms.parts.heads import head_logits
 from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_counts
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.params import Tree, map_leaves
 

@@ -14,10 +14,12 @@ from algorithms.base import Averaging, Clients, check_head, setting
 from algorithms.parts.simplex import principal_coordinates, scale_candidates, spread_on_simplex
 from algorithms.parts.simplex_sampling import sample_ball, sample_ball_legacy, sample_simplex
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, Draw, RoundContext
+from rayfl.engine.client import Client, Draw
 from rayfl.engine.numbers import Number
+from rayfl.engine.points import Point, Scope, Share
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import Point, Scope, Share, drawn, loss
+from rayfl.engine.terms import drawn, loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
 

@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 from algorithms.base import Clients, setting
 from algorithms.parts.finetuning import FineTuning
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.params import Tree
 

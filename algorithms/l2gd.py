@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 
 from algorithms.base import Algorithm, Clients, check_sgd, setting
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, interpolate

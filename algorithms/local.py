@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from algorithms.base import Algorithm, Clients, setting
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree

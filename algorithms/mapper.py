@@ -14,8 +14,9 @@ from torch import Tensor
 from algorithms.base import Averaging, setting
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.points import line
 from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
-from rayfl.engine.terms import frozen, line, loss
+from rayfl.engine.terms import frozen, loss
 from rayfl.params import Tree, interpolate
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from algorithms.base import Averaging, setting
 from algorithms.parts.mixture import parameters
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError

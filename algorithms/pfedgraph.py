@@ -13,7 +13,8 @@ from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.mixture import parameters
 from algorithms.parts.partial import part
 from algorithms.parts.simplex import Array, project_onto_simplex
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError

@@ -12,8 +12,9 @@ from torch import Tensor
 from algorithms.base import Algorithm, Clients, check_head, setting
 from algorithms.parts.generators import linear
 from algorithms.parts.partial import part
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.server import Server
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, Predictor, Task

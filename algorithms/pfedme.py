@@ -9,8 +9,9 @@ import numpy as np
 from algorithms.base import Averaging, check_sgd, setting
 from algorithms.parts.mixture import parameters
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.terms import drawn, envelope, frozen, loss
 from rayfl.errors import ConfigError

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, check_head, setting
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.params import Tree, weighted_sum
 

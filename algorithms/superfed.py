@@ -12,8 +12,9 @@ from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.mixtures import Mixture
+from rayfl.engine.points import Line, line
 from rayfl.engine.tasks import Model, Predictor, Task
-from rayfl.engine.terms import Line, Sum, drawn, line, loss, squared_cosine
+from rayfl.engine.terms import Sum, drawn, loss, squared_cosine
 from rayfl.params import Tree
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))

@@ -17,7 +17,7 @@ MODULES = {
     "rayfl.objectives": ("rayfl.engine.declared",),
     "rayfl.reference": ("rayfl.reproduction.reference",),
     "rayfl.tables": ("rayfl.results.tables", "rayfl.results.schemas"),
-    "rayfl.tasks": ("rayfl.engine.tasks",),
+    "rayfl.tasks": ("rayfl.engine.tasks", "rayfl.engine.classification"),
 }
 """By a module's old name, the modules that have its names now; the first has most."""
 

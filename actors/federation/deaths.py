@@ -17,7 +17,7 @@ from actors.federation.attendance import Attendance
 from actors.hosting.failures import Failure, RoundUndoneError
 from actors.hosting.job import Job
 from actors.processes.pool import HostDiedError
-from rayfl.config.schema import ClientsConfig
+from rayfl.config.cluster_section import ClientsConfig
 from rayfl.errors import ClientError
 
 _log = logging.getLogger("rayfl")

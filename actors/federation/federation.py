@@ -22,9 +22,9 @@ from actors.hosting.memory import Lookups
 from algorithms.base import Algorithm
 from algorithms.clients import Call, Clients, Procedure, Replies, merge, name_of
 from rayfl.aggregation.exact_sum import ExactSum
-from rayfl.config.schema import ClientsConfig
-from rayfl.engine.client import RoundContext
+from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.requests import SERVER
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Task
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import MethodError

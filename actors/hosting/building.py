@@ -11,7 +11,8 @@ from actors.hosting.allocator import reuse_freed_memory
 from actors.hosting.host import ClientHost
 from actors.hosting.memory import Spill, machine_memory
 from actors.hosting.state import ClientStates
-from rayfl.config.schema import ClusterConfig, ExperimentConfig
+from rayfl.config.cluster_section import ClusterConfig
+from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.engine import Engine
 from rayfl.engine.precision import set_arithmetic
 from rayfl.experiment.parts import Parts

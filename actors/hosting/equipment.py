@@ -13,8 +13,8 @@ from actors.hosting.state import ClientStates
 from algorithms.base import Algorithm
 from rayfl.data.sources.official import OfficialTest
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
-from rayfl.engine.client import RoundContext
 from rayfl.engine.engine import Engine
+from rayfl.engine.round_context import RoundContext
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, own_dicts
 

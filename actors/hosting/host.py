@@ -25,9 +25,9 @@ from algorithms.base import Algorithm
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.official import OFFICIAL_PIECE, OfficialTest
 from rayfl.diagnosis.device_errors import ran_out_of_memory
-from rayfl.engine.client import RoundContext
 from rayfl.engine.engine import Engine
 from rayfl.engine.requests import SERVER
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import recorded_names
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import ClientError, MethodError, RayflError, ResourceError, as_error

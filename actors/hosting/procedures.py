@@ -20,7 +20,8 @@ from rayfl.aggregation.magnitudes import Extremes, check_finite
 from rayfl.data.sources.official import OFFICIAL_PIECE
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor
 from rayfl.engine.trampoline import run_procedures
 from rayfl.engine.transfers import beside

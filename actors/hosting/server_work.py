@@ -12,9 +12,9 @@ from actors.hosting.samples import Samples
 from algorithms.base import Algorithm
 from rayfl.aggregation.magnitudes import NonFiniteError, check_finite
 from rayfl.diagnosis.device_errors import ran_out_of_memory
-from rayfl.engine.client import RoundContext
 from rayfl.engine.engine import Engine
 from rayfl.engine.requests import SERVER
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.server import Server
 from rayfl.engine.tasks import recorded_names
 from rayfl.engine.trampoline import run_procedures

@@ -11,7 +11,7 @@ import numpy as np
 from actors.hosting.job import Job
 from algorithms.clients import Call, Clients, Procedure
 from algorithms.fedavg import FedAvg
-from rayfl.engine.client import RoundContext
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Task
 from rayfl.experiment.parts import Parts
 from rayfl.params import Tree, to_numpy

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rayfl.engine.client import RoundContext
 from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 
 ACCUMULATOR = ParameterGroup(lr=1.0, momentum=0.0, weight_decay=0.0, optimizer="sgd")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Task
 
 

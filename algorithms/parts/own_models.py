@@ -10,7 +10,8 @@ from pydantic import Field
 
 from algorithms.base import Clients, setting
 from algorithms.parts.finetuning import FineTuning
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.metrics import Statistics

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from algorithms.base import Averaging, Clients, setting
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.points import TRAINED
 from rayfl.engine.requests import Objective
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Model, Predictor, Task
-from rayfl.engine.terms import TRAINED, loss
+from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rayfl.engine.pairs import DISTANCE, Pair
-from rayfl.engine.terms import Name, Sum, penalty
+from rayfl.engine.points import Name
+from rayfl.engine.terms import Sum, penalty
 from rayfl.params import leaves, map_leaves
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from cluster.planning.resources import asks_for
-from rayfl.config.schema import ClusterConfig
+from rayfl.config.cluster_section import ClusterConfig
 
 Bundle = dict[str, float]
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from actors.processes.placement import PARTS, ActorOptions, Node, room, share_of_gpu
-from rayfl.config.schema import ClusterConfig
+from rayfl.config.cluster_section import ClusterConfig
 from rayfl.errors import ConfigError, ResourceError
 
 _log = logging.getLogger("rayfl")

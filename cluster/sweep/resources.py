@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cluster.planning.resources import asks_for, plan_actors
-from rayfl.config.schema import ClusterConfig
+from rayfl.config.cluster_section import ClusterConfig
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 from actors.hosting.building import automatic_memory
 from algorithms.registry import Experiment
 from cluster.run import inline_device, run_config
+from rayfl.config.cluster_section import ClusterConfig
 from rayfl.config.loading import load_config
-from rayfl.config.schema import ClusterConfig
 from rayfl.errors import RayflError
 from rayfl.sweeps.measures import Measure, evaluations
 from rayfl.tracking.callback import Callback

@@ -63,8 +63,8 @@ def plot(
     from algorithms.registry import Experiment
     from rayfl.plots.kinds import check_options, kind_of
     from rayfl.plots.output import write_plot
+    from rayfl.runs.finding import runs_in
     from rayfl.runs.folder import open_run
-    from rayfl.runs.loading import runs_in
 
     given: dict[str, Any] = {
         "x": x, "metric": metric, "model": model, "split": split, "cohort": cohort, "plane": plane, "points": points,

@@ -211,7 +211,7 @@ def _print_about(comparisons: Mapping[str, Comparison], about: Any, chosen: str)
 def _loaded(runs: Sequence[str], models: Sequence[str] | None, split: str, cohort: str, phase: str) -> list[Run]:
     from algorithms.registry import METHODS
     from rayfl.report.comparison import check_models
-    from rayfl.runs.loading import check_measured, load_runs
+    from rayfl.runs.finding import check_measured, load_runs
     from rayfl.runs.measured import Measured
 
     if phase == "trained" and cohort != "selected":

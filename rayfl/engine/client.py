@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.data.images.augment import Augmentation, Variations
+from rayfl.data.images.augment import Variations
 from rayfl.engine.batches import BatchPlan, num_steps, plan_batches
 from rayfl.engine.evaluation import samples_at_a_time
 from rayfl.engine.local_settings import LocalOptions, LocalSettings
 from rayfl.engine.optimizers import Kept, Rule
 from rayfl.engine.pieces import in_pieces
 from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.schedules import Schedule
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor, Task
@@ -24,57 +25,11 @@ from rayfl.engine.trampoline import Ask
 from rayfl.examples import Examples
 from rayfl.metrics import Statistics
 from rayfl.params import Tree, map_leaves
-from rayfl.randomness import RandomStreams
 
 Draw = Callable[[np.random.Generator, int], Tree]
 """``draw(generator, steps)``: a tree of arrays with one entry a step along dimension 0."""
 
 _LARGE_BATCH = 256
-
-
-@dataclass(frozen=True)
-class RoundContext:
-    """What everybody knows in a round.
-
-    Attributes:
-        round: t, 0-indexed. In the evaluation after round t it is t as well.
-        rounds: T, how many rounds the experiment has.
-        num_clients: K, of the clients that may take part in training.
-        train: the training section of the configuration.
-        streams: all random streams.
-        final: whether this is the evaluation after the last round.
-        augmentation: how training images are changed at random; None: not at all.
-        started: where rounds have no barrier, the round in which a client of the cohort began its local update, by
-            client, if it was an earlier one: its model is so much older.
-        unseen: how many further clients are held out from training.
-        unseen_epochs: local epochs of such a client when it joins; None: those of ``train``.
-    """
-
-    round: int
-    rounds: int
-    num_clients: int
-    train: TrainConfig
-    streams: RandomStreams
-    final: bool = False
-    augmentation: Augmentation | None = None
-    started: Mapping[int, int] = field(default_factory=dict)
-    unseen: int = 0
-    unseen_epochs: int | None = None
-
-    @property
-    def newcomers(self) -> range:
-        """The numbers of the clients that are held out from training."""
-        return range(self.num_clients, self.num_clients + self.unseen)
-
-    def staleness(self, client: int) -> int:
-        """s, how many steps the server has taken since a client of the cohort began; 0 in synchronous rounds."""
-        return self.round - self.started.get(client, self.round)
-
-    @property
-    def cohort_size(self) -> int:
-        """m, how many clients are sampled in a round."""
-        wanted = self.train.clients_per_round
-        return self.num_clients if wanted == "all" else min(wanted, self.num_clients)
 
 
 class Client:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from rayfl.engine.classification import Classification
 from rayfl.engine.mixtures import Mixture
-from rayfl.engine.tasks import Classification, Model, Predictor, Task
+from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.examples import Examples
 from rayfl.metrics import Statistics, outcomes, summed
 from rayfl.metrics.classification import ClassificationMeasures

@@ -17,9 +17,10 @@ from torch import Tensor
 from rayfl.engine.numbers import Factor, Read, evaluated
 from rayfl.engine.optimizers import Rule, rule_of
 from rayfl.engine.pairs import Slopes
+from rayfl.engine.points import TRAINED, Constant, Name, Scope, Share, bare
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Task
-from rayfl.engine.terms import TRAINED, Constant, Loss, Name, Penalty, Scope, Share, Sum, bare
+from rayfl.engine.terms import Loss, Penalty, Sum
 from rayfl.params import leaves
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from rayfl.data.federated import OnDemand
 from rayfl.engine.batches import BatchPlan
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.local_settings import LocalSettings
 from rayfl.engine.requests import SERVER
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import MethodError

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rayfl.engine.classification import Classification
 from rayfl.engine.feed import of_step
 from rayfl.engine.flat import Layout
 from rayfl.engine.linear_program import LinearProgram
 from rayfl.engine.looped import step_keys
+from rayfl.engine.points import TRAINED
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_chain import write_gradients
 from rayfl.engine.stacked_gradients import StackedGradients
-from rayfl.engine.tasks import Batch, Classification, Task
-from rayfl.engine.terms import TRAINED
+from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.untouched import Untouched
 from rayfl.params import Tree
 

@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from rayfl.engine.classification import Classification
 from rayfl.engine.further_tasks import Error, ErrorLoss, LanguageModel, Multilabel, Regression
-from rayfl.engine.tasks import Classification, NetworkTask
+from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError, RayflError, text_of
 from rayfl.examples import InputSpec, Target
 from rayfl.metrics import Metric

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +9,10 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from rayfl.engine.chain import Layer
 from rayfl.examples import InputSpec, Target
-from rayfl.metrics import CLASSIFICATION, Measures, Metric
+from rayfl.metrics import Measures, Metric
 from rayfl.models.base import Network
 
 Model = Mapping[str, Tensor]
@@ -262,72 +259,3 @@ class NetworkTask(ABC):
     def loss(self, model: Model, batch: Batch) -> Tensor:
         """The loss of ``model`` on ``batch``; a scalar."""
         return self.loss_of(self.logits(model, batch), batch)
-
-
-class Classification(NetworkTask):
-    """Classification with cross-entropy; predictions are log-probabilities.
-
-    Args:
-        network: the stateless network whose tree is trained.
-        candidates: one task per architecture, if clients may differ in it.
-        spec: of the data.
-        measures: how predictions are scored.
-    """
-
-    name = "classification"
-    target = "class"
-    traits = frozenset({"classes", "distribution", "features"})
-
-    def __init__(
-        self,
-        network: Network,
-        candidates: Sequence[Classification] = (),
-        spec: InputSpec | None = None,
-        measures: Measures = CLASSIFICATION,
-    ) -> None:
-        super().__init__(network, candidates, spec)
-        self._measures = measures
-
-    @property
-    def measures(self) -> Measures:
-        """Returns how predictions are scored."""
-        return self._measures
-
-    def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """See the base class."""
-        return self.cross_entropy(outputs, batch)
-
-    def chain(self, model: Model) -> list[Layer] | None:
-        """The layers of a fully connected network whose :meth:`loss` is their cross-entropy; None for any other.
-
-        Raises:
-            ModelError: ``model`` is not of this network.
-        """
-        kept = all(getattr(type(self), name) is getattr(Classification, name) for name in _OF_THE_LOSS)
-        return self.network.chain(model) if kept else None
-
-    def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Mean cross-entropy of given logits; a scalar."""
-        if batch.mask is None:
-            return F.cross_entropy(logits, batch.y)
-        return batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
-
-    def predicted(self, outputs: Tensor) -> Tensor:
-        """See the base class."""
-        return outputs.log_softmax(-1)
-
-    def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
-        """The logarithm of the mean probability."""
-        return torch.logsumexp(torch.stack(list(predictions)), 0) - math.log(len(predictions))
-
-    def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor:
-        """See the base class."""
-        return self.log_probabilities(models, x)
-
-    def log_probabilities(self, models: Sequence[Model], x: Tensor) -> Tensor:
-        """Log-probabilities of shape (b, C), in evaluation mode; the mean probability of several models."""
-        return super().predictions(models, x)
-
-
-_OF_THE_LOSS = ("loss", "loss_of", "logits", "cross_entropy")
-"""What the written-out gradient supposes."""

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from rayfl.config.plain_yaml import read_yaml
-from rayfl.config.schema import StorageConfig
+from rayfl.config.storage_section import StorageConfig
 from rayfl.errors import DamageError, RunError
 from rayfl.storage.commit_files import FOLDER, damage_in
 from rayfl.storage.files import Storage

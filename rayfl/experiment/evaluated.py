@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.engine.client import RoundContext
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Task
 from rayfl.errors import ConfigError, DataError
 from rayfl.examples import SPLITS

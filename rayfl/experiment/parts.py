@@ -18,7 +18,7 @@ from rayfl.data.images.augment import Augmentation
 from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.assignment import assignment, assignment_hash
 from rayfl.data.sources.official import OfficialTest, open_official_test
-from rayfl.engine.client import RoundContext
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError
 from rayfl.experiment.copies import copy_of

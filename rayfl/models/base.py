@@ -1,75 +1,23 @@
-"""Classification models and the stateless view of them that clients and server compute with."""
+"""The stateless view of a model that clients and server compute with."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfl.errors import ModelError
 from rayfl.metrics.language import IGNORED
-from rayfl.models.anatomy import draws, grouped, named_tensors, obstacle, owner_of, slots, stacked_at, under
-from rayfl.models.forward_pass import ForwardPass, is_stacked
+from rayfl.models.anatomy import draws, grouped, named_tensors, obstacle, owner_of, stacked_at, under
+from rayfl.models.bound import BoundModel
+from rayfl.models.classification import ClassificationModel as ClassificationModel
 from rayfl.models.normalization import NORMALIZATION_LAYERS
-from rayfl.models.recurrent_weights import in_one_block
-from rayfl.models.reduced_precision import reduced_precision
-from rayfl.models.stackable import make_stackable
 
 
-class ClassificationModel(nn.Module):
-    """A classifier cut in two: features, then the layers that turn features into logits.
-
-    ``features`` is the input of the first fully connected layer of a convolutional net (FedPHP, section 3.3),
-    the last hidden activation of a multilayer perceptron and the last hidden state of a recurrent net.
-
-    Attributes:
-        head_module: dotted name of the last linear layer, the head of FedRep, FedPAC, pFedSim, FedBABU and FLOCO.
-        classifier_modules: dotted names of the modules that form the classifier block, the larger head that the
-            reference code of SuPerFed personalizes; contains ``head_module``.
-        feature_channels: channels of the map that ``features`` flattens, channel by channel; None where the features
-            are no map, so that each is a channel of its own.
-        channels_last: whether images of several channels are laid out channels last for it in training on a CPU:
-            convolutions and pooling then read and write whole vectors of the processor. Results differ by round-off.
-            The layout is passed on to its maps, of which ``view`` (in place of ``flatten``) refuses some.
-        padding: the token that fills texts up, where outputs do not change when columns at the end of a batch that hold
-            nothing else are left out, and outputs at each position are left out with them; None: all must be there.
-    """
-
-    head_module: str = "head"
-    classifier_modules: tuple[str, ...] = ("head",)
-    feature_channels: int | None = None
-    channels_last: bool = False
-    padding: int | None = None
-
-    def chain(self) -> tuple[str, ...]:
-        """The dotted names of the linear layers, in order, where the model is no more than these on flattened inputs,
-        with ReLU between them, and its features what the last of them reads; else none.
-
-        A model that says so must define this method in its own class: a subclass may compute something else.
-        """
-        return ()
-
-    @abstractmethod
-    def features(self, x: Tensor) -> Tensor:
-        """Features of shape (b, f) of a batch of inputs (b, *input shape)."""
-
-    @abstractmethod
-    def classify(self, features: Tensor) -> Tensor:
-        """Logits of shape (b, C) of a batch of features (b, f)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of shape (b, C) of a batch of inputs (b, *input shape)."""
-        return self.classify(self.features(x))
-
-
-class Network:
+class Network(BoundModel):
     """A model as a function of its parameters, which live outside of it in a tree: a mapping from name to tensor.
 
     The tree holds every parameter that requires a gradient and every persistent floating-point buffer under its
@@ -78,9 +26,8 @@ class Network:
     the tree from device to device. In training mode a module that updates a buffer writes into the bound tensor itself,
     so a caller that passes views of a larger vector finds the new running statistics there.
 
-    The tensors of a tree are bound to one module that is reused, which avoids the per-call cost of
-    ``torch.func.functional_call``. An instance therefore holds on to the last tree it saw (an enclosing
-    ``vmap`` or autograd graph included) until :meth:`release`, and must not be shared between threads.
+    The tensors of a tree are bound to one module that is reused: see :class:`~rayfl.models.bound.BoundModel` for what
+    this means for graphs and threads.
 
     Args:
         factory: builds the model on the CPU; draws its initial values from PyTorch's global generator.
@@ -127,50 +74,28 @@ class Network:
     def __init__(self, factory: Callable[[], ClassificationModel]) -> None:
         self._factory = factory
         skeleton = self._made(0)
-        self._skeleton = skeleton
-        self._forward_pass = ForwardPass()
-        make_stackable(skeleton, self._forward_pass)
+        super().__init__(skeleton)
         everything = dict(skeleton.named_parameters())
-        parameters = {name: parameter for name, parameter in everything.items() if parameter.requires_grad}
-        persistent = skeleton.state_dict().keys()
-        buffers = {n: b for n, b in skeleton.named_buffers() if b.is_floating_point() and n in persistent}
-        self._slots = slots(skeleton, {**parameters, **buffers})
-        others = {n: t for n, t in (*everything.items(), *skeleton.named_buffers()) if n not in {*parameters, *buffers}}
-        self._fixed_slots = slots(skeleton, others)
-        self._fixed_parameters = tuple(name for name in everything if name not in parameters)
-        self._device: torch.device | None = None
-        self._reduced: torch.dtype | None = None
         self._drawn: tuple[int, dict[str, Tensor]] | None = None
         self._given: dict[int, dict[str, Tensor]] = {}
-        self._recurrent = tuple(module for module in skeleton.modules() if isinstance(module, nn.RNNBase))
-        for module in self._recurrent:
-            # Without references RNNBase sees no change of weights. Otherwise it would call flatten_parameters,
-            # which on CUDA moves the bound tensors to storage of its own and detaches them from the caller's vector.
-            module._flat_weight_refs = [None] * len(module._flat_weights_names)
-
-        self.parameter_names = tuple(parameters)
-        self.buffer_names = tuple(buffers)
-        self._tree_names = self.parameter_names + self.buffer_names
         self.layers = grouped(self.parameter_names, owner_of)
         recurrent = {name for name, module in skeleton.named_modules() if isinstance(module, nn.RNNBase)}
         self.unstacked_layers = grouped(
             self.parameter_names, lambda name: (owner_of(name), stacked_at(name) if owner_of(name) in recurrent else "")
         )
-        self.head_weight = f"{skeleton.head_module}.weight"
-        self.head_is_fixed = self.head_weight in others
+        self.head_is_fixed = self.head_weight in self._fixed_parameters
         self.head_names = under(self.parameter_names, (skeleton.head_module,))
         self.body_names = tuple(name for name in self.parameter_names if name not in self.head_names)
         self.classifier_names = under(self.parameter_names, skeleton.classifier_modules)
         norms = {name for name, module in skeleton.named_modules() if isinstance(module, NORMALIZATION_LAYERS)}
         self.norm_names = tuple(name for name in self._tree_names if owner_of(name) in norms)
-        self.num_parameters = sum(parameter.numel() for parameter in parameters.values())
+        self.num_parameters = sum(everything[name].numel() for name in self.parameter_names)
         self.feature_channels = skeleton.feature_channels
         self.padding = skeleton.padding
         chain = skeleton.chain() if "chain" in type(skeleton).__dict__ else ()
-        fixed = any(name in others for layer in chain for name in (f"{layer}.weight", f"{layer}.bias"))
+        fixed = any(name in self._fixed_parameters for layer in chain for name in (f"{layer}.weight", f"{layer}.bias"))
         self._chain = [] if fixed else [(f"{name}.weight", f"{name}.bias") for name in chain]
-        self._biases = frozenset(bias for _, bias in self._chain if bias in parameters)
-        self._channels_last = skeleton.channels_last
+        self._biases = frozenset(bias for _, bias in self._chain if bias in self.parameter_names)
         self.stochastic = any(draws(module) for module in skeleton.modules())
         norms_of_batches = [module for module in skeleton.modules() if isinstance(module, _BatchNorm)]
         self.batch_statistics = bool(norms_of_batches)
@@ -216,55 +141,10 @@ class Network:
             )
         self._given[seed] = {name: tree[name].detach().to("cpu", torch.float32) for name in self._tree_names}
 
-    @property
-    def fixed_parameters(self) -> dict[str, Tensor]:
-        """The parameters that require no gradient, by name, on the CPU: no part of any tree."""
-        return {name: self._fixed[name] for name in self._fixed_parameters}
-
     def refuse_vectorization(self, why: str) -> None:
         """Notes an obstacle to vmap that cannot be seen from the layers; the first one noted stays."""
         self.why_not_vectorizable = self.why_not_vectorizable or why
         self.vectorizable = False
-
-    def compute_in(self, dtype: torch.dtype) -> None:
-        """Has forward and backward passes compute in a narrower type, wherever PyTorch's autocast does so.
-
-        Trees stay what they are, which must be float32, and features and logits are float32.
-
-        Args:
-            dtype: such as ``torch.bfloat16``.
-        """
-        self._reduced = dtype
-
-    @property
-    def draws(self) -> int:
-        """How many tensors of random numbers the step has had; set back, the next passes have the same ones again."""
-        return self._forward_pass.calls
-
-    @draws.setter
-    def draws(self, count: int) -> None:
-        self._forward_pass.calls = count
-
-    def release(self) -> None:
-        """Lets go of the last tree."""
-        for tensors, key, _ in self._slots:
-            tensors[key] = None
-        for module in self._recurrent:
-            module._flat_weights = []
-        self._forward_pass.mask = self._forward_pass.key = None
-        self._forward_pass.padded = False
-
-    def begin_step(self, key: Tensor, padded: bool = False, call: int | None = 0) -> None:
-        """Tells the layers of the random numbers of the next step, and of its padding; until :meth:`release`.
-
-        Args:
-            key: of dropout's masks (:func:`rayfl.models.forward_pass.keys_of`), on the device.
-            padded: whether its mini-batches have padding; layers that depend on the batch then need a mask.
-            call: from where the step's masks are counted; None goes on.
-        """
-        self._forward_pass.key, self._forward_pass.padded = key, padded
-        if call is not None:
-            self._forward_pass.calls = call
 
     def initialize(self, seed: int) -> dict[str, Tensor]:
         """A fresh tree: float32 tensors on the CPU, a pure function of the seed; global generators are untouched.
@@ -395,59 +275,6 @@ class Network:
             return [(tree[weight], tree[bias] if bias in self._biases else None) for weight, bias in self._chain]
         except KeyError:
             raise self._misfit(tree) from None
-
-    def _bind(self, tree: Mapping[str, Tensor], training: bool, mask: Tensor | None = None) -> ClassificationModel:
-        if len(tree) != len(self._tree_names):
-            raise self._misfit(tree)
-        try:
-            for tensors, key, name in self._slots:
-                tensors[key] = tree[name]
-        except KeyError:
-            raise self._misfit(tree) from None
-        device = tree[self._tree_names[0]].device
-        if device != self._device:
-            self._bind_fixed(device)
-            self._device = device
-        if self._reduced is not None and tree[self.head_weight].dtype == torch.float64:
-            raise ModelError(f"a model in float64 cannot compute in {self._reduced}: set engine.precision=float32")
-        for module in self._recurrent:
-            weights: list[Any] = [getattr(module, name) for name in module._flat_weights_names]
-            if device.type != "cpu" and not is_stacked(weights[0]):
-                weights = in_one_block(weights)
-            module._flat_weights = weights
-        if self._skeleton.training != training:
-            self._skeleton.train(training)
-        self._forward_pass.mask = mask
-        return self._skeleton
-
-    def _bind_fixed(self, device: torch.device) -> None:
-        """Puts what is fixed in its places."""
-        for tensors, key, name in self._fixed_slots:
-            tensors[key] = self._fixed[name].to(device)
-
-    def _arithmetic(self) -> AbstractContextManager[object]:
-        """Returns the context in which the bound model computes."""
-        if self._reduced is None:
-            return nullcontext()
-        assert self._device is not None  # a tree is bound
-        return reduced_precision(self._reduced, self._device, bool(self._recurrent))
-
-    def _laid_out(self, x: Tensor) -> Tensor:
-        """Inputs of the bound model as it reads them fastest."""
-        if not self._channels_last or not self._skeleton.training or x.device.type != "cpu" or x.shape[1] == 1:
-            return x
-        # vmap knows no layouts but one
-        return x if is_functorch_wrapped_tensor(x) else x.contiguous(memory_format=torch.channels_last)
-
-    def _widened(self, found: Tensor) -> Tensor:
-        return found if self._reduced is None else found.float()
-
-    def _misfit(self, tree: Iterable[str]) -> ModelError:
-        missing, extra = sorted(set(self._tree_names).difference(tree)), sorted(set(tree).difference(self._tree_names))
-        model = type(self._skeleton).__name__
-        fixed = set(extra) & set(self._fixed_parameters)
-        old = f"; {len(fixed)} of these require no gradient: an older version of rayfl trained them" if fixed else ""
-        return ModelError(f"parameters do not fit the model {model}: missing {missing}, unknown {extra}{old}")
 
     def _check(self, skeleton: ClassificationModel, everything: Collection[str]) -> None:
         model = type(skeleton).__name__

@@ -21,14 +21,13 @@ import yaml
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.redaction import redact
 from rayfl.data.partitions.assignment import ASSIGNMENT_SCHEMA, assignment_hash
-from rayfl.errors import DamageError, RayflError, RunError
+from rayfl.errors import DamageError, RunError
 from rayfl.results.personalized import PersonalizedRows, personalized_rows_of, recorded_clients, recorded_unseen
 from rayfl.results.schemas import ALL_TABLES, METHOD_KEY
 from rayfl.runs.damage import described
 from rayfl.runs.measured import Measured
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
-from rayfl.storage.run_folder import CONFIG
 from rayfl.storage.tables import from_parquet
 from rayfl.tracking.costs import FILE as COSTS
 from rayfl.tracking.environment import read_environment
@@ -160,9 +159,9 @@ class Run:
         except FileNotFoundError:
             return None
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise DamageError(f"partition.parquet in {self.uri} is damaged ({error}): {_LOOK}") from None
+            raise DamageError(f"partition.parquet in {self.uri} is damaged ({error}): {VERIFY_HINT}") from None
         if not table.schema.equals(ASSIGNMENT_SCHEMA):
-            raise DamageError(f"partition.parquet in {self.uri} has other columns than a partition: {_LOOK}")
+            raise DamageError(f"partition.parquet in {self.uri} has other columns than a partition: {VERIFY_HINT}")
         return table
 
     @cached_property
@@ -238,9 +237,9 @@ class Run:
         except FileNotFoundError:
             return self._missing(name)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise DamageError(f"{name}.parquet in {self.uri} is damaged ({error}): {_LOOK}") from None
+            raise DamageError(f"{name}.parquet in {self.uri} is damaged ({error}): {VERIFY_HINT}") from None
         if not set(ALL_TABLES[name]) <= set(table.schema):
-            raise DamageError(f"{name}.parquet in {self.uri} has other columns than a table of {name}: {_LOOK}")
+            raise DamageError(f"{name}.parquet in {self.uri} has other columns than a table of {name}: {VERIFY_HINT}")
         return table
 
     def _missing(self, name: str) -> pa.Table:
@@ -248,90 +247,19 @@ class Run:
         return ALL_TABLES[name].empty_table()
 
 
-def load_runs(uris: Sequence[str], methods: Mapping[str, Any], models: Sequence[str] = ()) -> list[Run]:
-    """Reads several runs; see :func:`load_run`.
+VERIFY_HINT = "`rayfl verify` says what else is wrong; the command that started the run writes its tables again"
+
+
+def content_of(storage: Storage) -> Mapping[str, Any]:
+    """The resolved configuration of a finished or stopped run.
 
     Args:
-        uris: folders of runs, or of several runs: a sweep's, or a reproduction's.
-        methods: see :func:`load_run`.
-        models: see :func:`load_run`.
+        storage: the run's folder.
 
     Raises:
-        RunError: listing everything that cannot be read, or a folder that is given twice.
+        RunError: it is no run's folder.
+        DamageError: config.yaml is damaged.
     """
-    runs: list[Run] = []
-    problems: list[str] = []
-    for uri in [one for given in uris for one in runs_in(given)]:
-        try:
-            run = load_run(uri, methods, models)
-        except RayflError as error:
-            problems.append(str(error))
-            continue
-        if run.uri in {other.uri for other in runs}:
-            problems.append(f"{run.uri} is given twice")
-        runs.append(run)
-    if problems:
-        raise RunError("; ".join(problems))
-    return runs
-
-
-def runs_in(uri: str) -> list[str]:
-    """Returns the runs that a folder stands for: itself, or if it is no run those that lie in it, by name.
-
-    A sweep's folder and a reproduction's have a run's folder for each of their experiments.
-    """
-    place = uri.rstrip("/") or "/"
-    storage = Storage(place)
-    if storage.exists(CONFIG):
-        return [uri]
-    address, mark, options = place.partition("?")
-    inner = [name for name in sorted(storage.entries()) if storage.exists(f"{name}/{CONFIG}")]
-    return [f"{address.rstrip('/')}/{name}{mark}{options}" for name in inner] or [uri]
-
-
-def load_run(uri: str, methods: Mapping[str, Any], models: Sequence[str] = ()) -> Run:
-    """Reads a run.
-
-    Args:
-        uri: its folder, a path or a URI.
-        methods: the classes of all built-in methods by name; they know the rows of their personalized models.
-        models: rows that the user names for runs that do not say which is the personalized model.
-
-    Raises:
-        RunError: there is no run, it is of an unknown format, or does not say which row is the personalized model.
-        DamageError: a file of it cannot be read, naming it.
-    """
-    storage = Storage(uri.rstrip("/") or "/")
-    content = _content(storage)
-    run = Run(storage, content, methods.get(str(content["algorithm"]["name"])), models)
-    if run.rounds.num_rows and not run.clients.num_rows:
-        raise DamageError(f"{run.uri} has rounds.parquet, but clients.parquet is missing: {_LOOK}")
-    # All that a report may ask for is read now: what is damaged is said before anything is made of the rest.
-    for name in (*ALL_TABLES, "own", "notes", "timings", "costs", "partition_hash", "rounds_completed"):
-        getattr(run, name)
-    return run
-
-
-def check_measured(runs: Sequence[Run]) -> None:
-    """Refuses evaluations that only some experiments have, of runs of which one was evaluated without them.
-
-    Raises:
-        RunError: naming the run, and the option that makes them.
-    """
-    options = {"unseen": "evaluation.unseen_clients=0.1", "official": "evaluation.official_personalized=true"}
-    for run in runs:
-        for wanted in (run.measured.cohort, run.measured.split):
-            rows = run.rounds.filter((pc.field("cohort") != "server") & run.measured.rows)
-            if wanted in options and run.rounds.num_rows and not rows.num_rows:
-                raise RunError(
-                    f"{run.uri} has no rows for {run.measured.options}: they come with {options[wanted]}, in a new run"
-                )
-
-
-_LOOK = "`rayfl verify` says what else is wrong; the command that started the run writes its tables again"
-
-
-def _content(storage: Storage) -> Mapping[str, Any]:
     shown = _shown(storage)
     try:
         content = read_yaml(storage.read("config.yaml"))

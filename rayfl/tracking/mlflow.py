@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayfl.config.schema import MlflowConfig
+from rayfl.config.storage_section import MlflowConfig
 from rayfl.storage.files import Storage
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.scalars import hyper_parameters, imported, scalars

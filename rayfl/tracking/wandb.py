@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfl.config.schema import WandbConfig
+from rayfl.config.storage_section import WandbConfig
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.scalars import imported, scalars
 

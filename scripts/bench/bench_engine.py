@@ -39,8 +39,9 @@ from algorithms.pfedme import PFedMe
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
 from rayfl.engine.batches import plan_batches
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.trampoline import run_procedures
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, TwoCNN, TwoNN
@@ -50,7 +51,7 @@ from rayfl.randomness import RandomStreams
 try:
     from actors.hosting.allocator import reuse_freed_memory
     from actors.hosting.building import pin_threads
-    from rayfl.engine.tasks import Classification
+    from rayfl.engine.classification import Classification
     from rayfl.examples import Examples, InputSpec
 except ModuleNotFoundError:  # another checkout, from before modules lay in folders
     from actors.allocator import reuse_freed_memory

@@ -29,10 +29,10 @@ from actors.processes.pool import InlinePool
 from algorithms.fedavg import FedAvg
 from algorithms.superfed import SuPerFed
 from rayfl.data.federated import FederatedDataset
-from rayfl.engine.client import RoundContext
+from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Classification
 from rayfl.examples import Examples, InputSpec
 from rayfl.models.zoo import TwoNN
 from rayfl.randomness import RandomStreams

@@ -14,9 +14,9 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedper import FedPer
 from algorithms.parts.prototypes import class_means
 from rayfl.engine.batches import plan_batches
+from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Classification
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.models.recurrent import CharLSTM

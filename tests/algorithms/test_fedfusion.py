@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedfusion import FedFusion, fused
+from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Classification
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.models.base import ClassificationModel
 from rayfl.params import Tree, copy, interpolate, tensors

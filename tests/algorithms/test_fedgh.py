@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from algorithms.fedgh import FedGH, head_step
 from algorithms.fedper import FedPer
 from algorithms.local import Local
+from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Classification
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree, copy, num_bytes

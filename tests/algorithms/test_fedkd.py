@@ -12,8 +12,9 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedkd import FedKD
 from algorithms.local import Local
 from algorithms.parts.low_rank import compressed, rank, restored
+from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Classification
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, from_leaves, leaves, map_leaves, num_bytes, subtract
 from tests.support.toys import (

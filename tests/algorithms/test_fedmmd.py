@@ -12,8 +12,9 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.fedmmd import FedMMD
 from algorithms.parts.transfer import maximum_mean_discrepancy
+from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Classification
+from rayfl.engine.tasks import Batch
 from rayfl.params import copy
 from tests.support.planted import one_rule, validation_loss
 from tests.support.toys import Toy, assert_close, assert_equal, normalized_layers, random_clients, two_layers

@@ -12,8 +12,9 @@ from algorithms.fedavg import FedAvg
 from algorithms.fednova import FedNova, normalizer, overshoot
 from algorithms.fedprox import FedProx
 from algorithms.scaffold import sum_of_step_weights
+from rayfl.engine.points import TRAINED
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.terms import TRAINED, inner_product
+from rayfl.engine.terms import inner_product
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, interpolate, subtract
 from tests.support.toys import (

@@ -14,9 +14,10 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.fedphp import FedPHP
 from algorithms.parts.transfer import distillation, half_squared_distance, maximum_mean_discrepancy
-from rayfl.engine.client import RoundContext
+from rayfl.engine.classification import Classification
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Classification
+from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, interpolate
 from rayfl.randomness import RandomStreams
 from tests.support.toys import (

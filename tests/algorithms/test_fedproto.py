@@ -14,8 +14,9 @@ from algorithms.fedproto import FedProto, nearest_prototype
 from algorithms.local import Local
 from algorithms.parts.prototypes import class_means
 from rayfl.engine.batches import plan_batches
+from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Classification
+from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, leaves
 from tests.support.partial_toys import COHORTS, TRAIN, initial, labelled, three_layers, toy_of, vectors

@@ -17,7 +17,7 @@ from algorithms.per_fedavg import PerFedAvg
 from algorithms.registry import Experiment
 from rayfl.cli.entry import app
 from rayfl.config.loading import load_config
-from rayfl.engine.tasks import Classification
+from rayfl.engine.classification import Classification
 from rayfl.errors import ConfigError
 from rayfl.experiment.parts import Parts
 from rayfl.models.base import Network

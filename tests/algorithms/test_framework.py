@@ -17,8 +17,8 @@ from actors.hosting.procedures import Procedures
 from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.data.federated import FederatedDataset
+from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Classification
 from rayfl.examples import Examples
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree, copy, leaves, num_bytes, tensors

@@ -17,7 +17,7 @@ from algorithms.l2gd import L2GD
 from algorithms.local import Local
 from algorithms.pfedme import PFedMe
 from algorithms.scaffold import Scaffold
-from rayfl.engine.client import RoundContext
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError, ConfigError
 from rayfl.params import Tree, copy

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.per_fedavg import PerFedAvg
+from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Classification, begin_step
+from rayfl.engine.tasks import Batch, begin_step
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves
 from tests.support.toys import (

@@ -9,8 +9,8 @@ import torch
 
 from algorithms.fedavg import FedAvg
 from algorithms.pfedhn import PFedHN, produced
+from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Classification
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree, copy, leaves, num_bytes, subtract

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rayfl.engine import looped
-from rayfl.engine.tasks import Classification
+from rayfl.engine.classification import Classification
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import Architecture, CharLSTM, TwoCNN, TwoNN
 from rayfl.params import Tree, from_numpy

@@ -12,10 +12,10 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedprox import FedProx
 from algorithms.local import Local
 from algorithms.superfed import GRID, SuPerFed
+from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Classification
 from rayfl.engine.trampoline import run_procedures
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import CharLSTM

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from algorithms.superfed import SuPerFed
-from rayfl.engine.tasks import Batch, Classification
-from rayfl.engine.terms import Scope
+from rayfl.engine.classification import Classification
+from rayfl.engine.points import Scope
+from rayfl.engine.tasks import Batch
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import CharLSTM
 from rayfl.params import Tree, copy, squared_cosine

@@ -21,7 +21,7 @@ import rayfl
 from rayfl.cli.entry import app
 from rayfl.cli.outputs import OUTPUTS
 from rayfl.errors import ConfigError
-from rayfl.runs.loading import load_run
+from rayfl.runs.finding import load_run
 from tests.data.sources.leaf.test_leaf import document, write_source
 from tests.data.sources.leaf.test_leaf_words import tweets
 from tests.support.experiments import small_experiment

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from algorithms.registry import Experiment
+from rayfl.config.cluster_section import ClientsConfig
 from rayfl.config.loading import load_config, to_yaml
-from rayfl.config.schema import ClientsConfig
 from rayfl.errors import ConfigError
 
 

@@ -14,8 +14,8 @@ from rayfl.cli.catalog import catalog
 from rayfl.config.loading import load_config, preset_names, preset_text
 from rayfl.config.paper_presets import expanded, method_row, method_settings, paper_presets
 from rayfl.data.partitions.base import NaturalPartition
-from rayfl.engine.client import RoundContext
-from rayfl.engine.tasks import Classification
+from rayfl.engine.classification import Classification
+from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.models.perceptron import TwoNN

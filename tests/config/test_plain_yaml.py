@@ -15,8 +15,8 @@ from rayfl.config.loading import load_config
 from rayfl.config.overrides import parse_override
 from rayfl.config.plain_yaml import AliasError, read_yaml
 from rayfl.errors import ConfigError, DamageError, DataError, RunError
+from rayfl.runs.finding import load_run
 from rayfl.runs.folder import open_run
-from rayfl.runs.loading import load_run
 from rayfl.runs.verification import verify
 from rayfl.storage.files import Storage
 from rayfl.sweeps.space import parse_space

@@ -15,11 +15,12 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.scaffold import Scaffold
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
-from rayfl.config.schema import ClientsConfig
+from rayfl.config.cluster_section import ClientsConfig
 from rayfl.diagnosis import device_errors
+from rayfl.engine.points import TRAINED
 from rayfl.engine.requests import GradientRequest, OutputRequest
 from rayfl.engine.tasks import Batch, Task
-from rayfl.engine.terms import TRAINED, loss, squared_cosine, squared_distance
+from rayfl.engine.terms import loss, squared_cosine, squared_distance
 from rayfl.errors import ClientError, ResourceError
 from rayfl.examples import Examples
 from rayfl.params import Tree, from_numpy

@@ -16,8 +16,8 @@ from torch import Tensor
 import rayfl
 from cluster import run
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.tasks import Classification
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import Architecture
 from rayfl.params import Tree, from_numpy, map_leaves

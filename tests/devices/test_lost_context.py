@@ -13,7 +13,7 @@ import torch
 
 from algorithms.fedavg import FedAvg
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.config.schema import ClientsConfig
+from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.client import Client
 from rayfl.errors import ClientError, DeviceLostError
 from rayfl.params import Tree

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rayfl.engine import looped
-from rayfl.engine.tasks import Batch, Classification
+from rayfl.engine.classification import Classification
+from rayfl.engine.tasks import Batch
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import Architecture, CharLSTM, TwoCNN, TwoNN
 from rayfl.params import Tree, inner_product, squared_distance

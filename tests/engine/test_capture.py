@@ -15,11 +15,12 @@ from torch import Tensor
 from rayfl.data.images.augment import Augmentation, AugmentConfig, Variations
 from rayfl.engine import vectorized
 from rayfl.engine.capture import Capture
+from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.optimizers import Kept, Rule
+from rayfl.engine.points import line
 from rayfl.engine.requests import TrainRequest
-from rayfl.engine.tasks import Classification
-from rayfl.engine.terms import drawn, line, loss, squared_cosine, squared_distance
+from rayfl.engine.terms import drawn, loss, squared_cosine, squared_distance
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN

@@ -11,11 +11,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.classification import Classification
+from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.local_settings import LocalSettings
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Classification, Task
+from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.trampoline import run_procedures
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network

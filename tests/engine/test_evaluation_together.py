@@ -13,12 +13,13 @@ from torch import nn
 
 from actors.hosting import scoring
 from algorithms.superfed import GRID, SuPerFed
+from rayfl.engine.classification import Classification
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.evaluation_together import Asked, evaluate_together
 from rayfl.engine.mixtures import Mixture
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.task_sections import ClassificationSection, RegressionSection
-from rayfl.engine.tasks import Classification, Predictor
+from rayfl.engine.tasks import Predictor
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics import Statistics
 from rayfl.models.base import Network

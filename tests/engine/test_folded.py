@@ -15,13 +15,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfl.engine import looped, stacked_terms, vectorized
+from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.evaluation_together import Asked, evaluate_together
 from rayfl.engine.optimizers import Kept, Rule
+from rayfl.engine.points import line
 from rayfl.engine.requests import TrainRequest
-from rayfl.engine.tasks import Batch, Classification, Predictor, Task
-from rayfl.engine.terms import drawn, line, loss, squared_cosine, squared_distance
+from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.terms import drawn, loss, squared_cosine, squared_distance
 from rayfl.models.pretrained import network as adapted
 from rayfl.models.pretrained.network import AdaptedNetwork
 from tests.support.bases import IMAGES, TOKENS, network, trained

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfl.engine import looped
+from rayfl.engine.classification import Classification
 from rayfl.engine.requests import GradientRequest, TrainRequest
-from rayfl.engine.tasks import Batch, Classification, Task
+from rayfl.engine.tasks import Batch, Task
 from rayfl.examples import Examples, InputSpec
 from rayfl.models.base import Network
 from rayfl.models.forward_pass import ForwardPass, keys_of

@@ -20,11 +20,12 @@ from algorithms.fedavg import FedAvg
 from algorithms.registry import Experiment
 from cluster.replay import replay
 from rayfl.config.loading import load_config
+from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.optimizers import Kept
 from rayfl.engine.precision import arithmetic, set_arithmetic, why_not
-from rayfl.engine.tasks import Batch, Classification, Predictor, Task
+from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts

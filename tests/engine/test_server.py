@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from rayfl.data.images.augment import Augmentation, AugmentConfig
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.schedules import Cosine, Linear, Step
 from rayfl.engine.server import Server
 from rayfl.engine.settings import TrainConfig

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.config.schema import ClientsConfig
+from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine import vectorized
 from rayfl.engine.client import Client
 from rayfl.engine.requests import TrainRequest

@@ -11,11 +11,11 @@ import torch
 
 from algorithms.fedavg import FedAvg
 from rayfl.engine import stacked_autograd, vectorized
+from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.optimizers import Kept
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Classification
 from rayfl.engine.vectorized import bucket
 from rayfl.params import Tree
 from tests.support.problems import NETWORK, VECTOR, engine_of, examples, request, slots_of, updates

@@ -14,8 +14,8 @@ from algorithms.fedphp import FedPHP
 from algorithms.floco import Floco
 from algorithms.superfed import SuPerFed
 from rayfl.engine import vectorized
+from rayfl.engine.classification import Classification
 from rayfl.engine.requests import TrainRequest
-from rayfl.engine.tasks import Classification
 from rayfl.examples import Examples, InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN

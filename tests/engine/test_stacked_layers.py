@@ -13,8 +13,9 @@ import torch
 from algorithms.fedavg import FedAvg
 from algorithms.superfed import SuPerFed
 from rayfl.engine import looped, vectorized
+from rayfl.engine.classification import Classification
 from rayfl.engine.requests import TrainRequest
-from rayfl.engine.tasks import Classification, Task
+from rayfl.engine.tasks import Task
 from rayfl.engine.terms import loss, squared_distance
 from rayfl.examples import Examples, InputSpec
 from rayfl.models.base import Network

@@ -11,23 +11,14 @@ import pytest
 import torch
 
 from rayfl.engine import looped, vectorized
+from rayfl.engine.classification import Classification
 from rayfl.engine.linear_program import LinearProgram, NotLinearError
 from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
+from rayfl.engine.points import line
 from rayfl.engine.precision import arithmetic
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_terms import StackedTerms
-from rayfl.engine.tasks import Classification
-from rayfl.engine.terms import (
-    Sum,
-    constant,
-    drawn,
-    frozen,
-    inner_product,
-    line,
-    loss,
-    squared_cosine,
-    squared_distance,
-)
+from rayfl.engine.terms import Sum, constant, drawn, frozen, inner_product, loss, squared_cosine, squared_distance
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN

@@ -14,8 +14,9 @@ from torch.func import grad, vmap
 
 from algorithms.registry import Experiment
 from rayfl.config.loading import as_recorded, load_config
+from rayfl.engine.classification import Classification
 from rayfl.engine.further_tasks import ErrorLoss, LanguageModel, Multilabel, Regression
-from rayfl.engine.tasks import Batch, Classification, NetworkTask, Predictor
+from rayfl.engine.tasks import Batch, NetworkTask, Predictor
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rayfl.engine import looped
+from rayfl.engine.classification import Classification
 from rayfl.engine.numbers import Factor
 from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
-from rayfl.engine.step import _OnTerms
-from rayfl.engine.tasks import Batch, Classification, Task
+from rayfl.engine.points import TRAINED, line
+from rayfl.engine.tasks import Batch, Task
+from rayfl.engine.term_step import _OnTerms
 from rayfl.engine.terms import (
-    TRAINED,
     Sum,
     constant,
     drawn,
@@ -27,7 +28,6 @@ from rayfl.engine.terms import (
     frozen,
     function,
     inner_product,
-    line,
     loss,
     squared_cosine,
     squared_distance,

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 import rayfl
 from rayfl.engine import looped, vectorized
+from rayfl.engine.classification import Classification
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.further_tasks import LanguageModel
 from rayfl.engine.requests import GradientRequest
-from rayfl.engine.tasks import Classification, Predictor
+from rayfl.engine.tasks import Predictor
 from rayfl.engine.texts import Cutter, cutter_of
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics.language import IGNORED

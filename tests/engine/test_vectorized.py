@@ -13,10 +13,11 @@ from torch._C import _functorch as functorch
 
 from algorithms.fedavg import FedAvg
 from rayfl.engine import looped, vectorized
+from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.requests import GradientRequest, TrainRequest
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Classification, Task
+from rayfl.engine.tasks import Batch, Task
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rayfl.engine import looped, vectorized
-from rayfl.engine.tasks import Batch, Classification, Task
+from rayfl.engine.classification import Classification
+from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.terms import loss
 from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel, Network

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.engine import looped, vectorized
-from rayfl.engine.tasks import Classification
+from rayfl.engine.classification import Classification
 from rayfl.engine.terms import loss
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec

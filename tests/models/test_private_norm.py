@@ -17,8 +17,8 @@ from algorithms.fedavg import FedAvg
 from algorithms.registry import Experiment
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.config.loading import load_config
+from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Classification
 from rayfl.errors import ClientError, ConfigError, MethodError
 from rayfl.experiment.parts import Parts
 from rayfl.models.base import ClassificationModel, Network

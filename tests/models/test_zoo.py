@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from rayfl.engine import looped
+from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.tasks import Classification
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.models.residual import ResidualBlock

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfl.engine.tasks import Classification
+from rayfl.engine.classification import Classification
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.plots.landscape import WEIGHT_DECAY

@@ -22,7 +22,7 @@ from rayfl.metrics import CLASSIFICATION
 from rayfl.plots.style import paper_style
 from rayfl.report.curves import progress_of_models
 from rayfl.report.drawing import styled
-from rayfl.runs.loading import load_run
+from rayfl.runs.finding import load_run
 from rayfl.tracking.tensorboard import _sweep_figure
 from tests.support.experiments import small_experiment
 

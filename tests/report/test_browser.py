@@ -15,7 +15,7 @@ from PIL import Image
 
 from algorithms.registry import METHODS
 from rayfl.report.rows import RowKey, final_by_key
-from rayfl.runs.loading import load_run
+from rayfl.runs.finding import load_run
 from tests.support.documents import Document, rendered
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)

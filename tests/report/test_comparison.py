@@ -19,7 +19,8 @@ from rayfl.report.formats import numbers
 from rayfl.report.grouping import config_table, group_runs
 from rayfl.report.rows import RowKey, final_by_key, own_key
 from rayfl.report.several import comparison_table
-from rayfl.runs.loading import Run, load_run, load_runs
+from rayfl.runs.finding import load_run, load_runs
+from rayfl.runs.loading import Run
 
 Copied = Callable[..., Path]
 NAMES = ("fedavg-0", "fedavg-1", "superfed-mm-0", "superfed-mm-1")

@@ -16,7 +16,7 @@ import yaml
 
 from algorithms.registry import METHODS
 from rayfl.report.charts import Axis, Chart, Series
-from rayfl.runs.loading import load_run
+from rayfl.runs.finding import load_run
 from tests.support.documents import rendered
 
 Copied = Callable[..., Path]

@@ -22,7 +22,7 @@ from rayfl.cli.entry import app
 from rayfl.errors import RayflError
 from rayfl.report.formats import JSON_SCHEMA, NUMBERS_SCHEMA
 from rayfl.report.rows import RowKey, final_by_key
-from rayfl.runs.loading import load_run, load_runs, runs_in
+from rayfl.runs.finding import load_run, load_runs, runs_in
 
 Copied = Callable[..., Path]
 NAMES = ("fedavg-0", "fedavg-1", "superfed-mm-0", "superfed-mm-1")

@@ -18,7 +18,8 @@ from rayfl.cli.entry import app
 from rayfl.report import costs, harm
 from rayfl.report.grouping import group_runs
 from rayfl.report.rows import RowKey, compared_keys
-from rayfl.runs.loading import Run, load_runs
+from rayfl.runs.finding import load_runs
+from rayfl.runs.loading import Run
 from rayfl.runs.rows import where
 from tests.support.experiments import small_experiment
 

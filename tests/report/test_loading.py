@@ -17,8 +17,8 @@ from rayfl.errors import ConfigError, DamageError, RunError
 from rayfl.report.comparison import check_models, compare
 from rayfl.report.rows import RowKey, final_by_key, lacking, own_key, wall_seconds
 from rayfl.results.schemas import ALL_TABLES, PARTITION_KEY, TABLES
+from rayfl.runs.finding import load_run, load_runs
 from rayfl.runs.folder import open_run
-from rayfl.runs.loading import load_run, load_runs
 from tests.support.documents import Document, rendered
 
 Copied = Callable[..., Path]

@@ -28,7 +28,7 @@ from rayfl.report.drawing import Drawing, save, styled
 from rayfl.report.process import phases
 from rayfl.report.rows import RowKey, final_by_key, own_key
 from rayfl.report.several import terminal_table
-from rayfl.runs.loading import load_run, load_runs
+from rayfl.runs.finding import load_run, load_runs
 from tests.support.documents import Document, rendered
 
 Copied = Callable[..., Path]

@@ -13,8 +13,8 @@ from algorithms.registry import METHODS, Experiment
 from rayfl.plots.series import seeds_together
 from rayfl.report.rows import RowKey, curve
 from rayfl.runs.curves import accuracy_curve, download_effect, mean_over_seeds
+from rayfl.runs.finding import load_run
 from rayfl.runs.folder import open_run
-from rayfl.runs.loading import load_run
 from rayfl.runs.rows import model_rows
 from rayfl.runs.summary import label_of
 from rayfl.storage.files import Storage

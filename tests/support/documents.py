@@ -10,7 +10,7 @@ from rayfl.cli.report import dataset_of
 from rayfl.report.drawing import styled
 from rayfl.report.page import render
 from rayfl.report.single import page_of_run
-from rayfl.runs.loading import load_run
+from rayfl.runs.finding import load_run
 
 VOID = {"meta", "br", "img", "hr", "input", "link", "path", "use", "rect"}
 

@@ -11,9 +11,9 @@ import torch
 
 from actors.federation.federation import Federation
 from algorithms.fedme import FedMe
-from rayfl.engine.client import RoundContext
+from rayfl.engine.classification import Classification
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Classification
 from rayfl.params import Tree, copy
 from tests.support.toys import DoubleNetwork, ListDataset, SoftmaxRegression, Toy, TwoLayers, random_clients
 

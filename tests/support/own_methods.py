@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import rayfl
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.params import Tree
 

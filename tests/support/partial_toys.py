@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Classification
+from rayfl.engine.tasks import Batch
 from rayfl.metrics import Statistics
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree

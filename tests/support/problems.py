@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from rayfl.engine.batches import num_steps, plan_batches
+from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.optimizers import Kept, Rule
 from rayfl.engine.requests import TrainRequest
-from rayfl.engine.tasks import Batch, Classification, Task
+from rayfl.engine.tasks import Batch, Task
 from rayfl.examples import Examples, InputSpec
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree

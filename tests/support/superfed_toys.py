@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.classification import Classification
+from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Classification
+from rayfl.engine.tasks import Batch
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
 from tests.support.toys import CPU, Toy, normalized_layers, random_clients, two_layers

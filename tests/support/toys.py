@@ -22,10 +22,11 @@ from algorithms.fedavg import FedAvg
 from algorithms.parts.proximity import proximity
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.augment import Augmentation
-from rayfl.engine.client import RoundContext
+from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Classification
+from rayfl.engine.tasks import Batch
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics import CLASSIFICATION
 from rayfl.models.base import ClassificationModel, Network

@@ -27,8 +27,8 @@ from rayfl.results.schemas import (
     recorded_schema,
     schema_of,
 )
+from rayfl.runs.finding import load_run
 from rayfl.runs.listing import chosen_rows
-from rayfl.runs.loading import load_run
 from rayfl.sweeps.measures import Measure
 
 SHORT = {"train.rounds": 4, "train.local_epochs": 1, "evaluation.every": 2, "cluster.backend": "inline"}

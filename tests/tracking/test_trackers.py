@@ -78,7 +78,7 @@ def test_mlflow_gets_parameters_once_and_summaries(calls: list[tuple[str, Any]],
 
 
 def test_a_continued_run_goes_on_in_its_place_in_mlflow(calls: list[tuple[str, Any]], tmp_path: Path) -> None:
-    from rayfl.config.schema import MlflowConfig
+    from rayfl.config.storage_section import MlflowConfig
     from rayfl.storage.files import Storage
     from rayfl.tracking.mlflow import Mlflow
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm
+from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Classification
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import Architecture
 from tests.support.elsewhere import elsewhere

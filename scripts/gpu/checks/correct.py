@@ -18,9 +18,9 @@ from torch import Tensor
 from checks.bench import DEVICE, REHEARSAL
 from checks.running import Check, Record, SkippedError
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.precision import arithmetic
-from rayfl.engine.tasks import Classification
 from rayfl.examples import Examples
 from rayfl.params import Tree, leaves, map_leaves
 

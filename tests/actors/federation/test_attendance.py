@@ -22,9 +22,10 @@ from algorithms.base import Averaging, Clients
 from algorithms.clients import Call
 from rayfl.aggregation.exact_sum import Inspected, Weighted
 from rayfl.aggregation.magnitudes import NonFiniteError
-from rayfl.config.schema import ClientsConfig
-from rayfl.engine.client import Client, RoundContext
+from rayfl.config.cluster_section import ClientsConfig
+from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError, DataError
 from rayfl.params import Tree

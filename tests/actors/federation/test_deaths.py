@@ -16,7 +16,7 @@ from actors.hosting.failures import Failure, RoundUndoneError
 from actors.hosting.job import Job
 from actors.processes.pool import HostDiedError, InlinePool
 from algorithms.fedavg import FedAvg
-from rayfl.config.schema import ClientsConfig
+from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError
 from tests.support.toys import Toy, random_clients, softmax_regression

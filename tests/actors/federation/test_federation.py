@@ -19,10 +19,11 @@ from algorithms.base import Averaging
 from algorithms.clients import Call, Clients, Replies
 from algorithms.floco import Floco
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.classification import Classification
+from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Classification
 from rayfl.errors import ClientError
 from rayfl.examples import InputSpec
 from rayfl.models.perceptron import TwoNN

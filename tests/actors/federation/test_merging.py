@@ -17,7 +17,7 @@ from actors.processes.pool import InlinePool
 from algorithms.fedavg import FedAvg
 from algorithms.scaffold import Scaffold
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
-from rayfl.config.schema import ClientsConfig
+from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.client import Client
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError

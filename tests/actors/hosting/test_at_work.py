@@ -17,8 +17,9 @@ from actors.hosting.job import Job
 from actors.hosting.state import ClientStates
 from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.client import Client, RoundContext
+from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError
 from rayfl.params import Tree

@@ -10,7 +10,7 @@ import torch
 from actors.hosting import building
 from actors.hosting.building import automatic_memory, data_memory_of
 from cluster.sweep.trial import _with_memory
-from rayfl.config.schema import ClusterConfig
+from rayfl.config.cluster_section import ClusterConfig
 
 GIB = 1 << 30
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

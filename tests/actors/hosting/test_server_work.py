@@ -18,7 +18,7 @@ from actors.processes.pool import HostDiedError, InlinePool
 from actors.processes.ray_pool import RayPool
 from algorithms.base import Algorithm, Clients
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.config.schema import ClientsConfig
+from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.client import Client
 from rayfl.engine.server import Server
 from rayfl.engine.settings import TrainConfig

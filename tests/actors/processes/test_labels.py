@@ -8,7 +8,7 @@ import ray
 from actors.processes import placement
 from actors.processes.labels import check_version, matches
 from actors.processes.placement import Node, free_nodes, resources_of, whole_nodes
-from rayfl.config.schema import ClusterConfig
+from rayfl.config.cluster_section import ClusterConfig
 from rayfl.errors import ConfigError
 
 KIND = "ray.io/accelerator-type"

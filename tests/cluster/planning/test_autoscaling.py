@@ -22,7 +22,7 @@ from ray.util.placement_group import placement_group_table
 from cluster.planning.autoscaling import NodesAskedFor, demand
 from cluster.planning.resources import wait_for_room
 from cluster.rounds.session import ray_session
-from rayfl.config.schema import ClusterConfig
+from rayfl.config.cluster_section import ClusterConfig
 from rayfl.errors import ResourceError
 
 PORT = 6379

@@ -7,8 +7,8 @@ import pytest
 from actors.processes.placement import Node
 from cluster.planning.resources import plan_actors, wait_for_room
 from cluster.sweep.resources import plan_trial
+from rayfl.config.cluster_section import ClusterConfig
 from rayfl.config.overrides import parse_override
-from rayfl.config.schema import ClusterConfig
 from rayfl.errors import ConfigError, ResourceError
 
 

@@ -18,7 +18,7 @@ from rayfl.cli.entry import app
 from rayfl.config.loading import to_yaml
 from rayfl.errors import DamageError, RunError
 from rayfl.runs.damage import STATE
-from rayfl.runs.loading import load_run
+from rayfl.runs.finding import load_run
 from rayfl.runs.repair import mend_tables, repair
 from rayfl.runs.verification import verify
 from rayfl.storage.commits import CommitStore

@@ -10,7 +10,7 @@ import ray
 from algorithms.registry import Experiment
 from cluster.sweep.resources import TrialPlan, plan_trial
 from cluster.sweep.run import SweepOptions, run_sweep
-from rayfl.config.schema import ClusterConfig
+from rayfl.config.cluster_section import ClusterConfig
 from rayfl.errors import ConfigError, ResourceError
 from rayfl.sweeps.space import parse_space
 from rayfl.sweeps.trials import plan_sweep

@@ -21,8 +21,8 @@ from rayfl.config.loading import load_config
 from rayfl.config.paper_presets import paper_presets
 from rayfl.data.images.augment import Augmentation, AugmentConfig, Variations
 from rayfl.data.images.transform import Normalization, TransformConfig
+from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Classification
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from rayfl.engine.classification import Classification
 from rayfl.engine.stacked_gradients import StackedGradients
-from rayfl.engine.tasks import Classification
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.models.pretrained import network as network_module

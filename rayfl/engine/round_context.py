@@ -1,0 +1,55 @@
+"""What a method may know of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rayfl.data.images.augment import Augmentation
+from rayfl.engine.settings import TrainConfig
+from rayfl.randomness import RandomStreams
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """What everybody knows in a round.
+
+    Attributes:
+        round: t, 0-indexed. In the evaluation after round t it is t as well.
+        rounds: T, how many rounds the experiment has.
+        num_clients: K, of the clients that may take part in training.
+        train: the training section of the configuration.
+        streams: all random streams.
+        final: whether this is the evaluation after the last round.
+        augmentation: how training images are changed at random; None: not at all.
+        started: where rounds have no barrier, the round in which a client of the cohort began its local update, by
+            client, if it was an earlier one: its model is so much older.
+        unseen: how many further clients are held out from training.
+        unseen_epochs: local epochs of such a client when it joins; None: those of ``train``.
+    """
+
+    round: int
+    rounds: int
+    num_clients: int
+    train: TrainConfig
+    streams: RandomStreams
+    final: bool = False
+    augmentation: Augmentation | None = None
+    started: Mapping[int, int] = field(default_factory=dict)
+    unseen: int = 0
+    unseen_epochs: int | None = None
+
+    @property
+    def newcomers(self) -> range:
+        """The numbers of the clients that are held out from training."""
+        return range(self.num_clients, self.num_clients + self.unseen)
+
+    def staleness(self, client: int) -> int:
+        """s, how many steps the server has taken since a client of the cohort began; 0 in synchronous rounds."""
+        return self.round - self.started.get(client, self.round)
+
+    @property
+    def cohort_size(self) -> int:
+        """m, how many clients are sampled in a round."""
+        wanted = self.train.clients_per_round
+        return self.num_clients if wanted == "all" else min(wanted, self.num_clients)

@@ -1,0 +1,282 @@
+"""A local step on a sum of terms whose gradients are known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.engine.flat import Layout
+from rayfl.engine.loss_gradient import LossGradient
+from rayfl.engine.memory import MOVED, Memory
+from rayfl.engine.numbers import Factor, Read, evaluated, is_measured, measured
+from rayfl.engine.optimizers import key_of
+from rayfl.engine.pairs import Slopes
+from rayfl.engine.points import Constant, Scope, Share, bare
+from rayfl.engine.requests import TrainRequest
+from rayfl.engine.rows import (
+    SCRATCH,
+    Combination,
+    Operation,
+    Products,
+    Row,
+    Source,
+    Target,
+    Update,
+    Vector,
+    merged,
+    pieces,
+)
+from rayfl.engine.tasks import Batch, Task
+from rayfl.engine.terms import Loss, Penalty, Sum
+from rayfl.params import Tree, leaves, map_leaves
+
+
+def draw_of_step(draws: Mapping[str, Any], number: int) -> Tree:
+    """The draws of one local step."""
+    return map_leaves(lambda leaf: leaf[number], draws)
+
+
+class StepOnTerms:
+    """Steps on a sum whose terms all have known gradients.
+
+    The gradient of a term is a combination of vectors: the loss's gradient at a point, trained and frozen models. Its
+    factors are known when the step is taken. So a step mixes the models at which losses are taken, measures inner
+    products where factors depend on them, takes the gradients of the losses, and combines.
+    """
+
+    def __init__(self, objective: Sum, request: TrainRequest, task: Task, memory: Memory) -> None:
+        self._memory, self._flats, self._layouts = memory, dict(memory.flats), {MOVED: memory.layout}
+        self._scope = Scope(memory.tree, task, request.frozen, request.draws)
+        self._factors: dict[tuple[Factor, int | None], int] = {}
+        self._known: list[Any] = []
+        self._losses: list[LossGradient] = []
+        self._made: dict[Vector, tuple[LossGradient | None, str]] = {}
+        self._measures: dict[str, tuple[Callable[..., Slopes], Products]] = {}
+        self._rows_of: dict[str, int] = {}
+        self._parts: dict[Vector, list[tuple[Vector, int]]] = {}
+        self._tails: dict[Vector, tuple[str, int | None]] = {}
+        self._paths: dict[Vector, str] = {}
+        losses = [(str(n), factor, term) for n, (factor, term) in enumerate(objective.terms) if isinstance(term, Loss)]
+        others = [(str(n), f, term) for n, (f, term) in enumerate(objective.terms) if isinstance(term, Penalty)]
+        before, ready = list[Row](), list[tuple[int, Operation]]()
+        self._after: list[Operation] = []
+        # Losses first: penalties go row by row where losses are taken at combinations of rows. No comprehensions where
+        # memory is taken: these are closures, see Operation.
+        for loss in losses:
+            before += self._loss(*loss)
+        for penalty in others:
+            before += self._penalty(*penalty)
+        for row in merged(before):
+            ready += pieces(row, self._flats)
+        self._before = [run for _, run in sorted(ready, key=lambda piece: piece[0])]
+        for row in merged(self._beyond(self._updates())):
+            self._after += [run for _, run in pieces(row, self._flats, whole=self._is_bare(row))]
+
+    def _beyond(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Rows but those that a gradient as autograd makes it moves, without a copy."""
+        direct: dict[LossGradient, list[str]] = {}
+        for row in rows:
+            loss, name = self._made.get(row.vectors[-1], (None, ""))
+            if loss is None or loss.written is not None or not self._is_bare(row):
+                yield row
+            else:
+                loss.direct.append(name)
+                direct.setdefault(loss, []).append(self._paths[row.vectors[0]])
+        for loss, paths in direct.items():
+            loss.mover = self._memory.mover(paths)
+
+    @torch.no_grad()
+    def take(self, batch: Batch, number: int) -> None:
+        """Moves the parameters along the gradient of one mini-batch."""
+        self._memory.begin()
+        values = [known[number] if isinstance(known, list) else known for known in self._known]
+        for prepare in self._before:
+            prepare(values)
+        for name, (slopes_of, products) in self._measures.items():
+            self._settle(values, number, name, slopes_of(*products.sums()))
+        for loss in self._losses:
+            loss.write(batch)
+        for update in self._after:
+            update(values)
+        for loss in self._losses:
+            loss.move()
+
+    def _settle(self, values: list[Any], number: int, name: str, slopes: Slopes) -> None:
+        """Fills in what depends on measured slopes."""
+        numbers = {f"{name}.{slope}": value for slope, value in slopes._asdict().items()}
+        draws = self._scope.draw
+        scope = Scope({}, None, self._scope.frozen, None if draws is None else draw_of_step(draws, number), numbers)
+        for (factor, _), place in self._factors.items():
+            if is_measured(factor, name):
+                values[place] = float(scope.number(factor))
+
+    def _loss(self, number: str, factor: Factor, term: Loss) -> Iterator[Row]:
+        """Has the model made where it is no tensor of the tree itself, and its gradient passed on to its shares."""
+        shares = term.at.shares(self._scope)
+        tensors = {name: self._tensor(parts[0]) for name, parts in shares.items()}
+        made = {name: tensor for name, tensor in tensors.items() if not _is_tensor(shares[name])}
+        model = {**term.at.base(self._scope), **tensors, **self._new(f"mixed.{number}", made)}
+        room, into = self._new(f"gradient.{number}", tensors), {}
+        for name, parts in shares.items():
+            if name in made:
+                sources = tuple(
+                    Source(i, self._factor(part.coefficient, part.group)) for i, part in enumerate(parts, 1)
+                )
+                vectors = (self._in(f"mixed.{number}", name), *map(self._vector, parts))
+                yield Row(Combination(0, sources), vectors)
+            for part in filter(self._moves, parts):
+                self._rows_of |= {} if part.row is None else {_path(part): len(self._whole(part))}
+                self._add(part, self._in(f"gradient.{number}", name), factor, part.coefficient, part.group)
+                into[name] = room[name]
+        if into:
+            self._losses.append(LossGradient(self._scope.task, model, into))
+            home = f"gradient.{number}"
+            self._made |= {self._in(home, name): (self._losses[-1], name) for name in into}
+
+    def _penalty(self, number: str, factor: Factor, term: Penalty) -> Iterator[Row]:
+        """Adds both gradients, each a combination of the two vectors; has the factors measured that depend on these."""
+        slopes, products = term.pair.slopes, Products()
+        if not isinstance(slopes, Slopes):
+            assert slopes is not None
+            self._measures[number] = slopes, products
+            slopes = Slopes(*(measured(f"{number}.{slope}") for slope in Slopes._fields))
+        for path in self._scope.parameters(term.of):
+            count = max(self._rows_of.get(_path(Share(name, path)), 0) for name in (term.of, term.to))
+            for row in range(count) if count else (None,):
+                first, second = (Share(name, path, row=row) for name in (term.of, term.to))
+                vectors = self._vector(first), self._vector(second)
+                if number in self._measures:
+                    yield Row(products, vectors)
+                for own, other, slope in (
+                    (first, vectors[1], slopes.own_first),
+                    (second, vectors[0], slopes.own_second),
+                ):
+                    if self._moves(own):
+                        self._add(own, other, factor, slopes.cross)
+                        self._add(own, self._vector(own), factor, slope)
+
+    def _add(self, part: Share, source: Vector, factor: Factor, slope: Factor, group: int | None = None) -> None:
+        """Adds a summand to the gradient of what is trained."""
+        vector = self._vector(part)
+        found = slope if factor == 1 else factor if slope == 1 else factor * slope
+        self._parts.setdefault(vector, [])
+        if found != 0:
+            self._parts[vector].append((source, self._factor(found, group)))
+
+    def _updates(self) -> Iterator[Row]:
+        """Yields the trained vectors with what their gradients are made of; those that read each other in one row."""
+        for path in self._memory.layout.moved:
+            whole = self._vector(Share("", path))
+            if path not in self._rows_of:
+                self._parts.setdefault(whole, [])
+        readers = Counter(source for parts in self._parts.values() for source, _ in parts)
+        together: dict[tuple[str, int | None], list[Vector]] = {}
+        for vector in sorted(self._parts):
+            together.setdefault(self._tails[vector], []).append(vector)
+        for moved in together.values():
+            yield self._row(moved, readers)
+
+    def _row(self, moved: list[Vector], readers: Mapping[Vector, int]) -> Row:
+        """Vectors that are moved together."""
+        vectors: list[Vector] = []
+        targets = []
+        for number, vector in enumerate(moved):
+            rule = self._memory.rules[self._paths[vector]]
+            parts = sorted(self._parts[vector], key=lambda one: not one[0].home.startswith("gradient"))
+            # A loss's gradient that nothing else reads is changed in place.
+            own_room = bool(parts) and parts[0][0].home.startswith("gradient") and readers[parts[0][0]] == 1
+            room = parts[0][0] if own_room else vector._replace(home=f"{SCRATCH}{number}")
+            place = len(vectors)
+            vectors += [vector, *(vector._replace(home=slot) for slot in rule.slots), room]
+            targets.append((place, rule, parts))
+        places = {vector: place for place, vector in enumerate(vectors)}
+        for vector in (source for _, _, parts in targets for source, _ in parts):
+            if vector not in places:
+                places[vector] = len(vectors)
+                vectors.append(vector)
+        found = []
+        for vector, (place, rule, parts) in zip(moved, targets, strict=True):
+            sources = tuple(Source(places[source], factor) for source, factor in parts if source != vector)
+            own = tuple(factor for source, factor in parts if source == vector)
+            gradient = Combination(place + len(rule.slots) + 1, sources)
+            found.append(Target(place, rule, key_of(self._paths[vector]), gradient, own))
+        return Row(Update(tuple(found), self._memory.steps), tuple(vectors))
+
+    def _is_bare(self, row: Row) -> bool:
+        """Returns whether its only vector is moved along the gradient of a loss as it is."""
+        (_, _, _, gradient, own), *others = row.operation.targets
+        alone = not others and not own and len(gradient.sources) == 1 and gradient.to == gradient.sources[0].vector
+        return alone and self._known[gradient.sources[0].factor] == 1.0
+
+    def _factor(self, factor: Factor, group: int | None = None) -> int:
+        """Returns where among the values a factor's will be."""
+        if (factor, group) not in self._factors:
+            self._factors[factor, group] = len(self._known)
+            known = 0.0 if is_measured(factor) else evaluated(factor, partial(self._read, group=group))
+            self._known.append(known.tolist() if isinstance(known, np.ndarray) else known)
+        return self._factors[factor, group]
+
+    def _read(self, number: Read, group: int | None) -> Any:
+        """A number on the host, of all steps if it is drawn; of a vector, the group's entry."""
+        drawn, found = number.source == "draw", self._scope.source(number)
+        value = np.asarray(found.cpu() if isinstance(found, Tensor) else found, np.float64)
+        return value if group is None or value.ndim == drawn else value[..., group]
+
+    def _moves(self, part: Share) -> bool:
+        return not isinstance(part.of, Constant) and _path(part) in self._memory.rules
+
+    def _whole(self, part: Share) -> Any:
+        tree = self._scope.tree(bare(part.of))
+        return dict(leaves(tree))[part.path] if part.path else tree
+
+    def _tensor(self, part: Share) -> Any:
+        return self._whole(part) if part.row is None else self._whole(part)[part.row]
+
+    def _vector(self, part: Share) -> Vector:
+        """Returns where a share's tensor lies; what is frozen is packed first."""
+        home, path, name = MOVED, _path(part), bare(part.of)
+        if path not in self._memory.rules:
+            home, path = f"frozen.{name}", part.path
+            if home not in self._flats:
+                found = {p: leaf.to(self._memory.layout.dtype) for p, leaf in self._scope.parameters(name).items()}
+                self._layouts[home] = Layout.of(found)
+                self._flats[home] = self._layouts[home].pack(found, self._flats[MOVED].device)
+        vector = self._in(home, path)
+        if part.row is not None:
+            size = self._tensor(part).numel()
+            vector = Vector(home, vector.start + part.row * size, size)
+        tail = part.path, part.row
+        # Vectors that terms compare have equal tails; a term on a whole tree has longer ones.
+        self._tails[vector] = min(tail, self._tails.get(vector, tail), key=lambda one: len(one[0]))
+        self._paths[vector] = path
+        return vector
+
+    def _new(self, home: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Room for tensors like these."""
+        if not tensors:
+            return {}
+        self._layouts[home] = Layout.of(tensors)
+        self._flats[home] = self._layouts[home].zeros(self._flats[MOVED].device)
+        return self._layouts[home].leaves(self._flats[home])
+
+    def _in(self, home: str, path: str) -> Vector:
+        place = self._layouts[home].places[path]
+        return Vector(home, place.start, place.stop - place.start)
+
+
+def _path(part: Share) -> str:
+    """The path in the trained tree, if it is there."""
+    name = bare(part.of)
+    return f"{name}/{part.path}" if name and part.path else name or part.path
+
+
+def _is_tensor(parts: Sequence[Share]) -> bool:
+    """Returns whether a parameter is a tensor of a tree itself."""
+    first, *others = parts
+    return not others and first.row is None and first.group is None and first.coefficient == 1
