@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from rayfl.params import Tree
 from rayfl.storage.commits import CommitStore
@@ -65,6 +67,33 @@ METHODS: dict[str, dict[str, Any]] = {
     "mapper": {"name": "mapper"},
     "l2gd": {"name": "l2gd", "penalty_weight": 5.0},
 }
+
+
+KINDS = {
+    "fedavg",
+    "scaffold",
+    "superfed-mm",
+    "floco",
+    "fedme",
+    "fedphp",
+    "feddf",
+    "fedmd",
+    "fedgen",
+    "fedem",
+    "knn-per",
+}
+KINDS |= {"fedfomo", "pfedhn", "l2gd", "cfl"}
+"""Methods that stand for the others where each takes seconds: nothing kept, corrections, two trees, phases, teachers,
+work of the server, several models, other clients' models, coins, clusters."""
+
+
+def each_method(names: Iterable[str] = METHODS) -> list[Any]:
+    """Parameters of a test: those of ``KINDS``, and the others as slow ones.
+
+    Args:
+        names: of experiments.
+    """
+    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 TRAIN: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ from rayfl.storage.lease import Lease
 from rayfl.storage.manifest import Manifest
 from rayfl.storage.tables import from_parquet, to_parquet
 from tests.cluster.rounds.test_resume import Interrupt
-from tests.support.experiments import METHODS, assert_same, outcome, small_experiment
+from tests.support.experiments import assert_same, each_method, outcome, small_experiment
 from tests.support.toys import assert_equal
 
 TABLES = ("clients", "rounds", "skipped", "calibration")
@@ -341,7 +341,7 @@ def test_one_damaged_file_never_loses_a_run(stopped: Path, calm: Path, tmp_path:
     assert len(costs["nothing"]) > 2 * len(costs["states"]) > 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", each_method())
 def test_every_method_goes_on_after_all_states_were_lost(method: str, tmp_path: Path) -> None:
     config = small_experiment(tmp_path, "run", method, backend="inline")
     with pytest.raises(KeyboardInterrupt):

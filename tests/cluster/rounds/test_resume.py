@@ -14,7 +14,7 @@ from rayfl import Callback
 from rayfl.runs.verification import verify
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
-from tests.support.experiments import METHODS, assert_same, outcome, small_experiment
+from tests.support.experiments import assert_same, each_method, outcome, small_experiment
 
 
 class Interrupt(Callback):
@@ -28,7 +28,7 @@ class Interrupt(Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", each_method())
 def test_an_interrupted_run_continues_to_the_same_bits(method: str, tmp_path: Path) -> None:
     rayfl.run(small_experiment(tmp_path, "whole", method, backend="inline"))
     pieces = small_experiment(tmp_path, "pieces", method, backend="inline")
