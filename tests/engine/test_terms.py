@@ -19,7 +19,7 @@ from rayfl.engine.numbers import Factor
 from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
 from rayfl.engine.points import TRAINED, line
 from rayfl.engine.tasks import Batch, Task
-from rayfl.engine.term_step import _OnTerms
+from rayfl.engine.term_step import StepOnTerms
 from rayfl.engine.terms import (
     Sum,
     constant,
@@ -211,7 +211,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("rule", RULES[:4] + RULES[5:], ids=str)
 @pytest.mark.parametrize("change", CHANGES)
 def test_clipping_and_bounds_are_those_of_pytorch(change: str, rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(_OnTerms, "take")
+    monkeypatch.delattr(StepOnTerms, "take")
     task = Classification(NETWORKS["written out"])
     objective = BOTH + 0.3 * squared_cosine("a", "b") + squared_distance("part", "a")
     options = {"groups": (), **CHANGES[change]}
