@@ -118,6 +118,14 @@ class Algorithm(BaseModel):
             rayfl.errors.RayflError: naming the field or model and the fix.
         """
 
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        """What a user may not expect of a run with these settings, a sentence each; logged before it starts.
+
+        Args:
+            context: of the run.
+        """
+        return ()
+
     def check_data(self, task: Task, sizes: np.ndarray, public: int) -> None:
         """Refuses, before any actor starts, data that the method cannot run on.
 

@@ -110,6 +110,14 @@ class CFL(Algorithm):
                 f"{context.train.clients_per_round} of {context.num_clients}: set train.clients_per_round=all"
             )
 
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        if self.split_from < context.rounds:
+            return ()
+        return (
+            f"the clients stay one cluster: algorithm.split_from is {self.split_from}, but the run has "
+            f"{context.rounds} rounds",
+        )
+
     def init(self, task: Task, context: RoundContext) -> Tree:
         model = super().init(task, context)["model"]
         return {

@@ -98,6 +98,14 @@ class FedMe(OwnModels):
         "every model goes to exactly one other client of its cluster",
     )
 
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        if not self.model_clustering or any(start < context.rounds for start in self.cluster_rounds):
+            return ()
+        return (
+            "the clients stay one cluster: algorithm.cluster_rounds is "
+            f"{list(self.cluster_rounds)}, of which none is before the last of the run's {context.rounds} rounds",
+        )
+
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
         if context.cohort_size < context.num_clients:

@@ -138,6 +138,14 @@ class Floco(Averaging):
                 f"assign points, there are {context.num_clients}; lower it to {context.num_clients - 1} or less"
             )
 
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        if self.assignment_round < context.rounds:
+            return ()
+        return (
+            f"no client gets a point of the simplex: algorithm.assignment_round is {self.assignment_round}, but the "
+            f"run has {context.rounds} rounds; until then the personalized model is the global one",
+        )
+
     def init(self, task: Task, context: RoundContext) -> Tree:
         """Body and endpoint 0 are the initial model of federated averaging; endpoint m is the m-th further draw's."""
         streams, head = context.streams, task.network.head_weight

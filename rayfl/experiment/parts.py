@@ -241,6 +241,8 @@ class Parts:
         if self.num_unseen:
             check_unseen(self.config)
         self._check_system(available)
+        for remark in algorithm.remarks(self.context):
+            _log.warning("algorithm: %s", remark)
         for remark in self.dataset.remarks():
             _log.warning("dataset: %s", remark)
         sizes = self.dataset.sizes()
