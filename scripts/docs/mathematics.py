@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from collections.abc import Collection
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ _GREEK = (
 _NAMES = {**{name: f"\\{name}" for name in _GREEK}, "eps": "\\varepsilon", "phi": "\\varphi"}
 _NAMES |= {"sum": "\\sum"} | {f"{letter}bar": f"\\bar {letter}" for letter in "vwxz"}
 _SYMBOL = re.compile(r"(?<![\w$\\^'-])(?<![a-z]\.)([A-Za-z]+)((?:[_^](?:[A-Za-z]+|\d+|\+))*)(?![\w^'-]|\.[a-z])")
+_OPTION = re.compile(r"[a-z]{4,}(?:_[a-z]{4,})+")
 _WORDS = ("a", "A", "I")
 _INDENTED = re.compile(r"(?:^    +\S.*(?:\n|\Z))+", re.MULTILINE)
 
@@ -65,15 +67,23 @@ def displayed(tex: str) -> str:
     return _block([tex]).rstrip()
 
 
-def with_symbols(text: str) -> str:
-    """A text whose symbols (``w_k``, ``theta^k_m``, ``lambda``, single letters) are set as mathematics."""
+def with_symbols(text: str, values: Collection[str] = ()) -> str:
+    """A text whose symbols (``w_k``, ``theta^k_m``, ``lambda``, single letters) are set as mathematics.
+
+    Args:
+        text: one or more paragraphs.
+        values: words that are values of an option, which are set as code; so are names of options (``macro_momentum``).
+    """
     parts = re.split(r"(`[^`]*`|^\$\$\n(?:.*\n)*?\$\$$)", text, flags=re.MULTILINE)
-    made = "".join(part if part[:1] in ("`", "$") else _SYMBOL.sub(_symbol, part) for part in parts)
+    set_as = partial(_symbol, values=values)
+    made = "".join(part if part[:1] in ("`", "$") else _SYMBOL.sub(set_as, part) for part in parts)
     return re.sub(r"\$\.\.\$", r" \\ldots ", made)
 
 
-def _symbol(match: re.Match[str]) -> str:
+def _symbol(match: re.Match[str], values: Collection[str]) -> str:
     base, marks = match[1], match[2]
+    if match[0] in values or (base not in _NAMES and _OPTION.fullmatch(match[0])):
+        return f"`{match[0]}`"
     if base == "sum" and not marks:
         return match[0]
     if base not in _NAMES and not marks and (len(base) > 1 or base in _WORDS):

@@ -49,7 +49,7 @@ def page(name: str, method: type[Algorithm]) -> str:
     equation = equation_of(name)
     source = f"[algorithms/{_module(method)}.py](../../algorithms/{_module(method)}.py)"
     fields = [
-        (field, with_symbols(symbol), default, bounds, with_symbols(meaning))
+        (field, with_symbols(symbol), default, bounds, with_symbols(meaning, _letters(bounds)))
         for field, symbol, default, bounds, meaning in hyper_parameters(method)
     ]
     parts = [
@@ -70,6 +70,11 @@ def page(name: str, method: type[Algorithm]) -> str:
         note.read_text(encoding="utf-8").strip(),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _letters(bounds: str) -> list[str]:
+    """Values of an option that could be taken for symbols."""
+    return [value for value in bounds.split(" | ") if len(value) == 1 and value.isalpha()]
 
 
 def _curve(name: str, curves: dict[str, Curve]) -> Iterator[str]:
