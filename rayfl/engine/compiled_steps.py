@@ -1,0 +1,243 @@
+"""Stacked steps that Inductor has compiled: the objective's gradient and the optimizer's rule in one program."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from rayfl.engine.optimizers import Rule, clipped
+from rayfl.engine.requests import Objective
+from rayfl.engine.stacked_gradients import StackedGradients
+from rayfl.engine.tasks import Task
+from rayfl.errors import ConfigError, ResourceError, text_of
+from rayfl.params import Tree, from_leaves, leaves
+
+_log = logging.getLogger(__name__)
+_MOST = 32
+"""Programs that are made; a method whose objectives differ from round to round would otherwise compile without end."""
+_OPTIONS = {"compile_threads": 1}
+"""Of Inductor: it starts no processes, an actor has its share of the machine."""
+
+Program = Callable[..., Any]
+
+
+def check_compilable(task: Task) -> None:
+    """Finds out before any process starts why steps cannot be compiled.
+
+    Args:
+        task: what is learned.
+
+    Raises:
+        ConfigError: clients with this network cannot be stacked.
+        ResourceError: this machine has no C++ compiler.
+    """
+    for candidate in task.candidates:
+        if not candidate.network.vectorizable:
+            raise ConfigError(
+                f"engine.compile: stacked clients alone are compiled, but {candidate.network.why_not_vectorizable}: "
+                "leave engine.compile out, or choose another model"
+            )
+    check_tools(torch.device("cpu"))
+
+
+def check_tools(device: torch.device) -> None:
+    """Makes sure that this machine has what Inductor compiles with.
+
+    Raises:
+        ResourceError: naming what is missing.
+    """
+    from torch._inductor import config  # slow to import, and of no use without the option
+
+    names = [str(name) for name in config.cpp.cxx if name is not None]
+    if not any(shutil.which(name) for name in names):
+        raise ResourceError(
+            f"engine.compile needs a C++ compiler, and {os.uname().nodename} has no {' nor '.join(names)} on its PATH: "
+            "install one (such as g++), name it in the environment variable CXX, or leave engine.compile out"
+        )
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise ResourceError("engine.compile needs Triton on GPUs: install triton, or leave engine.compile out")
+
+
+class Compiler:
+    """Makes a program for each form of a step, once, and keeps it.
+
+    Args:
+        device: where the steps are taken.
+
+    Raises:
+        ResourceError: naming what is missing on this machine.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        check_tools(device)
+        self._programs: dict[Hashable, Program | None] = {}
+        self._said: set[str] = set()
+
+    def program(self, key: Hashable, run: Program, tensors: Sequence[Tensor], name: str) -> Program | None:
+        """The program of a function; None where there is none, which is said once for each reason.
+
+        Args:
+            key: what the function is, and what it reads; programs with equal keys are one.
+            run: a function of tensors, to be traced.
+            tensors: what it reads; nothing is computed with them.
+            name: of the function, for the log.
+        """
+        if key not in self._programs:
+            self._programs[key] = self._made(run, tensors, name)
+        return self._programs[key]
+
+    def _made(self, run: Program, tensors: Sequence[Tensor], name: str) -> Program | None:
+        if len(self._programs) >= _MOST:
+            return self._without(
+                f"{_MOST} forms of steps have been compiled: their shapes, objectives or constants differ too often"
+            )
+        from torch._inductor import compile as compile_graph
+
+        begun = time.perf_counter()
+        try:
+            graph = make_fx(run, tracing_mode="fake")(*tensors)
+            traced = time.perf_counter()
+            with torch.no_grad():
+                program: Program = compile_graph(graph, list(tensors), options=_OPTIONS)
+        except Exception as error:
+            return self._without((text_of(error).strip().splitlines() or [type(error).__name__])[0])
+        seconds = time.perf_counter() - traced
+        _log.info("%s: traced in %.1f s, compiled in %.1f s", name, traced - begun, seconds)
+        return program
+
+    def _without(self, reason: str) -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            _log.warning("engine.compile: stacked steps are taken uncompiled: %s", reason)
+
+
+class CompiledStep:
+    """The steps of one stack.
+
+    Plain SGD is part of the program. Of other rules, which PyTorch has fused already, the program returns gradients.
+
+    Args:
+        compiler: has the programs.
+        objective: of the stack.
+        task: what the objective is given.
+        gradients: takes the gradients of the objective.
+        moved: paths of what steps move.
+        rules: of these, in the same order.
+        max_grad_norm: largest norm of a step's gradient; None sets no limit.
+        fixed_dims: which tensors of ``frozen`` are stacked; the stacks of a form have the same.
+        device: where the rates are read.
+    """
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        objective: Objective,
+        task: Task,
+        gradients: StackedGradients,
+        moved: Sequence[str],
+        rules: Sequence[Rule],
+        max_grad_norm: float | None,
+        fixed_dims: Tree | None,
+        device: torch.device,
+    ) -> None:
+        self._compiler, self._objective, self._task = compiler, objective, task
+        self._gradients, self._moved, self._max_norm = gradients, moved, max_grad_norm
+        self.whole = all(rule.optimizer == "sgd" and not rule.dampening for rule in rules)
+        # Rates change from round to round: they are read, all else is part of the program.
+        self._rules = [replace(rule, lr=0.0) for rule in rules] if self.whole else []
+        rates = dict.fromkeys(rule.lr for rule in rules) if self.whole else {}
+        self._rate_of = [list(rates).index(rule.lr) for rule in rules] if self.whole else []
+        self._rates = {str(n): torch.tensor(rate, dtype=torch.float64, device=device) for n, rate in enumerate(rates)}
+        self._dims = None if fixed_dims is None else tuple(leaves(fixed_dims))
+        self._form = objective, task, tuple(moved), tuple(self._rules), tuple(self._rate_of), max_grad_norm, self._dims
+        self._found: dict[Any, Program | None] = {}
+
+    def __call__(self, given: Mapping[str, Any], slots: Sequence[Mapping[str, Tensor]]) -> list[Tensor] | None:
+        """Takes a step.
+
+        Args:
+            given: ``model``, ``x``, ``y``; and ``mask``, ``key``, ``frozen`` and ``draw`` where there are such.
+            slots: by moved path, what the optimizer keeps.
+
+        Returns:
+            What is left to be moved along: nothing (an empty list) where the program does that; gradients otherwise.
+            None where nothing was done, since there is no program.
+        """
+        tree: Tree = {"given": dict(given), "rates": self._rates}
+        if self.whole:
+            tree["slots"] = {str(place): dict(own) for place, own in enumerate(slots)}
+        pairs = list(leaves(tree))
+        tensors = [leaf for _, leaf in pairs if isinstance(leaf, Tensor)]
+        shapes = given["x"].shape, given["y"].shape
+        if shapes not in self._found:
+            self._found[shapes] = self._program(pairs, tensors, shapes[0])
+        program = self._found[shapes]
+        if program is None:
+            return None
+        with torch.no_grad():
+            return list(program(*tensors) or ())
+
+    def _program(
+        self, pairs: Sequence[tuple[str, Any]], tensors: Sequence[Tensor], inputs: torch.Size
+    ) -> Program | None:
+        """The program for what a step reads, by path."""
+        paths = [path for path, leaf in pairs if isinstance(leaf, Tensor)]
+        constants = {path: leaf for path, leaf in pairs if not isinstance(leaf, Tensor)}
+        forms = tuple((path, t.shape, t.stride(), t.dtype, t.device) for path, t in zip(paths, tensors, strict=True))
+        key = (self._form, forms, tuple((path, type(leaf), leaf) for path, leaf in constants.items()))
+        of = getattr(self._objective, "__qualname__", type(self._objective).__name__)
+        name = f"a step of {inputs[0]} stacked clients with mini-batches of {inputs[1]} ({of})"
+        return self._compiler.program(key, self._function(paths, constants), tensors, name)
+
+    def _function(self, paths: Sequence[str], constants: Mapping[str, Any]) -> Program:
+        """The step as a function of tensors."""
+
+        def run(*tensors: Tensor) -> list[Tensor]:
+            versions = {path: tensor._version for path, tensor in zip(paths, tensors, strict=True)}
+            tree = from_leaves({**dict(zip(paths, tensors, strict=True)), **constants})
+            given = tree["given"]
+            model, frozen = dict(leaves(given["model"])), given.get("frozen", None if self._dims is None else {})
+            batch = given["x"], given["y"], given.get("mask")
+            try:
+                found = self._gradients(model, self._moved, given.get("key"), *batch, frozen, given.get("draw"))
+            finally:
+                for candidate in self._task.candidates:
+                    candidate.network.release()  # what is traced is of no use to others
+            for path, tensor in zip(paths, tensors, strict=True):
+                if not path.startswith("given/model/") and tensor._version != versions[path]:
+                    raise ValueError(f"the objective writes to {path.removeprefix('given/')!r} in place")
+            if not self.whole:
+                return found
+            with torch.no_grad():
+                self._move(found, model, tree)
+            return []
+
+        return run
+
+    def _move(self, gradients: Sequence[Tensor], model: Mapping[str, Tensor], tree: Mapping[str, Any]) -> None:
+        """Plain SGD, as :meth:`Rule.step` has it."""
+        if self._max_norm is not None:
+            gradients = clipped(gradients, self._max_norm, stacked=True)
+        for place, (path, rule, gradient) in enumerate(zip(self._moved, self._rules, gradients, strict=True)):
+            leaf, rate = model[path], tree["rates"][str(self._rate_of[place])]
+            if rule.weight_decay:
+                gradient = gradient + rule.weight_decay * leaf
+            if rule.momentum:
+                momentum = tree["slots"][str(place)]["momentum"]
+                kept = rule.momentum * momentum + gradient
+                momentum.copy_(kept)
+                gradient = gradient + rule.momentum * kept if rule.nesterov else kept
+            moved = leaf - rate * gradient
+            leaf.copy_(moved if rule.bounds is None else moved.clamp(*rule.bounds))
