@@ -23,7 +23,7 @@ from rayfl.params import Tree, from_leaves, leaves
 
 _log = logging.getLogger(__name__)
 _MOST = 32
-"""Programs that are made; a method whose objectives differ from round to round would otherwise compile without end."""
+"""Forms of steps that are tried; a method whose objectives differ from round to round would compile without end."""
 _OPTIONS = {"compile_threads": 1}
 """Of Inductor: it starts no processes, an actor has its share of the machine."""
 
@@ -95,14 +95,13 @@ class Compiler:
             name: of the function, for the log.
         """
         if key not in self._programs:
+            if len(self._programs) >= _MOST:
+                self._refuse(f"{_MOST} forms were tried: shapes, objectives or constants vary too much")
+                return None
             self._programs[key] = self._made(run, tensors, name)
         return self._programs[key]
 
     def _made(self, run: Program, tensors: Sequence[Tensor], name: str) -> Program | None:
-        if len(self._programs) >= _MOST:
-            return self._without(
-                f"{_MOST} forms of steps have been compiled: their shapes, objectives or constants differ too often"
-            )
         from torch._inductor import compile as compile_graph
 
         begun = time.perf_counter()
@@ -112,12 +111,14 @@ class Compiler:
             with torch.no_grad():
                 program: Program = compile_graph(graph, list(tensors), options=_OPTIONS)
         except Exception as error:
-            return self._without((text_of(error).strip().splitlines() or [type(error).__name__])[0])
+            self._refuse((text_of(error).strip().splitlines() or [type(error).__name__])[0])
+            return None
         seconds = time.perf_counter() - traced
-        _log.info("%s: traced in %.1f s, compiled in %.1f s", name, traced - begun, seconds)
+        # A warning: of an actor's log nothing else reaches the run's.
+        _log.warning("engine.compile: %s: traced in %.1f s, compiled in %.1f s", name, traced - begun, seconds)
         return program
 
-    def _without(self, reason: str) -> None:
+    def _refuse(self, reason: str) -> None:
         if reason not in self._said:
             self._said.add(reason)
             _log.warning("engine.compile: stacked steps are taken uncompiled: %s", reason)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import statistics
 import subprocess
@@ -245,7 +244,6 @@ def tables(chosen: argparse.Namespace) -> str:
 
 def stacks(chosen: argparse.Namespace) -> str:
     """The table of stacks of clients; how long it took to compile is in the log."""
-    logging.basicConfig(level=logging.INFO)
     lines = [
         "| model | method | clients | one by one, ms a client step | stacked | compiled | stacked / compiled "
         "| one by one / compiled |",
