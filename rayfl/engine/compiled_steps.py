@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.optimizers import Rule, clipped
 from rayfl.engine.requests import Objective
 from rayfl.engine.stacked_gradients import StackedGradients
@@ -91,7 +92,7 @@ class Compiler:
         Args:
             key: what the function is, and what it reads; programs with equal keys are one.
             run: a function of tensors, to be traced.
-            tensors: what it reads; nothing is computed with them.
+            tensors: what it reads, which stays as it is.
             name: of the function, for the log.
         """
         if key not in self._programs:
@@ -106,11 +107,15 @@ class Compiler:
 
         begun = time.perf_counter()
         try:
+            # What a network makes once and keeps, it makes here: in a trace it would be no tensor that others can use.
+            run(*(tensor.clone() for tensor in tensors))
             graph = make_fx(run, tracing_mode="fake")(*tensors)
             traced = time.perf_counter()
             with torch.no_grad():
                 program: Program = compile_graph(graph, list(tensors), options=_OPTIONS)
         except Exception as error:
+            if ran_out_of_memory(error):
+                raise
             self._refuse((text_of(error).strip().splitlines() or [type(error).__name__])[0])
             return None
         seconds = time.perf_counter() - traced

@@ -28,12 +28,14 @@ from rayfl.models.forward_pass import ForwardPass
 from tests.engine.test_stacked_layers import updates_of
 from tests.support.cases import ALGORITHMS, toy_of
 from tests.support.experiments import small_experiment
+from tests.support.own_models import Frozen
 from tests.support.problems import (
     CPU,
     VECTOR,
     Dropping,
     Gated,
     Normalized,
+    Partly,
     Recurrent,
     SmallCNN,
     cross_entropy,
@@ -202,6 +204,27 @@ def test_what_cannot_be_traced_is_taken_as_it_is_written(caplog: pytest.LogCaptu
         scale += 1.0  # a program would have the value that it was made with
         assert_agree(updates, task, compiler, 0)
         assert caplog.text.count("engine.compile: stacked steps are taken uncompiled: ") == number
+
+
+class Keeping(Partly):
+    """Makes a constant at its first pass and keeps it outside of its buffers, as own modules may."""
+
+    scale: Tensor | None = None
+
+    def features(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = torch.full((6,), 2.0)
+        return x / self.scale
+
+
+@pytest.mark.parametrize("factory", [Keeping, lambda: Frozen(VECTOR, ("project",))])
+def test_tensors_outside_of_the_tree(factory: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
+    network, spec = Network(factory), VECTOR
+    task = Classification(network)
+    updates = [request(examples(8, spec, k), network.initialize(k), client=k) for k in range(2)]
+    assert_agree(updates, task, Compiler(CPU), 0)
+    assert "taken uncompiled: Please convert all Tensors to FakeTensors first" in caplog.text
+    looped.train(updates[0], task, CPU)
 
 
 def test_after_a_number_of_forms_no_other_is_compiled(
