@@ -86,26 +86,29 @@ class Compiler:
         self._programs: dict[Hashable, Program | None] = {}
         self._said: set[str] = set()
 
-    def program(self, key: Hashable, run: Program, tensors: Sequence[Tensor], name: str) -> Program | None:
+    def program(self, key: Hashable, runs: Sequence[Program], tensors: Sequence[Tensor], name: str) -> Program | None:
         """The program of a function; None where there is none, which is said once for each reason.
 
         Args:
-            key: what the function is, and what it reads; programs with equal keys are one.
-            run: a function of tensors, to be traced.
-            tensors: what it reads, which stays as it is.
+            key: what the functions are, and what they read; programs with equal keys are one.
+            runs: functions of tensors, to be traced; another one is tried where Inductor fails at those before.
+            tensors: what they read, which stays as it is.
             name: of the function, for the log.
         """
         if key not in self._programs:
             if len(self._programs) >= _MOST:
                 self._refuse(f"{_MOST} forms were tried: shapes, objectives or constants vary too much")
                 return None
-            self._programs[key] = self._made(run, tensors, name)
+            found = None
+            for place, run in enumerate(runs):
+                found = found or self._made(run, tensors, name, more=place < len(runs) - 1)
+            self._programs[key] = found
         return self._programs[key]
 
-    def _made(self, run: Program, tensors: Sequence[Tensor], name: str) -> Program | None:
+    def _made(self, run: Program, tensors: Sequence[Tensor], name: str, more: bool) -> Program | None:
         from torch._inductor import compile as compile_graph
 
-        begun = time.perf_counter()
+        begun, traced = time.perf_counter(), 0.0
         try:
             # What a network makes once and keeps, it makes here: in a trace it would be no tensor that others can use.
             run(*(tensor.clone() for tensor in tensors))
@@ -116,7 +119,8 @@ class Compiler:
         except Exception as error:
             if ran_out_of_memory(error):
                 raise
-            self._refuse((text_of(error).strip().splitlines() or [type(error).__name__])[0])
+            if not (more and traced):
+                self._refuse((text_of(error).strip().splitlines() or [type(error).__name__])[0])
             return None
         seconds = time.perf_counter() - traced
         # A warning: of an actor's log nothing else reaches the run's.
@@ -132,7 +136,8 @@ class Compiler:
 class CompiledStep:
     """The steps of one stack.
 
-    Plain SGD is part of the program. Of other rules, which PyTorch has fused already, the program returns gradients.
+    Plain SGD is part of the program. With other rules, which PyTorch has fused already, the program returns gradients,
+    and so it does where Inductor fails at the whole step.
 
     Args:
         compiler: has the programs.
@@ -160,11 +165,11 @@ class CompiledStep:
     ) -> None:
         self._compiler, self._objective, self._task = compiler, objective, task
         self._gradients, self._moved, self._max_norm = gradients, moved, max_grad_norm
-        self.whole = all(rule.optimizer == "sgd" and not rule.dampening for rule in rules)
+        self._whole = all(rule.optimizer == "sgd" and not rule.dampening for rule in rules)
         # Rates change from round to round: they are read, all else is part of the program.
-        self._rules = [replace(rule, lr=0.0) for rule in rules] if self.whole else []
-        rates = dict.fromkeys(rule.lr for rule in rules) if self.whole else {}
-        self._rate_of = [list(rates).index(rule.lr) for rule in rules] if self.whole else []
+        self._rules = [replace(rule, lr=0.0) for rule in rules] if self._whole else []
+        rates = dict.fromkeys(rule.lr for rule in rules) if self._whole else {}
+        self._rate_of = [list(rates).index(rule.lr) for rule in rules] if self._whole else []
         self._rates = {str(n): torch.tensor(rate, dtype=torch.float64, device=device) for n, rate in enumerate(rates)}
         self._dims = None if fixed_dims is None else tuple(leaves(fixed_dims))
         self._form = objective, task, tuple(moved), tuple(self._rules), tuple(self._rate_of), max_grad_norm, self._dims
@@ -178,11 +183,11 @@ class CompiledStep:
             slots: by moved path, what the optimizer keeps.
 
         Returns:
-            What is left to be moved along: nothing (an empty list) where the program does that; gradients otherwise.
+            What is left to be moved along: nothing (an empty list) where the program has moved; gradients otherwise.
             None where nothing was done, since there is no program.
         """
         tree: Tree = {"given": dict(given), "rates": self._rates}
-        if self.whole:
+        if self._whole:
             tree["slots"] = {str(place): dict(own) for place, own in enumerate(slots)}
         pairs = list(leaves(tree))
         tensors = [leaf for _, leaf in pairs if isinstance(leaf, Tensor)]
@@ -205,10 +210,11 @@ class CompiledStep:
         key = (self._form, forms, tuple((path, type(leaf), leaf) for path, leaf in constants.items()))
         of = getattr(self._objective, "__qualname__", type(self._objective).__name__)
         name = f"a step of {inputs[0]} stacked clients with mini-batches of {inputs[1]} ({of})"
-        return self._compiler.program(key, self._function(paths, constants), tensors, name)
+        runs = [self._function(paths, constants, whole) for whole in ((True, False) if self._whole else (False,))]
+        return self._compiler.program(key, runs, tensors, name)
 
-    def _function(self, paths: Sequence[str], constants: Mapping[str, Any]) -> Program:
-        """The step as a function of tensors."""
+    def _function(self, paths: Sequence[str], constants: Mapping[str, Any], whole: bool) -> Program:
+        """The step, or its gradients alone, as a function of tensors."""
 
         def run(*tensors: Tensor) -> list[Tensor]:
             versions = {path: tensor._version for path, tensor in zip(paths, tensors, strict=True)}
@@ -224,7 +230,7 @@ class CompiledStep:
             for path, tensor in zip(paths, tensors, strict=True):
                 if not path.startswith("given/model/") and tensor._version != versions[path]:
                     raise ValueError(f"the objective writes to {path.removeprefix('given/')!r} in place")
-            if not self.whole:
+            if not whole:
                 return found
             with torch.no_grad():
                 self._move(found, model, tree)

@@ -65,7 +65,7 @@ class StackedAutograd:
             given = {"model": from_leaves(now), "x": x, "y": y, "mask": mask, "key": key, "frozen": fixed, "draw": draw}
             there = {name: value for name, value in given.items() if value is not None}
             gradients = self._compiled(there, self._mover.slots(active))
-            if gradients is not None and self._compiled.whole:
+            if gradients == []:
                 return
         if gradients is None:
             gradients = self._gradients(now, self._moved, key, x, y, mask, fixed, draw)

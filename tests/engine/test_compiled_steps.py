@@ -176,6 +176,29 @@ def test_every_rule_is_kept(rule: Rule, traced: list[Any]) -> None:
     assert len(traced) == 1
 
 
+def test_where_inductor_fails_at_the_whole_step_it_compiles_the_gradient(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = []
+
+    def failing(graph: Any, tensors: Any, options: Any) -> Any:
+        asked.append(any(node.target is torch.ops.aten.copy_.default for node in graph.graph.nodes))
+        if asked[-1] or len(asked) > 2:
+            raise KeyError("buf98")
+        return graph
+
+    monkeypatch.setattr(torch._inductor, "compile", failing)
+    updates, task = problem("perceptron", "superfed")
+    compiler = Compiler(CPU)
+    assert_agree(updates, task, compiler, 1e-6)
+    assert_agree(updates, task, compiler, 1e-6)
+    assert asked == [True, False] and "uncompiled" not in caplog.text
+    # And where it fails at that too, steps are taken as they are written.
+    assert_agree(updates[1:], task, compiler, 0)
+    assert asked == [True, False, True, False]
+    assert caplog.text.count("taken uncompiled: 'buf98'") == 1
+
+
 def test_few_forms_are_compiled(traced: list[Any]) -> None:
     updates, task = problem("perceptron", "fedavg", RAGGED)
     compiler = Compiler(CPU)
