@@ -64,6 +64,7 @@ MODELS: dict[str, tuple[Callable[[], Any], InputSpec]] = {
 }
 ALIKE, RAGGED = (8, 8, 7), (33, 27, 24, 9, 8, 4, 3)
 METHODS = ("fedavg", "superfed-mm", "ditto", "scaffold")
+QUICK = (("fedavg", "recurrent"), ("scaffold", "normalized"))
 
 
 @pytest.fixture
@@ -139,8 +140,16 @@ def methods_agree(method: str, layers: str, caplog: pytest.LogCaptureFixture) ->
     assert "uncompiled" not in caplog.text and "failed together" not in caplog.text
 
 
-@pytest.mark.parametrize("layers", ["two layers", "normalized", "recurrent"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "layers"),
+    [
+        pytest.param(
+            method, layers, marks=() if layers == "two layers" or (method, layers) in QUICK else pytest.mark.slow
+        )
+        for method in METHODS
+        for layers in ("two layers", "normalized", "recurrent")
+    ],
+)
 def test_methods_agree(method: str, layers: str, traced: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     methods_agree(method, layers, caplog)
     assert traced
