@@ -61,7 +61,7 @@ class EngineConfig(BaseModel):
     )
     compile: bool = Field(
         False,
-        description="have Inductor compile the steps of stacked clients, which takes half a minute for each form of a "
+        description="have Inductor compile the steps of stacked clients, which takes about a minute for each form of a "
         "step and needs a C++ compiler; results agree up to rounding",
     )
 
