@@ -5,19 +5,16 @@ Sums are exact: their bits do not depend on which host merges them, nor on the o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from actors.hosting.job import JobResult
 from algorithms.clients import merge
-from rayfl.aggregation.exact_sum import ExactSum
+from rayfl.aggregation.exact_sum import ExactSum, nbytes_of
 from rayfl.params import num_bytes
 
 LEAST_BYTES = 4 << 20
 """Smaller sums are with the driver sooner than another host could be told to merge them."""
-_LIMBS_BYTES = 16
-"""Of an element: two integers of 64 bits."""
 
 
 @dataclass
@@ -69,4 +66,4 @@ def merged(parts: Sequence[PartialSums], round: int, procedure: str) -> PartialS
 def _nbytes(total: ExactSum) -> int:
     if total.count == 1:
         return num_bytes(total.waiting[0].tree)
-    return _LIMBS_BYTES * sum(1 if form is None else math.prod(form[0]) for form in total.template.values())
+    return nbytes_of(total.template)

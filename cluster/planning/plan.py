@@ -55,7 +55,7 @@ def depends_on_measuring(config: ExperimentConfig, options: ActorOptions) -> boo
     """Returns whether a measurement would be used: on GPUs, and on CPUs where ``engine.width`` is to be found."""
     if not config.cluster.probe:
         return False
-    return options.device == "cuda" or (config.engine.mode == "vectorized" and config.engine.width == "auto")
+    return options.device == "cuda" or (config.engine.stacked and config.engine.width == "auto")
 
 
 def settle(

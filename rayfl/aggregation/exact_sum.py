@@ -30,8 +30,10 @@ _WAITING_BYTES, _WAITING = 64 << 20, 16
 """More is not kept waiting, but for the newest contribution: by then their memory is better used for the next ones."""
 _MANY_BYTES, _MANY = 4 << 20, 256
 """That number may wait if they are as small altogether: a call then costs more than what it adds."""
-_RECEIVED = 8
-"""More sums of other processes are not kept apart."""
+_RECEIVED, _RECEIVED_BYTES = 8, 1 << 30
+"""More sums of other processes are not kept apart, nor more than two that are larger altogether."""
+_LIMBS_BYTES = 16
+"""Of an element of a sum: two integers of 64 bits."""
 
 
 REMEDY = (
@@ -222,7 +224,7 @@ class ExactSum:
             self.template = template
         if len(self.waiting) >= self.most:
             self._settle()
-        if len(self.received) > _RECEIVED:
+        if len(self.received) > min(_RECEIVED, max(_RECEIVED_BYTES // max(nbytes_of(self.template), 1), 1)):
             self._join()
         if self.since_carry + contributions > CARRY_EVERY:
             self._join().carry()
@@ -250,6 +252,11 @@ class ExactSum:
         self.weight += weight
         self.bound += bound
         self.since_carry += since_carry
+
+
+def nbytes_of(template: Mapping[str, Form]) -> int:
+    """Returns how many bytes a sum of several contributions of a form has."""
+    return _LIMBS_BYTES * sum(1 if form is None else math.prod(form[0]) for form in template.values())
 
 
 def _most_waiting(template: Mapping[str, Form]) -> int:

@@ -21,6 +21,7 @@ ADDED: Mapping[str, Any] = {
     "dataset.tokenizer": None,
     "dataset.vocabulary": None,
     "engine.capture": False,
+    "engine.compile": False,
     "evaluation.official_personalized": False,
     "evaluation.unseen_clients": 0.0,
     "evaluation.unseen_epochs": None,

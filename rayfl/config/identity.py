@@ -67,9 +67,9 @@ STEPS = "steps 2"
 
 
 def _of_0_1_0(content: Content) -> Content | None:
-    """Without ``engine.precision``, of which there was float32 alone, and without the number of the steps."""
-    mode, precision, _ = content["engine"].split(", ")
-    return {**content, "engine": mode} if precision == "float32" else None
+    """Without ``engine.precision``, of which there was float32 alone, and the number of steps that nobody compiled."""
+    mode, precision, *others = content["engine"].split(", ")
+    return {**content, "engine": mode} if precision == "float32" and others == [STEPS] else None
 
 
 OLDER: tuple[OlderRule, ...] = (

@@ -145,7 +145,8 @@ class ExperimentConfig(Section):
         if self.init.source is not None:
             content["init"] = self.init.identity
         content["model"] = without_places(content["model"])
-        content["engine"] = ", ".join([self.engine.mode, self.engine.precision, STEPS])
+        compiled = ["compiled"] if self.engine.compile else []
+        content["engine"] = ", ".join([self.engine.mode, self.engine.precision, STEPS, *compiled])
         return without_added(content)
 
     def fingerprint(self) -> str:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rayfl.diagnosis.device_errors import Pieces, check_context, free_device_memory, ran_out_of_memory
 from rayfl.engine import looped, vectorized
 from rayfl.engine.capture import Capture, CudaGraphs
+from rayfl.engine.compiled_steps import Compiler
 from rayfl.engine.flops import FlopCounter
 from rayfl.engine.precision import Precision, why_not
 from rayfl.engine.requests import SERVER, GradientRequest, Objective, OutputRequest, Request, TrainRequest
@@ -32,7 +33,9 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: Literal["auto", "looped", "vectorized"] = Field(
-        "auto", description="client by client, or many clients stacked; auto: vectorized on CUDA, looped on CPU"
+        "auto",
+        description="client by client, or many clients stacked; auto: vectorized on CUDA and with engine.compile, "
+        "else looped",
     )
     width: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
         None,
@@ -56,6 +59,24 @@ class EngineConfig(BaseModel):
         description="record a step of stacked clients as a CUDA graph, and replay it for those that are alike: the "
         "host then launches one graph a step; the results are the same",
     )
+    compile: bool = Field(
+        False,
+        description="have Inductor compile the steps of stacked clients, which takes about a minute for each form of a "
+        "step and needs a C++ compiler; results agree up to rounding",
+    )
+
+    @model_validator(mode="after")
+    def _compiles_stacks(self) -> EngineConfig:
+        if self.compile and self.mode == "looped":
+            raise ValueError("engine.compile compiles the steps of stacked clients: set engine.mode=vectorized")
+        if self.compile and self.capture:
+            raise ValueError("engine.compile and engine.capture do not go together: leave out one of them")
+        return self
+
+    @property
+    def stacked(self) -> bool:
+        """Whether clients are stacked on any device."""
+        return self.mode == "vectorized" or (self.mode == "auto" and self.compile)
 
 
 class Engine:
@@ -77,7 +98,7 @@ class Engine:
     def __init__(self, task: Task, device: torch.device, config: EngineConfig) -> None:
         self.task = task
         self.device = device
-        wanted = config.mode == "vectorized" or (config.mode == "auto" and device.type == "cuda")
+        wanted = config.stacked or (config.mode == "auto" and device.type == "cuda")
         obstacle = next((c.network.why_not_vectorizable for c in task.candidates if not c.network.vectorizable), "")
         self.vectorized = wanted and not obstacle
         notes = [f"clients are trained one by one: {obstacle}"] if wanted and obstacle else []
@@ -93,6 +114,7 @@ class Engine:
             for candidate in task.candidates:
                 candidate.network.compute_in(torch.bfloat16)
         self._capture = Capture(CudaGraphs(device)) if config.capture and self.vectorized and on_gpu else None
+        self._compiler = Compiler(device) if config.compile and self.vectorized else None
         self.rows_per_step = config.rows_per_step
         self.flops: FlopCounter | None = None
         self._said: set[str] = set()
@@ -176,7 +198,7 @@ class Engine:
         Every attempt begins with the requests as they were: an update writes nothing before all of it is computed.
         """
         try:
-            return list(vectorized.train(requests, task, self.device, self._capture))
+            return list(vectorized.train(requests, task, self.device, self._capture, self._compiler))
         except BaseException as error:
             too_large, reason = ran_out_of_memory(error), _first_line(error)
             if too_large and len(requests) == 1:

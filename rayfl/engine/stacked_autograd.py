@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfl.engine.compiled_steps import CompiledStep, Compiler
 from rayfl.engine.feed import of_step
 from rayfl.engine.looped import moved_paths, step_keys
 from rayfl.engine.optimizers import Kept, clipped, key_of, rule_of
@@ -26,11 +27,14 @@ class StackedAutograd:
         ranked: the clients, those with most steps first.
         task: what is learned.
         device: where to compute.
+        compiler: compiles the steps; None: nobody does.
     """
 
     phase = 0
 
-    def __init__(self, ranked: Sequence[TrainRequest], task: Task, device: torch.device) -> None:
+    def __init__(
+        self, ranked: Sequence[TrainRequest], task: Task, device: torch.device, compiler: Compiler | None = None
+    ) -> None:
         first = ranked[0]
         self._paths = [path for path, _ in leaves(first.trainable)]
         self._model = _stack([request.trainable for request in ranked], device)
@@ -44,6 +48,10 @@ class StackedAutograd:
         self._keys = step_keys(ranked, first.plan.steps, task, device)
         dims = (self._frozen_dims, None if self._draws is None else 0)
         self._gradients = StackedGradients(_on_tensors(first, task), task, dims)
+        self._compiled = None
+        if compiler is not None:
+            how = self._gradients, self._moved, self._mover.rules, first.max_grad_norm, self._frozen_dims, device
+            self._compiled = CompiledStep(compiler, first.objective, task, *how)
 
     def step(self, number: int | Tensor, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
         """Moves the first ``active`` clients along the gradients of a mini-batch of each."""
@@ -51,7 +59,16 @@ class StackedAutograd:
         fixed = None if self._frozen is None else _first(self._frozen, self._frozen_dims, active)
         draw = None if self._draws is None else map_leaves(lambda leaf: of_step(leaf, number, active), self._draws)
         key = None if self._keys is None else of_step(self._keys, number, active)
-        gradients = self._gradients(now, self._moved, key, x, y, mask, fixed, draw)
+        if self._compiled is None:
+            gradients = None
+        else:
+            given = {"model": from_leaves(now), "x": x, "y": y, "mask": mask, "key": key, "frozen": fixed, "draw": draw}
+            there = {name: value for name, value in given.items() if value is not None}
+            gradients = self._compiled(there, self._mover.slots(active))
+            if gradients == []:
+                return
+        if gradients is None:
+            gradients = self._gradients(now, self._moved, key, x, y, mask, fixed, draw)
         with torch.no_grad():
             self._mover.step(gradients, active)
 
@@ -65,7 +82,11 @@ class StackedAutograd:
 
 
 class _Mover:
-    """The optimizer of a stack: its first clients make a step together."""
+    """The optimizer of a stack: its first clients make a step together.
+
+    Attributes:
+        rules: of the moved tensors, in the order of their paths.
+    """
 
     def __init__(
         self, ranked: Sequence[TrainRequest], paths: Sequence[str], stacks: Sequence[Tensor], device: torch.device
@@ -73,16 +94,16 @@ class _Mover:
         first = ranked[0]
         self._ranked, self._paths, self._stacks = ranked, paths, stacks
         self._max_norm = first.max_grad_norm
-        self._rules = [rule_of(path, first.rule, first.groups) for path in paths]
+        self.rules = [rule_of(path, first.rule, first.groups) for path in paths]
         kept = first.kept or Kept()
         keys = dict.fromkeys(map(key_of, paths))
         self._counts = {key: torch.tensor(float(kept.steps.get(key, 0)), device=device) for key in keys}
         self._slots = [
             {name: self._begun(name, path, stack) for name in rule.slots}
-            for path, rule, stack in zip(paths, self._rules, stacks, strict=True)
+            for path, rule, stack in zip(paths, self.rules, stacks, strict=True)
         ]
         members: dict[Any, list[int]] = {}
-        for place, (path, rule) in enumerate(zip(paths, self._rules, strict=True)):
+        for place, (path, rule) in enumerate(zip(paths, self.rules, strict=True)):
             members.setdefault((rule, key_of(path)), []).append(place)
         self._members = members
 
@@ -108,9 +129,13 @@ class _Mover:
                 self._counts[key],
             )
 
+    def slots(self, active: int) -> list[dict[str, Tensor]]:
+        """What is kept of the first ``active`` clients, for each moved tensor."""
+        return [{name: buffer[:active] for name, buffer in own.items()} for own in self._slots]
+
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
         """Returns what is kept of one client, by slot and path."""
-        names = {name for rule in self._rules for name in rule.slots}
+        names = {name for rule in self.rules for name in rule.slots}
         rows = list(zip(self._paths, self._slots, strict=True))
         return {name: {path: slots[name][rank].clone() for path, slots in rows if name in slots} for name in names}
 

@@ -18,8 +18,13 @@ from rayfl.metrics.language import IGNORED
 
 def bucket(count: int) -> int:
     """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, ... that is no less: less than half as many more."""
-    power = 1 << max(count - 1, 0).bit_length()
+    power = next_power(count)
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
+def next_power(count: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << max(count - 1, 0).bit_length()
 
 
 @dataclass(frozen=True)

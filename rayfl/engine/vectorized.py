@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rayfl.engine.capture import Capture, RecordedSteps
+from rayfl.engine.compiled_steps import Compiler
 from rayfl.engine.feed import Feed
 from rayfl.engine.linear_program import LinearProgram, NotLinearError
 from rayfl.engine.looped import check_frozen, moved_paths
@@ -23,7 +24,7 @@ from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_autograd import StackedAutograd
 from rayfl.engine.stacked_terms import StackedTerms
 from rayfl.engine.tasks import Task
-from rayfl.engine.texts import bucket, cutter_of
+from rayfl.engine.texts import bucket, cutter_of, next_power
 from rayfl.engine.untouched import Untouched
 from rayfl.params import Tree
 
@@ -47,7 +48,11 @@ class Stack(Protocol):
 
 
 def train(
-    requests: Sequence[TrainRequest], task: Task, device: torch.device, capture: Capture | None = None
+    requests: Sequence[TrainRequest],
+    task: Task,
+    device: torch.device,
+    capture: Capture | None = None,
+    compiler: Compiler | None = None,
 ) -> list[Tree]:
     """Runs the local updates of one group (equal ``TrainRequest.group()``).
 
@@ -56,14 +61,16 @@ def train(
         task: what is learned.
         device: where to compute.
         capture: records steps to replay them; None launches the operations of each.
+        compiler: compiles steps; None takes them as they are written. Texts then keep their columns of padding, and
+            clients are in fewer different numbers, so that few forms of steps are compiled.
 
     Returns:
         What is trained, in the order given.
     """
     order = sorted(range(len(requests)), key=lambda i: -requests[i].plan.steps)
     ranked = [requests[i] for i in order]
-    feed = Feed(ranked, device, cutter_of(task))
-    stack = _stack_of(ranked, task, device)
+    feed = Feed(ranked, device, cutter_of(task) if compiler is None else None)
+    stack = _stack_of(ranked, task, device, compiler)
     trained: list[Tree] = []
     slots: list[dict[str, dict[str, Tensor]]] = []
 
@@ -77,7 +84,7 @@ def train(
         stack.step(step, active, *feed.batch(step, active))
 
     left = [feed.active(step) for step in range(ranked[0].plan.steps)]
-    sizes = [min(bucket(count), len(ranked)) for count in left]
+    sizes = [min(bucket(count) if compiler is None else next_power(count), len(ranked)) for count in left]
     recorded = None if capture is None else RecordedSteps(capture, stack, take, Counter(sizes), device)
     for step, (count, active) in enumerate(zip(left, sizes, strict=True)):
         take_out(len(ranked) - len(trained) - count)
@@ -98,14 +105,17 @@ def train(
     return [found[position] for position in range(len(requests))]
 
 
-def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device) -> Stack:
-    """Returns what steps on a sum of terms where it can, and along the gradient of the whole objective where not."""
-    if are_products(device):
+def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device, compiler: Compiler | None) -> Stack:
+    """Returns what steps on a sum of terms where it can, and along the gradient of the whole objective where not.
+
+    What is compiled is the whole objective.
+    """
+    if are_products(device) and compiler is None:
         try:
             return StackedTerms(LinearProgram(ranked[0], task), ranked, task, device)
         except NotLinearError:
             pass
-    return StackedAutograd(ranked, task, device)
+    return StackedAutograd(ranked, task, device, compiler)
 
 
 def are_products(device: torch.device) -> bool:

@@ -18,6 +18,7 @@ from rayfl.data.images.augment import Augmentation
 from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.assignment import assignment, assignment_hash
 from rayfl.data.sources.official import OfficialTest, open_official_test
+from rayfl.engine.compiled_steps import check_compilable
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError
@@ -229,6 +230,8 @@ class Parts:
             )
         algorithm.check_task(self.task)
         self._check_optimizer()
+        if self.config.engine.compile:
+            check_compilable(self.task)
         algorithm.check(self.task, self.context)
         if self.config.train.private_norm != "none":
             self._check_private_norm()

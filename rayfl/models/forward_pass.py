@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C import _functorch as functorch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from rayfl.errors import ModelError
 
@@ -65,14 +67,44 @@ class ForwardPass:
         if key is None:
             key, call = torch.randint(1 << 62, (), dtype=torch.int64).to(like.device), 0
         entries, lanes = math.prod(shape), min(max(round(share * _LANES), 1), _LANES - 1)
-        counter = torch.arange(-(-entries // 4), device=like.device) * _signed(_GAMMA)
-        bits = counter + (key + _signed(call * _CALL))
-        bits = (bits ^ (bits >> 30 & (1 << 34) - 1)) * _signed(_FIRST)
-        bits = (bits ^ (bits >> 27 & (1 << 37) - 1)) * _signed(_SECOND)
-        bits = bits ^ (bits >> 31 & (1 << 33) - 1)
         self.calls += 1
-        kept = bits.view(torch.int16)[:entries] < lanes - _LANES // 2
-        return kept.to(like.dtype).mul_(_LANES / lanes).view(tuple(shape))
+        draw = _factors if get_proxy_mode() is None else _opaque_factors
+        return draw(key, _signed(call * _CALL), entries, lanes, like.dtype).view(tuple(shape))
+
+
+def _factors(key: Tensor, offset: int, entries: int, lanes: int, dtype: torch.dtype) -> Tensor:
+    """What dropout multiplies with, shape (*key.shape, entries).
+
+    Args:
+        key: of the step, int64 of any shape.
+        offset: of the tensor of random numbers in the step.
+        entries: how many numbers.
+        lanes: how many of 65536 are kept.
+        dtype: of the result.
+    """
+    counter = torch.arange(-(-entries // 4), device=key.device) * _signed(_GAMMA)
+    bits = counter + (key + offset)[..., None]
+    bits = (bits ^ (bits >> 30 & (1 << 34) - 1)) * _signed(_FIRST)
+    bits = (bits ^ (bits >> 27 & (1 << 37) - 1)) * _signed(_SECOND)
+    bits = bits ^ (bits >> 31 & (1 << 33) - 1)
+    kept = bits.view(torch.int16)[..., :entries] < lanes - _LANES // 2
+    return kept.to(dtype).mul_(_LANES / lanes)
+
+
+# One operation to whoever traces a step. Its products of 64-bit integers overflow, which C++ leaves undefined: where
+# they stand in a loop, compilers take for granted that it ends before they do, and write past the array.
+_opaque_factors = torch.library.custom_op("rayfl::dropout_factors", _factors, mutates_args=())
+
+
+@_opaque_factors.register_fake
+def _(key: Tensor, offset: int, entries: int, lanes: int, dtype: torch.dtype) -> Tensor:
+    return key.new_empty((*key.shape, entries), dtype=dtype)
+
+
+@_opaque_factors.register_vmap
+def _(info: Any, in_dims: Sequence[int | None], key: Tensor, *others: Any) -> tuple[Tensor, int]:
+    assert in_dims[0] is not None  # nothing else is a tensor
+    return _opaque_factors(key.movedim(in_dims[0], 0), *others), 0
 
 
 class Stackable(nn.Module):

@@ -1,12 +1,16 @@
 """What one client's local update costs on the CPU, as Markdown tables of ratios.
 
     python scripts/bench/bench_engine.py [--models NAME,...] [--methods NAME,...] [--momentum M] [--weight-decay W]
-                                   [--repeats N] [--steps N] [--compile] [--against CHECKOUT [--turns N]]
+                                   [--repeats N] [--steps N] [--compile] [--stacks N,...]
+                                   [--against CHECKOUT [--turns N]]
 
 The first table sets a bare PyTorch loop with ``torch.optim.SGD`` against federated averaging (and, with ``--compile``,
 against itself with ``torch.compile``), the second one methods against federated averaging. Everything runs in one
 thread; the contenders of a row take turns, and the medians of their processor times are compared, so that other work on
 the machine counts little.
+
+With ``--stacks`` the table has clients of which that many are stacked: one by one, as steps are written, and compiled
+(``engine.compile``), in milliseconds of processor time for a step of one client, the least of all turns.
 
 With ``--against`` another checkout of rayfl and this one take turns, each in processes of its own; the table has the
 least times of a step of each, and their ratios. A checkout with several kernels is measured with each of them.
@@ -118,24 +122,24 @@ class Workload:
 
         return run
 
-    def method(self, algorithm: Any, kernel: str = "") -> Callable[[], None]:
-        """A method's local update, for a client that has taken part before."""
-        options = {"kernel": kernel} if kernel else {}
-        engine = Engine(self.task, _CPU, EngineConfig(mode="looped", **options))
+    def method(self, algorithm: Any, kernel: str = "", clients: int = 1, **stacked: Any) -> Callable[[], None]:
+        """A method's local update, for clients that have taken part before."""
+        options = {"kernel": kernel} if kernel else {"width": clients, **stacked}
+        engine = Engine(self.task, _CPU, EngineConfig(**{"mode": "looped", **options}))
         server = algorithm.init(self.task, self.context)
         received = {"model": {"body": server["body"], "endpoints": server["endpoints"]} if "body" in server else server}
         if "model" in server:
             received = {name: server[name] for name in ("model", "control") if name in server}
-        state: Tree = {}
+        states: list[Tree] = [{} for _ in range(clients)]
 
         def run() -> None:
-            nonlocal state
             examples = {"train": self.examples}
-            client = Client(0, dict(state), examples, self.task, self.context, _CPU)
-            outcome = run_procedures({0: algorithm.local_update(client, **received)}, engine)[0]
-            if isinstance(outcome, Exception):
-                raise outcome
-            state = client.state
+            taking = [Client(k, dict(own), examples, self.task, self.context, _CPU) for k, own in enumerate(states)]
+            procedures = {client.id: algorithm.local_update(client, **received) for client in taking}
+            for outcome in run_procedures(procedures, engine).values():
+                if isinstance(outcome, Exception):
+                    raise outcome
+            states[:] = [client.state for client in taking]
 
         return run
 
@@ -150,8 +154,10 @@ def _examples(spec: InputSpec, samples: int) -> Examples:
     return Examples(x, torch.randint(0, spec.num_classes, (samples,), generator=generator))
 
 
-def medians(contenders: Contenders, repeats: int) -> dict[str, float]:
-    """Median processor time in seconds of each contender; they take turns, after one turn each that is not counted."""
+def times_of(
+    contenders: Contenders, repeats: int, of: Callable[[list[float]], float] = statistics.median
+) -> dict[str, float]:
+    """Processor time in seconds of each contender; they take turns, after one turn each that is not counted."""
     for run in contenders.values():
         run()
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -160,7 +166,7 @@ def medians(contenders: Contenders, repeats: int) -> dict[str, float]:
             begun = time.process_time()
             run()
             times[name].append(time.process_time() - begun)
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return {name: of(taken) for name, taken in times.items()}
 
 
 def kernels() -> tuple[str, ...]:
@@ -228,12 +234,38 @@ def tables(chosen: argparse.Namespace) -> str:
         if chosen.compile:
             contenders["compiled"] = work.bare(compiled=True)
         contenders |= {name: workload(model, name, chosen)[0].method(METHODS[name]) for name in others}
-        times = medians(contenders, chosen.repeats)
+        times = times_of(contenders, chosen.repeats)
         first.append(
             f"| {model} | {1000 * times['bare'] / steps:.2f} | {_ratios(times, beside, 'bare')} |",
         )
         second.append(f"| {model} | {_ratios(times, others, 'fedavg')} |")
     return "\n".join([*first, "", "Local updates of methods, federated averaging = 1:", "", *second])
+
+
+def stacks(chosen: argparse.Namespace) -> str:
+    """The table of stacks of clients; how long it took to compile is in the log."""
+    lines = [
+        "| model | method | clients | one by one, ms a client step | stacked | compiled | stacked / compiled "
+        "| one by one / compiled |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for model in chosen.models.split(","):
+        for method in chosen.methods.split(","):
+            for clients in map(int, chosen.stacks.split(",")):
+                work, steps = workload(model, method, chosen)
+                ways: dict[str, dict[str, Any]] = {"one by one": {}, "stacked": {}, "compiled": {"compile": True}}
+                contenders = {
+                    name: work.method(METHODS[method], "", clients, **({"mode": "vectorized"} if n else {}), **options)
+                    for n, (name, options) in enumerate(ways.items())
+                }
+                found = {k: 1000 * v / steps / clients for k, v in times_of(contenders, chosen.repeats, min).items()}
+                alone, stacked, compiled = found.values()
+                lines.append(
+                    f"| {model} | {method} | {clients} | {alone:.2f} | {stacked:.2f} | {compiled:.2f} "
+                    f"| {stacked / compiled:.2f} | {alone / compiled:.2f} |"
+                )
+                print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines)
 
 
 def _ratios(times: Mapping[str, float], names: list[str], to: str) -> str:
@@ -250,6 +282,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=0, help="local steps a turn; 0: as many as take a moment")
     parser.add_argument("--compile", action="store_true", help="also the bare loop with torch.compile")
+    parser.add_argument("--stacks", default="", help="numbers of clients that are stacked, separated by commas")
     parser.add_argument("--against", type=Path, help="another checkout of rayfl")
     parser.add_argument("--turns", type=int, default=2, help="processes of each checkout")
     parser.add_argument("--times", action="store_true", help="print the least times as JSON")
@@ -259,6 +292,9 @@ def main() -> None:
         return
     pin_threads(1)
     reuse_freed_memory()
+    if chosen.stacks:
+        print(stacks(chosen))
+        return
     print(json.dumps(least(chosen)) if chosen.times else tables(chosen))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import pickle
 import random
+import weakref
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -17,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rayfl.aggregation import exact_sum
 from rayfl.aggregation.exact_sum import ExactSum, Weighted, too_large
 from rayfl.aggregation.magnitudes import NonFiniteError, check_finite
 from rayfl.params import Tree, copy, leaves
@@ -321,6 +324,30 @@ def test_partial_sums_travel_as_ray_delivers_them(clients: int) -> None:
     for contribution in contributions[clients:]:
         added.add(contribution)
     assert_same_bits(added.mean(), mean(contributions))
+
+
+@pytest.mark.parametrize(("limit", "most"), [(1 << 30, 9), (0, 2)])
+def test_how_many_received_sums_are_kept_apart(limit: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of large sums of other machines, few are in memory at a time, beside the one that they are added to."""
+
+    class Buffer(bytearray):
+        """Memory that can be asked after."""
+
+    monkeypatch.setattr(exact_sum, "_RECEIVED_BYTES", limit)
+    contributions = [Weighted({"w": values(k, 5000, -3, 1)}, k + 1) for k in range(24)]
+    living: list[weakref.ref[Buffer]] = []
+    whole, peak = ExactSum(), 0
+    for first in range(0, 24, 2):
+        buffers: list[pickle.PickleBuffer] = []
+        body = pickle.dumps(total(contributions[first : first + 2]), protocol=5, buffer_callback=buffers.append)
+        arrived = [Buffer(buffer.raw()) for buffer in buffers]
+        living += [weakref.ref(buffer) for buffer in arrived]
+        whole.merge(pickle.loads(body, buffers=[memoryview(buffer).toreadonly() for buffer in arrived]))
+        del arrived
+        gc.collect()
+        peak = max(peak, sum(len(one) for one in (ref() for ref in living) if one is not None))
+    assert peak == most * 5000 * 16
+    assert_same_bits(whole.mean(), mean(contributions))
 
 
 def test_partial_sums_travel_out_of_band() -> None:

@@ -44,7 +44,7 @@ def test_else_the_error_says_since_when_and_what_to_use_instead(path: str, tmp_p
 
 def test_an_option_that_never_was_is_unknown_as_ever() -> None:
     with pytest.raises(
-        ConfigError, match=r"engine\.kernels: unknown; allowed: capture, mode, precision, rows_per_step, width"
+        ConfigError, match=r"engine\.kernels: unknown; allowed: capture, compile, mode, precision, rows_per_step, width"
     ):
         load_config(Experiment, "quickstart", {"engine.kernels": "fast"})
 

@@ -279,6 +279,7 @@ class Toy:
     device: torch.device = CPU
     unseen: int = 0
     unseen_epochs: int | None = None
+    compile: bool = False
     server: Tree = field(init=False)
     federation: Federation = field(init=False)
     client_hosts: list[ClientHost] = field(init=False)
@@ -301,7 +302,7 @@ class Toy:
         self.client_hosts = [
             ClientHost(
                 self.algorithm,
-                Engine(self.task, self.device, EngineConfig(mode=self.mode, width=8)),  # type: ignore[arg-type]
+                Engine(self.task, self.device, EngineConfig(mode=self.mode, width=8, compile=self.compile)),  # type: ignore[arg-type]
                 self.dataset,
                 self.context,
                 ClientStates(None, i, self.spill),
