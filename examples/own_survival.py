@@ -52,7 +52,7 @@ class Survival(Regression):
 def patients(streams):
     """Made-up patients of six regions, each with a risk of its own."""
     generator, region = streams.generator("patients"), np.repeat(np.arange(6), 60)
-    x, weight = generator.normal(size=(360, 4)), generator.normal(size=(6, 4)) + [2, -1, 0, 1]
+    x, weight = generator.normal(size=(360, 4)), generator.normal([2, -1, 0, 1], size=(6, 4))
     death, end = generator.exponential(np.exp(7 - (x * weight[region]).sum(1))), generator.uniform(100, 3000, 360)
     return x, np.where(death < end, death, -end), None, region
 
@@ -65,7 +65,8 @@ def fed_tcga_brca(flamby, file):
     table = table.append_column("days", [np.copysign(table["T"], table["E"].to_numpy() - 0.5)])
     table = table.append_column("region", [[fold[-1] for fold in table["fold2"].to_pylist()]])
     pyarrow.parquet.write_table(table, file)
-    return {"name": "parquet", "path": str(file), "x": inputs, "y": "days", "client": "region", "split": "fold"}
+    columns = {"x": inputs, "y": "days", "client": "region", "split": "fold"}
+    return {"name": "parquet", "path": str(file), **columns, "standardize": "global"}  # FLamby takes age in years
 
 
 def main(folder, flamby=None):
