@@ -1,7 +1,7 @@
 """One Parquet file with many clients of encoded images: how long it takes to open, and what reading a client costs.
 
     python scripts/bench/many_clients.py FOLDER [--clients 10000] [--gib 20] [--read 20] [--data-memory 64]
-    python scripts/bench/many_clients.py FOLDER --train 64 --format JPEG --side 128 [--repetitions 5]
+    python scripts/bench/many_clients.py FOLDER --train 64 --format JPEG --side 128 [--model superfed_cnn]
 
 Writes ``FOLDER/many.parquet`` where it is missing: made-up PNG images of 64 x 64 pixels, a group of rows for each
 client and split, of about ``--gib`` GiB in all (before Parquet leaves out what repeats). Then, in this process: seconds
@@ -12,9 +12,9 @@ the next one are read ahead; the most bytes of samples that it held, and the gro
 
 With ``--train N`` it measures what reading ahead brings instead: FedAvg trains N clients a round, one after the other,
 on images that are brought to 64 x 64 pixels, with ``cluster.read_ahead`` and without it in turn, in this process. With
-``--data-memory`` below what a round needs, everything is read again in every round. It prints the seconds of a round and
-their ratio, which other work on the machine changes less than the seconds. Set OMP_NUM_THREADS=1, so that arithmetic
-and reading have a core each.
+``--data-memory`` below what a round needs, all is read again in every round. It prints the seconds of a round, and the
+seconds of the processor that the thread which trains took: the others are those of the thread that reads. Where every
+thread has a core, a round takes the latter; other work on the machine changes them little. Set OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--data-memory", type=int, default=64)
     parser.add_argument("--train", type=int, default=0, help="clients that train with and without reading ahead")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--model", default="superfed_cnn", help="what trains")
     parser.add_argument("--format", choices=("PNG", "JPEG"), default="PNG")
     parser.add_argument("--side", type=int, default=64)
     chosen = parser.parse_args()
@@ -59,7 +60,9 @@ def main() -> None:
         write(path, chosen.clients, int(chosen.gib * 2**30), chosen.side, chosen.format)
     print(f"{path}: {path.stat().st_size / 2**30:.2f} GiB")
     if chosen.train:
-        compare_reading(path, chosen.train, chosen.repetitions, chosen.data_memory << 20, chosen.folder / "runs")
+        compare_reading(
+            path, chosen.model, chosen.train, chosen.repetitions, chosen.data_memory << 20, chosen.folder / "runs"
+        )
         return
     before, memory, own = time.perf_counter(), own_memory(), time.process_time()
     data = NaturalDataset(path, 0.0, RandomStreams(0))
@@ -96,19 +99,21 @@ def within(data: NaturalDataset, limit: int, clients: Sequence[int]) -> tuple[in
 
 
 class Seconds(Callback):
-    """Keeps how long the rounds took."""
+    """Keeps how long the rounds took, and what this thread had computed when they ended."""
 
     def __init__(self) -> None:
         self.rounds: list[float] = []
+        self.ends: list[float] = []
 
     def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
         """Notes a round."""
         self.rounds.append(seconds)
+        self.ends.append(time.thread_time())
 
 
-def compare_reading(path: Path, clients: int, repetitions: int, memory: int, runs: Path) -> None:
+def compare_reading(path: Path, model: str, clients: int, repetitions: int, memory: int, runs: Path) -> None:
     """Prints the seconds of a round of so many clients, with reading ahead and without, in turn."""
-    found: dict[bool, list[float]] = {True: [], False: []}
+    found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for repetition in range(repetitions):
         for ahead in (True, False) if repetition % 2 else (False, True):
             watch = Seconds()
@@ -118,7 +123,7 @@ def compare_reading(path: Path, clients: int, repetitions: int, memory: int, run
                     "partition": "natural",
                     "holdout": {"validation": 0.0},
                     "transform": {"resize": 64},
-                    "model": "superfed_cnn",
+                    "model": model,
                     "algorithm": "fedavg",
                     "train": {"rounds": 2, "clients_per_round": clients, "local_epochs": 1, "batch_size": 16},
                     "evaluation": {"every": 2},
@@ -129,12 +134,14 @@ def compare_reading(path: Path, clients: int, repetitions: int, memory: int, run
                 storage_path=str(runs),
                 name=f"{'ahead' if ahead else 'in-turn'}-{repetition}",
             )
-            found[ahead].append(watch.rounds[1])  # the first one starts everything
-    for ahead, seconds in found.items():
-        what = "read ahead" if ahead else "read in turn"
-        print(f"{what}: {', '.join(f'{value:.2f}' for value in seconds)} s, median {np.median(seconds):.2f} s")
-    ratios = [ahead / in_turn for ahead, in_turn in zip(found[True], found[False], strict=True)]
-    print(f"ahead / in turn: {', '.join(f'{ratio:.2f}' for ratio in ratios)}, median {np.median(ratios):.2f}")
+            # The second round: the first one starts everything.
+            found[ahead].append((watch.rounds[1], watch.ends[1] - watch.ends[0]))
+    for place, what in enumerate(("seconds", "seconds of the processor, in the thread that trains")):
+        seconds = {ahead: [pair[place] for pair in pairs] for ahead, pairs in found.items()}
+        ratios = [ahead / in_turn for ahead, in_turn in zip(seconds[True], seconds[False], strict=True)]
+        for name, values in (("read ahead", seconds[True]), ("in turn", seconds[False]), ("ratio", ratios)):
+            each = ", ".join(f"{value:.2f}" for value in values)
+            print(f"{what}, {name}: {each}; median {np.median(values):.2f}")
 
 
 def write(path: Path, clients: int, size: int, side: int = 64, kind: str = "PNG") -> None:
