@@ -25,6 +25,7 @@ import resource
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
@@ -111,7 +112,7 @@ class Seconds(Callback):
         self.ends.append(time.thread_time())
 
 
-def compare_reading(path: Path, model: str, clients: int, repetitions: int, memory: int, runs: Path) -> None:
+def compare_reading(path: Path, model: str, clients: int, repetitions: int, memory: int, runs: str) -> None:
     """Prints the seconds of a round of so many clients, with reading ahead and without, in turn."""
     found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for repetition in range(repetitions):
@@ -131,7 +132,7 @@ def compare_reading(path: Path, model: str, clients: int, repetitions: int, memo
                     "seed": repetition,
                 },
                 [watch],
-                storage_path=str(runs),
+                storage_path=runs,
                 name=f"{'ahead' if ahead else 'in-turn'}-{repetition}",
             )
             # The second round: the first one starts everything.
