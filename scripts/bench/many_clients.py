@@ -61,9 +61,8 @@ def main() -> None:
         write(path, chosen.clients, int(chosen.gib * 2**30), chosen.side, chosen.format)
     print(f"{path}: {path.stat().st_size / 2**30:.2f} GiB")
     if chosen.train:
-        compare_reading(
-            path, chosen.model, chosen.train, chosen.repetitions, chosen.data_memory << 20, chosen.folder / "runs"
-        )
+        with TemporaryDirectory(dir=chosen.folder) as runs:
+            compare_reading(path, chosen.model, chosen.train, chosen.repetitions, chosen.data_memory << 20, runs)
         return
     before, memory, own = time.perf_counter(), own_memory(), time.process_time()
     data = NaturalDataset(path, 0.0, RandomStreams(0))
