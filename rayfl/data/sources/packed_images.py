@@ -17,7 +17,7 @@ from rayfl.data.files.natural_file import NaturalHeader, write_natural
 from rayfl.data.files.records import SourceFile, write_record
 from rayfl.data.files.whole import locked
 from rayfl.data.images.images import decode_images
-from rayfl.data.sources.base import NaturalPath
+from rayfl.data.sources.base import NaturalPath, Samples
 from rayfl.data.sources.download import is_url
 from rayfl.data.sources.preparing import PREPARED, Order, PreparableSource, is_prepared, no_checksum
 from rayfl.errors import DataError
@@ -78,6 +78,10 @@ class PackedImages(PreparableSource):
                 f"FOLDER`, {self.wanted}, or set the source's root or RAYFL_DATA to the folder that has it"
             )
         return NaturalPath(self.prepared_path)
+
+    def official_test(self, streams: RandomStreams) -> Samples | NaturalPath:
+        """The prepared file, if its clients have test parts of their own."""
+        return self.open(streams) if self._header.own_test else super().official_test(streams)
 
     def prepare(self, order: Order) -> Path:
         """Packs the images; --source is their folder."""

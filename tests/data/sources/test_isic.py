@@ -13,10 +13,11 @@ from PIL import Image
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.data.opening import open_dataset
+from rayfl.data.sources.camelyon import Camelyon17Source
 from rayfl.data.sources.inventory import verify
 from rayfl.data.sources.isic import Isic2019Source
 from rayfl.data.sources.preparing import Order
-from rayfl.errors import DataError
+from rayfl.errors import ConfigError, DataError
 from rayfl.randomness import RandomStreams
 
 HEADER = "image,MEL,NV,BCC,AK,BKL,DF,VASC,SCC,UNK,target,center,fold,fold2"
@@ -56,6 +57,9 @@ def test_centers_are_clients_with_their_official_parts_and_squares_of_the_middle
     assert data.names == tuple(f"center_{number}" for number in range(6))
     assert data.sizes().tolist() == [[4, 0, 1]] * 6
     assert data.spec.shape == (3, 200, 200) and data.spec.num_classes == 8
+    assert source.official_test(RandomStreams(0)) == source.open(), "all centers' test images together"
+    with pytest.raises(ConfigError, match="'camelyon17' has no official test part"):
+        Camelyon17Source(root=tmp_path).official_test(RandomStreams(0))
     splits = data.load(4)
     assert splits["train"].y.tolist() == [row % 8 for row in (4, 10, 16, 22)] and splits["test"].y.tolist() == [28 % 8]
     with Image.open(folder / "ISIC_2019_Training_Input_preprocessed" / "ISIC_0000010_downsampled.jpg") as image:
