@@ -92,12 +92,18 @@ def inputs_of(config: ExperimentConfig) -> InputSpec:
     """Returns what a model sees of the data set, from its description where that says it, else from its samples."""
     from rayfl.data.images.transform import Preprocessing
     from rayfl.data.opening import open_dataset
+    from rayfl.data.partitions.base import IIDPartition
+    from rayfl.data.sources.base import Samples
     from rayfl.randomness import RandomStreams
 
     known = config.dataset.known_spec
     if known is not None:
         return Preprocessing(known, config.transform.resize).spec
-    return open_dataset(config, RandomStreams(config.seed)).spec
+    streams = RandomStreams(config.seed)
+    opened = config.dataset.aimed_at(config.task.target).open(streams)
+    if isinstance(opened, Samples) and opened.clients is None:  # how they are divided changes no shape
+        config = config.model_copy(update={"partition": IIDPartition(num_clients=1)})
+    return open_dataset(config, streams).spec
 
 
 def measured(config: ExperimentConfig, spec: InputSpec, methods: Sequence[str]) -> Iterator[Traffic]:
@@ -193,12 +199,15 @@ def _of_method(config: ExperimentConfig, name: str, path: Path) -> Traffic:
                 raise
             return _run(config, name, path, public=2)
     except RayflError as error:
-        return Traffic(name, None, None, None, str(error).splitlines()[0])
+        first, *problems = str(error).splitlines()
+        # Several problems of a configuration are listed below a line that counts them.
+        reason = "; ".join(line.strip() for line in problems) if first.endswith((" problem", " problems")) else first
+        return Traffic(name, None, None, None, reason or first)
 
 
 def _run(config: ExperimentConfig, name: str, path: Path, public: int) -> Traffic:
     import rayfl
-    from algorithms.registry import Experiment
+    from algorithms.registry import METHODS, Experiment
     from rayfl.runs.committed import CommittedModels
     from rayfl.runs.folder import open_run
 
@@ -214,7 +223,8 @@ def _run(config: ExperimentConfig, name: str, path: Path, public: int) -> Traffi
         "model": content["model"],
         "algorithm": {**(content["algorithm"] if own else {"name": name}), **_short(name)},
         "train": {
-            **{key: content["train"][key] for key in _OF_TRAINING},
+            # what a method sets by itself is left to it
+            **{key: content["train"][key] for key in _OF_TRAINING if key not in METHODS[name].train_settings},
             # kept by clients only where the optimizer goes on; some methods refuse it
             "momentum": content["train"]["momentum"] if config.train.persist_optimizer else 0.0,
             "rounds": _ROUNDS,

@@ -78,6 +78,20 @@ def test_what_does_not_stack_says_why_and_what_does_not_run_is_refused() -> None
     assert "SGD" in said
 
 
+@pytest.mark.parametrize(("norm", "refused"), [("batch", ""), ("none", "this model has no normalization layer")])
+def test_what_a_method_sets_by_itself_is_left_to_it(norm: str, refused: str) -> None:
+    model = f"model={{name: resnet9, norm: {norm}}}" if norm == "batch" else "model=two_cnn"
+    (row,) = json.loads(shown(model, "dataset=cifar10", "--methods", "fedbn", "--json"))["methods"]
+    assert refused in row["refused"] and (row["state"] is None) == bool(refused)
+
+
+def test_data_without_classes_need_no_partition_to_be_looked_at() -> None:
+    said = shown("model=tabular_mlp", "dataset=diabetes", "task=regression", "--methods", "fedproto", "--json")
+    found = json.loads(said)
+    assert found["models"][0]["inputs"] == [10] and found["models"][0]["classes"] == 1
+    assert "prototypes are mean features by class" in found["methods"][0]["refused"]
+
+
 def test_unknown_methods_are_named() -> None:
     with pytest.raises(ConfigError, match=r"no method 'fedavq'.*did you mean 'fedavg'"):
         shown("model=two_nn", "dataset=mnist", "--methods", "fedavq")

@@ -23,12 +23,14 @@ from rayfl.data.sources.camelyon import Camelyon17Source
 from rayfl.data.sources.digit_five import DigitFiveSource
 from rayfl.data.sources.heart_disease import HeartDiseaseSource
 from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
+from rayfl.data.sources.isic import Isic2019Source
 from rayfl.data.sources.leaf import LeafOptions, import_leaf
 from rayfl.data.sources.preparing import Order
 from rayfl.data.sources.tff import TffOptions, import_tff
 from rayfl.data.sources.vision import FashionMnistSource, SvhnSource
 from tests.data.sources.leaf.test_leaf_words import NEXT, SENTENCE, comments, tweets
 from tests.data.sources.test_field_data import digit_files, heart_files, office_files, png
+from tests.data.sources.test_isic import isic_files
 from tests.data.sources.test_preparing import idx, unpacked
 from tests.support.tff_files import stack_overflow, write_sqlite
 
@@ -108,6 +110,11 @@ def camelyon17(root: Path, patch: pytest.MonkeyPatch) -> None:
     files["metadata.csv"] = "\n".join(lines).encode() + b"\n"
     unpacked(root / "camelyon17_v1.0", files)
     Camelyon17Source(root=root).prepare(Order())
+
+
+def isic2019(root: Path, patch: pytest.MonkeyPatch) -> None:
+    isic_files(root / "fed_isic2019")
+    Isic2019Source(root=root, side=64).prepare(Order())
 
 
 def heart_disease(root: Path, patch: pytest.MonkeyPatch) -> None:
@@ -201,6 +208,10 @@ PRESETS: dict[str, tuple[Maker, list[str]]] = {
     "office-caltech": (office_caltech, ["dataset.side=32"]),
     "domainnet": (domainnet, ["dataset.side=32"]),
     "camelyon17": (camelyon17, ["transform.resize=32"]),
+    "isic2019": (
+        isic2019,
+        ["dataset.side=64", "model.weights=null", "train.min_local_steps=2", "train.max_local_steps=2"],
+    ),
 }
 QUICK = ("heart-disease", "stackoverflow-nwp")
 """They stand for the others, which are tables and texts or images, too."""

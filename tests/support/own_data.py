@@ -61,6 +61,14 @@ def bad_labels(streams: RandomStreams) -> tuple[Any, ...]:
     return np.zeros((4, 2), dtype=np.float32), np.full(4, 5), 2
 
 
+def ragged(streams: RandomStreams) -> tuple[Any, ...]:
+    return [[1.0, 2.0], [1.0]], np.zeros(2, dtype=np.int64), 2
+
+
+def words(streams: RandomStreams) -> tuple[Any, ...]:
+    return np.zeros((2, 2), dtype=np.float32), ["yes", "no"], 2
+
+
 def bad_clients(streams: RandomStreams) -> tuple[Any, ...]:
     return np.zeros((4, 2), dtype=np.float32), np.zeros(4, dtype=np.int64), 2, ["ann"]
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 from rayfl.data.sources.column_inputs import Layout
 from rayfl.data.sources.column_tables import Missing, is_category
 from rayfl.data.sources.column_targets import target_columns
+from rayfl.data.sources.table_files import no_column
 from rayfl.errors import DataError
 from rayfl.examples import Target
 
@@ -70,6 +71,11 @@ def find_layout(path: Path, schema: pa.Schema, wanted: Wanted) -> Layout:
     Raises:
         DataError: naming the file, its columns and the fix.
     """
+    if wanted.target == "tokens" and not wanted.of_texts:
+        raise DataError(
+            f"{path}: next tokens are learned of texts: set dataset.tokenizer for a column of text, or "
+            "dataset.kind=tokens for lists of tokens, or choose another task"
+        )
     y = target_columns(path, schema, wanted.y, wanted.target)
     client = None if wanted.client == NONE else _column(path, schema, "client", wanted.client, ("client",))
     split = None if wanted.split == NONE else _column(path, schema, "split", wanted.split, ("split",))
@@ -139,7 +145,8 @@ def _column(path: Path, schema: pa.Schema, field: str, name: str, candidates: Se
     """
     if name != AUTO:
         if name not in schema.names:
-            raise DataError(f"dataset.{field}: {path} has no column {name!r}, only {', '.join(schema.names)}")
+            out = "" if field == "x" else f", or set dataset.{field}=none"
+            raise no_column(field, path, name, schema, out)
         return name
     found = [candidate for candidate in candidates if candidate in schema.names]
     if len(found) > 1:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfl.data.sources.column_inputs import refuse_nulls
-from rayfl.data.sources.table_files import owner
+from rayfl.data.sources.table_files import no_column, owner
 from rayfl.errors import DataError
 from rayfl.examples import Target
 
@@ -38,7 +38,7 @@ def target_columns(path: Path, schema: pa.Schema, wanted: str | Sequence[str], t
         given = (wanted,) if isinstance(wanted, str) else tuple(wanted)
         for name in given:
             if name not in schema.names:
-                raise DataError(f"dataset.y: {path} has no column {name!r}, only {', '.join(schema.names)}")
+                raise no_column("y", path, name, schema)
         if target == "class" and len(given) > 1:
             raise DataError(
                 f"dataset.y names {len(given)} columns of {path}, but a class is one: name one, or set "
@@ -83,9 +83,9 @@ def read_targets(
     if wrong.any():
         row, place = (int(axis[0]) for axis in np.nonzero(wrong))
         name = names[place] if len(names) > 1 else names[0]
-        must = (
-            "a label is 0 or 1" if target == "labels" else "a number to predict is finite: remove the row, or mend it"
-        )
+        must = "a number to predict is finite: remove the row, or mend it"
+        if target == "labels":
+            must = "a label is 0 or 1: mend the row, or set task=regression, if these are numbers to predict"
         raise DataError(
             f"{path}: column {name!r}, row {row}{owner(table, client, row)} is {values[row, place]}; {must}"
         )
@@ -122,8 +122,13 @@ def _column(path: Path, table: pa.Table, name: str, target: Target, client: str 
     column = table.column(name)
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        need = "labels are columns of 0 and 1" if target == "labels" else "numbers to predict are numbers"
-        raise DataError(f"{path}: column {name!r} has the type {kind}; {need}, or one column of lists of them")
+        need, mend = "numbers to predict are numbers", "store numbers in it"
+        if target == "labels":
+            need, mend = "labels are columns of 0 and 1", "store 0 and 1 in it"
+        raise DataError(
+            f"{path}: column {name!r} has the type {kind}; {need}, or one column of lists of them: {mend}, name "
+            "another column with dataset.y, or, if these are classes, number them and set task=classification"
+        )
     refuse_nulls(path, table, name, client, _FIX)
     values: np.ndarray = column.cast(pa.float64()).to_numpy() if not pa.types.is_boolean(kind) else np.asarray(column)
     with np.errstate(over="ignore"):  # what is too large is named by the caller

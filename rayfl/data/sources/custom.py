@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import Any, Literal
 
@@ -91,7 +91,7 @@ class CustomSource(Source):
             if len(x) != 2:
                 raise DataError(f"{whose}: x is a tuple of {len(x)}; needed is an array, or tokens and their lengths")
             x, lengths = x
-        x, y = (value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value) for value in (x, y))
+        x, y = (_as_array(value, f"{whose}: {name}") for name, value in (("x", x), ("y", y)))
         said = self.vocabulary is not None or target == "tokens" or lengths is not None
         tokens = said and x.ndim == 2 and x.dtype in (np.int32, np.int64)
         if x.ndim < 2 or (x.dtype not in (np.uint8, np.float32, np.float64) and not tokens):
@@ -118,7 +118,7 @@ class CustomSource(Source):
             remarks = partial(_on_rows, x, padding)
         if target != "class":
             return Samples(x, y, spec, names, remarks=remarks)
-        y = self._numbered(y, count)
+        y = self._numbered(y, count, names)
         if not tokens:
             remarks = partial(remarks_on, x, y, count, counted=False, integers=False)
         return Samples(x, y, spec, names, remarks=remarks)
@@ -136,9 +136,9 @@ class CustomSource(Source):
             )
         wrong = np.flatnonzero((lengths < 0) | (lengths > x.shape[1]))
         if wrong.size:
-            owner = "" if names is None else f" (client {str(names[wrong[0]])!r})"
             raise DataError(
-                f"{whose}: that of sample {wrong[0]}{owner} is {lengths[wrong[0]]}, but rows have {x.shape[1]} tokens"
+                f"{whose}: that of sample {wrong[0]}{_owner(names, int(wrong[0]))} is {lengths[wrong[0]]}, but rows "
+                f"have {x.shape[1]} tokens"
             )
         within = np.arange(x.shape[1]) < lengths[:, np.newaxis]
         count = self._vocabulary(np.where(within, x, 0))
@@ -157,14 +157,21 @@ class CustomSource(Source):
         if x.dtype.kind in "iu" or np.isfinite(x).all():
             return
         sample = int(np.argmax(~np.isfinite(x.reshape(len(x), -1)).all(axis=1)))
-        owner = "" if names is None else f" (client {str(names[sample])!r})"
         raise DataError(
-            f"dataset {self.function}: x of sample {sample}{owner} holds a value that is not finite in float32: remove "
-            "the sample, or mend it"
+            f"dataset {self.function}: x of sample {sample}{_owner(names, sample)} holds a value that is not finite in "
+            "float32: remove the sample, or mend it"
         )
 
-    def _numbered(self, y: np.ndarray, num_classes: int) -> np.ndarray:
+    def _numbered(self, y: np.ndarray, num_classes: int, names: np.ndarray | None) -> np.ndarray:
         if self.labels == "as_found":
+            outside = np.flatnonzero((y < 0) | (y >= num_classes))
+            if outside.size:
+                sample = int(outside[0])
+                raise DataError(
+                    f"dataset {self.function}: y of sample {sample}{_owner(names, sample)} is {y[sample]}, but with "
+                    f"num_classes={num_classes} labels are 0 to {num_classes - 1}: return as many classes as there "
+                    "are, or set dataset.labels=renumbered"
+                )
             return y
         present, numbers = np.unique(y, return_inverse=True)
         if len(present) > num_classes:
@@ -172,6 +179,24 @@ class CustomSource(Source):
                 f"dataset {self.function}: num_classes is {num_classes}, but there are {len(present)} different labels"
             )
         return numbers.astype(np.int64)
+
+
+def _as_array(value: Any, whose: str) -> np.ndarray:
+    """An array or a tensor, or lists of equal shapes, as an array."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # of lists, when numpy finds no common shape
+        sizes = [len(one) if isinstance(one, Sized) else 0 for one in value]
+        other = next((place for place, size in enumerate(sizes) if size != sizes[0]), None)
+        found = str(error) if other is None else f"sample {other} has {sizes[other]} values, but sample 0 {sizes[0]}"
+        raise DataError(f"{whose}: {found}; give all samples the same shape") from error
+
+
+def _owner(names: np.ndarray | None, sample: int) -> str:
+    """Returns whose a sample is, for messages; nothing where there are no clients."""
+    return "" if names is None else f" (client {str(names[sample])!r})"
 
 
 def _on_rows(x: np.ndarray, padding: int) -> list[Remark]:

@@ -18,7 +18,7 @@ from rayfl.data.sources.copied import CopiedSource
 from rayfl.data.sources.instruction_texts import TEMPLATES, Encoder, begins_with_blank, encoder_of, template_of
 from rayfl.data.sources.parquet import located
 from rayfl.data.sources.remarks import Remark
-from rayfl.data.sources.table_files import TableFile, owner
+from rayfl.data.sources.table_files import TableFile, no_column, owner
 from rayfl.data.sources.tokenizers import SETTINGS, tokenizer_file
 from rayfl.errors import DataError
 from rayfl.examples import Target
@@ -172,7 +172,7 @@ class InstructionsSource(CopiedSource):
             return None
         name = field if given == AUTO else given
         if name not in file.schema.names:
-            raise DataError(f"dataset.{field}: {file.path} has no column {name!r}, only {', '.join(file.schema.names)}")
+            raise no_column(field, file.path, name, file.schema)
         return name
 
     def _response(self, file: TableFile) -> str:

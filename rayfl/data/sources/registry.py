@@ -17,6 +17,7 @@ from rayfl.data.sources.heart_disease import HeartDiseaseSource
 from rayfl.data.sources.huggingface import HuggingFaceSource
 from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
 from rayfl.data.sources.instructions import InstructionsSource
+from rayfl.data.sources.isic import Isic2019Source
 from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticTextSource
 from rayfl.data.sources.made_up_instructions import SyntheticInstructionsSource
 from rayfl.data.sources.natural import LeafSource
@@ -46,6 +47,7 @@ DatasetConfig = Annotated[
         OfficeCaltechSource,
         DomainNetSource,
         Camelyon17Source,
+        Isic2019Source,
         LeafSource,
         SyntheticSource,
         SyntheticLabelsSource,

@@ -12,6 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from rayfl.errors import DataError
+from rayfl.naming.spelling import nearest
 
 
 class NamedTable(Protocol):
@@ -115,6 +116,23 @@ _READERS: dict[str, tuple[str, Callable[[Path], pa.Table]]] = {
     ".jsonl": ("JSON", _read_lines),
 }
 """By the ending of a file's name, what it is, and what reads all of it; others are Parquet."""
+
+
+def no_column(field: str, path: Path, name: str, schema: pa.Schema, otherwise: str = "") -> DataError:
+    """The error of an option that names a column which a file does not have.
+
+    Args:
+        field: the option, such as ``x``, ``y`` or ``client``.
+        path: the file.
+        name: the column.
+        schema: the file's columns.
+        otherwise: what else the option may be, if anything.
+    """
+    names = ", ".join(schema.names)
+    return DataError(
+        f"dataset.{field}: {path} has no column {name!r}{nearest(name, schema.names)}, only {names}; name one of "
+        f"them{otherwise}"
+    )
 
 
 def owner(table: pa.Table, client: str | None, row: int) -> str:

@@ -51,8 +51,8 @@ def as_targets(y: np.ndarray, target: Target, whose: str, count: int, clients: n
 def _needed(y: np.ndarray, target: Target, n: int) -> str:
     if target == "class":
         several = "; for several labels set task=multilabel" if y.ndim == 2 else ""
-        numbers = "; to predict numbers set task=regression" if y.dtype.kind == "f" else ""
-        return f"needed are integers of shape ({n},), one class a sample{several}{numbers}"
+        other = {"f": "; to predict numbers set task=regression", "U": "; number the classes, from 0"}
+        return f"needed are integers of shape ({n},), one class a sample{several}{other.get(y.dtype.kind, '')}"
     if target == "labels":
         return (
             f"needed are 0 and 1 of shape ({n}, L), one column a label; for one class a sample set task=classification"

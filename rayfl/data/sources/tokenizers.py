@@ -82,7 +82,10 @@ def tokenized(
         return Tokenized(rows, count, PADDING)
     if tokenizer == BYTES:
         if vocabulary not in (None, BYTE_TOKENS):
-            raise DataError(f"dataset.vocabulary is {vocabulary}, but tokenizer={BYTES} has {BYTE_TOKENS} tokens")
+            raise DataError(
+                f"dataset.vocabulary is {vocabulary}, but tokenizer={BYTES} has {BYTE_TOKENS} tokens: leave the option "
+                "out"
+            )
         return Tokenized([byte_tokens(text) for text in texts], BYTE_TOKENS, PADDING)
     file = tokenizer_file(tokenizer)
     assert file is not None
@@ -116,7 +119,9 @@ def _from_file(texts: list[str], path: Path, length: int | None, vocabulary: int
     count, padding = max(found.get_vocab().values(), default=-1) + 1, padding_of(found, path)
     total = count if padding is not None and padding < count else count + 1
     if vocabulary not in (None, total):
-        raise DataError(f"dataset.vocabulary is {vocabulary}, but {path} has {total} tokens, padding included")
+        raise DataError(
+            f"dataset.vocabulary is {vocabulary}, but {path} has {total} tokens, padding included: leave the option out"
+        )
     # What the file says of lengths would cut texts without a word.
     found.no_padding()
     found.no_truncation()
