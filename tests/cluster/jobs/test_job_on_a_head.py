@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import shutil
@@ -10,7 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
+import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +29,6 @@ from tests.support.experiments import small_experiment
 
 pytest.importorskip("aiohttp", reason="jobs need ray[default]")
 pytestmark = pytest.mark.slow
-
-BINARIES = Path(sys.executable).parent
 
 
 @dataclass(frozen=True)
@@ -64,19 +66,28 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
+    with started(Path(sys.executable)) as found:
+        yield found
+
+
+@contextmanager
+def started(python: Path) -> Iterator[Head]:
+    """A head that this Python runs, until the block ends."""
     folder = Path(tempfile.mkdtemp(prefix="rayfl-", dir="/tmp"))  # short: Ray's sockets are in there
     gcs, dashboard, client, agent = free_ports(4)
     token = secrets.token_hex(32)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
-        "PATH": f"{BINARIES}:{os.environ['PATH']}",
+        "PATH": f"{python.parent}:{os.environ['PATH']}",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # stays on the loopback interface
         "OMP_NUM_THREADS": "1",
     }
-    started = subprocess.Popen(
+    process = subprocess.Popen(
         [
-            str(BINARIES / "ray"),
+            str(python),
+            "-m",
+            "ray.scripts.scripts",
             "start",
             "--head",
             "--block",
@@ -99,15 +110,14 @@ def head() -> Iterator[Head]:
     try:
         deadline = time.monotonic() + 120
         while not answers(url, token):
-            assert started.poll() is None and time.monotonic() < deadline, "the head does not start"
+            assert process.poll() is None and time.monotonic() < deadline, "the head does not start"
             time.sleep(0.5)
         yield Head(url, environment)
     finally:
-        family = [*psutil.Process(started.pid).children(recursive=True), psutil.Process(started.pid)]
-        for process in family:
-            if process.is_running():
-                process.kill()
-        started.wait()
+        for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            if one.is_running():
+                one.kill()
+        process.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -167,3 +177,53 @@ def test_the_exit_status_is_the_runs(head: Head, tmp_path: Path) -> None:
     failed = head.rayfl("submit", str(config), "--wait")
     assert failed.returncode == 2
     assert "9 actors with 1 CPUs and 0 GPUs each do not fit" in failed.stdout
+
+
+METHOD = """
+from algorithms.fedavg import FedAvg
+from needed_by_a_method import NAME
+
+
+class Needing(FedAvg):
+    name: str = NAME
+"""
+
+
+def wheel_of(module: str, text: str, folder: Path) -> Path:
+    """A wheel of one module, with no dependencies."""
+    info, file = f"{module}-1.0.dist-info", folder / f"{module}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(f"{module}.py", text)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return file
+
+
+def test_packages_that_uv_installs_are_there_for_the_run(tmp_path: Path) -> None:
+    """A module of one's own needs a package that the nodes do not have: refused without --uv, run with it."""
+    if importlib.util.find_spec("uv") is None:
+        pytest.skip("uv is missing: pip install -e '.[dev]'")
+    # Ray copies the environment that it runs in, with all packages: a small one stands for this test's.
+    venv.create(tmp_path / "env")
+    (packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    here = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "here.pth").write_text("\n".join(here))
+    (tmp_path / "here").mkdir()
+    (tmp_path / "own").mkdir()
+    text = "NAME = 'needing'\n"
+    (tmp_path / "here" / "needed_by_a_method.py").write_text(text)  # the one who submits has it
+    (tmp_path / "own" / "needing_method.py").write_text(METHOD)
+    wheel = wheel_of("needed_by_a_method", text, tmp_path)
+    content = small_experiment(tmp_path, "with-package", "needing_method:Needing", num_actors=1)
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    path = os.pathsep.join([str(tmp_path / "here"), str(tmp_path / "own"), str(Path(__file__).parents[3])])
+    with started(tmp_path / "env" / "bin" / "python") as head:
+        without = head.rayfl("submit", str(config), "--wait", PYTHONPATH=path)
+        assert without.returncode == 2, without.stdout + without.stderr
+        assert "needed_by_a_method" in without.stdout
+        done = head.rayfl("submit", str(config), "--wait", "--uv", str(wheel), PYTHONPATH=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "job with-package.attempt-2 submitted" in done.stdout
+    assert "Test data of all clients after round" in done.stdout
