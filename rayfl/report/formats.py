@@ -200,9 +200,10 @@ _LATEX = {
 }
 _GREEK = {"LAMDA": "LAMBDA", "FINAL SIGMA": "VARSIGMA"}
 """Letters whose names in Unicode are others than in LaTeX."""
-_LIKE_LATIN = dict(
-    zip("ALPHA BETA EPSILON ZETA ETA IOTA KAPPA MU NU OMICRON RHO TAU CHI".split(), "ABEZHIKMNOPTX", strict=True)
-)
+_LIKE_LATIN = {
+    "ALPHA": "A", "BETA": "B", "EPSILON": "E", "ZETA": "Z", "ETA": "H", "IOTA": "I", "KAPPA": "K", "MU": "M", "NU": "N",
+    "OMICRON": "O", "RHO": "P", "TAU": "T", "CHI": "X",
+}  # fmt: skip
 """Capital letters that LaTeX has no command for."""
 
 

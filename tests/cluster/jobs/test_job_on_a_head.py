@@ -215,7 +215,8 @@ def test_packages_that_uv_installs_are_there_for_the_run(tmp_path: Path) -> None
     (tmp_path / "here" / "needed_by_a_method.py").write_text(text)  # the one who submits has it
     (tmp_path / "own" / "needing_method.py").write_text(METHOD)
     wheel = wheel_of("needed_by_a_method", text, tmp_path)
-    content = small_experiment(tmp_path, "with-package", "needing_method:Needing", num_actors=1)
+    content = small_experiment(tmp_path, "with-package", "fedavg", num_actors=1)
+    content["algorithm"] = "needing_method:Needing"
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
     path = os.pathsep.join([str(tmp_path / "here"), str(tmp_path / "own"), str(Path(__file__).parents[3])])
