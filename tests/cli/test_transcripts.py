@@ -36,7 +36,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", sorted({path.stem for path in FOLDER.glob("*.txt")} - ELSEWHERE.keys()))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "model"))
+        for name in sorted({path.stem for path in FOLDER.glob("*.txt")} - ELSEWHERE.keys())
+    ],
+)
 def test_commands_print_what_is_recorded(name: str, home: Path) -> None:
     file = FOLDER / f"{name}.txt"
     furnish(home, home / "work", file.read_text(encoding="utf-8"))
@@ -51,7 +57,9 @@ def test_every_command_has_a_transcript() -> None:
             yield name
 
     played = [step.words for file in FOLDER.glob("*.txt") for step in steps(file)]
-    lacking = [" ".join(leaf) for leaf in leaves(get_command(app), ()) if not any(w[1:][: len(leaf)] == leaf for w in played)]
+    lacking = [
+        " ".join(leaf) for leaf in leaves(get_command(app), ()) if not any(w[1:][: len(leaf)] == leaf for w in played)
+    ]
     assert lacking == []
     for name, test in ELSEWHERE.items():
         assert f'FOLDER / "{name}.txt"' in Path(test).read_text(), name
