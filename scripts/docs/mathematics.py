@@ -16,7 +16,11 @@ _GREEK = (
 )
 _NAMES = {**{name: f"\\{name}" for name in _GREEK}, "eps": "\\varepsilon", "phi": "\\varphi"}
 _NAMES |= {"sum": "\\sum"} | {f"{letter}bar": f"\\bar {letter}" for letter in "vwxz"}
-_SYMBOL = re.compile(r"(?<![\w$\\^'-])(?<![a-z]\.)([A-Za-z]+)((?:[_^](?:[A-Za-z]+|\d+|\+))*)(?![\w^'-]|\.[a-z])")
+_SYMBOL = re.compile(
+    r"(?<![\w$\\^'-])(?<![a-z]\.)([A-Za-z]+)((?:[_^](?:[A-Za-z]+|\d+|\+))*)(?!\w|\^|-|'(?!s\b)|\.[a-z])"
+)
+_NORM = re.compile(r"\|\|((?:\$[^$`\n]+\$|[-+(). \d])+?)\|\|(?:([_^])([12]))?")
+_POWER = re.compile(r"(?<![\w.$^])(\d[\d.]*)\^(-?\d+(?:\.\d+)?|t\b)")
 _WORDS = ("a", "A", "I")
 _INDENTED = re.compile(r"(?:^    +\S.*(?:\n|\Z))+", re.MULTILINE)
 
@@ -66,17 +70,28 @@ def displayed(tex: str) -> str:
 
 
 def with_symbols(text: str) -> str:
-    """A text whose symbols (``w_k``, ``theta^k_m``, ``lambda``, single letters) are set as mathematics."""
+    """A text whose symbols (``w_k``, ``theta^k_m``, ``lambda``, single letters), norms and powers of numbers are set as mathematics."""
     parts = re.split(r"(`[^`]*`|^\$\$\n(?:.*\n)*?\$\$$)", text, flags=re.MULTILINE)
-    made = "".join(part if part[:1] in ("`", "$") else _SYMBOL.sub(_symbol, part) for part in parts)
-    return re.sub(r"\$\.\.\$", r" \\ldots ", made)
+    made = "".join(
+        part if part[:1] in ("`", "$") else _POWER.sub(r"$\1^{\2}$", _SYMBOL.sub(_symbol, part)) for part in parts
+    )
+    made = re.sub(r"\$\.\.\$", r" \\ldots ", made)
+    return _NORM.sub(
+        lambda norm: f"$\\lVert {_inner(norm[1])} \\rVert{f'{norm[2]}{{{norm[3]}}}' if norm[2] else ''}$", made
+    )
+
+
+def _inner(text: str) -> str:
+    return r"\cdot" if text.strip() == "." else text.replace("$", "")
 
 
 def _symbol(match: re.Match[str]) -> str:
     base, marks = match[1], match[2]
     if base == "sum" and not marks:
         return match[0]
-    if base not in _NAMES and not marks and (len(base) > 1 or base in _WORDS):
+    option = len(base) > 1 and base.islower() and re.search("[A-Za-z]{2}", marks)  # such as server_lr
+    plain = not marks and (len(base) > 1 or base in _WORDS)
+    if base not in _NAMES and (option or plain):
         return match[0]
     made = "".join(f"{mark}{{{_name(word)}}}" for mark, word in re.findall(r"([_^])([A-Za-z]+|\d+|\+)", marks))
     return f"${_name(base)}{made}$"
