@@ -26,7 +26,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leads links to files of ``algorithms/`` to their pages."""
+    """Leads links to files of ``algorithms/`` to their pages; the wide table of methods has the whole width."""
+    if page.file.src_uri == "methods/index.md":
+        page.meta["hide"] = ["toc"]
     return _LINK.sub(r"](../source/\1.md)", markdown)
 
 
