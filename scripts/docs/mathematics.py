@@ -70,19 +70,18 @@ def displayed(tex: str) -> str:
 
 
 def with_symbols(text: str) -> str:
-    """A text whose symbols (``w_k``, ``theta^k_m``, ``lambda``, single letters), norms and powers of numbers are set as mathematics."""
+    """A text whose mathematics is set: symbols (``w_k``, ``lambda``, single letters), norms, powers of numbers."""
     parts = re.split(r"(`[^`]*`|^\$\$\n(?:.*\n)*?\$\$$)", text, flags=re.MULTILINE)
     made = "".join(
         part if part[:1] in ("`", "$") else _POWER.sub(r"$\1^{\2}$", _SYMBOL.sub(_symbol, part)) for part in parts
     )
     made = re.sub(r"\$\.\.\$", r" \\ldots ", made)
-    return _NORM.sub(
-        lambda norm: f"$\\lVert {_inner(norm[1])} \\rVert{f'{norm[2]}{{{norm[3]}}}' if norm[2] else ''}$", made
-    )
+    return _NORM.sub(_norm, made)
 
 
-def _inner(text: str) -> str:
-    return r"\cdot" if text.strip() == "." else text.replace("$", "")
+def _norm(match: re.Match[str]) -> str:
+    inner = r"\cdot" if match[1] == "." else match[1].replace("$", "")
+    return f"$\\lVert {inner} \\rVert" + (f"{match[2]}{{{match[3]}}}$" if match[2] else "$")
 
 
 def _symbol(match: re.Match[str]) -> str:
