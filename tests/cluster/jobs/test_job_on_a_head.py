@@ -30,7 +30,7 @@ from tests.support.experiments import small_experiment
 pytest.importorskip("aiohttp", reason="jobs need ray[default]")
 pytestmark = pytest.mark.slow
 
-ROUNDS = 600
+ROUNDS = 300
 """So many that a command that stops the run comes in time on a busy machine."""
 
 
@@ -138,6 +138,7 @@ def test_a_token_is_required(head: Head) -> None:
         assert "RAY_AUTH_TOKEN" in refused.stderr and "Traceback" not in refused.stderr
 
 
+@pytest.mark.timeout(600)
 def test_submit_stop_and_submit_again(head: Head, tmp_path: Path) -> None:
     content = small_experiment(tmp_path, "tiny", "scaffold", num_actors=1)
     content["train"] |= {"rounds": ROUNDS, "local_epochs": 10}
@@ -203,6 +204,7 @@ def wheel_of(module: str, text: str, folder: Path) -> Path:
     return file
 
 
+@pytest.mark.timeout(600)
 def test_packages_that_uv_installs_are_there_for_the_run(tmp_path: Path) -> None:
     """A module of one's own needs a package that the nodes do not have: refused without --uv, run with it."""
     if importlib.util.find_spec("uv") is None:
