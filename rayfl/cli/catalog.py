@@ -116,4 +116,4 @@ def _preset_entry(name: str) -> tuple[str, ...]:
         return name, made.paper.short, made.table, made.about
     text = preset_text(name)
     comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
-    return name, comment.split(": ")[0] if comment else str(yaml.safe_load(text).get("algorithm", ""))
+    return name, comment.split(": ")[0].rstrip(".") if comment else str(yaml.safe_load(text).get("algorithm", ""))

@@ -136,8 +136,8 @@ def run(
         f"run folder:   {folder}\n"
         f"tables:       rounds.parquet, clients.parquet (pandas.read_parquet and friends)\n"
         f"continue:     the same command goes on where a run stopped; config.yaml in the folder is its exact input\n"
-        f"report:       rayfl report {folder}\n"
-        f"TensorBoard:  tensorboard --logdir {root}",
+        f"report:       rayfl report {folder}"
+        + (f"\nTensorBoard:  tensorboard --logdir {root}" if settings.tracking.tensorboard else ""),
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -163,8 +163,10 @@ def list_(
     for title in kinds:
         table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
         table.add_column(no_wrap=True)  # a name is there to be copied
-        for entry in catalog(title):
-            table.add_row(*entry)
+        for name, about, *of_paper in catalog(title):
+            # A paper's preset has its paper, table and data; a column for each would be narrow for all others.
+            parts = [", ".join([about, *of_paper])] if title == "presets" else [about, *of_paper]
+            table.add_row(name, *parts)
         terminal.out().print(table)
     if what is None:
         terminal.out().print(f"also: {', '.join(f'rayfl list {kind}' for kind in LONG)}", markup=False, highlight=False)
@@ -195,7 +197,9 @@ def show(
     from algorithms.registry import METHODS
     from rayfl.cli.catalog import describe_method, hyper_parameters
     from rayfl.config.loading import to_yaml
+    from rayfl.config.paper_presets import preset_names
     from rayfl.naming.objects import import_object, names_an_object
+    from rayfl.naming.spelling import nearest
 
     if target.startswith(("model=", "model.")):
         cli_models.show_model(_load(target, overrides, trust), methods, as_json)
@@ -217,6 +221,10 @@ def show(
             table.add_row(*row)
         terminal.out().print(table)
         return
+    named = target in preset_names() or "=" in target or "://" in target or names_an_object(target)
+    if not named and not Path(target).expanduser().exists():
+        close = nearest(target, [*METHODS, *preset_names()])
+        raise ConfigError(f"{target!r} is no method, preset, file or folder{close}; `rayfl list` has them all")
     config = cli_inspect.configuration(target, overrides, trust, _load)
     if as_json:
         values = config.model_dump(mode="json")

@@ -123,11 +123,13 @@ def clients(
     scored = of_clients(len(rows), recorded_unseen(opened.rounds) if unseen else opened.num_clients)
     scored += " held-out" if unseen else ""
     title = f"{opened.name}: {name} on the clients' {split} data after round {evaluated}, {scored} clients"
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))  # room for all in 80 columns
+    named = any(row["name"] != str(row["client"]) for row in found)
+    shown = [column for column in columns if column != "name" or named]
+    for column in shown:
+        table.add_column(column, justify="left" if column == "name" else "right")
     for row in found:
-        table.add_row(*(_shown(row[column]) for column in columns))
+        table.add_row(*(_shown(row[column]) for column in shown))
     terminal.out().print(table)
     _say(f"{len(found)} of {len(rows)} clients listed")
 

@@ -80,7 +80,10 @@ def plot(
         write_json("plot", {"kind": kind, "runs": runs, "figure": destination, "numbers": numbers})
         return
     terminal.out().print(
-        f"{kind} of {len(opened)} runs -> {destination}, {numbers}", markup=False, highlight=False, soft_wrap=True
+        f"{kind} of {len(opened)} run{'s' * (len(opened) > 1)} -> {destination}, {numbers}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
 
 

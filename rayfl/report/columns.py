@@ -13,6 +13,9 @@ from rayfl.report.rows import BEST_ROUND, final_by_key
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.loading import Run
 
+NO_NUMBER = "-"
+"""What stands in a table where there is no number."""
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -38,7 +41,7 @@ class Metric:
 
     def text(self, value: float | None) -> str:
         """Returns a number of the column as text; a dash for one that is missing."""
-        return "-" if value is None or math.isnan(value) else f"{value:.{self.digits}f}"
+        return NO_NUMBER if value is None or math.isnan(value) else f"{value:.{self.digits}f}"
 
 
 METRICS = (

@@ -6,13 +6,14 @@ import io
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from rayfl.report.columns import Metric
+from rayfl.report.columns import NO_NUMBER, Metric
 from rayfl.report.comparison import Comparison, Line
 from rayfl.report.paper import PaperCell, PaperTable, paper_table
 from rayfl.report.protocol import protocol
@@ -150,8 +151,11 @@ def as_latex(table: PaperTable) -> str:
         rules = [f"\\cmidrule(lr){{{2 + n * width}-{1 + (n + 1) * width}}}" for n in range(len(names))]
         head = [f" & {' & '.join(names)} \\\\", "".join(rules), *head]
     rows = [f"{_in_latex(label)} & {' & '.join(map(_latex_cell, cells))} \\\\" for label, cells in table.rows.items()]
+    texts = [table.caption, *table.notes, *table.datasets, *table.rows]
+    unknown = "".join(sorted({character for text in texts for character in text if not _pdflatex_has(character)}))
     lines = [
         "% needs \\usepackage{booktabs}",
+        *([f"% pdfLaTeX may lack {unknown}: use XeLaTeX or LuaLaTeX, with a font that has them"] if unknown else []),
         "\\begin{table}",
         "\\centering",
         f"\\caption{{{' '.join([_in_latex(table.caption), *map(_in_latex, table.notes)])}}}",
@@ -168,11 +172,11 @@ def as_latex(table: PaperTable) -> str:
 
 
 def _latex_cell(cell: PaperCell | None) -> str:
-    if cell is None:
+    if cell is None or cell.mean == NO_NUMBER:
         return "--"
-    text = "--" if cell.mean == "nan" else cell.mean
+    text = cell.mean.replace("inf", r"\infty")
     text = {1: f"\\mathbf{{{text}}}", 2: f"\\underline{{{text}}}"}.get(cell.rank, text)
-    spread = rf" \pm {cell.spread}" if cell.spread else ""
+    spread = rf" \pm {cell.spread}".replace("inf", r"\infty") if cell.spread else ""
     marks = rf"^{{\mathrm{{{','.join(cell.marks)}}}}}" if cell.marks else ""
     return f"${text}{spread}{marks}$"
 
@@ -180,17 +184,51 @@ def _latex_cell(cell: PaperCell | None) -> str:
 _LATEX = {
     "\\": r"\textbackslash{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{character: f"{{{character}}}" for character in "[]"},  # at the beginning of a row, [ would be \\'s option
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
+    "|": r"\textbar{}",
     "±": r"$\pm$",
     "†": r"$^\dagger$",
+    "\N{MINUS SIGN}": "$-$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "≠": r"$\neq$",
+    "∞": r"$\infty$",
 }
+_GREEK = {"LAMDA": "LAMBDA", "FINAL SIGMA": "VARSIGMA"}
+"""Letters whose names in Unicode are others than in LaTeX."""
+_LIKE_LATIN = {
+    "ALPHA": "A", "BETA": "B", "EPSILON": "E", "ZETA": "Z", "ETA": "H", "IOTA": "I", "KAPPA": "K", "MU": "M", "NU": "N",
+    "OMICRON": "O", "RHO": "P", "TAU": "T", "CHI": "X",
+}  # fmt: skip
+"""Capital letters that LaTeX has no command for."""
 
 
 def _in_latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+    return "".join(map(_character, text))
+
+
+def _character(character: str) -> str:
+    """Returns what LaTeX sets as the character; what it needs no command for is unchanged."""
+    case, _, name = unicodedata.name(character, "").removeprefix("GREEK ").partition(" LETTER ")
+    if (
+        re.fullmatch("[\N{GREEK CAPITAL LETTER ALPHA}-\N{GREEK SMALL LETTER OMEGA}]", character)
+        and " WITH " not in name
+    ):
+        name = _GREEK.get(name, name)
+        if case == "CAPITAL":
+            return f"$\\mathrm{{{_LIKE_LATIN[name]}}}$" if name in _LIKE_LATIN else f"$\\{name.title()}$"
+        return "o" if name == "OMICRON" else f"$\\{name.lower()}$"
+    return _LATEX.get(character, character)
+
+
+def _pdflatex_has(character: str) -> bool:
+    """Returns whether pdfLaTeX sets the character in every font: ASCII, what has a command here, accented letters."""
+    accented = "\N{LATIN CAPITAL LETTER A WITH GRAVE}" <= character <= "\N{LATIN SMALL LETTER Y WITH DIAERESIS}"
+    return character.isascii() or _character(character) != character or (accented and character not in "ÐðÞþ")
 
 
 def file_name(wanted: Format) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -90,7 +91,7 @@ def _cell(cell: Cell, metric: Metric, by_seed: bool, marks: str) -> PaperCell:
     spread = cell.over_seeds if by_seed else cell.over_clients
     return PaperCell(
         metric.text(cell.mean),
-        "" if spread is None else metric.text(spread),
+        "" if spread is None or math.isnan(spread) else metric.text(spread),
         1 if cell.best else 2 if cell.second else 0,
         marks,
     )

@@ -44,14 +44,19 @@ def load_runs(uris: Sequence[str], methods: Mapping[str, Any], models: Sequence[
 def runs_in(uri: str) -> list[str]:
     """Returns the runs that a folder stands for: itself, or if it is no run those that lie in it, by name.
 
-    A sweep's folder and a reproduction's have a run's folder for each of their experiments.
+    A sweep's folder has a run's folder for each of its experiments. A reproduction's has a folder for each setting, in
+    which the runs' folders are.
     """
     place = uri.rstrip("/") or "/"
     storage = Storage(place)
     if storage.exists(CONFIG):
         return [uri]
     address, mark, options = place.partition("?")
-    inner = [name for name in sorted(storage.entries()) if storage.exists(f"{name}/{CONFIG}")]
+    folders = storage.folders()
+    inner = [name for name in folders if storage.exists(f"{name}/{CONFIG}")]
+    if not inner:
+        deeper = [f"{setting}/{name}" for setting in folders for name in storage.folders(setting)]
+        inner = [name for name in deeper if storage.exists(f"{name}/{CONFIG}")]
     return [f"{address.rstrip('/')}/{name}{mark}{options}" for name in inner] or [uri]
 
 

@@ -158,6 +158,10 @@ class Storage:
         """The names of the files in a folder (None: this one), sorted; empty when there is no such folder."""
         return sorted(info.base_name for info in self._infos(folder) if info.type == fs.FileType.File)
 
+    def folders(self, folder: str | None = None) -> list[str]:
+        """The names of the folders in a folder (None: this one), sorted; empty when there is no such folder."""
+        return sorted(info.base_name for info in self._infos(folder) if info.type == fs.FileType.Directory)
+
     def sizes(self, folder: str) -> dict[str, int]:
         """The files in a folder with their sizes in bytes, by name; empty when there is no such folder."""
         return {info.base_name: info.size for info in self._infos(folder) if info.type == fs.FileType.File}

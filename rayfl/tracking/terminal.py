@@ -18,6 +18,7 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 INTERRUPTED = 130
@@ -45,7 +46,10 @@ class PlainConsole(Console):
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Returns what is shown of anything."""
+        """Returns what is shown of anything; in a table nothing is cut, but goes on in the next line."""
+        if isinstance(renderable, Table):
+            for column in renderable.columns:
+                column.overflow = "fold"
         for segment in super().render(renderable, options):
             if segment.control or not _UNSEEN.search(segment.text):
                 yield segment

@@ -17,7 +17,11 @@ _GREEK = (
 )
 _NAMES = {**{name: f"\\{name}" for name in _GREEK}, "eps": "\\varepsilon", "phi": "\\varphi"}
 _NAMES |= {"sum": "\\sum"} | {f"{letter}bar": f"\\bar {letter}" for letter in "vwxz"}
-_SYMBOL = re.compile(r"(?<![\w$\\^'-])(?<![a-z]\.)([A-Za-z]+)((?:[_^](?:[A-Za-z]+|\d+|\+))*)(?![\w^'-]|\.[a-z])")
+_SYMBOL = re.compile(
+    r"(?<![\w$\\^'-])(?<![a-z]\.)([A-Za-z]+)((?:[_^](?:[A-Za-z]+|\d+|\+))*)(?!\w|\^|-|'(?!s\b)|\.[a-z])"
+)
+_NORM = re.compile(r"\|\|((?:\$[^$`\n]+\$|[-+(). \d])+?)\|\|(?:([_^])([12]))?")
+_POWER = re.compile(r"(?<![\w.$^])(\d[\d.]*)\^(-?\d+(?:\.\d+)?|t\b)")
 _OPTION = re.compile(r"[a-z]{4,}(?:_[a-z]{4,})+")
 _WORDS = ("a", "A", "I")
 _INDENTED = re.compile(r"(?:^    +\S.*(?:\n|\Z))+", re.MULTILINE)
@@ -68,16 +72,25 @@ def displayed(tex: str) -> str:
 
 
 def with_symbols(text: str, values: Collection[str] = ()) -> str:
-    """A text whose symbols (``w_k``, ``theta^k_m``, ``lambda``, single letters) are set as mathematics.
+    """A text whose mathematics is set: symbols (``w_k``, ``lambda``, single letters), norms, powers of numbers.
 
     Args:
         text: one or more paragraphs.
         values: words that are values of an option, which are set as code; so are names of options (``macro_momentum``).
     """
     parts = re.split(r"(`[^`]*`|^\$\$\n(?:.*\n)*?\$\$$)", text, flags=re.MULTILINE)
-    set_as = partial(_symbol, values=values)
-    made = "".join(part if part[:1] in ("`", "$") else _SYMBOL.sub(set_as, part) for part in parts)
-    return re.sub(r"\$\.\.\$", r" \\ldots ", made)
+    made = "".join(part if part[:1] in ("`", "$") else _set(part, values) for part in parts)
+    made = re.sub(r"\$\.\.\$", r" \\ldots ", made)
+    return _NORM.sub(_norm, made)
+
+
+def _set(text: str, values: Collection[str]) -> str:
+    return _POWER.sub(r"$\1^{\2}$", _SYMBOL.sub(partial(_symbol, values=values), text))
+
+
+def _norm(match: re.Match[str]) -> str:
+    inner = r"\cdot" if match[1] == "." else match[1].replace("$", "")
+    return f"$\\lVert {inner} \\rVert" + (f"{match[2]}{{{match[3]}}}$" if match[2] else "$")
 
 
 def _symbol(match: re.Match[str], values: Collection[str]) -> str:
@@ -86,7 +99,9 @@ def _symbol(match: re.Match[str], values: Collection[str]) -> str:
         return f"`{match[0]}`"
     if base == "sum" and not marks:
         return match[0]
-    if base not in _NAMES and not marks and (len(base) > 1 or base in _WORDS):
+    option = len(base) > 1 and base.islower() and re.search("[A-Za-z]{2}", marks)  # such as server_lr
+    plain = not marks and (len(base) > 1 or base in _WORDS)
+    if base not in _NAMES and (option or plain):
         return match[0]
     made = "".join(f"{mark}{{{_name(word)}}}" for mark, word in re.findall(r"([_^])([A-Za-z]+|\d+|\+)", marks))
     return f"${_name(base)}{made}$"

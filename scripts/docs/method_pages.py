@@ -67,7 +67,7 @@ def page(name: str, method: type[Algorithm]) -> str:
         f"`algorithm={name}`, and `algorithm.FIELD=VALUE` for each of:",
         _table(["field", "symbol", "default", "range", "meaning"], fields),
         _kept(method),
-        note.read_text(encoding="utf-8").strip(),
+        with_symbols(note.read_text(encoding="utf-8").strip()),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -99,7 +99,7 @@ def index() -> str:
     rows = [
         [
             f"[`{name}`]({name}.md)",
-            first_sentence(method),
+            with_symbols(first_sentence(method)),
             method.citation,
             with_symbols(method.client_keeps),
             with_symbols(method.server_keeps),

@@ -13,6 +13,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+_OPTION = re.compile(r"(?:(?<=<code>)|(?<= ))--[\w-]+(?=[^<>]*</code>)")
 _LINK = re.compile(r"\]\(\.\./\.\./algorithms/(\w+)\.py\)")
 
 
@@ -25,8 +26,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leads links to files of ``algorithms/`` to their pages."""
+    """Leads links to files of ``algorithms/`` to their pages; the wide table of methods has the whole width."""
+    if page.file.src_uri == "methods/index.md":
+        page.meta["hide"] = ["toc"]
     return _LINK.sub(r"](../source/\1.md)", markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keeps the name of an option on one line: browsers break lines after a hyphen."""
+    return _OPTION.sub(r'<span class="option">\g<0></span>', html)
 
 
 def source_page(path: Path) -> str:

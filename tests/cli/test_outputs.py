@@ -18,6 +18,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import rayfl
+from algorithms.registry import METHODS
 from rayfl.cli.entry import app
 from rayfl.cli.outputs import OUTPUTS
 from rayfl.errors import ConfigError
@@ -59,7 +60,6 @@ def test_list_has_methods_first_and_presets_where_they_are_asked_for() -> None:
 
 
 def test_what_is_listed_of_methods_is_what_their_classes_have() -> None:
-    from algorithms.registry import METHODS
     from rayfl.cli.catalog import catalog, first_sentence
 
     assert catalog("algorithms") == [
@@ -162,10 +162,13 @@ def test_the_page_for_agents_has_every_schema_with_its_fields() -> None:
     assert set(re.findall(r"`rayfl\.([\w-]+)/1` \|", text)) == set(OUTPUTS)
 
 
-def test_every_page_in_llms_txt_is_there() -> None:
+def test_llms_txt_has_every_page_and_no_other() -> None:
     text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
     linked = re.findall(r"\]\((.+?)\)", text)
-    assert len(linked) > 15 and all((ROOT / "docs" / page).is_file() for page in linked)
+    assert all((ROOT / "docs" / page).is_file() for page in linked)
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages | {"methods/index.md"} == set(linked)
+    assert f"{len(METHODS)} methods" in " ".join(text.split())
 
 
 def test_the_version() -> None:

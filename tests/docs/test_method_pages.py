@@ -57,6 +57,11 @@ def test_every_formula_of_a_docstring_is_set_and_none_is_left_over(monkeypatch: 
         ("theta_1..theta_M", r"$\theta_{1} \ldots \theta_{M}$"),
         ("c_k^+ and xbar", r"$c_{k}^{+}$ and $\bar x$"),
         ("a client's `w_k`, i.e. eta_ft", r"a client's `w_k`, i.e. $\eta_{\mathrm{ft}}$"),
+        ("W_k's rows, the client's server_lr", "$W_{k}$'s rows, the client's server_lr"),
+        ("mu/2 ||theta - (w - d_k)||^2", r"$\mu$/2 $\lVert \theta - (w - d_{k}) \rVert^{2}$"),
+        ("||a_k||_1 and ||.||", r"$\lVert a_{k} \rVert_{1}$ and $\lVert \cdot \rVert$"),
+        ("0.01 x 0.99^t, 10^-1.5.", "0.01 $x$ $0.99^{t}$, $10^{-1.5}$."),
+        ("KL(p || q), true || false", "KL($p$ || $q$), true || false"),
         ("sum_m alpha_m theta_m(x)", r"$\sum_{m}$ $\alpha_{m}$ $\theta_{m}$($x$)"),
     ],
 )

@@ -20,7 +20,9 @@ from typer.testing import CliRunner, Result
 from algorithms.registry import METHODS
 from rayfl.cli.entry import app
 from rayfl.errors import RayflError
-from rayfl.report.formats import JSON_SCHEMA, NUMBERS_SCHEMA
+from rayfl.report.columns import METRICS, NO_NUMBER
+from rayfl.report.formats import JSON_SCHEMA, NUMBERS_SCHEMA, as_latex
+from rayfl.report.paper import PaperCell, PaperTable
 from rayfl.report.rows import RowKey, final_by_key
 from rayfl.runs.finding import load_run, load_runs, runs_in
 
@@ -107,15 +109,35 @@ def test_latex_compiles_whatever_names_look_like(copied: Copied, folders: list[P
     for part in (r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule(lr){4-5}", r"\pm", r"\underline{", r"\mathbf{"):
         assert part in text
     assert r"\multicolumn{2}{c}{letters\_\&\_more}" in text
+    compiled(text, tmp_path)
+
+
+def compiled(table: str, folder: Path) -> str:
+    """What pdfLaTeX says of a document with this table."""
     if shutil.which("pdflatex") is None:
         pytest.skip("no pdflatex here: apt-get install texlive-latex-recommended")
-    source = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{text}\end{{document}}"
-    (tmp_path / "table.tex").write_text(source, encoding="utf-8")
+    source = "\n".join([r"\documentclass{article}\usepackage{booktabs}\begin{document}", table, r"\end{document}"])
+    (folder / "table.tex").write_text(source, encoding="utf-8")
     done = subprocess.run(
-        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"], cwd=tmp_path, capture_output=True
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"], cwd=folder, capture_output=True
     )
     assert done.returncode == 0, done.stdout.decode()
-    assert (tmp_path / "table.pdf").read_bytes().startswith(b"%PDF")
+    assert (folder / "table.pdf").read_bytes().startswith(b"%PDF")
+    return done.stdout.decode()
+
+
+def test_latex_compiles_with_greek_brackets_and_runs_that_diverged(tmp_path: Path) -> None:
+    first = (ord("\N{GREEK CAPITAL LETTER ALPHA}"), ord("\N{GREEK SMALL LETTER ALPHA}"))
+    greek = "".join(chr(letter + number) for letter in first for number in range(25) if letter + number != 0x3A2)
+    cells = [PaperCell("91.20", "0.50", 1, "cs"), PaperCell("inf", "", 2, ""), PaperCell(NO_NUMBER, "", 0, ""), None]
+    rows = {"[1] own_method": cells, f"50 % {greek}, a|b ≤ 1 Åé": cells, "~{x}^2\\ #&$ <†> ±": cells}
+    text = as_latex(PaperTable(f"With λ and {greek}.", ["mnist_Δ", "CIFAR-10"], METRICS[:2], rows, ["* chosen"]))
+    assert "may lack" not in text
+    assert r"$\mathbf{91.20} \pm 0.50^{\mathrm{c,s}}$ & $\underline{\infty}$ & -- & --" in text
+    said = compiled(text, tmp_path)
+    assert "Missing character" not in said + (tmp_path / "table.log").read_text()
+    foreign = as_latex(PaperTable("caption", ["digits"], METRICS[:1], {"«方法»": cells[:1]}, []))
+    assert "% pdfLaTeX may lack «»方法: use XeLaTeX or LuaLaTeX" in foreign
 
 
 def test_best_and_second_are_found_on_each_data_set_apart(copied: Copied, folders: list[Path]) -> None:

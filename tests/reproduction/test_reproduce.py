@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import cluster.sweep.reproduce
 from rayfl.cli.entry import app
 from rayfl.errors import ConfigError, DataError, RunError
+from tests.support.transcripts import FOLDER, play
 
 PLACE = ["cluster.backend=inline", "tracking.tensorboard=false"]
 
@@ -48,6 +49,11 @@ def test_a_table_is_run_compared_and_written_and_a_second_time_only_read(tmp_pat
     assert [cell["ours"] for cell in found["cells"]] == table["ours"].to_pylist()
     assert pq.read_table(tmp_path / "table.parquet") == table
     assert {run: (run / "environment.json").read_bytes() for run in runs} == before  # nothing was started again
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_command_prints_what_is_recorded_and_its_folder_is_compared_as_its_runs(tmp_path: Path) -> None:
+    play(FOLDER / "reproduce.txt", tmp_path)
 
 
 @pytest.mark.usefixtures("tiny")

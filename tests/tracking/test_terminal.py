@@ -38,7 +38,9 @@ def test_a_pipe_gets_whole_cells(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 def test_columns_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    assert max(map(len, printed(capsys))) == 60
+    lines = printed(capsys)
+    assert max(map(len, lines)) == 60
+    assert "".join(lines).count("a") == 70 + 2 and "".join(lines).count("b") == 70  # nothing is cut
 
 
 EVIL = "a\x1b[31mb\x9b2J\x07\r\u202ec\udcff"

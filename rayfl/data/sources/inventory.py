@@ -128,7 +128,7 @@ def _words(opened: PooledFile | NaturalFile) -> str:
     if isinstance(opened, PooledFile):
         return f"{' + '.join(f'{part.rows:,} {name}' for name, part in opened.header.parts.items())}, {inputs}"
     clients = len(opened.owners().column("client").unique())
-    return f"{len(opened):,} of {clients:,} clients, {inputs}"
+    return f"{len(opened):,} samples of {clients:,} client{'s' * (clients > 1)}, {inputs}"
 
 
 def _content_hash(file: NaturalFile) -> str:

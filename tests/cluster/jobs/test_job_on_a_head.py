@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import shutil
@@ -10,7 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
+import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +30,8 @@ from tests.support.experiments import small_experiment
 pytest.importorskip("aiohttp", reason="jobs need ray[default]")
 pytestmark = pytest.mark.slow
 
-BINARIES = Path(sys.executable).parent
+ROUNDS = 300
+"""So many that a command that stops the run comes in time on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Head:
             cwd=Path(__file__).parents[3],
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=280,
             check=False,
         )
 
@@ -64,19 +69,28 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
+    with started(Path(sys.executable)) as found:
+        yield found
+
+
+@contextmanager
+def started(python: Path) -> Iterator[Head]:
+    """A head that this Python runs, until the block ends."""
     folder = Path(tempfile.mkdtemp(prefix="rayfl-", dir="/tmp"))  # short: Ray's sockets are in there
     gcs, dashboard, client, agent = free_ports(4)
     token = secrets.token_hex(32)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
-        "PATH": f"{BINARIES}:{os.environ['PATH']}",
+        "PATH": f"{python.parent}:{os.environ['PATH']}",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # stays on the loopback interface
         "OMP_NUM_THREADS": "1",
     }
-    started = subprocess.Popen(
+    process = subprocess.Popen(
         [
-            str(BINARIES / "ray"),
+            str(python),
+            "-m",
+            "ray.scripts.scripts",
             "start",
             "--head",
             "--block",
@@ -99,15 +113,14 @@ def head() -> Iterator[Head]:
     try:
         deadline = time.monotonic() + 120
         while not answers(url, token):
-            assert started.poll() is None and time.monotonic() < deadline, "the head does not start"
+            assert process.poll() is None and time.monotonic() < deadline, "the head does not start"
             time.sleep(0.5)
         yield Head(url, environment)
     finally:
-        family = [*psutil.Process(started.pid).children(recursive=True), psutil.Process(started.pid)]
-        for process in family:
-            if process.is_running():
-                process.kill()
-        started.wait()
+        for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            if one.is_running():
+                one.kill()
+        process.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -125,11 +138,12 @@ def test_a_token_is_required(head: Head) -> None:
         assert "RAY_AUTH_TOKEN" in refused.stderr and "Traceback" not in refused.stderr
 
 
+@pytest.mark.timeout(600)
 def test_submit_stop_and_submit_again(head: Head, tmp_path: Path) -> None:
     content = small_experiment(tmp_path, "tiny", "scaffold", num_actors=1)
-    content["train"] |= {"rounds": 150, "local_epochs": 10}
+    content["train"] |= {"rounds": ROUNDS, "local_epochs": 10}
     # Without the signal there would be no commit before the end.
-    content |= {"storage": {"commit_every": 150}, "evaluation": {"every": 5}}
+    content |= {"storage": {"commit_every": ROUNDS}, "evaluation": {"every": 5}}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
 
@@ -151,13 +165,13 @@ def test_submit_stop_and_submit_again(head: Head, tmp_path: Path) -> None:
     assert "namespace rayfl-tiny-" in log.read_text()
     assert head.rayfl("status", "tiny").returncode == 143
     manifest = CommitStore(Storage(str(tmp_path / "tiny"))).latest()
-    assert manifest is not None and 5 <= manifest.rounds_completed < 150
+    assert manifest is not None and 5 <= manifest.rounds_completed < ROUNDS
 
     again = head.rayfl("submit", str(config), "--wait")
     assert again.returncode == 0, again.stdout + again.stderr
     assert "job tiny.attempt-2 submitted" in again.stdout
     assert f"continues after round {manifest.rounds_completed}" in again.stdout
-    assert "Test data of all clients after round 150" in again.stdout
+    assert f"Test data after round {ROUNDS}" in again.stdout
 
 
 def test_the_exit_status_is_the_runs(head: Head, tmp_path: Path) -> None:
@@ -167,3 +181,55 @@ def test_the_exit_status_is_the_runs(head: Head, tmp_path: Path) -> None:
     failed = head.rayfl("submit", str(config), "--wait")
     assert failed.returncode == 2
     assert "9 actors with 1 CPUs and 0 GPUs each do not fit" in failed.stdout
+
+
+METHOD = """
+from algorithms.fedavg import FedAvg
+from needed_by_a_method import NAME
+
+
+class Needing(FedAvg):
+    name: str = NAME
+"""
+
+
+def wheel_of(module: str, text: str, folder: Path) -> Path:
+    """A wheel of one module, with no dependencies."""
+    info, file = f"{module}-1.0.dist-info", folder / f"{module}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(f"{module}.py", text)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return file
+
+
+@pytest.mark.timeout(600)
+def test_packages_that_uv_installs_are_there_for_the_run(tmp_path: Path) -> None:
+    """A module of one's own needs a package that the nodes do not have: refused without --uv, run with it."""
+    if importlib.util.find_spec("uv") is None:
+        pytest.skip("uv is missing: pip install -e '.[dev]'")
+    # Ray copies the environment that it runs in, with all packages: a small one stands for this test's.
+    venv.create(tmp_path / "env")
+    (packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    here = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "here.pth").write_text("\n".join(here))
+    (tmp_path / "here").mkdir()
+    (tmp_path / "own").mkdir()
+    text = "NAME = 'needing'\n"
+    (tmp_path / "here" / "needed_by_a_method.py").write_text(text)  # the one who submits has it
+    (tmp_path / "own" / "needing_method.py").write_text(METHOD)
+    wheel = wheel_of("needed_by_a_method", text, tmp_path)
+    content = small_experiment(tmp_path, "with-package", "fedavg", num_actors=1)
+    content["algorithm"] = "needing_method:Needing"
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    path = os.pathsep.join([str(tmp_path / "here"), str(tmp_path / "own"), str(Path(__file__).parents[3])])
+    with started(tmp_path / "env" / "bin" / "python") as head:
+        without = head.rayfl("submit", str(config), "--wait", PYTHONPATH=path)
+        assert without.returncode == 2, without.stdout + without.stderr
+        assert "needed_by_a_method" in without.stdout
+        done = head.rayfl("submit", str(config), "--wait", "--uv", str(wheel), PYTHONPATH=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "job with-package.attempt-2 submitted" in done.stdout
+    assert "Test data after round 4" in done.stdout

@@ -6,13 +6,12 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from ray.job_submission import JobDetails, JobStatus
+from ray.job_submission import JobStatus
 from ray.runtime_env import RuntimeEnv
 from typer.testing import CliRunner
 
@@ -27,56 +26,7 @@ from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, ResourceError, RunError
 from tests.support.experiments import small_experiment
-
-
-class FakeClient:
-    """A cluster that takes jobs and does nothing with them."""
-
-    def __init__(self, pieces: list[list[str | Exception]] | None = None) -> None:
-        self.known: dict[str, JobDetails] = {}
-        self.sent: list[dict[str, Any]] = []
-        self.wheels: list[str] = []
-        self.files: set[str] = set()
-        self._pieces = pieces or []
-
-    def submit_job(self, **job: Any) -> str:
-        if job["submission_id"] in self.known:
-            raise RuntimeError(f"Job with submission_id {job['submission_id']} already exists")
-        self.sent.append(job)
-        self.wheels += [Path(wheel).name for wheel in job["runtime_env"].get("py_modules", []) if Path(wheel).is_file()]
-        folder = Path(job["runtime_env"].get("working_dir", "/nowhere"))
-        self.files |= {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
-        self.end(job["submission_id"], JobStatus.PENDING, job["metadata"])
-        return str(job["submission_id"])
-
-    def end(self, job: str, status: JobStatus, metadata: dict[str, str] | None = None, code: int | None = None) -> None:
-        metadata = metadata if metadata is not None else self.known[job].metadata
-        start = self.known[job].start_time if job in self.known else len(self.known) + 1
-        self.known[job] = JobDetails(
-            type="SUBMISSION",
-            submission_id=job,
-            status=status,
-            entrypoint="",
-            metadata=metadata,
-            start_time=start,
-            driver_exit_code=code,
-        )
-
-    def list_jobs(self) -> list[JobDetails]:
-        return list(reversed(self.known.values()))
-
-    def get_job_info(self, job: str) -> JobDetails:
-        return self.known[job]
-
-    def stop_job(self, job: str) -> bool:
-        self.end(job, JobStatus.STOPPED)
-        return True
-
-    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
-        for piece in self._pieces.pop(0):
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
+from tests.support.jobs import FakeClient
 
 
 def experiment(tmp_path: Path, **changes: Any) -> ExperimentConfig:
@@ -251,7 +201,6 @@ def test_logs_and_stop_for_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     client = FakeClient()
     send(client, experiment(tmp_path))
     monkeypatch.setattr(cluster.jobs.jobs, "connect", lambda address: client)
-    monkeypatch.setattr(FakeClient, "get_job_logs", lambda self, job: f"what {job} said\n", raising=False)
     found = [json.loads(CliRunner().invoke(app, [name, "tiny", "--json"]).stdout) for name in ("logs", "stop", "stop")]
     assert found == [
         {"schema": "rayfl.logs/1", "job": "tiny", "text": "what tiny said\n"},

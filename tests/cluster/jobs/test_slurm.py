@@ -29,7 +29,7 @@ def linted(text: str, folder: Path) -> str:
     script = folder / "run.sh"
     script.write_text(text)
     subprocess.run(["bash", "-n", str(script)], check=True)
-    lint("shellcheck", "--severity=warning", str(script))
+    lint("shellcheck", str(script))
     return text
 
 

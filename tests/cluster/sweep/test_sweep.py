@@ -24,6 +24,7 @@ from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.space import parse_space
 from rayfl.sweeps.trials import Sweep, plan_sweep
 from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.transcripts import FOLDER, play
 
 pytest.importorskip("ray.tune", reason="Ray Tune is not installed: pip install 'ray[tune]'", exc_type=ImportError)
 
@@ -66,6 +67,11 @@ def test_experiments_of_a_sweep_are_those_of_single_runs_and_are_run_once(local_
     larger, said = sweep(tmp_path, "algorithm=fedavg", "seed=0:3")
     assert [line for line in said if line.startswith("starts")] == ["starts: seed=2"]
     assert larger.groups.num_rows == 1
+
+
+@pytest.mark.slow
+def test_the_command_prints_what_is_recorded(local_ray: None, tmp_path: Path) -> None:
+    play(FOLDER / "sweep.txt", tmp_path)
 
 
 @pytest.mark.slow

@@ -37,11 +37,11 @@ def test_everything_in_a_data_root_is_listed(tmp_path: Path) -> None:
     found = {entry.path: entry for entry in inventory(tmp_path)}
     assert set(found) == {pooled, natural, tmp_path / "leaf.parquet"} == set(prepared_files(tmp_path))
     assert found[pooled].content == "6 train, 4, 3 classes"
-    assert found[natural].content == "6 of 2 clients, 4, 3 classes"
+    assert found[natural].content == "6 samples of 2 clients, 4, 3 classes"
     assert found[natural].source == str(tmp_path / "with.table")
     assert found[pooled].size == pooled.stat().st_size
     leaf = found[tmp_path / "leaf.parquet"]
-    assert (leaf.kind, leaf.content, leaf.source) == ("leafy", "4 of 1 clients, 1 x 2 x 2, 9 classes", "")
+    assert (leaf.kind, leaf.content, leaf.source) == ("leafy", "4 samples of 1 client, 1 x 2 x 2, 9 classes", "")
 
 
 def test_a_damaged_file_is_listed_as_such(tmp_path: Path) -> None:
