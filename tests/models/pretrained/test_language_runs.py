@@ -74,6 +74,7 @@ SENT = {
     "Ditto": ({"name": "ditto"}, {}, A + B),
     # The cosine of two equal adapters has a gradient of round-off alone, of which Adam would make whole steps.
     "SuperFed": ({"name": "superfed", "mode": "mm", "start": 0.5}, {"optimizer": "sgd"}, A + B),
+    "SuperFed of products": ({"name": "superfed", "start": 0.5, "adapters": "products"}, {"optimizer": "sgd"}, A + B),
     "APFL": ({"name": "apfl"}, {}, A + B),
 }
 

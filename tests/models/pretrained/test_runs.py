@@ -197,6 +197,21 @@ def test_peft_computes_the_same_with_what_is_written(family: str, tmp_path: Path
     assert_equal(again.initialize(11), tree)
 
 
+@pytest.mark.parametrize("targets", ["all-linear", r".*\.(layers?|h)\.1\..*(q_proj|query|c_attn|fc1|up_proj)"])
+@pytest.mark.parametrize("family", ["vit", "llama", "gpt2", "bert", "roberta"])
+def test_targets_as_a_text_are_the_layers_that_peft_takes(family: str, targets: str) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    _, name, _ = CONFIGS[family]
+    bare = getattr(transformers, name).from_pretrained(base(family), local_files_only=True)
+    kind = None if family == "vit" else "SEQ_CLS"
+    model = peft.get_peft_model(bare, peft.LoraConfig(r=2, target_modules=targets, task_type=kind))
+    theirs = {name.removeprefix("base_model.model.") for name, one in model.named_modules() if hasattr(one, "lora_A")}
+    if family == "vit":  # without a task peft does not know which layer is the head
+        theirs.discard("classifier")
+    net = network(family, adapter={"r": 2, "targets": targets})
+    assert {name.removeprefix("model.") for name in net.sites} == theirs and theirs
+
+
 def test_an_adapter_to_begin_from_is_checked_and_counts(tmp_path: Path) -> None:
     net, made = network("vit"), section("vit")
     write_adapter(tmp_path / "one", trained(net, 0), made.peft_settings(list(net.parameter_names)), {})
