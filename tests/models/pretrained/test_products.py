@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import rayfl
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
@@ -43,6 +44,18 @@ def test_the_sketch_is_close_to_dense_matrices(scale: float) -> None:
     trees = [trained(network("vit"), k, scale) for k in range(4)]
     found, exact = estimated(trees), dense(trees)
     assert found is not None and exact / 1.5 < found < exact * 1.5
+
+
+@pytest.mark.parametrize("apart", [0.01, 0.03, 0.1])
+def test_the_sketch_is_close_where_adapters_are(apart: float) -> None:
+    """As after a round of local updates, where the error is small: a weight that counts twice would hide it."""
+    start, generator = trained(network("vit"), 0), torch.Generator().manual_seed(1)
+    trees = [
+        {name: leaf + apart * torch.randn(leaf.shape, generator=generator) for name, leaf in start.items()}
+        for _ in range(4)
+    ]
+    found, exact = estimated(trees), dense(trees)
+    assert exact < 0.5 and found is not None and exact / 1.5 < found < exact * 1.5
 
 
 def test_it_is_zero_where_one_factor_is_common_or_there_is_one_client() -> None:
