@@ -133,7 +133,11 @@ def _course(network: AdaptedNetwork, stack: dict[str, Tensor], x: Tensor, y: Ten
 
 
 def folds(record: Record) -> None:
-    """Twenty steps of four clients in bfloat16, folded and one by one, and in float32."""
+    """Twenty steps of four clients in bfloat16, folded and one by one, and in float32.
+
+    A fold must not change a client's loss: each is compared with that client's alone. Against float32 the twenty losses
+    are means over the clients: that of one client, of four samples, shows the rounding of few logits, and is noted.
+    """
     for name in ("ViT-B/16", "1.1 B decoder"):
         batch = scaled(4, 2)
         x, y = _batches(name, 4, batch)
@@ -146,11 +150,16 @@ def folds(record: Record) -> None:
         exact = _course(_network(name, torch.float32), stack, x, y, 20)
         by_fold = float(((folded - alone).abs() / alone.abs()).max())
         by_type = float(((folded - exact).mean(1).abs() / exact.mean(1)).max())
-        record.note(name, {"losses": folded.mean(1).tolist(), "to one by one": by_fold, "to float32": by_type})
+        by_client = float(((folded - exact).abs() / exact.abs()).max())
+        found = {"losses": folded.mean(1).tolist(), "to one by one": by_fold, "to float32": by_type}
+        record.note(name, {**found, "one client's to float32": by_client})
         record.goal(
-            f"{name}: losses of 20 steps in bfloat16 to those in float32", "within 1 %", by_type, by_type < 0.01
+            f"{name}: mean loss of the clients in each of 20 steps, bfloat16 to float32",
+            "within 1 %", by_type, by_type < 0.01,
+        )  # fmt: skip
+        record.goal(
+            f"{name}: each client's loss in each step, folded to one by one", "within 1 %", by_fold, by_fold < 0.01
         )
-        record.goal(f"{name}: folded losses to those one by one", "within 1 %", by_fold, by_fold < 0.01)
 
 
 def steps_by_width(record: Record) -> None:
