@@ -318,6 +318,29 @@ def test_two_adapters_leave_as_one_of_twice_the_rank_or_not_at_all(tmp_path: Pat
     assert not (tmp_path / "mixed").exists()
 
 
+@pytest.mark.parametrize(
+    ("method", "row", "times"),
+    [
+        ({"name": "superfed", "start": 0.0, "adapters": "products"}, "lambda=0.3", 2),
+        ({"name": "floco", "simplex_dimension": 2, "assignment_round": 1, "simplex_over": "adapters"}, None, 3),
+    ],
+    ids=["SuPerFed", "FLOCO"],
+)
+def test_points_of_products_leave_as_adapters_of_a_higher_rank(
+    method: Any, row: str | None, times: int, tmp_path: Path
+) -> None:
+    rayfl.run(experiment(tmp_path, "run", method))
+    models = CommittedModels(open_run(str(tmp_path / "run"), Experiment))
+    done = export_adapter(models, 1, row, tmp_path / "out")
+    settings = json.loads((tmp_path / "out" / SETTINGS).read_text())
+    assert (settings["r"], settings["lora_alpha"]) == (times * ADAPTERS["r"], times * ADAPTERS["alpha"])
+    adapter = {"r": times * ADAPTERS["r"], "alpha": times * ADAPTERS["alpha"], "start": str(tmp_path / "out")}
+    plain, x = section("vit", adapter=adapter).network(IMAGES), inputs("vit", 5, 0)
+    with torch.no_grad():
+        expected = models.parts.task.network.logits(models.predictor(1, done.row).built()[0], x)
+        torch.testing.assert_close(plain.logits(plain.initialize(0), x), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_methods_refuse_what_they_cannot(tmp_path: Path) -> None:
     for method, message in (
         ("fedbn", "no normalization layer"),
@@ -375,7 +398,7 @@ def test_a_process_without_rayfl_computes_the_same(family: str, tmp_path: Path) 
     tree, x = trained(net, 0), texts(4, 0)[0] if causal else inputs(name, 4, 0)
     folder = tmp_path / "adapter"
     write_adapter(folder, tree, made.peft_settings(list(tree), "tokens" if causal else "class"), {})
-    given = {"pixel_values" if name == "vit" else "input_ids": x, "logits": net.logits(tree, x).detach()}
+    given = {"pixel_values" if name == "vit" else "input_ids": x.contiguous(), "logits": net.logits(tree, x).detach()}
     safetensors.torch.save_file(given, folder / "given.safetensors")
     kind = CAUSAL[name] if causal else CONFIGS[name][1]
     words = [str(folder), str(base(name, causal)), kind, str(0 if causal else net.head_shape[0])]
@@ -387,6 +410,7 @@ def test_a_process_without_rayfl_computes_the_same(family: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_quickstart_is_one_run_however_it_is_computed(tmp_path: Path) -> None:
     """Client by client and stacked, in this process and on two actors, by the preset's own settings."""
     made = making.make("tiny-vit", tmp_path / "tiny-vit")
