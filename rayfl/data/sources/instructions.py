@@ -265,7 +265,7 @@ class InstructionsSource(CopiedSource):
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def tokenizer_digest(tokenizer: str, chats: bool = False) -> str | None:
