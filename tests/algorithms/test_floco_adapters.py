@@ -15,6 +15,7 @@ from rayfl.config.added import ADDED
 from rayfl.engine.further_tasks import LanguageModel
 from rayfl.errors import ConfigError
 from rayfl.models.pretrained.products import contribution, product_error
+from rayfl.plots.simplex import _model as plotted
 from tests.support.adapted import adapted_toy
 from tests.support.bases import inputs, language_network, network, trained
 from tests.support.toys import Toy, assert_close, two_layers
@@ -40,6 +41,9 @@ def test_inv_floco_a_point_adds_the_sum_of_the_endpoints_products() -> None:
         a, b = f"{site}.lora_A.weight", f"{site}.lora_B.weight"
         exact = sum(p * model[b].double() @ model[a].double() for p, model in zip(point, models, strict=True))
         torch.testing.assert_close((found[b] @ found[a]).double(), exact, rtol=1e-4, atol=1e-6)
+    drawn = plotted({**simplex, "points": None}, point.numpy(), "unread")
+    for name, leaf in drawn.items():
+        torch.testing.assert_close(leaf, found[name], rtol=1e-5, atol=1e-6)
     with torch.no_grad():  # a corner is that endpoint, with the common head
         corner = model_at(simplex, torch.tensor([0.0, 1.0, 0.0]), adapted_toy(floco()).task)
         expected = NET.logits({**models[1], **simplex["body"]}, inputs("vit", 3, 0))
