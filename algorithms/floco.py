@@ -42,10 +42,16 @@ def model_at(simplex: Tree, point: Tensor, task: Task) -> Tree:
     """
     endpoints = simplex["endpoints"]
     if not isinstance(endpoints, Tensor):
-        return {**simplex["body"], **at_point(endpoints, point.to(next(iter(endpoints.values()))))}
+        body = simplex.get("body", {})  # a language model trains adapters alone
+        return {**body, **at_point(endpoints, point.to(next(iter(endpoints.values()))))}
     weights = point.to(endpoints).view(-1, *(1,) * (endpoints.dim() - 1))
     # a sum of products instead of a matrix product: exact for one endpoint, whatever precision matmul is set to
     return {**simplex["body"], task.network.head_weight: (weights * endpoints).sum(0)}
+
+
+def simplex_of(server: Tree) -> Tree:
+    """What the server holds of the simplex: the endpoints and, where there is one, the body."""
+    return {key: server[key] for key in ("body", "endpoints") if key in server}
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,7 @@ class Floco(Averaging):
         return {"body": body, "endpoints": endpoints[head] if self.simplex_over == "head" else endpoints}
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
-        simplex = {"body": server["body"], "endpoints": server["endpoints"]}
+        simplex = simplex_of(server)
         points: Tensor | None = server.get("points")
         assigned: Tree = {}
         if points is None and clients.context.round >= self.assignment_round:

@@ -96,7 +96,7 @@ def _model(server: Tree, alpha: np.ndarray, head: str) -> Tree:
     """The server's model at a point: the body, and the head sum_m alpha_m theta_m, or the adapters' products."""
     endpoints = server["endpoints"]
     if not isinstance(endpoints, torch.Tensor):
-        return {**server["body"], **at_point(endpoints, alpha.tolist())}
+        return {**server.get("body", {}), **at_point(endpoints, alpha.tolist())}
     weights = torch.from_numpy(alpha).to(endpoints).view(-1, *(1,) * (endpoints.dim() - 1))
     return {**server["body"], head: (weights * endpoints).sum(0)}
 

@@ -75,6 +75,9 @@ OF_ADAPTERS: dict[str, dict[str, Any]] = {
     "floco-adapters": {
         "name": "floco", "simplex_dimension": 3, "assignment_round": 1, "simplex_over": "adapters",
     },
+    "floco-plus-adapters": {
+        "name": "floco_plus", "simplex_dimension": 3, "assignment_round": 1, "simplex_over": "adapters",
+    },
 }  # fmt: skip
 """Methods, and versions of methods, that need a pretrained model with adapters."""
 
