@@ -57,6 +57,8 @@ class Algorithm(BaseModel):
             that leaves one out gets the method's; one that gives another value is refused.
         asynchronous: whether the method is made for rounds without a barrier (``system.mode=buffered``), and for no
             others: a client of the cohort may have begun from the server's tree of an earlier round.
+        averages_replies: whether the server averages, tensor by tensor, what clients send it one by one
+            (:meth:`algorithms.clients.Clients.map`): of adapters the error of that is reported (``product_error``).
         needs: traits of a task (``rayfl.engine.tasks.Trait``) that the method cannot do without, and why.
         newcomer: what a client has that takes no part in training (``evaluation.unseen_clients``), in the paper's
             symbols.
@@ -76,6 +78,7 @@ class Algorithm(BaseModel):
     no_private_norm: ClassVar[Mapping[str, str]] = {}
     train_settings: ClassVar[Mapping[str, Any]] = {}
     asynchronous: ClassVar[bool] = False
+    averages_replies: ClassVar[bool] = False
     needs: ClassVar[Mapping[Trait, str]] = {}
     newcomer: ClassVar[str] = "what a client never sampled has"
     no_newcomers: ClassVar[str] = ""

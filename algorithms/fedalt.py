@@ -41,6 +41,7 @@ class FedALT(Algorithm):
 
     name: Literal["fedalt"] = "fedalt"
     personalized: ClassVar[str] = "personalized"
+    averages_replies: ClassVar[bool] = True
     citation: ClassVar[str] = "Bian et al., AAAI 2026"
     client_keeps: ClassVar[str] = "theta_k, G_k, head"
     server_keeps: ClassVar[str] = "theta_1..theta_K"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,7 @@ from algorithms.parts.adapters import check_adapters
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.models.pretrained.mixing import side_by_side
 from rayfl.params import Tree
 
@@ -34,6 +34,7 @@ class FedDPA(Averaging):
 
         w(x) = c mean_j cos(e(x), e(x_j)),    e: what the last layer reads, with the local adapter alone
 
+    Of a language model e is what it reads at the last token of the prompt, so that no response is seen.
     A head that is trained is a part of the adapters: there are two, whose outputs are weighed in the same way.
 
     Server: global adapter (A_g, B_g). Client: local adapter (A_l, B_l), at first the initial one; never sent. Down:
@@ -52,7 +53,6 @@ class FedDPA(Averaging):
     citation: ClassVar[str] = "Yang et al., NeurIPS 2024"
     client_keeps: ClassVar[str] = "A_l, B_l"
     server_keeps: ClassVar[str] = "A_g, B_g"
-    needs: ClassVar[Mapping[Trait, str]] = {"features": "inputs are compared by the features of their samples"}
     newcomer: ClassVar[str] = "the global adapter, and a local one that it trains next to it"
 
     version: Literal["T", "F"] = setting(
@@ -125,13 +125,20 @@ class FedDPA(Averaging):
 
     async def by_instance(self, client: Client, shared: Model, local: Model) -> Predictor:
         """The prediction at w(x)."""
-        x = client.examples().x
-        if not len(x):
+        own = client.examples()
+        if not len(own):
             return Predictor.of(shared)
         generator = client.context.streams.generator("instances", client=client.id)
-        chosen = torch.from_numpy(generator.permutation(len(x))[: self.instances]).sort().values
-        seen = await client.outputs(lambda x, task: task.network.features(local, x), x[chosen.to(x.device)])
-        return Predictor.of(shared, local, {"seen": seen}, combine=_Instance(self.weight_scale))
+        chosen = torch.from_numpy(generator.permutation(len(own))[: self.instances]).sort().values.to(own.x.device)
+        x, asked = own.x[chosen], client.task.asked(own.y[chosen])
+        if asked is None:
+            seen = await client.outputs(lambda x, task: embedded(task, local, x, None), x)
+        else:  # what is read of a text, and where its response begins, side by side
+            both = torch.stack([x, asked.to(x)], -1)
+            seen = await client.outputs(lambda xy, task: embedded(task, local, xy[..., 0], xy[..., 1] > 0), both)
+        return Predictor.of(
+            shared, local, {"seen": seen}, combine=_Instance(self.weight_scale), reads_asked=asked is not None
+        )
 
     async def join(self, client: Client, server: Tree) -> Tree:
         """Trains a local adapter; in version F that is done by every client, when it is evaluated."""
@@ -151,6 +158,22 @@ def both(shared: Model, local: Model, weight: Tensor) -> Tree:
     return side_by_side([shared, local], torch.cat([1 - weight, weight], 1))
 
 
+def embedded(task: Task, model: Model, x: Tensor, asked: Tensor | None) -> Tensor:
+    """What the last layer reads of samples, shape (b, f); of texts, at the last token of the prompt.
+
+    Args:
+        task: of the model.
+        model: the model.
+        x: inputs, shape (b, *input shape).
+        asked: of texts, the positions at which a token is predicted, shape (b, T). The first of them is where the last
+            token of the prompt is read; it is position 0 where all of a text is learned.
+    """
+    found = task.network.features(model, x)
+    if asked is None:
+        return found
+    return found[torch.arange(len(x), device=x.device), asked.int().argmax(1)]
+
+
 @dataclass(frozen=True)
 class _Instance:
     """Predictions at w(x).
@@ -161,9 +184,9 @@ class _Instance:
 
     scale: float
 
-    def __call__(self, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
+    def __call__(self, models: Sequence[Model], x: Tensor, task: Any, asked: Tensor | None = None) -> Tensor:
         shared, local, known = models
-        found = F.normalize(task.network.features(local, x), dim=1)
+        found = F.normalize(embedded(task, local, x, asked), dim=1)
         weight = self.scale * (found @ F.normalize(known["seen"], dim=1).T).mean(1, keepdim=True)
         predicted: Tensor = task.predicted(task.network.logits(both(shared, local, weight), x))
         return predicted

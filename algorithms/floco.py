@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, check_head, setting
+from algorithms.parts.partial import part
+from algorithms.parts.products import check_products
 from algorithms.parts.simplex import principal_coordinates, scale_candidates, spread_on_simplex
 from algorithms.parts.simplex_sampling import sample_ball, sample_ball_legacy, sample_simplex
 from rayfl.aggregation.exact_sum import Weighted
@@ -18,9 +20,10 @@ from rayfl.engine.client import Client, Draw
 from rayfl.engine.numbers import Number
 from rayfl.engine.points import Point, Scope, Share
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import drawn, loss
+from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.terms import drawn, function, loss
 from rayfl.errors import ConfigError
+from rayfl.models.pretrained.mixing import at_point
 from rayfl.params import Tree
 
 
@@ -30,17 +33,25 @@ def barycenter(vertices: int) -> Tensor:
 
 
 def model_at(simplex: Tree, point: Tensor, task: Task) -> Tree:
-    """The model w_alpha: the body, and the head weight sum_m alpha_m theta_m.
+    """The model w_alpha: the body, and the head weight sum_m alpha_m theta_m, or adapters of sum_m alpha_m B_m A_m.
 
     Args:
-        simplex: ``body`` and ``endpoints`` of shape (d, *head weight).
+        simplex: ``body`` and ``endpoints`` of shape (d, *head weight), or a tensor (d, ...) for each factor.
         point: alpha, shape (d,).
         task: names the head weight.
     """
     endpoints = simplex["endpoints"]
+    if not isinstance(endpoints, Tensor):
+        body = simplex.get("body", {})  # a language model trains adapters alone
+        return {**body, **at_point(endpoints, point.to(next(iter(endpoints.values()))))}
     weights = point.to(endpoints).view(-1, *(1,) * (endpoints.dim() - 1))
     # a sum of products instead of a matrix product: exact for one endpoint, whatever precision matmul is set to
     return {**simplex["body"], task.network.head_weight: (weights * endpoints).sum(0)}
+
+
+def simplex_of(server: Tree) -> Tree:
+    """What the server holds of the simplex: the endpoints and, where there is one, the body."""
+    return {key: server[key] for key in ("body", "endpoints") if key in server}
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,12 @@ class Floco(Averaging):
     rescale_signals: bool = setting(
         False, "", "divide all principal coordinates by the largest, so that the scales fit any learning rate"
     )
+    simplex_over: Literal["head", "adapters"] = setting(
+        "head",
+        "",
+        "what has M + 1 endpoints: the weight of the last layer; or a pretrained model's adapters, whose products are "
+        "summed",
+    )
     legacy_sampler: bool = setting(
         False, "", "reproduce a defect of the public code: draws around a client's point that leave the simplex"
     )
@@ -131,7 +148,10 @@ class Floco(Averaging):
         return self.simplex_dimension + 1
 
     def check(self, task: Task, context: RoundContext) -> None:
-        check_head("FLOCO", task.network)
+        if self.simplex_over == "adapters":
+            check_products("algorithm.simplex_over=adapters", task.network)
+        else:
+            check_head("FLOCO", task.network)
         if self.assignment_round < context.rounds and context.num_clients < self.vertices:
             raise ConfigError(
                 f"algorithm.simplex_dimension: {self.simplex_dimension} needs at least {self.vertices} clients to "
@@ -149,13 +169,16 @@ class Floco(Averaging):
     def init(self, task: Task, context: RoundContext) -> Tree:
         """Body and endpoint 0 are the initial model of federated averaging; endpoint m is the m-th further draw's."""
         streams, head = context.streams, task.network.head_weight
+        names = (head,) if self.simplex_over == "head" else task.network.groups["adapters"]
         model = task.network.initialize(streams.integer("init.global"))
         further = (task.network.initialize(streams.integer("init.endpoint", client=m)) for m in range(1, self.vertices))
-        endpoints = torch.stack([model[head], *(other[head] for other in further)])
-        return {"body": {name: model[name] for name in model if name != head}, "endpoints": endpoints}
+        drawn_models = [part(one, names) for one in (model, *further)]
+        endpoints = {name: torch.stack([one[name] for one in drawn_models]) for name in names}
+        body = {name: model[name] for name in model if name not in endpoints}
+        return {"body": body, "endpoints": endpoints[head] if self.simplex_over == "head" else endpoints}
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
-        simplex = {"body": server["body"], "endpoints": server["endpoints"]}
+        simplex = simplex_of(server)
         points: Tensor | None = server.get("points")
         assigned: Tree = {}
         if points is None and clients.context.round >= self.assignment_round:
@@ -183,7 +206,7 @@ class Floco(Averaging):
     async def signal(self, client: Client, model: Tree) -> Tree:
         """How local training over the whole simplex would move the endpoints; the client keeps nothing of it."""
         trained = await client.train(model, self.objective, draw=self.draw_around(None), stream=".assignment")
-        return {"signal": trained["endpoints"] - model["endpoints"]}
+        return {"signal": _change(trained["endpoints"], model["endpoints"])}
 
     async def local_update(self, client: Client, model: Tree, point: Tensor | None = None) -> Weighted:
         """Trains the received body and endpoints in the client's subregion, or on the whole simplex.
@@ -201,12 +224,13 @@ class Floco(Averaging):
     @property
     def objective(self) -> Any:
         """The loss of the model at the drawn point."""
+        if self.simplex_over == "adapters":
+            return function(_loss_at_point)
         return loss(at=InSimplex(self.vertices, drawn("point")))
 
     def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
         """The mean change of the endpoints alone (eq. 13)."""
-        change: Tensor = trained["endpoints"] - received["model"]["endpoints"]
-        return change.mean(0)
+        return _change(trained["endpoints"], received["model"]["endpoints"]).mean(0)
 
     def draw_around(self, point: Tensor | None) -> Draw:
         """One point a step: of the whole simplex (None), or of the subregion around ``point``."""
@@ -236,3 +260,15 @@ class Floco(Averaging):
     def is_assigned(self, client: Client, server: Tree) -> bool:
         """Returns whether the client has a point of its own."""
         return "points" in server and client.id not in client.context.newcomers
+
+
+def _change(trained: Any, received: Any) -> Tensor:
+    """How far the endpoints have moved: shape (d, *head weight), of adapters (d, all factors)."""
+    if isinstance(trained, Tensor):
+        change: Tensor = trained - received
+        return change
+    return torch.cat([(leaf - received[name]).flatten(1) for name, leaf in trained.items()], 1)
+
+
+def _loss_at_point(model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+    return task.loss(model_at(model, draw["point"], task), batch)

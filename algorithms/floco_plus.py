@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from algorithms.base import setting
-from algorithms.floco import Floco, barycenter, model_at
+from algorithms.floco import Floco, barycenter, model_at, simplex_of
 from algorithms.parts.personal_copy import PersonalCopy
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -69,7 +69,7 @@ class FlocoPlus(PersonalCopy, Floco):
     async def join(self, client: Client, server: Tree) -> Tree:
         """Trains a personal simplex around the barycentre, from the server's and near it."""
         if not self.posthoc:  # there each client does that after the last round
-            simplex = {"body": server["body"], "endpoints": server["endpoints"]}
+            simplex = simplex_of(server)
             draw = self.draw_around(None)
             client.state["personal"] = await self.personal_update(
                 client, simplex, received=simplex, draw=draw, keep_optimizer=False
@@ -83,7 +83,7 @@ class FlocoPlus(PersonalCopy, Floco):
 
     async def _personal(self, client: Client, server: Tree) -> Tree:
         """The simplex that the client's personalized model is a point of."""
-        simplex = {"body": server["body"], "endpoints": server["endpoints"]}
+        simplex = simplex_of(server)
         if self.posthoc:
             if not client.context.final:
                 return simplex

@@ -134,10 +134,10 @@ def slope(model: Model, at: Model, batch: Batch, task: Task) -> Tree:
         # copied here: torch.func.grad lets nobody write to what lies outside of the function
         return task.loss({**copy(_buffers(model, task)), **moved}, batch)
 
-    if task.network.vectorizable:
+    if task.network.vectorizable and not getattr(task.network, "output_rows", None):
         found: Tree = torch.func.grad(value)(dict(at))
         return found
-    # a network that cannot be stacked may have layers that torch.func refuses
+    # a network that cannot be stacked may have layers that torch.func refuses, as is an output layer in parts
     parts = torch.autograd.grad(value(at), list(at.values()), create_graph=True, materialize_grads=True)
     return dict(zip(at, parts, strict=True))
 

@@ -6,15 +6,18 @@ import math
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
+from torch import Tensor
 
 from algorithms.base import Averaging, setting
+from algorithms.parts.products import ProductMixture, check_products, model_between, squared_cosine_of_updates
 from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.mixtures import Mixture
 from rayfl.engine.points import Line, line
-from rayfl.engine.tasks import Model, Predictor, Task
-from rayfl.engine.terms import Sum, drawn, loss, squared_cosine
+from rayfl.engine.round_context import RoundContext
+from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.terms import Sum, drawn, function, loss, squared_cosine
 from rayfl.params import Tree
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
@@ -71,12 +74,24 @@ class SuPerFed(Averaging):
         None, "", "use this lambda in every step instead of drawing one (ablations)", ge=0, le=1
     )
 
+    adapters: Literal["factors", "products"] = setting(
+        "factors",
+        "",
+        "of a pretrained model's adapters: line and angle of their factors A and B, or of what they add to the base, "
+        "s B A",
+    )
+
     @property
     def nu(self) -> float:
         """The orthogonality weight in force."""
         if self.orthogonality_weight is not None:
             return self.orthogonality_weight
         return 1.0 if self.mode == "mm" else 2.0
+
+    def check(self, task: Task, context: RoundContext) -> None:
+        super().check(task, context)
+        if self.adapters == "products":
+            check_products("algorithm.adapters=products", task.network)
 
     def mixes(self, round: int, rounds: int) -> bool:
         """Returns whether round t (0-indexed) belongs to the second phase, t >= floor(L R)."""
@@ -97,7 +112,7 @@ class SuPerFed(Averaging):
         ends = {"federated": model, "local": self._local_model(client, model)}
         trained = await client.train(ends, self.objective, frozen=received, draw=self._draw(client.task))
         client.state["local"] = trained["local"]
-        client.publish(**_line(trained["federated"], trained["local"], client.task))
+        client.publish(**self._line(trained["federated"], trained["local"], client.task))
         return self.weighted(client, trained["federated"])
 
     @property
@@ -113,7 +128,17 @@ class SuPerFed(Averaging):
     @property
     def objective(self) -> Any:
         """The second phase: the mixed model's loss, and the two penalties."""
+        if self.adapters == "products":
+            return function(self._loss_between) + self.proximal_term + self.nu * function(self._cosine_of_updates)
         return loss(at=self.mixture) + self.proximal_term + self.nu * squared_cosine("federated", "local")
+
+    def _loss_between(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        """CE of the model between w^f and w^l, in products."""
+        groups = self._layers(task) if self.mode == "lm" else None
+        return task.loss(model_between(model["federated"], model["local"], draw["coefficient"], groups), batch)
+
+    def _cosine_of_updates(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        return squared_cosine_of_updates(model["federated"], model["local"], task.network)
 
     @property
     def mixture(self) -> Line:
@@ -132,7 +157,7 @@ class SuPerFed(Averaging):
         rows = {"global": Predictor.of(server["model"])}
         if not self.mixes(client.round, client.context.rounds):
             return rows
-        return rows | _line(server["model"], self._local_model(client, server["model"]), client.task)
+        return rows | self._line(server["model"], self._local_model(client, server["model"]), client.task)
 
     def _draw(self, task: Task) -> Any:
         width = () if self.mode == "mm" else (len(self._layers(task)),)
@@ -153,6 +178,7 @@ class SuPerFed(Averaging):
             return client.fresh_model(shared=self.local_init == "shared")
         return cast(Tree, client.state.get("local", received))
 
-
-def _line(federated: Model, local: Model, task: Task) -> dict[str, Predictor]:
-    return {name: Predictor.of(Mixture(federated, local, value, task)) for name, value in _ROWS.items()}
+    def _line(self, federated: Model, local: Model, task: Task) -> dict[str, Predictor]:
+        """The models that are evaluated."""
+        kind = Mixture if self.adapters == "factors" else ProductMixture
+        return {name: Predictor.of(kind(federated, local, value, task)) for name, value in _ROWS.items()}

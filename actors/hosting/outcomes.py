@@ -61,7 +61,12 @@ def arrived(device: torch.device, ahead: Brought) -> Brought:
 
 def update_of(algorithm: Algorithm, task: Task, job: Job, outcome: Any, received: Tree) -> Weighted | Exception | None:
     """A client's part of the variance of updates and of the error of products, where asked for; or what went wrong."""
-    if job.kind != "mean" or not (job.splits and job.counted) or not isinstance(outcome, Weighted):
+    if not (job.splits and job.counted):
+        return None
+    if job.kind == "map" and algorithm.averages_replies and isinstance(outcome, Mapping):
+        products = contribution(task.network, outcome, 1)
+        return Weighted({"products": products}, 1) if products else None
+    if job.kind != "mean" or not isinstance(outcome, Weighted):
         return None
     try:
         change = algorithm.update(outcome.tree, received, task)

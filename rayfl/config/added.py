@@ -8,7 +8,9 @@ from typing import Any
 from pydantic import BaseModel
 
 ADDED: Mapping[str, Any] = {
+    "algorithm.adapters": "factors",
     "algorithm.one_sample": "paper",
+    "algorithm.simplex_over": "head",
     "dataset.labels": "as_found",
     "system.concurrency": None,
     "system.mode": "synchronous",

@@ -185,6 +185,10 @@ class LanguageModel(NetworkTask):
             hits[here] = predicted.argmax(1) == targets[here]
         return self.measures.of_tokens(chosen.view_as(y), hits.view_as(y), y)
 
+    def asked(self, y: Tensor) -> Tensor:
+        """See the base class."""
+        return y != IGNORED
+
     def _plain(self, names: Sequence[str]) -> bool:
         """Returns whether some methods are those of this class."""
         return all(getattr(type(self), name) is getattr(LanguageModel, name) for name in names)

@@ -86,31 +86,42 @@ class Predictor:
             in classification) for another prediction than the mean. Called without gradients; networks have to be run
             with ``training=False``.
         task: what the models are of; None stands for the experiment's task (its first candidate).
+        reads_asked: whether ``combine`` has a fourth argument: at which positions of a text a token is predicted, bool
+            of shape (b, T), so that it can tell a prompt from its response; None where a sample is no text.
     """
 
     models: tuple[Model | Callable[[], Model], ...]
-    combine: Callable[[Sequence[Model], Tensor, Any], Tensor] | None = None
+    combine: Callable[..., Tensor] | None = None
     task: Any = None
+    reads_asked: bool = False
 
     @classmethod
     def of(
         cls,
         *models: Model | Callable[[], Model],
-        combine: Callable[[Sequence[Model], Tensor, Any], Tensor] | None = None,
+        combine: Callable[..., Tensor] | None = None,
         task: Any = None,
+        reads_asked: bool = False,
     ) -> Predictor:
         """A predictor from one model or several."""
-        return cls(models, combine, task)
+        return cls(models, combine, task, reads_asked)
 
     def built(self) -> list[Model]:
         """The models themselves."""
         return [model() if callable(model) else model for model in self.models]
 
-    def predictions(self, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-        """Returns what the built models predict, as the task's ``measures`` score it."""
+    def predictions(self, models: Sequence[Model], x: Tensor, task: Any, asked: Tensor | None = None) -> Tensor:
+        """Returns what the built models predict, as the task's ``measures`` score it.
+
+        Args:
+            models: what :meth:`built` has made.
+            x: inputs, shape (b, *input shape).
+            task: stands in for :attr:`task` where that is None.
+            asked: of texts, where a token is predicted; see :attr:`reads_asked`.
+        """
         task = self.task or task
         if self.combine is not None:
-            return self.combine(models, x, task)
+            return self.combine(models, x, task, asked) if self.reads_asked else self.combine(models, x, task)
         predicted: Tensor = task.predictions(models, x)
         return predicted
 
@@ -154,6 +165,8 @@ class Task(Protocol):
     def predicted(self, outputs: Tensor) -> Tensor: ...
 
     def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor: ...
+
+    def asked(self, y: Tensor) -> Tensor | None: ...
 
     def statistics(self, predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor) -> Tensor: ...
 
@@ -234,7 +247,11 @@ class NetworkTask(ABC):
             x: inputs, shape (n, *input shape).
             y: targets, n rows.
         """
-        return self.measures.statistics(predictor.predictions(models, x, self), y)
+        return self.measures.statistics(predictor.predictions(models, x, self, self.asked(y)), y)
+
+    def asked(self, y: Tensor) -> Tensor | None:
+        """Returns at which positions of texts with targets y a token is predicted; None where samples are no texts."""
+        return None
 
     def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
         """Outputs of the network, shape (b, C). ``training=False`` for a teacher: no dropout, no change of buffers."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 import torch
 
 from rayfl.errors import ConfigError, RunError
+from rayfl.models.pretrained.mixing import at_point
 from rayfl.params import Tree
 from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses
 from rayfl.plots.series import need_methods
@@ -92,8 +93,10 @@ def _checked(runs: Sequence[RunFolder]) -> RunFolder:
 
 
 def _model(server: Tree, alpha: np.ndarray, head: str) -> Tree:
-    """The server's model at a point: the body, and the head sum_m alpha_m theta_m."""
+    """The server's model at a point: the body, and the head sum_m alpha_m theta_m, or the adapters' products."""
     endpoints = server["endpoints"]
+    if not isinstance(endpoints, torch.Tensor):
+        return {**server.get("body", {}), **at_point(endpoints, alpha.tolist())}
     weights = torch.from_numpy(alpha).to(endpoints).view(-1, *(1,) * (endpoints.dim() - 1))
     return {**server["body"], head: (weights * endpoints).sum(0)}
 

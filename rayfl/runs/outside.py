@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rayfl.data.sources.chat_texts import CHAT
 from rayfl.data.sources.instructions import tokenizer_digest
 from rayfl.errors import ModelError
 from rayfl.models.pretrained.folder import BaseFolder, bases_in
@@ -53,7 +54,7 @@ def outside_files(content: Mapping[str, Any]) -> Iterator[Outside]:
     section = section if isinstance(section, Mapping) else {}
     tokenizer, known = section.get("tokenizer"), section.get("tokenizer_sha256")
     if isinstance(tokenizer, str) and isinstance(known, str):
-        own = tokenizer_digest(tokenizer)
+        own = tokenizer_digest(tokenizer, section.get("template") == CHAT)
         if own is None:
             yield Outside(note=f"the tokenizer {known} was not looked at: {tokenizer} is not there")
         elif own != known:

@@ -81,8 +81,11 @@ TRAIN: dict[str, dict[str, Any]] = {
 
 
 ADAPTED = ("fedalt", "feddpa")
-"""Methods that need a pretrained model, of which there is a small one for classes of images alone."""
-_NOT_TRIED = "-: not tried. The method needs adapters, and the small pretrained model here is for classes of images."
+"""Methods that need a pretrained model, of which there are small ones for classes of images and for texts."""
+_NOT_TRIED = (
+    "-: not tried. The method needs adapters, and the small pretrained models here are for classes of "
+    "images and for texts."
+)
 
 
 def normalized(spec: InputSpec) -> nn.Module:
@@ -109,18 +112,25 @@ def sections(method: str, task: str) -> dict[str, Any]:
     if method == "fedbn":
         content["model"] = {"name": "scripts.docs.task_table:normalized", "head": "2"}
     if method in ADAPTED:
-        content |= {"dataset": "digits", "model": {"name": "pretrained", "folder": _base(), "adapter": {"r": 2}}}
+        content["model"] = {"name": "pretrained", "folder": _base(_BASES[task]), "adapter": {"r": 2}}
+        if task == "classification":
+            content["dataset"] = "digits"
+        else:
+            content["model"]["head"] = {"train": False}
     if method == "fedme":
         content["model"] = {"candidates": [TASKS[task]["model"], {**TASKS[task]["model"], "hidden": _others(task)}]}
     return content
 
 
+_BASES = {"classification": "tiny-vit", "language_model": "tiny-lm"}
+
+
 @cache
-def _base() -> str:
-    """A small vision transformer."""
+def _base(name: str) -> str:
+    """A small pretrained model."""
     folder = tempfile.TemporaryDirectory()
     _FOLDERS.append(folder)
-    return str(make("tiny-vit", f"{folder.name}/base").folder)
+    return str(make(name, f"{folder.name}/base").folder)
 
 
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
@@ -168,7 +178,7 @@ def table() -> str:
     for method in sorted(METHODS):
         cells = []
         for task in TASKS:
-            if method in ADAPTED and task != "classification":
+            if method in ADAPTED and task not in _BASES:
                 cells.append("-")
                 continue
             try:

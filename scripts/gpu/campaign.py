@@ -32,7 +32,12 @@ from checks.running import Check, Record, SkippedError, run_checks
 
 from rayfl.engine.precision import set_arithmetic
 
-PARTS = {"a": ("correct", "stacks"), "b": ("fast", "workloads", "peers"), "c": ("wrong", "actors"), "d": ("adapters",)}
+PARTS = {
+    "a": ("correct", "stacks"),
+    "b": ("fast", "workloads", "peers"),
+    "c": ("wrong", "actors"),
+    "d": ("adapters", "output_layer"),
+}
 """The modules of each part, in this order."""
 _WITHIN_S = 535
 _PATIENCE = 12

@@ -10,14 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.fedavg import FedAvg
-from algorithms.feddpa import FedDPA, both
+from algorithms.feddpa import FedDPA, _Instance, both, embedded
 from rayfl.engine.client import Client
+from rayfl.engine.evaluation import evaluate
+from rayfl.engine.further_tasks import LanguageModel
 from rayfl.engine.requests import OutputRequest
 from rayfl.engine.tasks import Batch, Predictor
 from rayfl.errors import ConfigError
+from rayfl.examples import Examples
+from rayfl.metrics.language import IGNORED
 from rayfl.params import leaves
 from tests.support.adapted import adapted_toy
-from tests.support.bases import inputs, trained
+from tests.support.bases import NEXT, inputs, language_network, texts, trained
 from tests.support.toys import Toy, assert_close, assert_equal, two_layers
 
 VERSIONS = pytest.mark.parametrize("version", ["T", "F"])
@@ -75,6 +79,30 @@ def test_inv_feddpa_weights_of_instances_do_not_depend_on_the_batch() -> None:
         together = one.predictions(one.built(), x, toy.task)
         alone = torch.cat([again.predictions(again.built(), x[i : i + 1], toy.task) for i in range(7)])
     assert_close(together, alone, 1e-6)
+
+
+def test_a_text_is_weighed_by_its_prompt_and_what_follows_is_not_read() -> None:
+    """The embedding is that of the last token before the response, in evaluation too."""
+    net = language_network("llama")
+    task, (shared, local) = LanguageModel(net, (), NEXT), (trained(net, 1, 0.5), trained(net, 2, 0.5))
+    x, y = texts(6, 0)
+    asked, begins = y != IGNORED, (y != IGNORED).int().argmax(1)
+    with torch.no_grad():
+        found = embedded(task, local, x, asked)
+        for row, place in enumerate(begins.tolist()):
+            assert_close(found[row], net.features(local, x[row : row + 1, : place + 1])[0, -1], 1e-5)
+        answered = x.where(torch.arange(12) <= begins[:, None], 7)
+        assert_close(embedded(task, local, answered, asked), found, 1e-6)
+        assert (
+            embedded(task, local, x.where(torch.arange(12) != begins[:, None], 7), asked) - found
+        ).abs().max() > 0.01
+        row = Predictor.of(shared, local, {"seen": found[:3]}, combine=_Instance(0.8), reads_asked=True)
+        weights = 0.8 * F.cosine_similarity(found[:, None], found[None, :3], dim=2).mean(1, keepdim=True)
+        logits = torch.cat([net.logits(both(shared, local, weights[i : i + 1]), x[i : i + 1]) for i in range(6)])
+        expected = task.measures.statistics(logits.log_softmax(-1), y)
+    assert weights.std() > 1e-3
+    scored = evaluate({"instance": row}, Examples(x, y), task, 4)["instance"].vector
+    assert scored.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("instances", [3, 50])

@@ -186,6 +186,17 @@ def test_adam_without_memory_goes_down_the_sign() -> None:
         assert found == pytest.approx(value, abs=1e-12)
 
 
+def test_adamws_decay_alone_shrinks_by_its_share_each_step() -> None:
+    shrunk = [(1 - 0.1 * 0.5) ** step for step in range(1, 6)]
+    assert alone(Rule(0.1, "adamw", weight_decay=0.5), [0.0] * 5) == pytest.approx(shrunk, rel=1e-12)
+
+
+def test_adam_without_memory_and_with_a_large_eps_is_scaled_sgd() -> None:
+    gradients = [0.5, -0.2, 0.7]
+    found = alone(Rule(1e9, "adam", betas=(0.0, 0.0), eps=1e10), gradients)
+    assert found == pytest.approx(alone(Rule(0.1), gradients), rel=1e-9)
+
+
 @MODES
 def test_without_decay_adamw_is_adam_to_the_bit(mode: str) -> None:
     one, other = (trained(mode, updates(PULLED, Rule(0.01, name), torch.float32)) for name in ADAMS)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from algorithms import registry
 from rayfl.params import Tree
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
@@ -68,6 +69,24 @@ METHODS: dict[str, dict[str, Any]] = {
     "l2gd": {"name": "l2gd", "penalty_weight": 5.0},
 }
 
+OF_ADAPTERS: dict[str, dict[str, Any]] = {
+    "feddpa": {"name": "feddpa", "local_epochs": 1},
+    "feddpa-f": {"name": "feddpa", "version": "F"},
+    "fedalt": {"name": "fedalt"},
+    "superfed-products": {"name": "superfed", "start": 0.25, "adapters": "products"},
+    "floco-adapters": {
+        "name": "floco", "simplex_dimension": 3, "assignment_round": 1, "simplex_over": "adapters",
+    },
+    "floco-plus-adapters": {
+        "name": "floco_plus", "simplex_dimension": 3, "assignment_round": 1, "simplex_over": "adapters",
+    },
+}  # fmt: skip
+"""Methods, and versions of methods, that need a pretrained model with adapters."""
+
+FURTHER = {name: {"name": name} for name in registry.METHODS if name not in {one["name"] for one in METHODS.values()}}
+"""The methods that neither of both names, as they are; of those that need adapters, the default version."""
+
+EVERY = {**METHODS, **FURTHER, **OF_ADAPTERS}
 
 KINDS = {
     "fedavg",
@@ -118,6 +137,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "model": {"candidates": [{"name": "two_nn", "hidden": [12]}, {"name": "two_nn", "hidden": [8, 8]}]},
         "holdout": {"public": 50},
     },
+    "fedbuff": {"system": {"name": "sampled", "mode": "buffered", "concurrency": 3}},
     "fedbn": {"model": {"name": "tests.support.own_norm:normalized", "head": "4"}},
 }
 """What a method needs of other sections, in place of those of the others."""

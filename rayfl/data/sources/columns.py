@@ -41,6 +41,7 @@ class Rows:
         inner: how many texts have that token before others.
         known_classes: how many classes the file says there are.
         left_out: how many rows there were of which nothing could be learned.
+        shortened: how many conversations have but their last answer to learn.
     """
 
     x: np.ndarray
@@ -57,6 +58,7 @@ class Rows:
     inner: int = 0
     known_classes: int | None = None
     left_out: int = 0
+    shortened: int = 0
 
     def spec(self, num_classes: int, target: Target) -> InputSpec:
         """Returns what a model must know of them.

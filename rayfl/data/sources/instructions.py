@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
 import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
 from rayfl.data.files.whole import file_digest
+from rayfl.data.sources.chat_texts import CHAT, CHAT_FILE, chat_template_of, messages_of
 from rayfl.data.sources.column_layout import AUTO, NONE
 from rayfl.data.sources.columns import Rows, client_names, split_names
 from rayfl.data.sources.copied import CopiedSource
-from rayfl.data.sources.instruction_texts import TEMPLATES, Encoder, begins_with_blank, encoder_of, template_of
+from rayfl.data.sources.instruction_texts import TEMPLATES, Template, encoder_of, template_of
 from rayfl.data.sources.parquet import located
 from rayfl.data.sources.remarks import Remark
+from rayfl.data.sources.spans import rows_of, tokens_of_responses, tokens_of_turns
 from rayfl.data.sources.table_files import TableFile, no_column, owner
 from rayfl.data.sources.tokenizers import SETTINGS, tokenizer_file
 from rayfl.errors import DataError
 from rayfl.examples import Target
-from rayfl.metrics.language import IGNORED
 from rayfl.naming.texts import Checksum
 
 _RESPONSES = ("response", "output", "completion", "answer")
+_CONVERSATIONS = ("messages", "conversations")
+_PLAIN = Template("{instruction}\n\n{input}", "{instruction}", "input")
+"""What a user says in a row of Alpaca's form."""
 
 
 class InstructionsSource(CopiedSource):
@@ -56,10 +60,13 @@ class InstructionsSource(CopiedSource):
     )
     template: str = Field(
         default="alpaca",
-        description=f"How a prompt is made: {', '.join(TEMPLATES)}, or a text with names of columns in braces.",
+        description=f"How a prompt is made: {', '.join(TEMPLATES)}; {CHAT}: the tokenizer's own chat template, for "
+        "conversations; or a text with names of columns in braces.",
     )
     response: str = Field(
-        default=AUTO, description=f"Column of the responses; auto: the one of {', '.join(_RESPONSES)} that there is."
+        default=AUTO,
+        description=f"Column of the responses; auto: the one of {', '.join(_RESPONSES)} that there is. With "
+        f"template={CHAT} also that of whole conversations; auto: {' or '.join(_CONVERSATIONS)}.",
     )
     end: str = Field(
         default=AUTO,
@@ -82,7 +89,8 @@ class InstructionsSource(CopiedSource):
     @field_validator("template")
     @classmethod
     def _readable(cls, template: str) -> str:
-        template_of(template)
+        if template != CHAT:
+            template_of(template)
         return template
 
     @model_validator(mode="after")
@@ -93,7 +101,7 @@ class InstructionsSource(CopiedSource):
 
     def settled(self) -> Self:
         """The source with the checksum of its tokenizer; unchanged where there is no such file here."""
-        if self.tokenizer_sha256 is not None or (found := tokenizer_digest(self.tokenizer)) is None:
+        if self.tokenizer_sha256 is not None or (found := tokenizer_digest(self.tokenizer, self._chats)) is None:
             return self
         return self.model_copy(update={"tokenizer_sha256": found})
 
@@ -104,13 +112,17 @@ class InstructionsSource(CopiedSource):
         return tuple(located(path.expanduser()) for path in given)
 
     @property
+    def _chats(self) -> bool:
+        return self.template == CHAT
+
+    @property
     def _learns(self) -> Target:
         return "tokens"
 
     def _choices(self) -> Mapping[str, Any]:
         return {
             **self.model_dump(mode="json", exclude={"root", "path", "paths", "tokenizer", "tokenizer_sha256"}),
-            "template": template_of(self.template).text,
+            "template": CHAT if self._chats else template_of(self.template).text,
             "tokenizer": self._tokenizer_checked() or self.tokenizer,
         }
 
@@ -123,7 +135,7 @@ class InstructionsSource(CopiedSource):
         Raises:
             DataError: it is another one than the recorded.
         """
-        found = tokenizer_digest(self.tokenizer)
+        found = tokenizer_digest(self.tokenizer, self._chats)
         if None not in (found, self.tokenizer_sha256) and found != self.tokenizer_sha256:
             raise DataError(
                 f"dataset.tokenizer: {self.tokenizer} has the checksum {found}, but dataset.tokenizer_sha256 is "
@@ -132,24 +144,58 @@ class InstructionsSource(CopiedSource):
         return found or self.tokenizer_sha256
 
     def _rows(self) -> Rows:
-        encoder = encoder_of(self.tokenizer, self.end)
+        # A chat template writes what ends a turn: nothing is added unless it is asked for.
+        encoder = encoder_of(self.tokenizer, NONE if self._chats and self.end == AUTO else self.end)
         tables = [file for file in map(TableFile, self.files) if file.schema.names]
-        filled = [(file.path, table) for file in tables if (table := self._prompts_of(file)).num_rows]
+        filled = [(file.path, table) for file in tables if (table := self._pieces_of(file)).num_rows]
         if not filled:
             raise DataError(f"{', '.join(map(str, self.files))}: no rows")
         names = set(filled[0][1].column_names)
         clients = client_names(filled, "client" if "client" in names else None)
         splits = split_names(filled, "split" if "split" in names else None)
-        prompts, responses = (
-            [text for _, table in filled for text in table.column(name).to_pylist()] for name in ("prompt", "response")
-        )
-        return _spans(prompts, responses, clients, splits, encoder, self.length, self.files)
+        pieces = [row for _, table in filled for row in table.column("pieces").to_pylist()]
+        tokens = (tokens_of_turns if self._chats else tokens_of_responses)(pieces, encoder)
+        found = rows_of(tokens, clients, splits, encoder, self.length, self.files)
+        shortened = sum(not whole for _, table in filled for whole in table.column("whole").to_pylist())
+        return dataclasses.replace(found, shortened=shortened)
 
-    def _prompts_of(self, file: TableFile) -> pa.Table:
-        """The columns prompt and response of a file, and client and split where it has them."""
+    def _pieces_of(self, file: TableFile) -> pa.Table:
+        """The columns pieces and whole of a file (:meth:`_turns`), and client and split where it has them."""
         client, split = self._named(file, "client", self.client), self._named(file, "split", self.split)
+        more = [name for name in (client, split) if name is not None]
+        pieces, whole = self._turns(file, client) if self._chats else self._prompts(file, client)
+        table = file.read(list(dict.fromkeys(more)))
+        kept = {key: table.column(name) for key, name in (("client", client), ("split", split)) if name is not None}
+        return pa.table({"pieces": pieces, "whole": whole, **kept})
+
+    def _turns(self, file: TableFile, client: str | None) -> tuple[list[list[str]], list[bool]]:
+        """Conversations in pieces, and whether these have all turns of the assistant."""
+        template, names = chat_template_of(self.tokenizer), file.schema.names
+        named = (self.response,) if self.response != AUTO else _CONVERSATIONS
+        lists = [name for name in names if _is_list(file.schema.field(name).type)]
+        column = next((name for name in named if name in lists), None)
+        if column is None:
+            pieces, _ = self._prompts(file, client)
+            values: list[Any] = [
+                [{"role": "user", "content": asked}, {"role": "assistant", "content": said}] for asked, said in pieces
+            ]
+            table = None
+        else:
+            table = file.read(list(dict.fromkeys([column, *([client] if client else [])])))
+            values = table.column(column).to_pylist()
+        found = []
+        for row, value in enumerate(values):
+            try:
+                found.append(template.pieces(messages_of(value)))
+            except DataError as error:
+                where = f"row {row}" if table is None else f"column {column!r}, row {row}{owner(table, client, row)}"
+                raise DataError(f"{file.path}: {where}: {error}") from error
+        return [one for one, _ in found], [whole for _, whole in found]
+
+    def _prompts(self, file: TableFile, client: str | None) -> tuple[list[list[str]], list[bool]]:
+        """Prompts and responses."""
         response = self._response(file)
-        template = template_of(self.template)
+        template = _PLAIN if self._chats else template_of(self.template)
         for name in template.columns:
             if name not in file.schema.names and name != template.optional:
                 raise DataError(
@@ -157,15 +203,14 @@ class InstructionsSource(CopiedSource):
                     "a template out that names the columns of the prompt in braces"
                 )
         read = [name for name in template.columns if name in file.schema.names]
-        wanted = dict.fromkeys([*read, response, *(name for name in (client, split) if name is not None)])
+        wanted = dict.fromkeys([*read, response, *([client] if client is not None else [])])
         table = file.read(list(wanted))
         columns = {
             name: self._texts(file, table, name, client, name == template.optional) for name in (*read, response)
         }
         rows = [dict(zip(read, values, strict=True)) for values in zip(*(columns[name] for name in read), strict=True)]
-        found = {"prompt": [template.prompt(row) for row in rows], "response": columns[response]}
-        more = {key: table.column(name) for key, name in (("client", client), ("split", split)) if name is not None}
-        return pa.table({**found, **more})
+        pieces = [[template.prompt(row), said or ""] for row, said in zip(rows, columns[response], strict=True)]
+        return pieces, [True] * len(pieces)
 
     def _named(self, file: TableFile, field: str, given: str) -> str | None:
         if given == NONE or (given == AUTO and field not in file.schema.names):
@@ -211,58 +256,28 @@ class InstructionsSource(CopiedSource):
                 f"{rows.left_out} rows are left out, since no token of their responses would be learned: their prompts "
                 f"have {rows.x.shape[1]} tokens (dataset.length) or more, or the response is empty and dataset.end=none"
             )
+        if rows.shortened:
+            found.append(
+                f"{rows.shortened} conversations are learned in their last answer alone, since the chat template "
+                "writes earlier turns otherwise than the last one"
+            )
         return [Remark(text) for text in found]
 
 
-def tokenizer_digest(tokenizer: str) -> str | None:
-    """The checksum of a tokenizer's file, and of the one beside it that names its special tokens; None without one."""
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def tokenizer_digest(tokenizer: str, chats: bool = False) -> str | None:
+    """The checksum of a tokenizer's file, and of the one beside it that names its special tokens; None without one.
+
+    Args:
+        tokenizer: the file, or a folder with it.
+        chats: whether a chat template in a file of its own counts.
+    """
     file = tokenizer_file(tokenizer)
     if file is None or not file.is_file():
         return None
-    beside = file.with_name(SETTINGS)
-    parts = [file_digest(one) for one in (file, beside) if one.is_file()]
+    beside = [file.with_name(name) for name in ((SETTINGS, CHAT_FILE) if chats else (SETTINGS,))]
+    parts = [file_digest(one) for one in (file, *beside) if one.is_file()]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()
-
-
-def _spans(
-    prompts: Sequence[str],
-    responses: Sequence[str],
-    clients: np.ndarray | None,
-    splits: np.ndarray | None,
-    encoder: Encoder,
-    length: int | None,
-    files: Sequence[Path],
-) -> Rows:
-    """Rows of tokens, and the next tokens at the positions of the responses."""
-    before = encoder.prompts(prompts)
-    blanks = [" " if begins_with_blank(prompt, encoder) else "" for prompt in prompts]
-    after = encoder.responses([blank + response for blank, response in zip(blanks, responses, strict=True)])
-    ending = [] if encoder.end is None else [encoder.end]
-    whole = [[*first, *second, *ending] for first, second in zip(before, after, strict=True)]
-    width = length or max(max(map(len, whole)) - 1, 1)
-    begins = np.maximum([len(first) for first in before], 1)
-    ends = np.minimum([len(row) for row in whole], width + 1)
-    kept = np.flatnonzero(begins < ends)
-    if not kept.size:
-        raise DataError(
-            f"{', '.join(map(str, files))}: no response has a token within {width} tokens: raise dataset.length, or "
-            "name the columns of prompts and responses"
-        )
-    tokens = np.full((len(kept), width + 1), encoder.padding, dtype=np.int32)
-    for place, row in enumerate(kept):
-        tokens[place, : ends[row]] = whole[row][: width + 1]
-    places = np.arange(1, width + 1)
-    asked = (places >= begins[kept, np.newaxis]) & (places < ends[kept, np.newaxis])
-    cut = int((np.array([len(whole[row]) for row in kept]) > width + 1).sum())
-    return Rows(
-        tokens[:, :-1],
-        np.where(asked, tokens[:, 1:], IGNORED),
-        None if clients is None else clients[kept],
-        None if splits is None else splits[kept],
-        integers=False,
-        num_labels=0,
-        vocabulary=encoder.vocabulary,
-        cut=cut,
-        padding=encoder.padding,
-        left_out=len(whole) - len(kept),
-    )

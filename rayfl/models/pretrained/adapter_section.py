@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rayfl.naming.texts import Checksum
 
@@ -19,10 +20,10 @@ class AdapterConfig(_Part):
     name: Literal["lora"] = Field(default="lora", description="The kind of adapter.")
     r: int = Field(default=8, ge=1, description="Rank of the adapters.")
     alpha: float = Field(default=16, gt=0, allow_inf_nan=False, description="Numerator of their scale s.")
-    targets: tuple[str, ...] | None = Field(
+    targets: Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=None,
-        min_length=1,
-        description="Which linear layers get an adapter, by the last parts of their names; null: the family's "
+        description="Which linear layers get an adapter: a list of last parts of their names; all-linear: all but "
+        "those that make the outputs; another text: a regular expression that whole names match; null: the family's "
         "projections to queries and values.",
     )
     layers: Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...] = Field(
@@ -46,6 +47,16 @@ class AdapterConfig(_Part):
     sha256: Checksum | None = Field(
         default=None, description="Checksum of that adapter: found out and recorded, and what results depend on."
     )
+
+    @field_validator("targets")
+    @classmethod
+    def _readable(cls, targets: Any) -> Any:
+        if isinstance(targets, str):
+            try:
+                re.compile(targets)
+            except re.error as error:
+                raise ValueError(f"{targets!r} is no regular expression: {error}") from error
+        return targets
 
     @model_validator(mode="after")
     def _nothing_in_vain(self) -> AdapterConfig:

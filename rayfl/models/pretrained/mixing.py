@@ -51,6 +51,60 @@ def mixed_by_rows(
     return {**own, **_joined(adapters), **{mixer_name(site): mixer for site, mixer in mixers.items()}}
 
 
+def blended(
+    models: Sequence[Mapping[str, Tensor]], weights: Mapping[str, Sequence[Tensor | float]]
+) -> dict[str, Tensor]:
+    """One model that adds to the base what several models add, times their weights: s sum_m p_m B_m A_m, rank m r.
+
+    Unlike a sum of factors it is linear in what the models add. Heads are summed with the same weights.
+
+    Args:
+        models: m trees of one network, with both factors of every adapter.
+        weights: p_1, ..., p_m by name of a tensor; those of the two factors of a layer must be the same.
+    """
+    found = {}
+    for name in models[0]:
+        parts = [model[name] for model in models]
+        if name.endswith(_A):
+            found[name] = torch.cat(parts)
+            continue
+        weighted = [weight * part for weight, part in zip(weights[name], parts, strict=True)]
+        found[name] = torch.cat(weighted, 1) if name.endswith(_B) else torch.stack(weighted).sum(0)
+    return found
+
+
+def at_point(endpoints: Mapping[str, Tensor], point: Sequence[Tensor | float] | Tensor) -> dict[str, Tensor]:
+    """The point of a simplex of adapters: the model that adds sum_m p_m s B_m A_m to the base.
+
+    Args:
+        endpoints: tensors of shape (m, ...), the endpoints' one after the other.
+        point: p, m numbers.
+    """
+    vertices = [{name: leaf[m] for name, leaf in endpoints.items()} for m in range(len(point))]
+    return blended(vertices, dict.fromkeys(endpoints, tuple(point)))
+
+
+def update_product(one: Mapping[str, Tensor], other: Mapping[str, Tensor], scale: float) -> Tensor:
+    """The inner product of what two models add to the base, over all layers and the head: a scalar.
+
+    <s B A, s B' A'> is the sum of all entries of s^2 (B^T B') * (A A'^T), which needs no matrix of the layer's size. It
+    is the same for (B, A) and (B Q^-1, Q A), which are one model; products of factors are not.
+
+    Args:
+        one: a tree with both factors of every adapter.
+        other: another tree of the same network.
+        scale: s.
+    """
+    total = []
+    for name in one:
+        if name.endswith(_A):
+            b = name.removesuffix(_A) + _B
+            total.append(scale**2 * ((one[b].mT @ other[b]) * (one[name] @ other[name].mT)).sum())
+        elif not name.endswith(_B):
+            total.append((one[name] * other[name]).sum())
+    return torch.stack(total).sum()
+
+
 def merged(model: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Models side by side, with shares that all samples have, as one model with adapters of rank m r.
 

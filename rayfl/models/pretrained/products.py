@@ -44,7 +44,7 @@ def contribution(network: Network, tree: Mapping[str, object], weight: float) ->
         # the first model in the tree: others are differences, as the control variates of SCAFFOLD
         if place == pairs[0].rpartition("/")[0]:
             a, b = (tensors[one].detach().double() for one in (path, _partner(path)))
-            low = a @ _directions(name, a.shape[1]).to(a.device)
+            low = a @ _directions(name, a.shape[-1]).to(a.device)
             found[name.removesuffix(_A)] = {"low": weight * low, "b": weight * b, "product": weight * (b @ low)}
     if found:
         found["weight"] = torch.tensor(float(weight), dtype=torch.float64)

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from rayfl.errors import ModelError
 
+ALL_LINEAR = "all-linear"
+"""Stands for all linear layers but those that make the outputs."""
+
 _NUMBERED = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d+)\.")
 
 
@@ -173,12 +176,13 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
-def chosen(module: nn.Module, targets: Sequence[str], layers: Collection[int] | None, without: str) -> list[str]:
+def chosen(module: nn.Module, targets: str | Sequence[str], layers: Collection[int] | None, without: str) -> list[str]:
     """The names of the linear layers that get an adapter.
 
     Args:
         module: the model.
-        targets: last parts of their names, or whole names.
+        targets: last parts of their names, or whole names; :data:`ALL_LINEAR`; or a regular expression that whole names
+            match. All three are what ``target_modules`` of ``peft`` means.
         layers: numbers of the blocks; None for all.
         without: the module whose layers get none: the head.
 
@@ -187,12 +191,23 @@ def chosen(module: nn.Module, targets: Sequence[str], layers: Collection[int] | 
     """
     linear = [name for name, one in module.named_modules() if is_linear(one) and not _within(name, without)]
     found: list[str] = []
-    for target in targets:
-        own = [name for name in linear if _within_end(name, target)]
-        if not own:
-            there = sorted({name.rpartition(".")[2] for name in linear})
-            raise ModelError(f"model.adapter.targets: no linear layer is called {target!r}; there are {there}")
-        found += own
+    if targets == ALL_LINEAR:
+        found = linear
+    elif isinstance(targets, str):
+        found = [name for name in linear if re.fullmatch(targets, name)]
+        if not found:
+            some = ", ".join(linear[:3])
+            raise ModelError(f"model.adapter.targets: no linear layer matches {targets!r} as a whole; some are {some}")
+    else:
+        for target in targets:
+            own = [name for name in linear if _within_end(name, target)]
+            if not own:
+                there = sorted({name.rpartition(".")[2] for name in linear})
+                raise ModelError(
+                    f"model.adapter.targets: no linear layer is called {target!r}; there are {there}. A text in place "
+                    f"of a list is {ALL_LINEAR}, or a regular expression"
+                )
+            found += own
     numbers = {name: int(match[1]) if (match := _NUMBERED.search(name)) else None for name in found}
     if layers is not None:
         if missing := sorted(set(layers) - {number for number in numbers.values() if number is not None}):

@@ -52,6 +52,7 @@ def test_a_run_that_ends_inside_a_round_continues_to_the_same_bits(method: str, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["inline", "ray"])
 def test_a_killed_process_continues_to_the_same_bits(backend: str, tmp_path: Path) -> None:
     """SIGKILL inside a round, in this process alone and with two actors."""

@@ -36,7 +36,7 @@ from tests.support.bases import (
     trained,
     transformers,
 )
-from tests.support.experiments import METHODS, SECTIONS, TRAIN, outcome
+from tests.support.experiments import EVERY, SECTIONS, TRAIN, outcome
 from tests.support.toys import assert_close, assert_equal
 
 A, B = 4 * 2 * 32, (32 + 16) * 2 * 2
@@ -74,7 +74,10 @@ SENT = {
     "Ditto": ({"name": "ditto"}, {}, A + B),
     # The cosine of two equal adapters has a gradient of round-off alone, of which Adam would make whole steps.
     "SuperFed": ({"name": "superfed", "mode": "mm", "start": 0.5}, {"optimizer": "sgd"}, A + B),
+    "SuperFed of products": ({"name": "superfed", "start": 0.5, "adapters": "products"}, {"optimizer": "sgd"}, A + B),
     "APFL": ({"name": "apfl"}, {}, A + B),
+    "FedDPA": ({"name": "feddpa", "local_epochs": 1}, {}, A + B),
+    "FedALT": ({"name": "fedalt"}, {}, A + B),
 }
 
 
@@ -230,7 +233,7 @@ NO_LANGUAGE_MODEL = re.compile(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_method_trains_a_language_model_or_says_why_not(name: str, tmp_path: Path) -> None:
     train = {"optimizer": "sgd", "momentum": 0.5, **TRAIN.get(name, {})}
     more = {key: value for key, value in SECTIONS.get(name, {}).items() if key not in ("model", "task", "dataset")}
@@ -238,7 +241,7 @@ def test_every_method_trains_a_language_model_or_says_why_not(name: str, tmp_pat
         more["holdout"] = {"test": 0.3, "validation": 0.2, "public": 5}
     refused = ""
     try:
-        rayfl.run(experiment(tmp_path, "run", METHODS[name], train=train, **more))
+        rayfl.run(experiment(tmp_path, "run", EVERY[name], train=train, **more))
     except RayflError as error:
         refused = str(error)
     if refused:

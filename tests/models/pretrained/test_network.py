@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
+from pydantic import ValidationError
 from torch import Tensor
 from torch.func import vmap
 
@@ -292,6 +293,10 @@ def test_scale_layers_targets_and_head() -> None:
             {"adapter": {"layers": [1, 7]}},
             r"model\.adapter\.layers: no targets are in the blocks \[7\]; there are \[0, 1\]",
         ),
+        (
+            {"adapter": {"targets": r"layers\.0"}},
+            r"no linear layer matches 'layers\\\\\.0' as a whole; some are vit\.layers\.0\.attention\.q_proj",
+        ),
         ({"base": "0" * 64}, r"has the checksum [0-9a-f]{64}, but model\.base is 0{64}"),
         ({"folder": "/nowhere/vit"}, r"model\.folder: /nowhere/vit is no folder.*rayfl model make tiny-vit"),
     ],
@@ -299,6 +304,12 @@ def test_scale_layers_targets_and_head() -> None:
 def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         section("vit", **options).network(SPEC)
+
+
+def test_a_pattern_that_is_none_is_refused_where_it_is_read() -> None:
+    with pytest.raises(ValidationError, match=r"'\(q_proj' is no regular expression"):
+        section("vit", adapter={"targets": "(q_proj"})
+    assert section("vit", adapter={"targets": ["q_proj"]}).adapter.targets == ("q_proj",)
 
 
 def test_inputs_that_do_not_fit_are_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import rayfl
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
@@ -45,6 +46,18 @@ def test_the_sketch_is_close_to_dense_matrices(scale: float) -> None:
     assert found is not None and exact / 1.5 < found < exact * 1.5
 
 
+@pytest.mark.parametrize("apart", [0.01, 0.03, 0.1])
+def test_the_sketch_is_close_where_adapters_are(apart: float) -> None:
+    """As after a round of local updates, where the error is small: a weight that counts twice would hide it."""
+    start, generator = trained(network("vit"), 0), torch.Generator().manual_seed(1)
+    trees = [
+        {name: leaf + apart * torch.randn(leaf.shape, generator=generator) for name, leaf in start.items()}
+        for _ in range(4)
+    ]
+    found, exact = estimated(trees), dense(trees)
+    assert exact < 0.5 and found is not None and exact / 1.5 < found < exact * 1.5
+
+
 def test_it_is_zero_where_one_factor_is_common_or_there_is_one_client() -> None:
     net = network("vit")
     trees = [trained(net, k) for k in range(4)]
@@ -70,7 +83,7 @@ def test_half_an_adapter_or_none_has_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "reported"), [("fedavg", True), ({"name": "fedper", "head_group": "lora_b"}, False)]
+    ("method", "reported"), [("fedavg", True), ("fedalt", True), ({"name": "fedper", "head_group": "lora_b"}, False)]
 )
 def test_it_is_a_column_of_the_cohorts_rows(method: Any, reported: bool, tmp_path: Path) -> None:
     rayfl.run(experiment(tmp_path, "run", method))

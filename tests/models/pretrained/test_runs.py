@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import safetensors
+import safetensors.torch
 import torch
 from typer.testing import CliRunner
 
@@ -30,8 +33,22 @@ from rayfl.runs.folder import open_run
 from rayfl.runs.verification import verify
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
-from tests.support.bases import CONFIGS, IMAGES, TOKENS, base, inputs, network, section, trained, transformers
-from tests.support.experiments import METHODS, SECTIONS, TRAIN, outcome
+from tests.support.bases import (
+    CAUSAL,
+    CONFIGS,
+    IMAGES,
+    TOKENS,
+    base,
+    inputs,
+    language_network,
+    language_section,
+    network,
+    section,
+    texts,
+    trained,
+    transformers,
+)
+from tests.support.experiments import EVERY, SECTIONS, TRAIN, assert_same, outcome
 from tests.support.toys import assert_close, assert_equal
 
 ADAPTERS = {"r": 2, "alpha": 4}
@@ -110,6 +127,19 @@ def test_inv_fedsa_keeps_each_b_with_its_client(tmp_path: Path) -> None:
     assert any(not torch.equal(first[name], second[name]) for name in first if ".lora_B." in name)
     shared = store.read_server(commits[-1])["shared"]
     assert all(".lora_A." in name for name in shared)
+
+
+@pytest.mark.parametrize(("name", "own"), [("Ditto", A + B + HEAD), ("FedSA-LoRA", B + HEAD), ("FedPer", HEAD)])
+def test_a_commit_has_what_is_personal_and_no_more(name: str, own: int, tmp_path: Path) -> None:
+    """Clients x 4 bytes x scalars, and headers: the base is in no commit."""
+    rayfl.run(experiment(tmp_path, "run", SENT[name][0], train={"clients_per_round": "all"}))
+    store = CommitStore(Storage(str(tmp_path / "run")))
+    commit = store.read_manifest(store.manifests()[-1])
+    files = set(commit.states.values())
+    assert len(commit.states) == 5
+    tensors = 5 * 4 * own
+    assert tensors < sum(len(store.read(file)) for file in files) < tensors + 5 * len(commit.states) * 1000
+    assert len(store.read(commit.server)) < 4 * (A + B + HEAD) + 4000
 
 
 def test_inv_ffa_averages_without_product_error() -> None:
@@ -197,6 +227,21 @@ def test_peft_computes_the_same_with_what_is_written(family: str, tmp_path: Path
     assert_equal(again.initialize(11), tree)
 
 
+@pytest.mark.parametrize("targets", ["all-linear", r".*\.(layers?|h)\.1\..*(q_proj|query|c_attn|fc1|up_proj)"])
+@pytest.mark.parametrize("family", ["vit", "llama", "gpt2", "bert", "roberta"])
+def test_targets_as_a_text_are_the_layers_that_peft_takes(family: str, targets: str) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    _, name, _ = CONFIGS[family]
+    bare = getattr(transformers, name).from_pretrained(base(family), local_files_only=True)
+    kind = None if family == "vit" else "SEQ_CLS"
+    model = peft.get_peft_model(bare, peft.LoraConfig(r=2, target_modules=targets, task_type=kind))
+    theirs = {name.removeprefix("base_model.model.") for name, one in model.named_modules() if hasattr(one, "lora_A")}
+    if family == "vit":  # without a task peft does not know which layer is the head
+        theirs.discard("classifier")
+    net = network(family, adapter={"r": 2, "targets": targets})
+    assert {name.removeprefix("model.") for name in net.sites} == theirs and theirs
+
+
 def test_an_adapter_to_begin_from_is_checked_and_counts(tmp_path: Path) -> None:
     net, made = network("vit"), section("vit")
     write_adapter(tmp_path / "one", trained(net, 0), made.peft_settings(list(net.parameter_names)), {})
@@ -273,6 +318,29 @@ def test_two_adapters_leave_as_one_of_twice_the_rank_or_not_at_all(tmp_path: Pat
     assert not (tmp_path / "mixed").exists()
 
 
+@pytest.mark.parametrize(
+    ("method", "row", "times"),
+    [
+        ({"name": "superfed", "start": 0.0, "adapters": "products"}, "lambda=0.3", 2),
+        ({"name": "floco", "simplex_dimension": 2, "assignment_round": 1, "simplex_over": "adapters"}, None, 3),
+    ],
+    ids=["SuPerFed", "FLOCO"],
+)
+def test_points_of_products_leave_as_adapters_of_a_higher_rank(
+    method: Any, row: str | None, times: int, tmp_path: Path
+) -> None:
+    rayfl.run(experiment(tmp_path, "run", method))
+    models = CommittedModels(open_run(str(tmp_path / "run"), Experiment))
+    done = export_adapter(models, 1, row, tmp_path / "out")
+    settings = json.loads((tmp_path / "out" / SETTINGS).read_text())
+    assert (settings["r"], settings["lora_alpha"]) == (times * ADAPTERS["r"], times * ADAPTERS["alpha"])
+    adapter = {"r": times * ADAPTERS["r"], "alpha": times * ADAPTERS["alpha"], "start": str(tmp_path / "out")}
+    plain, x = section("vit", adapter=adapter).network(IMAGES), inputs("vit", 5, 0)
+    with torch.no_grad():
+        expected = models.parts.task.network.logits(models.predictor(1, done.row).built()[0], x)
+        torch.testing.assert_close(plain.logits(plain.initialize(0), x), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_methods_refuse_what_they_cannot(tmp_path: Path) -> None:
     for method, message in (
         ("fedbn", "no normalization layer"),
@@ -301,10 +369,73 @@ def test_the_preset_says_how_its_base_is_made(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/commits"))
 
 
+ALONE = """
+import json, sys
+import torch, transformers, peft
+from safetensors.torch import load_file
+folder, base, kind, classes = sys.argv[1:5]
+options = {"num_labels": int(classes), "ignore_mismatched_sizes": True} if int(classes) else {}
+bare = getattr(transformers, kind).from_pretrained(base, local_files_only=True, **options)
+model = peft.PeftModel.from_pretrained(bare, folder).eval()
+given = load_file(folder + "/given.safetensors")
+expected = given.pop("logits")
+with torch.no_grad():
+    found = model(**given).logits
+    whole = model.merge_and_unload()(**given).logits
+assert not any(name.partition(".")[0] == "rayfl" for name in sys.modules)
+print(json.dumps([float((one - expected).abs().max()) for one in (found, whole)]))
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedbn"])
+@pytest.mark.parametrize("family", ["vit", "llama", "gpt2", "llama, causal"])
+def test_a_process_without_rayfl_computes_the_same(family: str, tmp_path: Path) -> None:
+    """With peft's model, and with the adapter merged into the base."""
+    pytest.importorskip("peft", reason="peft is not installed")
+    name, causal = family.partition(",")[0], "causal" in family
+    made = language_section(name) if causal else section(name)
+    net = language_network(name) if causal else network(name)
+    tree, x = trained(net, 0), texts(4, 0)[0] if causal else inputs(name, 4, 0)
+    folder = tmp_path / "adapter"
+    write_adapter(folder, tree, made.peft_settings(list(tree), "tokens" if causal else "class"), {})
+    given = {"pixel_values" if name == "vit" else "input_ids": x.contiguous(), "logits": net.logits(tree, x).detach()}
+    safetensors.torch.save_file(given, folder / "given.safetensors")
+    kind = CAUSAL[name] if causal else CONFIGS[name][1]
+    words = [str(folder), str(base(name, causal)), kind, str(0 if causal else net.head_shape[0])]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *words], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    adapted, merged = json.loads(done.stdout.splitlines()[-1])
+    assert adapted <= 1e-6 and merged <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_quickstart_is_one_run_however_it_is_computed(tmp_path: Path) -> None:
+    """Client by client and stacked, in this process and on two actors, by the preset's own settings."""
+    made = making.make("tiny-vit", tmp_path / "tiny-vit")
+    short = {"train.rounds": 2, "evaluation.every": 1, "tracking.tensorboard": False, "storage_path": str(tmp_path)}
+    ways = {
+        "one": {"engine.mode": "looped", "cluster.backend": "inline"},
+        "stacked": {"engine.mode": "vectorized", "cluster.backend": "inline"},
+        "actors": {"engine.mode": "looped", "cluster.num_actors": 2},
+    }
+    for name, way in ways.items():
+        rayfl.run("quickstart-lora", **{"model.folder": str(made.folder), "name": name, **short, **way})
+    found = {name: outcome(tmp_path / name) for name in ways}
+    assert_same(found["one"], found["actors"])
+    assert_close(found["one"].server, found["stacked"].server, 1e-4)
+    for column in ("top1", "loss", "bytes_up", "bytes_down"):
+        one, other = (found[name].clients[column].to_pylist() for name in ("one", "stacked"))
+        assert len(one) == len(other) and one.count(None) == other.count(None)
+        pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None]
+        assert pairs and all(a == pytest.approx(b, abs=1e-4) for a, b in pairs), column
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "fedbn"])
 def test_every_method_trains_over_adapters(name: str, tmp_path: Path) -> None:
     train = {"optimizer": "sgd", "momentum": 0.5, **TRAIN.get(name, {})}
     more = {key: value for key, value in SECTIONS.get(name, {}).items() if key != "model"}
-    rayfl.run(experiment(tmp_path, "run", METHODS[name], train=train, **more))
+    rayfl.run(experiment(tmp_path, "run", EVERY[name], train=train, **more))
     assert pq.read_table(tmp_path / "run" / "rounds.parquet").num_rows > 0
