@@ -56,7 +56,9 @@ class Architecture(BaseModel):
 
     def misfit(self, spec: InputSpec, needs: str) -> ModelError:
         """The error of a model that needs other inputs."""
-        fix = ": a column of text becomes tokens with dataset.tokenizer" if spec.categories and "token" in needs else ""
+        fix = "; choose another model or other data (docs/models.md)"
+        if spec.categories and "token" in needs:
+            fix = ": a column of text becomes tokens with dataset.tokenizer"
         return ModelError(f"model {self.name} needs {needs}, but the data set has {spec.words()}{fix}")
 
 
