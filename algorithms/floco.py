@@ -175,7 +175,8 @@ class Floco(Averaging):
         drawn_models = [part(one, names) for one in (model, *further)]
         endpoints = {name: torch.stack([one[name] for one in drawn_models]) for name in names}
         body = {name: model[name] for name in model if name not in endpoints}
-        return {"body": body, "endpoints": endpoints[head] if self.simplex_over == "head" else endpoints}
+        found = {"endpoints": endpoints[head] if self.simplex_over == "head" else endpoints}
+        return {"body": body, **found} if body else found
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         simplex = simplex_of(server)

@@ -286,16 +286,16 @@ class Procedures:
                 raise OverflowError(too_large(outcome))
             if job.counted:
                 result.upload_bytes = num_bytes(outcome.tree)
-            if isinstance(update, Exception):
-                raise update
-            if update is not None:
-                result.update = Inspected.of(update, known)
         else:
             check_sendable(outcome, job.procedure)
             check_finite(outcome)
             result.value = to_numpy(outcome)
             if job.counted:
                 result.upload_bytes = num_bytes(outcome)
+        if isinstance(update, Exception):
+            raise update
+        if update is not None:
+            result.update = Inspected.of(update, known)
         if client.published:
             check_predictors(client.published, f"{job.procedure} (client.publish)")
             result.scores = scorer.score_rest(client.published, job.splits, samples.of(client.id), scored)
