@@ -239,7 +239,7 @@ def test_the_command(made: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run = made("superfed-mm").storage.uri
     done = CliRunner().invoke(app, ["plot", "clients", run, "--metric", "top5"], catch_exceptions=False)
     assert done.exit_code == 0
-    assert "clients of 1 runs -> clients.png, clients.csv" in done.output
+    assert "clients of 1 run -> clients.png, clients.csv" in done.output
     assert {path.name for path in tmp_path.iterdir()} == {"clients.png", "clients.csv"}
     with pytest.raises(ConfigError, match="must end in"):
         CliRunner().invoke(app, ["plot", "clients", run, "--out", "f.bmp"], catch_exceptions=False)

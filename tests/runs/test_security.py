@@ -125,7 +125,7 @@ def test_clients_names_are_values_and_never_paths(tmp_path: Path) -> None:
     for command in (["clients", result.path], ["diff", result.path, "quickstart"], ["report", result.path]):
         shown = CliRunner().invoke(app, command).output
         assert not UNSEEN.search(shown), command
-    shown = CliRunner().invoke(app, ["clients", result.path]).output
+    shown = CliRunner().invoke(app, ["clients", result.path], env={"COLUMNS": "200"}).output
     assert r"[red]\x1b[31m\x9b2J[/x]" in shown and r"é\u202e" in shown
 
 
