@@ -13,11 +13,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from algorithms.clients import Clients as Clients
 from algorithms.clients import Procedure as Procedure
+from algorithms.parts.settings import idle_settings
+from algorithms.parts.settings import setting as setting
+from algorithms.parts.token_weights import check_tokens, tokens_of
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -28,16 +31,14 @@ from rayfl.errors import ConfigError, MethodError
 from rayfl.models.base import Network
 from rayfl.params import Tree
 
+Aggregation = Literal["samples", "uniform", "population", "tokens"]
+"""Weights of a mean over clients."""
+
 _TRAITS: Mapping[Trait, str] = {
     "classes": "one class a sample",
     "distribution": "a probability distribution over classes a sample",
     "features": "one vector of features a sample",
 }
-
-
-def setting(default: Any, symbol: str, description: str, **bounds: Any) -> Any:
-    """A hyper-parameter: its default, the paper's symbol (empty for our own options), meaning and range."""
-    return Field(default, description=description, json_schema_extra={"symbol": symbol}, **bounds)
 
 
 class Algorithm(BaseModel):
@@ -57,6 +58,8 @@ class Algorithm(BaseModel):
             that leaves one out gets the method's; one that gives another value is refused.
         asynchronous: whether the method is made for rounds without a barrier (``system.mode=buffered``), and for no
             others: a client of the cohort may have begun from the server's tree of an earlier round.
+        needs_everyone: why every client must take part in every round; empty where a round may lack some. Simulated
+            devices that leave clients out are then refused.
         averages_replies: whether the server averages, tensor by tensor, what clients send it one by one
             (:meth:`algorithms.clients.Clients.map`): of adapters the error of that is reported (``product_error``).
         needs: traits of a task (``rayfl.engine.tasks.Trait``) that the method cannot do without, and why.
@@ -78,6 +81,7 @@ class Algorithm(BaseModel):
     no_private_norm: ClassVar[Mapping[str, str]] = {}
     train_settings: ClassVar[Mapping[str, Any]] = {}
     asynchronous: ClassVar[bool] = False
+    needs_everyone: ClassVar[str] = ""
     averages_replies: ClassVar[bool] = False
     needs: ClassVar[Mapping[Trait, str]] = {}
     newcomer: ClassVar[str] = "what a client never sampled has"
@@ -128,6 +132,10 @@ class Algorithm(BaseModel):
             context: of the run.
         """
         return ()
+
+    def idle_settings(self) -> list[str]:
+        """Says of settings that have no effect beside the others, a sentence each; logged before a run starts."""
+        return idle_settings(self)
 
     def check_data(self, task: Task, sizes: np.ndarray, public: int) -> None:
         """Refuses, before any actor starts, data that the method cannot run on.
@@ -298,12 +306,17 @@ class Averaging(Algorithm):
 
     newcomer: ClassVar[str] = "w"
 
-    aggregation: Literal["samples", "uniform", "population"] = setting(
+    aggregation: Aggregation = setting(
         "samples",
         "q_k",
         "weights of the mean: samples n_k / sum over the cohort; uniform 1/|S|; population n_k / sum over all clients, "
-        "the rest staying on the old server model",
+        "the rest staying on the old server model; tokens those that a language model learns, in place of samples",
     )
+
+    def check_task(self, task: Task) -> None:
+        super().check_task(task)
+        if self.aggregation == "tokens":
+            check_tokens(task)
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         model = server["model"]
@@ -323,6 +336,8 @@ class Averaging(Algorithm):
 
     def weighted(self, client: Client, tree: Tree) -> Weighted:
         """A client's contribution with the weight that ``aggregation`` gives it."""
+        if self.aggregation == "tokens":
+            return Weighted(tree, tokens_of(client))
         return Weighted(tree, 1 if self.aggregation == "uniform" else client.num_samples)
 
     def remainder(self, tree: Tree, cohort: Sequence[int], clients: Clients) -> Weighted | None:

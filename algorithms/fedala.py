@@ -13,6 +13,7 @@ from algorithms.base import Averaging, setting
 from algorithms.parts.accumulators import ACCUMULATOR, averaging
 from algorithms.parts.partial import part
 from rayfl.aggregation.exact_sum import Weighted
+from rayfl.engine.batches import num_steps
 from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
@@ -116,7 +117,8 @@ class FedALA(Averaging):
 
     async def _pass(self, client: Client, model: Tree, weights: Tree) -> tuple[Tree, float]:
         """One pass of the weights over their share of the samples, and the loss of its last mini-batch."""
-        size = client.context.train.batch_size or client.num_samples
+        train, samples = client.context.train, client.num_samples
+        once = num_steps(samples, train.batch_size, 1, train.drop_last)
         like = next(iter(weights.values()))
         trained = await client.train(
             {
@@ -131,7 +133,7 @@ class FedALA(Averaging):
             momentum=0.0,
             weight_decay=0.0,
             groups={"weights": ParameterGroup(bounds=(0.0, 1.0), optimizer="sgd"), "loss": ACCUMULATOR},
-            steps=math.ceil(self.data_share * client.num_samples / size) if client.num_steps(1) else 0,
+            steps=min(math.ceil(self.data_share * samples / (train.batch_size or samples)), once) if once else 0,
             keep_optimizer=False,
             stream=STREAM,
         )

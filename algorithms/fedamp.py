@@ -101,10 +101,18 @@ class FedAMP(Algorithm):
     alpha_every: int = setting(30, "", "rounds between two such factors", ge=1)
     sigma: float = setting(25.0, "sigma", "sharpness of the weights (heuristic), or scale of distances", ge=0)
     self_weight: float | None = setting(
-        None, "xi_ii", "heuristic: weight of a client's own model; null: 1 / number of models", ge=0, le=1
+        None,
+        "xi_ii",
+        "heuristic: weight of a client's own model; null: 1 / number of models",
+        ge=0,
+        le=1,
+        only={"heuristic": (True,)},
     )
     clip_self: bool = setting(
-        True, "", "without heuristic: scale weights of others that exceed 1 in all, so that xi_ii is not negative"
+        True,
+        "",
+        "without heuristic: scale weights of others that exceed 1 in all, so that xi_ii is not negative",
+        only={"heuristic": (False,)},
     )
     start: Literal["own", "cloud"] = setting("own", "", "where local training starts: w_i or u_i")
 

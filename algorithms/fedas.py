@@ -69,6 +69,7 @@ class FedAS(PartialModel):
         "F_k",
         "sum over mini-batches of squared norms of their mean gradients (official code), or the mean over samples of "
         "squared norms of theirs, which is a Fisher trace",
+        only={"aggregation": ("fisher",)},
     )
     alignment_epochs: int = setting(1, "E_a", "epochs of the alignment; 0: none", ge=0)
     alignment_lr: float = setting(0.01, "", "learning rate of the alignment", ge=0)
@@ -130,17 +131,20 @@ class FedAS(PartialModel):
         return part(trained["body"], names)
 
     async def fisher_trace(self, client: Client, model: Tree) -> float:
-        """F_k of a model."""
+        """F_k of a model, from one pass over the samples, however many steps a local update has."""
+        train, by_sample = client.context.train, self.fisher_form == "samples"
+        once = {"min_local_steps": 0, "max_local_steps": None, "drop_last": train.drop_last and not by_sample}
         found = await client.train(
             {"trace": model[client.task.network.head_weight].new_zeros(())},
             self.fisher_objective,
             frozen={"model": model},
             epochs=1,
+            settings=train.model_copy(update=once),
             groups={"trace": ACCUMULATOR},
             keep_optimizer=False,
             stream=".fisher",
         )
-        return float(found["trace"]) / (client.num_samples if self.fisher_form == "samples" else 1)
+        return float(found["trace"]) / (client.num_samples if by_sample else 1)
 
     @property
     def objective(self) -> Sum:

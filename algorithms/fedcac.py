@@ -97,6 +97,12 @@ class FedCAC(Averaging):
     server_keeps: ClassVar[str] = "w, M_k, g_k"
     newcomer: ClassVar[str] = "w"
 
+    aggregation: Literal["samples", "uniform", "population"] = setting(
+        "samples",
+        "q_k",
+        "weights of the mean: samples n_k / sum over the cohort; uniform 1/|S|; population n_k / sum over all clients, "
+        "the rest staying on the old server model",
+    )
     critical_share: float = setting(0.5, "tau", "share of each tensor's elements that are critical", ge=0, le=1)
     collaboration_rounds: int = setting(100, "beta", "rounds after which clients have no partners any more", ge=1)
 

@@ -52,7 +52,12 @@ class FedFusion(Averaging):
         "conv", "F", "fusion: 1x1 convolution of both features, or their mixture with one g a channel or one in all"
     )
     smoothing: float = setting(
-        0.9, "s", "share of the server's old g in its new one (multi, single); 0 takes the clients' mean", ge=0, le=1
+        0.9,
+        "s",
+        "share of the server's old g in its new one (multi, single); 0 takes the clients' mean",
+        ge=0,
+        le=1,
+        only={"operator": ("multi", "single")},
     )
     fusion_lr: float | None = setting(
         None, "eta_F", "learning rate of the fusion module; null: that of the model, 0: the module stays as it is", ge=0

@@ -18,6 +18,7 @@ from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_counts
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
+from rayfl.engine.batches import num_steps
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.server import Server
@@ -157,7 +158,7 @@ class FedGen(FineTuned):
             train = client.context.train
             size = train.batch_size or client.num_samples
             count = self.generated_batch or size
-            epoch = -(-client.num_samples // size)
+            epoch = num_steps(client.num_samples, train.batch_size, 1, train.drop_last)
 
             def draw(generator: np.random.Generator, steps: int) -> Tree:
                 return {

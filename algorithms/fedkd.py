@@ -79,8 +79,17 @@ class FedKD(Algorithm):
     compress: Literal["updates", "parameters", "none"] = setting(
         "updates", "", "what is compressed: the mentee's changes, its parameters themselves (PFLlib), or nothing"
     )
-    energy_start: float = setting(0.95, "T_start", "share of the squared singular values kept at first", gt=0, le=1)
-    energy_end: float = setting(0.98, "T_end", "share kept in the last round", gt=0, le=1)
+    energy_start: float = setting(
+        0.95,
+        "T_start",
+        "share of the squared singular values kept at first",
+        gt=0,
+        le=1,
+        only={"compress": ("updates", "parameters")},
+    )
+    energy_end: float = setting(
+        0.98, "T_end", "share kept in the last round", gt=0, le=1, only={"compress": ("updates", "parameters")}
+    )
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)

@@ -79,6 +79,7 @@ class FedMe(OwnModels):
     server_keeps: ClassVar[str] = "w_p of all clients, U"
     newcomer: ClassVar[str] = "-"
     no_newcomers: ClassVar[str] = "the server keeps and exchanges the models of a fixed set of clients"
+    needs_everyone: ClassVar[str] = "every client trains its own model and another's in every round"
 
     model_tuning: bool = setting(True, "MT", "clients go over to the exchanged model if it has the lower loss")
     mutual_learning: bool = setting(True, "DML", "the two models of a client learn from each other's predictions")
@@ -87,9 +88,13 @@ class FedMe(OwnModels):
         (),
         "K_t",
         "rounds (0-indexed) from which there is one more cluster than before, starting from one, e.g. [150, 225, 275]",
+        only={"model_clustering": (True,)},
     )
     cluster_outputs: Literal["probabilities", "logits"] = setting(
-        "probabilities", "", "the outputs on the public samples by which models are clustered"
+        "probabilities",
+        "",
+        "the outputs on the public samples by which models are clustered",
+        only={"model_clustering": (True,)},
     )
     exchange: Literal["random", "derangement"] = setting(
         "random",

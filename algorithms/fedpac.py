@@ -85,6 +85,7 @@ class FedPAC(PartialModel):
         "",
         "delete eigenvalues of the program's matrix below this (official code: 0.01); null: solve exactly",
         ge=0,
+        only={"combine_heads": (True,)},
     )
 
     def check(self, task: Task, context: RoundContext) -> None:

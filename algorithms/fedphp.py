@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from algorithms.base import Averaging, setting
+from algorithms.base import Aggregation, Averaging, setting
 from algorithms.parts.mixture import parameters
 from algorithms.parts.transfer import (
     ONE_SAMPLE,
@@ -21,6 +21,8 @@ from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.params import Tree, interpolate, squared_distance
+
+_TRANSFERS = ("mmd", "kd", "l2", "prox")
 
 
 class FedPHP(Averaging):
@@ -56,18 +58,21 @@ class FedPHP(Averaging):
     server_keeps: ClassVar[str] = "theta_s"
     newcomer: ClassVar[str] = "w, and an HPM that inherits from w and a local update"
 
-    aggregation: Literal["samples", "uniform", "population"] = setting(
+    aggregation: Aggregation = setting(
         "uniform",
         "q_k",
         "weights of the mean: uniform 1/|S| (paper); samples n_k / sum over the cohort (official code); population "
-        "n_k / sum over all clients, the rest staying on the old server model",
+        "n_k / sum over all clients, the rest staying on the old server model; tokens those that a language model "
+        "learns, in place of samples",
     )
     transfer: Literal["mmd", "kd", "l2", "prox", "none"] = setting(
         "mmd",
         "L_kt",
         "what the HPM teaches: mmd feature distribution, kd logits, l2 features, prox parameters, none nothing",
     )
-    transfer_weight: float = setting(0.01, "lambda", "weight of the transfer; cross-entropy gets the rest", ge=0, le=1)
+    transfer_weight: float = setting(
+        0.01, "lambda", "weight of the transfer; cross-entropy gets the rest", ge=0, le=1, only={"transfer": _TRANSFERS}
+    )
     momentum_schedule: Literal["a", "b", "c"] = setting(
         "a",
         "Mu-A, Mu-B, Mu-C",
@@ -75,21 +80,40 @@ class FedPHP(Averaging):
         "always; c round / rounds",
     )
     macro_momentum: float = setting(
-        0.9, "mu_macro", "momentum of a client selected as often as expected (a), or always (b)", ge=0, le=1
+        0.9,
+        "mu_macro",
+        "momentum of a client selected as often as expected (a), or always (b)",
+        ge=0,
+        le=1,
+        only={"momentum_schedule": ("a", "b")},
     )
     momentum_clip: float = setting(
-        1.0, "", "largest momentum under schedule a (the official code takes 0.9)", ge=0, le=1
+        1.0,
+        "",
+        "largest momentum under schedule a (the official code takes 0.9)",
+        ge=0,
+        le=1,
+        only={"momentum_schedule": ("a",)},
     )
     count: Literal["before", "after"] = setting(
-        "before", "z_k", "whether z leaves out the current selection (Algorithm 1) or includes it (text)"
+        "before",
+        "z_k",
+        "whether z leaves out the current selection (Algorithm 1) or includes it (text)",
+        only={"momentum_schedule": ("a",)},
     )
-    temperature: float = setting(4.0, "tau", "temperature of distillation", gt=0)
+    temperature: float = setting(4.0, "tau", "temperature of distillation", gt=0, only={"transfer": ("kd",)})
     kd_form: Literal["paper", "code"] = setting(
-        "paper", "", "distillation with both models softened (paper), or with the teacher alone (official code)"
+        "paper",
+        "",
+        "distillation with both models softened (paper), or with the teacher alone (official code)",
+        only={"transfer": ("kd",)},
     )
-    one_sample: OneSample = setting("skip", "", f"transfer=mmd: {ONE_SAMPLE}")
+    one_sample: OneSample = setting("skip", "", f"transfer=mmd: {ONE_SAMPLE}", only={"transfer": ("mmd",)})
     skip_first_transfer: bool = setting(
-        False, "", "train without transfer in a client's first selection, when its HPM is still the initial model"
+        False,
+        "",
+        "train without transfer in a client's first selection, when its HPM is still the initial model",
+        only={"transfer": _TRANSFERS},
     )
 
     def needed(self) -> Mapping[Trait, str]:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from algorithms.base import Averaging, setting
+from algorithms.base import Aggregation, Averaging, setting
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -46,11 +46,12 @@ class FML(Averaging):
     server_keeps: ClassVar[str] = "w (meme)"
     newcomer: ClassVar[str] = "w, and an own model after a local update"
 
-    aggregation: Literal["samples", "uniform", "population"] = setting(
+    aggregation: Aggregation = setting(
         "uniform",
         "q_k",
         "weights of the mean: uniform 1/|S| (authors' code); samples n_k / sum over the cohort; population n_k / sum "
-        "over all clients, the rest staying on the old server model",
+        "over all clients, the rest staying on the old server model; tokens those that a language model learns, in "
+        "place of samples",
     )
     private_weight: float = setting(
         0.5,

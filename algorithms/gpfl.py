@@ -93,12 +93,19 @@ class GPFL(PartialModel):
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         tree = {name: server[name] for name in SHARED}
         rest = self.remainder(tree, cohort, clients)
-        return {**clients.mean(self.guided_update, cohort, broadcast=tree, also=rest), "aggregated": 1}
+        update = self.guided_update if server["aggregated"] else self.first_update
+        return {**clients.mean(update, cohort, broadcast=tree, also=rest), "aggregated": 1}
 
-    async def guided_update(self, client: Client, shared: Tree, valve: Tree, embedding: Tensor) -> Weighted:
+    async def first_update(self, client: Client, shared: Tree, valve: Tree, embedding: Tensor) -> Weighted:
+        """Does the same before the first aggregation, when the conditions are 0."""
+        return await self.guided_update(client, shared, valve, embedding, aggregated=False)
+
+    async def guided_update(
+        self, client: Client, shared: Tree, valve: Tree, embedding: Tensor, aggregated: bool = True
+    ) -> Weighted:
         """Trains all parts, and keeps the head."""
         network = client.task.network
-        both, personal = self.conditions(client, embedding, client.round > 0)
+        both, personal = self.conditions(client, embedding, aggregated)
         rule = ParameterGroup(lr=self.module_lr, weight_decay=self.module_weight_decay)
         trained = await client.train(
             {"model": self.assembled(client, shared), "valve": valve, "embedding": embedding},
@@ -116,7 +123,8 @@ class GPFL(PartialModel):
 
     async def join(self, client: Client, server: Tree) -> Tree:
         """Does what a client of a cohort does, and sends nothing."""
-        await self.guided_update(client, server["shared"], server["valve"], server["embedding"])
+        tree = {name: server[name] for name in SHARED}
+        await (self.guided_update if server["aggregated"] else self.first_update)(client, **tree)
         return {}
 
     def conditions(self, client: Client, embedding: Tensor, aggregated: bool) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,7 @@ class L2GD(Algorithm):
     client_keeps: ClassVar[str] = "x_k"
     server_keeps: ClassVar[str] = "xbar"
     newcomer: ClassVar[str] = "w for x_k"
+    needs_everyone: ClassVar[str] = "an iteration moves the models of all clients"
 
     aggregation_probability: float = setting(0.5, "p", "probability that a round aggregates", gt=0, lt=1)
     penalty_weight: float = setting(1.0, "lambda", "pull of each model to the mean of all", ge=0)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.base import Averaging, setting
+from algorithms.base import Aggregation, Averaging, setting
 from algorithms.parts.mixture import parameters
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -49,18 +49,23 @@ class PerFedAvg(Averaging):
     citation: ClassVar[str] = "Fallah et al., NeurIPS 2020"
     newcomer: ClassVar[str] = "w, and w after the gradient steps"
 
-    aggregation: Literal["samples", "uniform", "population"] = setting(
+    aggregation: Aggregation = setting(
         "uniform",
         "",
         "weights of the mean: uniform 1/|S| (paper); samples n_k / sum over the cohort; population n_k / sum over all "
-        "clients, the rest staying on the old server model",
+        "clients, the rest staying on the old server model; tokens those that a language model learns, in "
+        "place of samples",
     )
     version: Literal["fo", "hf", "exact"] = setting(
         "fo", "FO, HF", "without the Hessian, with a difference of gradients for it, or through the inner step"
     )
     alpha: float = setting(0.01, "alpha", "learning rate of the inner step and of the personalized model's", ge=0)
     delta: float = setting(
-        1e-3, "delta", "hf: distance of the two gradients; the smaller, the more digits they lose", ge=1e-4
+        1e-3,
+        "delta",
+        "hf: distance of the two gradients; the smaller, the more digits they lose",
+        ge=1e-4,
+        only={"version": ("hf",)},
     )
     adapt_steps: int = setting(1, "", "steps from w to the personalized model", ge=0)
     adapt_batch: Literal["full", "batch"] = setting(

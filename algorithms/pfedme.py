@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from algorithms.base import Averaging, check_sgd, setting
+from algorithms.base import Aggregation, Averaging, check_sgd, setting
 from algorithms.parts.mixture import parameters
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -45,11 +45,12 @@ class PFedMe(Averaging):
     client_keeps: ClassVar[str] = "theta_k"
     newcomer: ClassVar[str] = "w, and theta after a local update from it"
 
-    aggregation: Literal["samples", "uniform", "population"] = setting(
+    aggregation: Aggregation = setting(
         "uniform",
         "q_k",
         "weights of the mean: uniform 1/|S| (paper); samples n_k / sum over the cohort; population n_k / sum over all "
-        "clients, the rest staying on the old server model",
+        "clients, the rest staying on the old server model; tokens those that a language model learns, in "
+        "place of samples",
     )
     proximal_weight: float = setting(
         15.0, "lambda", "pull between theta_k and w_k; train.lr times it is how far w_k moves towards theta_k", ge=0

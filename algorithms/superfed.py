@@ -68,7 +68,10 @@ class SuPerFed(Averaging):
         "own", "", "initial w^l: an own draw per client, one draw shared by all, or a copy of the first w^g received"
     )
     lm_lstm_per_layer: bool = setting(
-        False, "", "lm: one mixing coefficient for each of stacked recurrent layers (false: one for the whole stack)"
+        False,
+        "",
+        "lm: one mixing coefficient for each of stacked recurrent layers (false: one for the whole stack)",
+        only={"mode": ("lm",)},
     )
     fixed_coefficient: float | None = setting(
         None, "", "use this lambda in every step instead of drawing one (ablations)", ge=0, le=1

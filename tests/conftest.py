@@ -5,6 +5,7 @@ RAYFL_TEST_DEVICE names another device for those that can use one.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
@@ -26,6 +27,8 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 _RAY = "tests/cluster/"
+_STARTS_RAY = ("local_ray", "start_local", "import ray", "subprocess")
+"""Words of files whose tests start Ray, or programs that may."""
 
 
 def pytest_unconfigure() -> None:
@@ -39,8 +42,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Gives one process all tests that start Ray, so that no two are at it, and the others file by file."""
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+    @functools.cache
+    def starts_ray(file: str) -> bool:
+        text = (config.rootpath / file).read_text()
+        return any(word in text for word in _STARTS_RAY)
+
     class OneRay(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return _RAY if nodeid.startswith(_RAY) else nodeid.split("::")[0]
+            file = nodeid.split("::")[0]
+            return _RAY if file.startswith(_RAY) and starts_ray(file) else file
 
     return OneRay(config, log)

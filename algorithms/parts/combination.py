@@ -57,8 +57,9 @@ def least_on_simplex(factor: np.ndarray) -> np.ndarray:
 
 
 def pruned(weights: np.ndarray, least: float) -> np.ndarray:
-    """Weights below ``least`` set to zero, each row of the others again with sum 1."""
-    kept = np.where(weights < least, 0.0, weights)
+    """Weights below ``least`` set to zero, each row of the others again with sum 1; a row of no others stays."""
+    some = weights.max(-1, keepdims=True) >= least
+    kept = np.where(some & (weights < least), 0.0, weights)
     scaled: np.ndarray = kept / kept.sum(-1, keepdims=True)
     return scaled
 

@@ -61,6 +61,9 @@ class Server(Client):
             )
         return BatchPlan(torch.zeros(0, dtype=torch.int64), (0,) * (settings.steps * settings.repeats + 1))
 
+    def _variations(self, settings: LocalSettings, plan: BatchPlan) -> None:
+        """Returns None: only clients' own images are augmented."""
+
 
 def _none(split: str) -> NoReturn:
     raise MethodError(

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from algorithms.fedala import FedALA
+from algorithms.fedala import STREAM, FedALA
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
 from rayfl.engine.batches import plan_batches
@@ -193,6 +193,28 @@ def passes(algorithm: FedALA) -> int:
     toy.step([0, 1])
     toy.step([0])
     return len(seen)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({}, [3, 2, 4]), ({"drop_last": True}, [2, 1, 3]), ({"min_local_steps": 9, "max_local_steps": 9}, [3, 2, 4])],
+)
+def test_a_pass_of_all_samples_has_the_mini_batches_of_an_epoch(
+    options: dict[str, Any], steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, train = [], Client.train
+
+    async def spy(client: Client, *args: Any, **given: Any) -> Tree:
+        if given.get("stream") == STREAM:
+            taken.append(given["steps"])
+        return await train(client, *args, **given)
+
+    monkeypatch.setattr(Client, "train", spy)
+    settings = TRAIN.model_copy(update={"batch_size": 4, **options})
+    toy = Toy(FedALA(data_share=1.0, start_passes=1), random_clients([10, 6, 15]), two_layers(), settings)
+    toy.step([0, 1, 2])
+    toy.step([0, 1, 2])
+    assert taken == steps
 
 
 def test_the_start_ends_when_the_loss_has_settled() -> None:

@@ -184,6 +184,19 @@ def test_inv_as_8_traces_of_softmax_regression_are_the_closed_form(form: Any, mo
         assert abs(found - expected / (n if form == "samples" else 1)) < 1e-12
 
 
+@pytest.mark.parametrize("options", [{"min_local_steps": 9}, {"max_local_steps": 1}, {"drop_last": True}])
+def test_traces_are_of_one_pass_however_many_steps_a_local_update_has(options: dict[str, Any]) -> None:
+    found = {}
+    for form in ("batches", "samples"):
+        for train in (TRAIN, TRAIN.model_copy(update=options)):
+            toy = Toy(Asked(fisher_form=form), random_clients([10, 3, 7], seed=2), softmax_regression(), train)
+            found.setdefault(form, []).append(traces(toy, initial(toy), [0, 1, 2]))
+    assert found["samples"][0] == pytest.approx(found["samples"][1], rel=1e-12)
+    # mini-batches that are dropped have no gradient: of 10 and of 7 samples in mini-batches of 4
+    whole = [f == pytest.approx(g, rel=1e-12) for f, g in zip(*found["batches"], strict=True)]
+    assert whole == ([False, True, False] if "drop_last" in options else [True, True, True])
+
+
 def sgd(toy: Toy, tree: Tree, loss: Any, stream: str, steps: int, client: int, **rules: Any) -> Tree:
     """Steps of PyTorch's optimizer on the mini-batches of a stream."""
     part = toy.dataset.load(client)["train"]

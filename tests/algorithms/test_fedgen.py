@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from algorithms.fedavg import FedAvg
 from algorithms.fedgen import FedGen, diversity, generated, heads_loss, shares
 from rayfl.engine.classification import Classification
+from rayfl.engine.client import Client
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
@@ -93,6 +94,21 @@ def test_inv_gen_3_terms_end_with_their_epochs() -> None:
     assert_close(found[0], found[1], 1e-12)
     for left, right in ((found[0], found[2]), (found[2], found[3])):
         assert (left["head.weight"] - right["head.weight"]).abs().max() > 1e-6
+
+
+def test_an_epoch_with_these_terms_has_the_steps_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy, active, train = toy_of(TRAIN.model_copy(update={"drop_last": True}), regularized_epochs=1), {}, Client.train
+
+    async def spy(client: Client, *args: Any, draw: Any = None, **options: Any) -> Tree:
+        if draw is not None and client.id >= 0:  # not the server
+            active[client.id] = draw(np.random.default_rng(0), client.num_steps())["active"].tolist()
+        return await train(client, *args, draw=draw, **options)
+
+    monkeypatch.setattr(Client, "train", spy)
+    toy.step([0, 1])
+    toy.step([0, 1])
+    # of 9 and of 12 samples in mini-batches of 4
+    assert active == {0: [1, 1, 0, 0], 1: [1, 1, 1, 0, 0, 0]}
 
 
 def test_the_clients_loss_is_the_sum_of_three() -> None:

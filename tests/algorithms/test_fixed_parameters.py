@@ -23,7 +23,7 @@ from rayfl.experiment.parts import Parts
 from rayfl.models.base import Network
 from rayfl.params import num_bytes
 from tests.cluster.rounds.test_resume import Interrupt
-from tests.support.cases import CASES, SIZES, Case, toy_of
+from tests.support.cases import CASES_OF_KINDS, SIZES, Case, toy_of
 from tests.support.experiments import assert_same, outcome, small_experiment
 from tests.support.own_models import Frozen
 from tests.support.toys import ListDataset, TwoLayers, assert_close, assert_equal, random_clients
@@ -51,7 +51,7 @@ def clients_of(case: Case, factor: Tensor) -> ListDataset:
 
 
 @pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
-@CASES
+@CASES_OF_KINDS
 def test_as_if_the_data_had_been_transformed_before(case: Case, mode: str) -> None:
     """To the bit: what is trained, sent, averaged, kept and scored, and how many bytes travel.
 
@@ -177,7 +177,7 @@ HEAD_NEEDED = {
 BODY_NEEDED = {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fedcp", "fedas"}
 
 
-@CASES
+@CASES_OF_KINDS
 @pytest.mark.parametrize(
     ("frozen", "refused", "named"),
     [

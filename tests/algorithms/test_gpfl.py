@@ -14,6 +14,7 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedper import FedPer
 from algorithms.gpfl import GPFL, SHARED, cosines, valve
 from rayfl.engine.batches import plan_batches
+from rayfl.engine.client import Client
 from rayfl.engine.tasks import Batch, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, leaves, map_leaves
@@ -29,7 +30,7 @@ from tests.support.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.support.toys import CPU, Toy, assert_close, assert_equal, two_layers
+from tests.support.toys import CPU, Toy, assert_close, assert_equal, random_clients, two_layers
 
 HEAD = ("head.weight", "head.bias")
 
@@ -218,6 +219,27 @@ def test_inv_gp_8_modules_stay_at_rate_0_and_shrink_by_weight_decay_alone() -> N
     # two epochs of two steps
     for name in ("valve", "embedding"):
         assert_close({name: toy.server[name]}, map_leaves(lambda leaf: leaf * 0.9**4, {name: start[name]}), 1e-12)
+
+
+def test_conditions_open_with_the_first_aggregation_whatever_round_that_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, original = [], GPFL.conditions
+
+    def spy(self: GPFL, client: Client, embedding: Tensor, aggregated: bool) -> tuple[Tensor, Tensor]:
+        seen.append(aggregated)
+        return original(self, client, embedding, aggregated)
+
+    monkeypatch.setattr(GPFL, "conditions", spy)
+    late, train = random_clients([8, 6, 5, 4]), TRAIN.model_copy(update={"clients_per_round": 2})
+    toy = Toy(GPFL(), late, two_layers(), train, unseen=1)
+    toy.round = 1  # nobody was there in round 0
+    toy.step([0, 1])
+    toy.step([0, 1])
+    assert seen == [False, False, True, True]
+    seen.clear()
+    toy = Toy(GPFL(), late, two_layers(), train, unseen=1)
+    toy.step([0, 1])
+    toy.scores(newcomers=True)
+    assert seen == [False, False, True, True]  # to join, and to be scored
 
 
 @pytest.mark.parametrize("source", ["received", "own"])

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 import rayfl
-from tests.support.experiments import small_experiment
+from algorithms import registry
+from tests.support.experiments import EVERY, small_experiment
 
 
 def remarks(caplog: pytest.LogCaptureFixture, folder: Path, method: str, **options: Any) -> list[str]:
@@ -40,3 +42,41 @@ def test_a_phase_that_no_round_reaches_is_named(
 
 def test_one_cluster_by_choice_needs_no_remark(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert remarks(caplog, tmp_path, "fedme", cluster_rounds=[], model_clustering=False) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "other", "words"),
+    [
+        ("fedphp", {"temperature": 2.0}, {"transfer": "kd"}, "algorithm.temperature has no effect: it is for"),
+        (
+            "fedphp",
+            {"macro_momentum": 0.5, "momentum_schedule": "c"},
+            {"momentum_schedule": "b"},
+            "=a or b, and that is c",
+        ),
+        ("superfed-mm", {"lm_lstm_per_layer": True}, {"mode": "lm"}, "algorithm.mode=lm, and that is mm"),
+        ("fedamp", {"self_weight": 0.5, "heuristic": False}, {"heuristic": True}, "=true, and that is false"),
+    ],
+)
+def test_a_setting_without_effect_is_named(
+    method: str, options: dict[str, Any], other: dict[str, Any], words: str
+) -> None:
+    settings = {**EVERY[method], **options}
+    (said,) = registry.METHODS[settings["name"]](**settings).idle_settings()
+    assert words in said
+    assert registry.METHODS[settings["name"]](**{**settings, **other}).idle_settings() == []
+
+
+def test_settings_without_effect_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = remarks(caplog, tmp_path, "fedphp", temperature=2.0)
+    assert said == ["algorithm: algorithm.temperature has no effect: it is for algorithm.transfer=kd, and that is mmd"]
+
+
+def test_options_that_settings_depend_on_are_there() -> None:
+    for method in registry.METHODS.values():
+        for name, field in method.model_fields.items():
+            extra: Any = field.json_schema_extra or {}
+            for other, values in (extra.get("only") or {}).items():
+                for value in values:
+                    adapted = TypeAdapter(method.model_fields[other].annotation)
+                    assert adapted.validate_python(value) == value, (method, name)

@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from algorithms.base import Algorithm
+from algorithms.fedgen import FedGen
+from algorithms.pfedhn import PFedHN
 from rayfl.data.images.augment import Augmentation, AugmentConfig
+from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.round_context import RoundContext
@@ -20,11 +24,12 @@ from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.engine.trampoline import run_procedures
 from rayfl.errors import MethodError
 from rayfl.examples import Examples
-from rayfl.params import Tree
+from rayfl.models.base import Network
+from rayfl.params import Tree, leaves
 from rayfl.randomness import RandomStreams
 from tests.engine.test_client import SPEC, TASK, TRAIN, clients, trained
-from tests.support.problems import CPU, examples
-from tests.support.toys import assert_close, assert_equal
+from tests.support.problems import CPU, SmallCNN, examples
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal
 
 MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
 
@@ -91,6 +96,22 @@ def test_given_samples_are_not_augmented() -> None:
         client = Client(0, {}, {"train": examples(9, SPEC, 0)}, TASK, context, CPU)
         found.append(updates({0: client}, "looped", examples=shared_samples(9)))
     assert_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [PFedHN(inner_steps=2, hidden=6), FedGen(generator_steps=3, generator_hidden=6, noise_dim=4)],
+    ids=lambda one: one.name,
+)
+def test_where_images_are_augmented_the_server_has_none(algorithm: Algorithm) -> None:
+    images = torch.rand(3, 8, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    data = ListDataset([(own, torch.arange(8) % 3) for own in images])
+    train = TrainConfig(rounds=2, clients_per_round="all", local_epochs=1, batch_size=4, lr=0.1)
+    task, servers = Classification(Network(lambda: SmallCNN(3))), []
+    for augmentation in (None, Augmentation(AugmentConfig(crop=1, flip=True), torch.zeros(1))):
+        servers.append(Toy(algorithm, data, task, train, augmentation=augmentation).run())
+    generators = [torch.cat([leaf.flatten() for _, leaf in leaves(one["generator"])]) for one in servers]
+    assert not torch.equal(*generators), "the clients' images are augmented"
 
 
 def test_other_settings_are_those_of_a_training_section() -> None:

@@ -68,6 +68,7 @@ from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
 from rayfl.engine.settings import TrainConfig
 from rayfl.models.base import Network
+from tests.support.experiments import KINDS
 from tests.support.toys import Toy, random_clients, two_layers
 
 
@@ -530,6 +531,11 @@ ALGORITHMS = {
 }
 
 CASES = pytest.mark.parametrize("case", ALGORITHMS.values(), ids=ALGORITHMS.keys())
+CASES_OF_KINDS = pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=name, marks=() if name in KINDS else pytest.mark.slow) for name, case in ALGORITHMS.items()],
+)
+"""The same, of which those that do not stand for a kind are slow."""
 COHORTS = ([0, 2], [1, 2, 4], [0, 4], [2, 3])
 TRAIN = TrainConfig(
     rounds=len(COHORTS), clients_per_round=3, local_epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01

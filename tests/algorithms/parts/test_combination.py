@@ -96,6 +96,9 @@ def test_small_weights_are_dropped() -> None:
     found = pruned(np.array([0.5, 0.4995, 0.0005]), 1e-3)
     assert found[2] == 0
     assert_allclose(found[:2], np.array([0.5, 0.4995]) / 0.9995, atol=1e-15)
+    # of more than a thousand alike, none reaches a thousandth
+    even = np.full((2, 1250), 1 / 1250)
+    assert_allclose(pruned(even, 1e-3), even, rtol=1e-12)
 
 
 def test_clipped_eigenvalues_change_the_program() -> None:

@@ -1,0 +1,43 @@
+"""Hyper-parameters of methods as fields, and which of them have no effect beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+
+def setting(
+    default: Any, symbol: str, description: str, only: Mapping[str, Sequence[Any]] | None = None, **bounds: Any
+) -> Any:
+    """A hyper-parameter: its default, the paper's symbol (empty for our own options), meaning and range.
+
+    Args:
+        default: its value where none is given.
+        symbol: in the paper.
+        description: of what it does.
+        only: other options, and with which of their values it does that; see :func:`idle_settings`.
+        bounds: as of ``pydantic.Field``.
+    """
+    extra: dict[str, Any] = {"symbol": symbol} if only is None else {"symbol": symbol, "only": dict(only)}
+    return Field(default, description=description, json_schema_extra=extra, **bounds)
+
+
+def idle_settings(method: BaseModel) -> list[str]:
+    """Says of settings that differ from their defaults and have no effect beside the others, a sentence each."""
+    found = []
+    for name, field in type(method).model_fields.items():
+        extra: Any = field.json_schema_extra or {}
+        for other, values in (extra.get("only") or {}).items():
+            if getattr(method, name) != field.default and (there := getattr(method, other)) not in values:
+                needed = " or ".join(map(_shown, values))
+                found.append(
+                    f"algorithm.{name} has no effect: it is for algorithm.{other}={needed}, and that is {_shown(there)}"
+                )
+    return found
+
+
+def _shown(value: Any) -> str:
+    """A value as it is written in a configuration."""
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
