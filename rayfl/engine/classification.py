@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +80,21 @@ class Classification(NetworkTask):
         """Log-probabilities of shape (b, C), in evaluation mode; the mean probability of several models."""
         return super().predictions(models, x)
 
+    def stacked_predictions(self, models: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """See the base class; of a fully connected network with products written out."""
+        plain = all(getattr(type(self), name) is getattr(Classification, name) for name in _OF_PREDICTIONS)
+        layers = self.chain(models) if plain else None
+        if layers is None:
+            return super().stacked_predictions(models, x)
+        read = x.flatten(2)
+        for place, (weight, bias) in enumerate(layers):
+            read = torch.bmm(read, weight.mT) if bias is None else torch.baddbmm(bias[:, None], read, weight.mT)
+            if place < len(layers) - 1:
+                read = read.relu_()
+        return read.log_softmax(-1)
+
 
 _OF_THE_LOSS = ("loss", "loss_of", "logits", "cross_entropy")
 """What the written-out gradient supposes."""
+_OF_PREDICTIONS = ("predictions", "log_probabilities", "predicted")
+"""What the written-out predictions suppose."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -14,7 +14,8 @@ from rayfl.data.images.augment import Variations
 from rayfl.engine.batches import BatchPlan, num_steps, plan_batches
 from rayfl.engine.evaluation import samples_at_a_time
 from rayfl.engine.local_settings import LocalOptions, LocalSettings
-from rayfl.engine.optimizers import Kept, Rule
+from rayfl.engine.looped import moved_paths
+from rayfl.engine.optimizers import Kept, Rule, rule_of
 from rayfl.engine.pieces import in_pieces
 from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
 from rayfl.engine.round_context import RoundContext
@@ -201,7 +202,9 @@ class Client:
             variations=self._variations(local, plan) if examples is None else None,
         )
         if local.keep_optimizer:
-            request = replace(request, kept=self._kept(local.stream, request.rules))
+            moved = moved_paths(trainable, task or self.task)
+            rules = {rule_of(path, local.rule, local.groups) for path in moved}
+            request = replace(request, kept=self._kept(local.stream, rules))
         if not plan.steps or (each_epoch is None and schedule is None):
             trained: Tree = await Ask(request)
         else:
@@ -304,7 +307,7 @@ class Client:
         seed = self.context.streams.integer(stream, client=client)
         return map_leaves(self._to_device, (task or self.task).network.initialize(seed))
 
-    def _kept(self, stream: str, rules: Sequence[Rule]) -> Kept:
+    def _kept(self, stream: str, rules: Collection[Rule]) -> Kept:
         """Returns what the optimizer of a stream's last pass has left; nothing before the first."""
         stored = self.state.get("optimizer", {}).get(_pass_name(stream), {})
         return Kept.of(stored, {name for rule in rules for name in rule.slots})

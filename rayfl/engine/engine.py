@@ -17,8 +17,10 @@ from rayfl.engine.compiled_steps import Compiler
 from rayfl.engine.flops import FlopCounter
 from rayfl.engine.precision import Precision, why_not
 from rayfl.engine.requests import SERVER, GradientRequest, Objective, OutputRequest, Request, TrainRequest
+from rayfl.engine.stack_sizes import clients_for_rows
 from rayfl.engine.tasks import Task
 from rayfl.errors import as_error, text_of
+from rayfl.models.base import Network
 
 _log = logging.getLogger(__name__)
 _REMEMBERED = 64
@@ -93,6 +95,7 @@ class Engine:
         flops: counts the operations of local steps; None: nobody does.
         width: clients whose procedures run together; halved whenever a GPU's memory does not suffice for that number.
         note: why a wish of the configuration could not be met; empty otherwise.
+        saves_memory: whether steps take less memory and more time than before, since there was too little of it.
     """
 
     def __init__(self, task: Task, device: torch.device, config: EngineConfig) -> None:
@@ -117,6 +120,7 @@ class Engine:
         self._compiler = Compiler(device) if config.compile and self.vectorized else None
         self.rows_per_step = config.rows_per_step
         self.flops: FlopCounter | None = None
+        self.saves_memory = False
         self._said: set[str] = set()
         self._unstackable: list[Objective] = []
         self._of_gradients, self._of_outputs = Pieces("samples of a gradient"), Pieces("samples of a forward pass")
@@ -186,11 +190,9 @@ class Engine:
 
     def _width_of(self, requests: Sequence[Request]) -> int:
         """How many of these are stacked at a time: within the width, as many as fill a step's products with rows."""
-        each = max((c.network.rows_per_sample for c in self.task.candidates), default=0)
-        if self.rows_per_step is None or not each:
-            return self.width
         largest = max((one.plan.largest for one in requests if isinstance(one, TrainRequest)), default=0)
-        return min(self.width, max(self.rows_per_step // max(each * largest, 1), 1))
+        asked_for = clients_for_rows(self.rows_per_step, self.task, largest)
+        return self.width if asked_for is None else min(self.width, asked_for)
 
     def _train_stacked(self, requests: Sequence[TrainRequest], task: Task) -> list[Any]:
         """Trains as many clients at a time as the GPU's memory has room for; one by one where a stack fails.
@@ -201,7 +203,8 @@ class Engine:
             return list(vectorized.train(requests, task, self.device, self._capture, self._compiler))
         except BaseException as error:
             too_large, reason = ran_out_of_memory(error), _first_line(error)
-            if too_large and len(requests) == 1:
+            saves = too_large and self._save_memory(len(requests))
+            if too_large and not saves and len(requests) == 1:
                 return [self._own(as_error(error))]
             self.check(as_error(error))
         # Not in the handler: until it is left, the error keeps the tensors of the failed attempt.
@@ -209,6 +212,8 @@ class Engine:
         if not too_large:
             return self._train_one_by_one(requests, task, reason)
         free_device_memory()
+        if saves:
+            return self._train_stacked(requests, task)
         half = (len(requests) + 1) // 2
         self.limit_width(half)
         return [*self._train_stacked(requests[:half], task), *self._train_stacked(requests[half:], task)]
@@ -234,7 +239,28 @@ class Engine:
         return replies
 
     def _train_looped(self, request: TrainRequest, task: Task) -> Any:
+        try:
+            return looped.train(request, task, self.device)
+        except Exception as error:
+            if not ran_out_of_memory(error) or not self._save_memory(1):
+                raise
+        self.release()
+        free_device_memory()
         return looped.train(request, task, self.device)
+
+    def _save_memory(self, clients: int) -> bool:
+        """Returns whether steps take less memory from now on, of which there was too little for some clients."""
+        # What a task of one's own has for a network need not be one.
+        networks = [one.network for one in self.task.candidates if isinstance(one.network, Network)]
+        saves = [network.save_memory() for network in networks]
+        if any(saves):
+            self.saves_memory = True
+            _log.warning(
+                "the device's memory is too small for %s at a time: from now on blocks are computed again in the "
+                "backward pass (model.checkpointing=auto), which takes less memory and more time",
+                "one client" if clients == 1 else f"{clients} clients",
+            )
+        return any(saves)
 
     def _answer(self, work: Callable[..., Any], *args: Any) -> Any:
         """Returns the result of some work, or the error that it raised."""

@@ -44,8 +44,9 @@ class Feed:
                 [place for _, place in slots],
             )
         )
-        # padding repeats the client's first sample: finite values that the mask removes
-        index = torch.from_numpy(offsets)[None, :, None].repeat(shape[0], 1, shape[2])
+        # padding repeats the client's first sample (of one without any another's): finite values that the mask removes
+        first = torch.from_numpy(np.minimum(offsets, len(self._x) - 1))
+        index = first[None, :, None].repeat(shape[0], 1, shape[2])
         index[where] = torch.cat([one.plan.order for one in ranked]) + torch.from_numpy(np.repeat(offsets, used))
         self._steps = steps
         self._places, self._index = index, index.to(device)

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import vmap
 
 from rayfl.engine.tasks import Batch, Model, NetworkTask, Predictor
 from rayfl.examples import InputSpec
@@ -172,13 +173,44 @@ class LanguageModel(NetworkTask):
                 for xy in zip(torch.split(x, few), torch.split(y, few), strict=True)
             ]
             return torch.stack(parts).sum(0)
-        features = [task.network.features(model, x).flatten(0, 1) for model in models]
-        targets = y.flatten()
-        chosen, hits = features[0].new_zeros(len(targets)), torch.zeros_like(targets, dtype=torch.bool)
+        read = [task.network.features(model, x) for model in models]
+        return self.measures.added(self._found(task, models, read, y))
+
+    @property
+    def by_sample(self) -> LanguageMeasures | None:
+        """See the base class."""
+        return self.measures if self._plain((*_OF_THE_STATISTICS, "statistics")) else None
+
+    def outcomes(self, models: Model, x: Tensor, y: Tensor, stacked: bool) -> tuple[Tensor, ...]:
+        """See the base class."""
+        if self.network.output_rows is None:
+            return super().outcomes(models, x, y, stacked)
+        if not stacked:
+            return self._found(self, [models], [self.network.features(models, x)], y)
+        read = vmap(lambda model, tokens: self.network.features(model, tokens))(dict(models), x)
+        # What makes outputs of few positions at a time is the base's, and the same for all models.
+        one = {name: leaf[0] for name, leaf in models.items()}
+        return self._found(self, [one], [read.flatten(0, 1)], y.flatten(0, 1))
+
+    def _found(
+        self, task: LanguageModel, models: Sequence[Model], features: Sequence[Tensor], y: Tensor
+    ) -> tuple[Tensor, ...]:
+        """What the measures add, of texts for which models together predict, their outputs made for few at a time.
+
+        Args:
+            task: of the models.
+            models: what makes outputs of features.
+            features: by model, shape (n, T, f).
+            y: targets, shape (n, T).
+        """
+        rows, targets = task.network.output_rows, y.flatten()
+        assert rows is not None
+        flat = [read.flatten(0, 1) for read in features]
+        chosen, hits = flat[0].new_zeros(len(targets)), torch.zeros_like(targets, dtype=torch.bool)
         for here in torch.split((targets != IGNORED).nonzero()[:, 0], rows):
             members = [
                 task.predicted(task.network.classify(model, read[here]))
-                for model, read in zip(models, features, strict=True)
+                for model, read in zip(models, flat, strict=True)
             ]
             predicted = members[0] if len(members) == 1 else task.mixed(members)
             chosen[here] = predicted.gather(1, targets[here, None])[:, 0]

@@ -74,7 +74,7 @@ class Rule:
             gradients: left in no defined state.
             slots: what is kept, changed in place; as many lists as :attr:`slots` has names.
             steps: how many steps these parameters have made, this one included; a scalar of type float32.
-            own: added to the gradients as a multiple of the parameters.
+            own: added to the gradients as a multiple of the parameters, for SGD.
         """
         if self.optimizer == "sgd":
             torch._fused_sgd_(
@@ -90,11 +90,9 @@ class Rule:
                 is_first_step=bool(self.dampening and steps == 1),
             )
         else:
-            decoupled = self.optimizer == "adamw"
-            if own and decoupled:
-                torch._foreach_add_(gradients, parameters, alpha=own)
+            assert not own  # it is added with round-off, along which Adam would go a part of its learning rate
             first, second = slots
-            (torch._fused_adamw_ if decoupled else torch._fused_adam_)(
+            (torch._fused_adamw_ if self.optimizer == "adamw" else torch._fused_adam_)(
                 parameters,
                 gradients,
                 first,
@@ -104,7 +102,7 @@ class Rule:
                 lr=self.lr,
                 beta1=self.betas[0],
                 beta2=self.betas[1],
-                weight_decay=self.weight_decay + (0.0 if decoupled else own),
+                weight_decay=self.weight_decay,
                 eps=self.eps,
                 amsgrad=False,
                 maximize=False,

@@ -105,10 +105,6 @@ class TrainConfig(BaseModel):
             return self.lr_decay**round
         return self.schedule.relative(round, self.rounds, self.lr)
 
-    def samples_an_epoch(self, samples: int) -> int:
-        """Returns how many of a client's training samples an epoch uses."""
-        return epoch_samples(samples, self.batch_size, self.drop_last)
-
     def steps_of(self, samples: int, epochs: int | None = None) -> int:
         """Returns the number of local SGD steps of a client.
 
@@ -121,6 +117,17 @@ class TrainConfig(BaseModel):
             return 0
         steps = max(steps, self.min_local_steps)
         return steps if self.max_local_steps is None else min(steps, self.max_local_steps)
+
+    def samples_in_steps(self, samples: int) -> int:
+        """Returns how many samples a client's local steps use, counting a sample each time that it is used.
+
+        Args:
+            samples: n_k.
+        """
+        if not (steps := self.steps_of(samples)):
+            return 0
+        epochs, rest = divmod(steps, num_steps(samples, self.batch_size, 1, self.drop_last))
+        return epochs * epoch_samples(samples, self.batch_size, self.drop_last) + rest * (self.batch_size or samples)
 
     @model_validator(mode="after")
     def _most_and_least(self) -> TrainConfig:

@@ -12,7 +12,7 @@ from rayfl.engine.optimizers import clipped
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.term_step import StepOnTerms, draw_of_step
-from rayfl.engine.terms import Sum
+from rayfl.engine.terms import Penalty, Sum
 from rayfl.params import leaves, map_leaves
 
 Step = Callable[[Batch, int], None]
@@ -22,8 +22,9 @@ Step = Callable[[Batch, int], None]
 def step_of(request: TrainRequest, task: Task, memory: Memory) -> Step:
     """Returns how the steps of a local update are taken.
 
-    Terms with known gradients are taken on flat buffers. All else is autograd's: functions, and sums whose gradients
-    are clipped or whose values are bounded.
+    Terms with known gradients are taken on flat buffers. All else is autograd's: functions, sums whose gradients are
+    clipped or whose values are bounded, and penalties for Adam. On flat buffers the gradient of a penalty that is zero
+    is round-off, along which Adam would go a part of its learning rate.
 
     Args:
         request: the local update.
@@ -31,9 +32,12 @@ def step_of(request: TrainRequest, task: Task, memory: Memory) -> Step:
         memory: the parameters, and what the optimizer keeps.
     """
     objective = request.objective
-    plain = request.max_grad_norm is not None or any(rule.bounds for rule in memory.rules.values())
-    if isinstance(objective, Sum) and objective.readable and not plain:
-        return StepOnTerms(objective, request, task, memory).take
+    rules = memory.rules.values()
+    if isinstance(objective, Sum) and objective.readable:
+        adam = any(rule.optimizer != "sgd" for rule in rules)
+        rounded = adam and any(isinstance(term, Penalty) for _, term in objective.terms)
+        if request.max_grad_norm is None and not rounded and not any(rule.bounds for rule in rules):
+            return StepOnTerms(objective, request, task, memory).take
     return _ByAutograd(request, task, memory).take
 
 

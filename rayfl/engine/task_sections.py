@@ -21,6 +21,7 @@ from rayfl.metrics.regression import RegressionMeasures
 from rayfl.models.base import Network
 from rayfl.naming.objects import import_object, names_an_object
 from rayfl.naming.texts import ObjectPath
+from rayfl.results.schemas import unfit_metrics
 
 TARGETS: dict[Target, str] = {
     "class": "a class of each sample",
@@ -204,11 +205,16 @@ class CustomTask(TaskSection):
 
         def make(network: Network, candidates: Sequence[Any]) -> NetworkTask:
             try:
-                return found(network, candidates, spec)
+                made = found(network, candidates, spec)
+                metrics = made.measures.metrics
             except RayflError:
                 raise
             except Exception as error:  # whatever the user's code raises
                 raise ConfigError(f"task {self.factory} fails: {type(error).__name__}: {text_of(error)}") from error
+            if why := unfit_metrics(metrics):
+                names = ", ".join(metric.name for metric in metrics)
+                raise ConfigError(f"task {self.factory}: the metrics of its measures ({names}) do not fit: {why}")
+            return made
 
         return make
 

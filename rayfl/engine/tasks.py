@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from rayfl.examples import InputSpec, Target
-from rayfl.metrics import Measures, Metric
+from rayfl.metrics import Measures, MeasuresBySample, Metric
 from rayfl.models.base import Network
 
 Model = Mapping[str, Tensor]
@@ -248,6 +249,36 @@ class NetworkTask(ABC):
             y: targets, n rows.
         """
         return self.measures.statistics(predictor.predictions(models, x, self, self.asked(y)), y)
+
+    @property
+    def by_sample(self) -> MeasuresBySample | None:
+        """Returns the measures, where :meth:`outcomes` finds what they add; None where a task scores in its own way."""
+        measures, kept = self.measures, type(self).statistics is NetworkTask.statistics
+        kept &= type(measures).statistics is MeasuresBySample.statistics
+        return measures if kept and isinstance(measures, MeasuresBySample) else None
+
+    def outcomes(self, models: Mapping[str, Tensor], x: Tensor, y: Tensor, stacked: bool) -> tuple[Tensor, ...]:
+        """What the measures add, of each sample's prediction in evaluation mode; see :attr:`by_sample`.
+
+        Args:
+            models: one model; where several are stacked, leaves of shape (N, *shape).
+            x: inputs, shape (b, *input shape); of each model, if stacked, shape (N, b, *input shape).
+            y: targets, b or (N, b) rows.
+            stacked: whether models are.
+
+        Returns:
+            Tensors of b or N b rows.
+        """
+        measures = self.by_sample
+        assert measures is not None
+        if not stacked:
+            return measures.by_sample(self.predictions([models], x), y)
+        return measures.by_sample(self.stacked_predictions(models, x).flatten(0, 1), y.flatten(0, 1))
+
+    def stacked_predictions(self, models: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Returns what stacked models predict, each for its own samples; see :meth:`outcomes`."""
+        found: Tensor = vmap(lambda model, inputs: self.predictions([model], inputs))(dict(models), x)
+        return found
 
     def asked(self, y: Tensor) -> Tensor | None:
         """Returns at which positions of texts with targets y a token is predicted; None where samples are no texts."""

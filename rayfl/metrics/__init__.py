@@ -12,8 +12,10 @@ from rayfl.metrics.classification import metric_values as metric_values
 from rayfl.metrics.classification import outcomes as outcomes
 from rayfl.metrics.classification import summed as summed
 from rayfl.metrics.measures import Measures as Measures
+from rayfl.metrics.measures import MeasuresBySample as MeasuresBySample
 from rayfl.metrics.measures import Metric as Metric
 from rayfl.metrics.overview import ClientSummary as ClientSummary
+from rayfl.metrics.overview import comparable as comparable
 from rayfl.metrics.overview import first_best as first_best
 from rayfl.metrics.overview import summarize as summarize
 from rayfl.metrics.statistics import Statistics as Statistics

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.metrics.measures import Measures, Metric, ratio
+from rayfl.metrics.measures import MeasuresBySample, Metric, counted, ratio
 from rayfl.metrics.thresholds import areas_under_roc, at_or_above
 
 NUM_BINS = 15
@@ -153,12 +153,13 @@ _FURTHER = {
 }
 
 
-class ClassificationMeasures(Measures):
+class ClassificationMeasures(MeasuresBySample):
     """What :func:`batch_statistics` finds, and further sums for what else is asked for.
 
     ``f1_macro`` is the mean over the classes that occur, among labels or predictions, of the F1 score. ``auroc`` is the
     mean over the classes with both kinds of samples of the area under the curve of one class against the others, from
-    counts at evenly spaced thresholds of the probability (as torchmetrics has it with ``thresholds``).
+    counts at evenly spaced thresholds of the probability (as torchmetrics has it with ``thresholds``, where no
+    probability is 1).
 
     Args:
         further: names among ``f1_macro`` and ``auroc``.
@@ -173,18 +174,30 @@ class ClassificationMeasures(Measures):
         self.size = STATISTICS_SIZE + sum(self._sizes.values())
         self.metrics = (*_METRICS, *(_FURTHER[name] for name in self.further))
 
-    def statistics(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """See the base class; log-probabilities of shape (n, C) and labels of shape (n,)."""
-        parts = [batch_statistics(predictions, targets)]
+    def by_sample(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        """See the base class; log-probabilities of shape (n, C) and labels of shape (n,).
+
+        Tensors of :func:`outcomes`; for further metrics, of shape (n, C), which class it is and which is predicted, and
+        the probabilities.
+        """
+        found = outcomes(predictions, targets)
+        if not self.further:
+            return found
         classes = torch.arange(self.classes, device=targets.device)
-        labelled = targets[:, None] == classes
-        if "f1_macro" in self.further:
-            predicted = predictions.argmax(1)[:, None] == classes
-            counts = torch.stack([(labelled & predicted).sum(0), predicted.sum(0), labelled.sum(0)])
-            parts.append(counts.flatten().double())
-        if "auroc" in self.further:
-            parts.append(at_or_above(predictions.exp(), labelled, self.thresholds).flatten())
-        return torch.cat(parts)
+        own, said = (one[:, None] == classes for one in (targets, predictions.argmax(1)))
+        return *found, own, said, predictions.exp()
+
+    def added(self, found: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        """See the base class."""
+        chosen, top, hits, *others = found
+        parts = [summed(chosen, top, hits, mask)]
+        for name in self.further:
+            own, said, probabilities = others
+            if name == "f1_macro":
+                parts.append(counted(torch.cat([own & said, said, own], -1), mask).sum(-2).double())
+            else:
+                parts.append(at_or_above(probabilities, own, self.thresholds, mask).flatten(-3))
+        return torch.cat(parts, -1)
 
     def values(self, vectors: np.ndarray) -> Mapping[str, np.ndarray]:
         """See the base class."""
@@ -203,7 +216,9 @@ class ClassificationMeasures(Measures):
 
     def undefined(self, name: str) -> str:
         """See the base class."""
-        return "no class has both samples of it and of others" if name == "auroc" else ""
+        if name == "auroc":
+            return "no class has both samples of it and of others"
+        return "what their models say is not finite: their training has diverged"
 
 
 CLASSIFICATION = ClassificationMeasures()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.metrics.measures import Measures, Metric, ratio
+from rayfl.metrics.measures import MeasuresBySample, Metric, counted, ratio
 
 IGNORED = -100
 """The target of a position that counts for nothing."""
@@ -21,7 +21,7 @@ _METRICS = (
 )
 
 
-class LanguageMeasures(Measures):
+class LanguageMeasures(MeasuresBySample):
     """Means over all tokens that count, of all samples together: ``perplexity`` is the exponential of ``loss``.
 
     ``exact_match`` is the share of samples all of whose tokens that count are the most probable ones after the tokens
@@ -31,32 +31,31 @@ class LanguageMeasures(Measures):
     size = 6
     metrics = _METRICS
 
-    def statistics(self, predictions: Tensor, targets: Tensor) -> Tensor:
+    def by_sample(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         """See the base class; log-probabilities of shape (n, T, V) and tokens of shape (n, T)."""
         chosen = predictions.gather(2, targets.where(targets != IGNORED, 0)[..., None])[..., 0]
         return self.of_tokens(chosen, predictions.argmax(2) == targets, targets)
 
-    def of_tokens(self, chosen: Tensor, hits: Tensor, targets: Tensor) -> Tensor:
-        """The same sums, of what is known of each position.
+    def of_tokens(self, chosen: Tensor, hits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        """The same as :meth:`by_sample`, of what is known of each position.
 
         Args:
             chosen: log-probabilities of the targets, shape (n, T); anything finite where none is asked for.
             hits: whether the target is the most probable token, bool of shape (n, T).
             targets: shape (n, T).
+
+        Returns:
+            One tensor, float64 of shape (n, ``size``).
         """
         counts = targets != IGNORED
         asked = counts.any(1)
         exact = (hits | ~counts).all(1) & asked
-        samples = torch.ones_like(chosen[:, 0], dtype=torch.float64).sum()
-        sums = [
-            samples,
-            counts.sum(),
-            -(chosen.double() * counts).sum(),
-            (hits & counts).sum(),
-            asked.sum(),
-            exact.sum(),
-        ]
-        return torch.stack([one.double() for one in sums])
+        sums = [counts.sum(1), -(chosen.double() * counts).sum(1), (hits & counts).sum(1), asked, exact]
+        return (torch.stack([torch.ones_like(asked, dtype=torch.float64), *(one.double() for one in sums)], 1),)
+
+    def added(self, found: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        """See the base class."""
+        return counted(found[0], mask).sum(-2)
 
     def values(self, vectors: np.ndarray) -> Mapping[str, np.ndarray]:
         """See the base class."""

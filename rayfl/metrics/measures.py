@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -106,6 +106,39 @@ class Measures(ABC):
     def undefined(self, name: str) -> str:
         """Returns why a metric may be undefined for a set that has samples, in words; empty where it never is."""
         return ""
+
+
+class MeasuresBySample(Measures):
+    """Measures whose sums can be taken apart by sample.
+
+    What :meth:`by_sample` finds may come from one pass over the samples of many clients; :meth:`added` then makes each
+    client's own sums.
+    """
+
+    @abstractmethod
+    def by_sample(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        """Returns what enters the sums, of each sample: tensors of n rows; see :meth:`statistics`."""
+
+    @abstractmethod
+    def added(self, found: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        """The sums of sets of samples.
+
+        Args:
+            found: what :meth:`by_sample` found, each of shape (..., n, *of a sample).
+            mask: which samples count, bool of shape (..., n); None: all do.
+
+        Returns:
+            float64 of shape (..., ``size``).
+        """
+
+    def statistics(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        """See the base class."""
+        return self.added(self.by_sample(predictions, targets))
+
+
+def counted(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns values of shape (..., n, k), 0 for samples that do not count (``mask``, shape (..., n))."""
+    return values if mask is None else values.where(mask[..., None], 0)
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray, otherwise: float = np.nan) -> np.ndarray:

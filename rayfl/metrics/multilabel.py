@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfl.metrics.measures import Measures, Metric, ratio
+from rayfl.metrics.measures import MeasuresBySample, Metric, counted, ratio
 from rayfl.metrics.thresholds import at_or_above, average_precisions
 
 _METRICS = (
@@ -21,7 +21,7 @@ _METRICS = (
 )
 
 
-class MultilabelMeasures(Measures):
+class MultilabelMeasures(MeasuresBySample):
     """Scores of labels that a sample may have or not, each predicted where its probability is above one half.
 
     ``f1_micro`` is the F1 score of all labels together, ``f1_macro`` the mean of the labels' own (0 for one that
@@ -41,18 +41,27 @@ class MultilabelMeasures(Measures):
         self.labels, self.thresholds, self._positive_weight = labels, thresholds, positive_weight
         self.size = 3 + 3 * labels + 2 * labels * thresholds
 
-    def statistics(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """See the base class; logits and targets (0 or 1) of shape (n, L)."""
+    def by_sample(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        """See the base class; logits and targets (0 or 1) of shape (n, L).
+
+        Losses of shape (n,), whether a label is there and whether it is predicted, and probabilities, each of shape
+        (n, L).
+        """
         weight = self._positive_weight
         weights = None if weight is None else predictions.new_tensor(weight)
         losses = F.binary_cross_entropy_with_logits(
             predictions, targets.to(predictions.dtype), pos_weight=weights, reduction="none"
-        ).double()
-        has, says = targets > 0.5, predictions > 0
-        means = losses.mean(-1)
-        totals = torch.stack([torch.ones_like(means).sum(), means.sum(), (has == says).all(1).sum().double()])
-        counts = torch.stack([(has & says).sum(0), says.sum(0), has.sum(0)]).double()
-        return torch.cat([totals, counts.flatten(), at_or_above(predictions.sigmoid(), has, self.thresholds).flatten()])
+        )
+        return losses.double().mean(-1), targets > 0.5, predictions > 0, predictions.sigmoid()
+
+    def added(self, found: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        """See the base class."""
+        losses, has, says, scores = found
+        right = (has == says).all(-1).double()
+        totals = counted(torch.stack([torch.ones_like(losses), losses, right], -1), mask).sum(-2)
+        counts = counted(torch.cat([has & says, says, has], -1), mask).sum(-2).double()
+        reached = at_or_above(scores, has, self.thresholds, mask)
+        return torch.cat([totals, counts, reached.flatten(-3)], -1)
 
     def values(self, vectors: np.ndarray) -> Mapping[str, np.ndarray]:
         """See the base class."""

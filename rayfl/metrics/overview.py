@@ -30,17 +30,23 @@ class ClientSummary:
 
 
 def first_best(values: Mapping[Key, float], mode: Literal["max", "min"] = "max") -> Key:
-    """The key of the best value; of several the first.
-
-    A mean of equal values depends in its last bit on the order they are added in: what is equal after rounding to 1e-9
-    is equal.
+    """The key of the best value; of several the first, where :func:`comparable` values are equal.
 
     Args:
         values: at least one.
         mode: whether the greatest is best, or the least.
     """
     choose = max if mode == "max" else min
-    return choose(values, key=lambda key: round(values[key], 9))
+    return choose(values, key=lambda key: comparable(values[key]))
+
+
+def comparable(value: float) -> float:
+    """The value to nine significant digits, in which equal means are equal.
+
+    A mean depends in its last bit on the order that its values are added in. Digits behind the point would not do:
+    squared errors of small numbers have none.
+    """
+    return float(f"{value:.8e}")
 
 
 def summarize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.metrics.measures import Measures, Metric, ratio
+from rayfl.metrics.measures import MeasuresBySample, Metric, counted, ratio
 
 _METRICS = (
     Metric("mse", "MSE", "lower", digits=4),
@@ -20,7 +20,7 @@ _CONSTANT = 1e-12
 """Sums of squares about the mean below this share of the sum of squares are round-off: the targets are constant."""
 
 
-class RegressionMeasures(Measures):
+class RegressionMeasures(MeasuresBySample):
     """Errors of numbers, each a mean over samples and outputs.
 
     ``r2`` is the coefficient of determination, 1 minus squared errors by squared deviations from the mean of the
@@ -38,12 +38,15 @@ class RegressionMeasures(Measures):
         self.outputs, self._loss = outputs, loss
         self.size = 2 + 4 * outputs
 
-    def statistics(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """See the base class; both of shape (n, outputs)."""
+    def by_sample(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        """See the base class; both of shape (n, outputs). One tensor of shape (n, ``size``)."""
         y, errors = targets.double(), predictions.double() - targets.double()
-        losses = self._loss(predictions.double(), y).mean(-1)
-        by_output = torch.stack([errors.square(), errors.abs(), y, y.square()]).sum(1)
-        return torch.cat([torch.stack([torch.ones_like(losses).sum(), losses.sum()]), by_output.flatten()])
+        losses = self._loss(predictions.double(), y).mean(-1, keepdim=True)
+        return (torch.cat([torch.ones_like(losses), losses, errors.square(), errors.abs(), y, y.square()], -1),)
+
+    def added(self, found: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        """See the base class."""
+        return counted(found[0], mask).sum(-2)
 
     def values(self, vectors: np.ndarray) -> Mapping[str, np.ndarray]:
         """See the base class."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,36 +11,41 @@ from torch import Tensor
 from rayfl.metrics.measures import ratio
 
 
-def at_or_above(scores: Tensor, positive: Tensor, thresholds: int) -> Tensor:
+def at_or_above(scores: Tensor, positive: Tensor, thresholds: int, mask: Tensor | None = None) -> Tensor:
     """Returns how many samples have a score of at least each threshold; the thresholds are evenly spaced in [0, 1].
 
     The counts are whole numbers in double precision: their sums are exact, in any order.
 
     Args:
-        scores: in [0, 1], shape (n, L), a column for each label.
-        positive: whether a sample has the label, bool of shape (n, L).
+        scores: in [0, 1], shape (..., n, L), a column for each label.
+        positive: whether a sample has the label, bool of the same shape.
         thresholds: T.
+        mask: which samples count, bool of shape (..., n); None: all do.
 
     Returns:
-        float64 of shape (2, L, T): of the samples that have the label, and of all.
+        float64 of shape (..., 2, L, T): of the samples that have the label, and of all.
     """
     levels = torch.linspace(0, 1, thresholds, device=scores.device, dtype=scores.dtype)
-    labels = scores.shape[1]
+    *sets, _, labels = scores.shape
     # From 1 to T: a score of 0 reaches the first threshold alone.
     reached = torch.bucketize(scores.contiguous(), levels, right=True)
-    places = reached + (thresholds + 1) * torch.arange(labels, device=scores.device)
+    firsts = (thresholds + 1) * torch.arange(math.prod(sets) * labels, device=scores.device)
+    places = (reached + firsts.view(*sets, 1, labels)).flatten()
+    all_that_count = torch.ones_like(positive) if mask is None else mask[..., None].expand_as(positive)
     found = []
-    for weights in (positive, torch.ones_like(positive)):
-        counts = torch.zeros(labels * (thresholds + 1), dtype=torch.float64, device=scores.device)
-        counts.scatter_add_(0, places.flatten(), weights.double().flatten())
-        found.append(counts.view(labels, -1).flip(1).cumsum(1).flip(1)[:, 1:])
-    return torch.stack(found)
+    for weights in (positive & all_that_count, all_that_count):
+        counts = torch.zeros(len(firsts) * (thresholds + 1), dtype=torch.float64, device=scores.device)
+        counts.scatter_add_(0, places, weights.double().flatten())
+        found.append(counts.view(*sets, labels, -1).flip(-1).cumsum(-1).flip(-1)[..., 1:])
+    return torch.stack(found, -3)
 
 
 def areas_under_roc(counts: np.ndarray) -> np.ndarray:
     """The mean over labels of the area under the receiver operating characteristic, by the trapezoidal rule.
 
-    Labels that all samples have, or none, are left out; nan where none is left.
+    The curve ends where no sample is reached: a score of 1, which sure models give to many samples, reaches the last
+    threshold. (torchmetrics leaves this end out.) Labels that all samples have, or none, are left out; nan where none
+    is left.
 
     Args:
         counts: of :func:`at_or_above`, shape (..., 2, L, T).
@@ -46,6 +53,7 @@ def areas_under_roc(counts: np.ndarray) -> np.ndarray:
     Returns:
         Shape (...).
     """
+    counts = np.concatenate([counts, np.zeros_like(counts[..., :1])], axis=-1)
     hits, reached = counts[..., 0, :, :], counts[..., 1, :, :]
     misses = reached - hits
     true, false = ratio(hits, hits[..., :1], 0), ratio(misses, misses[..., :1], 0)

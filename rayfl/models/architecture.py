@@ -47,6 +47,10 @@ class Architecture(BaseModel):
         """The configuration with what is found out once, and recorded: this one, unless it names files."""
         return self
 
+    def saving_memory(self) -> Self:
+        """The configuration whose steps take less memory and more time, where it leaves that open; else this one."""
+        return self
+
     def image(self, spec: InputSpec) -> tuple[int, int, int]:
         """Channels, height and width of the inputs; raises ModelError if they are no images."""
         if spec.kind != "image" or len(spec.shape) != 3:

@@ -141,6 +141,14 @@ class Network(BoundModel):
             )
         self._given[seed] = {name: tree[name].detach().to("cpu", torch.float32) for name in self._tree_names}
 
+    def save_memory(self) -> bool:
+        """Has steps take less memory and more time from now on, where that was left open.
+
+        Returns:
+            Whether they do; False if there is nothing to save, or it is saved already.
+        """
+        return False
+
     def refuse_vectorization(self, why: str) -> None:
         """Notes an obstacle to vmap that cannot be seen from the layers; the first one noted stays."""
         self.why_not_vectorizable = self.why_not_vectorizable or why

@@ -91,7 +91,7 @@ def _factors(key: Tensor, offset: int, entries: int, lanes: int, dtype: torch.dt
     return kept.to(dtype).mul_(_LANES / lanes)
 
 
-# One operation to whoever traces a step. Its products of 64-bit integers overflow, which C++ leaves undefined: where
+# One operation when a step is traced. Its products of 64-bit integers overflow, which C++ leaves undefined: where
 # they stand in a loop, compilers take for granted that it ends before they do, and write past the array.
 _opaque_factors = torch.library.custom_op("rayfl::dropout_factors", _factors, mutates_args=())
 

@@ -91,6 +91,11 @@ class Candidates(BaseModel):
         found = tuple(one.settled() for one in self.candidates)
         return self if found == self.candidates else self.model_copy(update={"candidates": found})
 
+    def saving_memory(self) -> Candidates:
+        """See :meth:`Architecture.saving_memory`."""
+        found = tuple(one.saving_memory() for one in self.candidates)
+        return self if found == self.candidates else self.model_copy(update={"candidates": found})
+
     def networks(self, spec: InputSpec) -> list[Network]:
         """One network per candidate; raises ModelError if a model does not fit the inputs."""
         return [candidate.network(spec) for candidate in self.candidates]

@@ -23,12 +23,11 @@ from rayfl.models.zoo import Architecture
 from rayfl.params import Tree, from_numpy, map_leaves
 from rayfl.tracking.callback import Callback
 from tests.models.test_zoo import SMALL
-from tests.support.cases import CASES, Case, toy_of
+from tests.support.cases import CASES_OF_KINDS, Case, toy_of
 from tests.support.elsewhere import PRETENDED, REAL, context, elsewhere
 from tests.support.problems import CPU, examples, request
 from tests.support.toys import assert_close, assert_equal
 
-MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
 # What is not stacked is looped there too.
 MOSTLY_STACKED = pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
 SHORT = {"cluster.backend": "inline", "tracking.tensorboard": False, "train.rounds": 2, "train.local_epochs": 1}
@@ -69,7 +68,7 @@ def test_the_pretended_device_computes() -> None:
         assert_equal(there.detach().cpu(), torch.stack([torch.zeros(3), here[1]]))
 
 
-@CASES
+@CASES_OF_KINDS
 @MOSTLY_STACKED
 def test_every_method_trains_and_predicts_where_it_is_told_to(case: Case, mode: str) -> None:
     expected = toy_of(case, double=False, mode=mode)
@@ -90,7 +89,7 @@ def test_every_method_trains_and_predicts_where_it_is_told_to(case: Case, mode: 
             assert_close(*(torch.from_numpy(one.vector[:2]) for one in (scores[client][row], found)), 1e-3)  # n, loss
 
 
-@MODES
+@MOSTLY_STACKED
 @pytest.mark.parametrize(("config", "spec"), SMALL.values(), ids=SMALL.keys())
 def test_every_model_trains_elsewhere(config: Architecture, spec: InputSpec, mode: str) -> None:
     task = Classification(config.network(spec))

@@ -15,6 +15,7 @@ from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.local_settings import LocalSettings
+from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, Task
@@ -217,6 +218,27 @@ def test_momentum_is_kept_of_the_parts_that_are_named(mode: str) -> None:
         assert_close(found[k], {"kept": keeping[k], "fresh": fresh[k]}, 1e-6)
         assert set(client.state["optimizer"]["main"]) == {"kept"}
         assert_close(client.state["optimizer"]["main"]["kept"], kept[k].state["optimizer"]["main"], 1e-6)
+
+
+@MODES
+def test_momentum_is_kept_where_groups_alone_ask_for_sgd(mode: str) -> None:
+    def both(model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        return cross_entropy(model["a"], batch, task, None, None) + cross_entropy(model["b"], batch, task, None, None)
+
+    async def passes(client: Client, **options: Any) -> Tree:
+        tree = {"a": TASK.network.initialize(0), "b": TASK.network.initialize(1)}
+        for _ in range(2):
+            tree = await client.train(tree, both, keep_optimizer=True, **options)
+        return tree
+
+    group = ParameterGroup(optimizer="sgd", momentum=0.9)
+    found = []
+    for train, groups in (({}, None), ({"optimizer": "adam", "momentum": 0.0}, {"a": group, "b": group})):
+        engine = Engine(TASK, CPU, EngineConfig(mode=mode, width=4))  # type: ignore[arg-type]
+        who = clients(**train)
+        found.append(run_procedures({k: passes(client, groups=groups) for k, client in who.items()}, engine))
+    for client, tree in found[0].items():
+        assert_equal(found[1][client], tree)
 
 
 @MODES

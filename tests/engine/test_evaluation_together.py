@@ -9,20 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from actors.hosting import scoring
 from algorithms.superfed import GRID, SuPerFed
 from rayfl.engine.classification import Classification
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.evaluation_together import Asked, evaluate_together
+from rayfl.engine.further_tasks import ErrorLoss, LanguageModel, Regression
 from rayfl.engine.mixtures import Mixture
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.task_sections import ClassificationSection, RegressionSection
+from rayfl.engine.task_sections import ClassificationSection, MultilabelSection, RegressionSection
 from rayfl.engine.tasks import Predictor
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics import Statistics
+from rayfl.metrics.language import IGNORED
+from rayfl.metrics.regression import RegressionMeasures
 from rayfl.models.base import Network
+from rayfl.models.tokens import WindowModel
 from rayfl.models.zoo import CharLSTM, TwoNN
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.launches import Launches
@@ -197,7 +201,7 @@ def test_a_sweep_takes_15_launches_a_stack_and_no_wait_more_for_more_clients(mon
 
     with elsewhere() as device:
         one, same = launches(4, device), launches(8, device)
-        monkeypatch.setattr(module, "_DEVICE_BYTES", 4 * 11 * (199_210 + 12 * 784) * 4)
+        monkeypatch.setattr(module, "_DEVICE_BYTES", 4 * 11 * (199_210 + 12 * (784 + 10)) * 4)
         two, three = launches(8, device), launches(12, device)
     assert one.launches == same.launches
     a_stack = two.launches.total() - one.launches.total()
@@ -207,15 +211,69 @@ def test_a_sweep_takes_15_launches_a_stack_and_no_wait_more_for_more_clients(mon
     assert one.launches.total() <= 60
 
 
-@pytest.mark.parametrize("metrics", [(), ("f1_macro",)])
-def test_a_configured_classification_is_stacked_unless_it_has_further_metrics(metrics: Any) -> None:
-    task = ClassificationSection(metrics=metrics).task([Network(NETWORKS["perceptron"][0])], IMAGE, "toy")
-    asked = [Asked({"global": Predictor.of(task.network.initialize(0))}, examples(8, IMAGE, k)) for k in range(3)]
-    assert [set(found) for found in evaluate_together(asked, task, 100)] == [set() if metrics else {"global"}] * 3
+VALUES, LABELS = (InputSpec("image", (6,), 4, target=target) for target in ("values", "labels"))
+TEXT = InputSpec("tokens", (5,), 9, 9, "tokens")
 
 
-def test_other_tasks_are_scored_one_by_one() -> None:
-    spec = InputSpec("image", (6,), 4, target="values")
-    task = RegressionSection().task([Network(lambda: TwoNN(hidden=(20, 20)).build(spec))], spec, "toy")
+def of_a_task(name: str) -> tuple[Any, Any]:
+    """A task on a small network, and what makes samples of a number and a seed."""
+
+    def samples(n: int, k: int) -> Examples:
+        generator = torch.Generator().manual_seed(k)
+        if name == "language_model":
+            text = torch.randint(1, 9, (n, 6), generator=generator)
+            shown = torch.rand(n, 5, generator=generator) < 0.8
+            return Examples(text[:, :-1], text[:, 1:].where(shown, IGNORED))
+        y = torch.randn(n, 4, generator=generator)
+        return Examples(torch.rand(n, 6, generator=generator), (y > 0).float() if name == "multilabel" else y)
+
+    if name == "language_model":
+        return LanguageModel(WindowModel(embedding=3, hidden=4).network(TEXT), (), TEXT), samples
+    if name == "classification":
+        made = ClassificationSection(metrics=("auroc", "f1_macro")).task(
+            [Network(NETWORKS["perceptron"][0])], IMAGE, "toy"
+        )
+        return made, lambda n, k: examples(n, IMAGE, k)
+    kind, spec = {"regression": (RegressionSection, VALUES), "multilabel": (MultilabelSection, LABELS)}[name]
+    return kind().task([Network(lambda: TwoNN(hidden=(20, 20)).build(spec))], spec, "toy"), samples
+
+
+@pytest.mark.parametrize("name", ["classification", "regression", "multilabel", "language_model"])
+def test_every_task_is_scored_in_stacks(name: str) -> None:
+    task, samples = of_a_task(name)
+    server = task.network.initialize(50)
+    asked = [Asked(sweep(task, k, server), samples(n, k)) for k, n in enumerate(SIZES)]
+    for one, found in zip(asked, evaluate_together(asked, task, 16), strict=True):
+        assert len(found) == (len(one.predictors) if len(one.examples) else 0)
+        for row, statistics in found.items():
+            (alone,) = evaluate({row: one.predictors[row]}, one.examples, task, 16).values()
+            np.testing.assert_allclose(statistics.vector, alone.vector, rtol=1e-5, atol=1e-5)
+
+
+class OwnMeasures(RegressionMeasures):
+    """Counts samples twice."""
+
+    def statistics(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        return 2 * super().statistics(predictions, targets)
+
+
+class OwnStatistics(Regression):
+    """Scores in a way of its own."""
+
+    def statistics(self, *given: Any) -> Tensor:
+        return 2 * super().statistics(*given)
+
+
+class WithOwnMeasures(Regression):
+    """Has measures of its own."""
+
+    @property
+    def measures(self) -> OwnMeasures:
+        return OwnMeasures(4, ErrorLoss())
+
+
+@pytest.mark.parametrize("kind", [OwnStatistics, WithOwnMeasures])
+def test_a_task_that_scores_in_its_own_way_is_scored_one_by_one(kind: type[Regression]) -> None:
+    task = kind(Network(lambda: TwoNN(hidden=(20, 20)).build(VALUES)), (), VALUES)
     samples = Examples(torch.zeros(8, 6), torch.zeros(8, 4))
     assert evaluate_together([Asked({"global": Predictor.of(task.network.initialize(0))}, samples)], task, 100) == [{}]

@@ -13,7 +13,7 @@ from torch import Tensor
 from rayfl.engine.optimizers import Kept, OptimizerName, ParameterGroup, Rule, clipped
 from rayfl.errors import MethodError
 from rayfl.params import copy
-from tests.support.gradients import PLAIN, PULLED, ByTorch, function, given, keeping, trained, tree_of, updates
+from tests.support.gradients import PLACES, PLAIN, PULLED, ByTorch, function, given, keeping, trained, tree_of, updates
 from tests.support.toys import assert_close, assert_equal
 
 torch.set_num_threads(1)
@@ -235,6 +235,22 @@ def test_what_is_not_read_is_moved_by_adams_decay_by_the_learning_rate(mode: str
         (found,) = trained(mode, updates(unread, rule, torch.float64, (1,)))
         assert float((found["second"]["b.weight"] - after).abs().max()) < 1e-5 * 0.01 * 100
         assert torch.equal(found["second"]["b.weight"], start) == (not rule.weight_decay)
+
+
+@pytest.mark.parametrize("optimizer", ADAMS)
+@MODES
+def test_adam_moves_nothing_where_loss_and_penalty_have_no_gradient(mode: str, optimizer: OptimizerName) -> None:
+    """The gradient of a distance of 0 is 0, and no round-off."""
+    made = []
+    for update in updates(PULLED, Rule(0.01, optimizer), torch.float32):
+        data = replace(update.examples, x=update.examples.x.clone())
+        data.x[:, PLACES["b.weight"]] = 0
+        made.append(
+            replace(update, examples=data, frozen={f"{key} anchor": update.trainable[key] for key in update.trainable})
+        )
+    for found, update in zip(trained(mode, made), made, strict=True):
+        assert torch.equal(found["second"]["b.weight"], update.trainable["second"]["b.weight"])
+        assert not torch.equal(found["first"]["a.weight"], update.trainable["first"]["a.weight"])
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", *ADAMS])

@@ -72,6 +72,18 @@ def test_results_of_stacked_clients_come_in_the_order_they_were_asked_for() -> N
     assert found["vectorized"] == found["looped"] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("sizes", [[17, 3, 12, 9, 8, 0], [0, 17, 3, 12, 9, 8], [4, 4, 0, 4, 4, 4]])
+def test_a_client_without_samples_is_stacked_too(sizes: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    train = TrainConfig(rounds=1, clients_per_round="all", local_epochs=2, batch_size=5, lr=0.1)
+    looped, stacked = (
+        Toy(FedAvg(aggregation="uniform"), random_clients(sizes), two_layers(), train, mode=mode).step()
+        for mode in ("looped", "vectorized")
+    )
+    assert_close(stacked, looped, 1e-12)
+    # on a GPU an index out of range would have ended the process
+    assert "failed together" not in caplog.text
+
+
 def test_buckets() -> None:
     assert [bucket(n) for n in range(1, 14)] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
     for n in range(1, 3000):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
+from typer.testing import CliRunner
 
+import rayfl
 from algorithms.registry import Experiment
+from rayfl.cli.entry import app
 from rayfl.config.loading import as_recorded, load_config
 from rayfl.engine.classification import Classification
 from rayfl.engine.further_tasks import ErrorLoss, LanguageModel, Multilabel, Regression
@@ -20,9 +25,12 @@ from rayfl.engine.tasks import Batch, NetworkTask, Predictor
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
+from rayfl.metrics import Measures, Metric
 from rayfl.metrics.language import IGNORED
 from rayfl.models.perceptron import TwoNN
 from rayfl.models.tokens import FastText, WindowModel
+from rayfl.runs.rows import where
+from rayfl.runs.summary import summary_table
 
 N, OUTPUTS, LENGTH, TOKENS = 7, 3, 5, 6
 
@@ -162,6 +170,52 @@ class Pinball(Regression):
         return batch.mean((0.9 * error).maximum(-0.1 * error).mean(-1))
 
 
+class SquaredAlone(Measures):
+    """One metric, the loss: the mean of squared errors."""
+
+    size = 2
+    metrics = (Metric("loss", "loss", "lower"),)
+
+    def statistics(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        errors = (predictions.double() - targets.double()).square()
+        return torch.stack([torch.tensor(float(len(targets)), dtype=torch.float64), errors.mean(-1).sum()])
+
+    def values(self, vectors: np.ndarray) -> dict[str, np.ndarray]:
+        return {metric.name: vectors[..., 1] / vectors[..., 0] for metric in self.metrics}
+
+
+class JudgedByLoss(Regression):
+    """Regression that nothing but the loss judges."""
+
+    name = "judged_by_loss"
+    metrics = SquaredAlone.metrics
+    measures = SquaredAlone()
+
+
+class WithoutLoss(SquaredAlone):
+    """No metric is called loss."""
+
+    metrics = (Metric("mse", "MSE", "lower"),)
+
+
+class Clashing(SquaredAlone):
+    """A metric has the name of another column."""
+
+    metrics = (Metric("loss", "loss", "lower"), Metric("n", "error", "lower"))
+
+
+class NoLossColumn(Regression):
+    """Its measures lack the loss."""
+
+    name, measures = "no_loss_column", WithoutLoss()
+
+
+class ColumnTwice(Regression):
+    """Its measures have a name that is taken."""
+
+    name, measures = "column_twice", Clashing()
+
+
 class Nothing(NetworkTask):
     """Defines nothing."""
 
@@ -188,9 +242,22 @@ def test_a_task_of_a_users_own() -> None:
     torch.testing.assert_close(task.loss(model, Batch(x, y)), torch.where(error > 0, 0.9 * error, -0.1 * error).mean())
 
 
+def test_a_task_that_the_loss_alone_judges_has_tables_and_a_report(tmp_path: Path) -> None:
+    content = sections(task=f"{__name__}:JudgedByLoss", train={"rounds": 2, "clients_per_round": 3})
+    result = rayfl.run(content, **{"cluster.backend": "inline", "storage_path": str(tmp_path), "name": "run"})
+    (row,) = where(result.rounds, round=2, cohort="all", split="test").to_pylist()
+    losses = where(result.clients, round=2, cohort="all", split="test")["loss"].to_pylist()
+    assert row["loss_worst5"] == pytest.approx(max(losses)) and 0 < row["loss_jain"] <= 1
+    assert summary_table(result).row_count == 1
+    done = CliRunner().invoke(app, ["report", result.path, "--out", str(tmp_path / "report")])
+    assert done.exit_code == 0, done.exception
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"task": f"{__name__}:NoLossColumn"}, r"measures \(mse\) do not fit: none of them is called loss"),
+        ({"task": f"{__name__}:ColumnTwice"}, r"'n' makes a column n, which tables have for something else"),
         ({"dataset": "digits"}, r"task: regression learns from numbers to predict, but dataset 'digits' has a class"),
         ({"task": "classification"}, r"but dataset 'diabetes' has numbers to predict: set task=regression"),
         ({"task": "multilabel"}, r"multilabel learns from several labels of each sample"),

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
-from rayfl.metrics import NUM_BINS, STATISTICS_SIZE, Statistics, batch_statistics, metric_values, summarize
+from rayfl.metrics import (
+    NUM_BINS,
+    STATISTICS_SIZE,
+    Statistics,
+    batch_statistics,
+    first_best,
+    metric_values,
+    summarize,
+)
 
 torch.set_num_threads(1)
 
@@ -183,3 +191,11 @@ def test_a_nan_is_not_hidden() -> None:
 def test_summaries_of_nothing_are_refused(values: list[float], weights: list[float] | None) -> None:
     with pytest.raises(ValueError):
         summarize(np.array(values), None if weights is None else np.array(weights))
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-12, 1e12])
+def test_the_best_is_found_in_any_unit(unit: float) -> None:
+    """Squared errors of small numbers have no digits behind the point, those of large ones none that are exact."""
+    errors = {"a": 0.7 * unit, "b": 0.5 * unit, "c": (0.1 + 0.2 + 0.2) * unit, "d": 0.6 * unit}
+    assert first_best(errors, "min") == "b" and first_best(dict(reversed(errors.items())), "min") == "c"
+    assert first_best({"a": 0.0, "b": unit, "c": -unit}) == "b"

@@ -12,12 +12,12 @@ import torch
 import torchmetrics.classification as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import f1_score, mean_absolute_error, mean_squared_error, r2_score
+from sklearn.metrics import f1_score, mean_absolute_error, mean_squared_error, r2_score, roc_auc_score
 from torch import Tensor
 from torchmetrics.regression import R2Score
 from torchmetrics.text import Perplexity
 
-from rayfl.metrics import Measures, Statistics
+from rayfl.metrics import Measures, MeasuresBySample, Statistics
 from rayfl.metrics.classification import CLASSIFICATION, STATISTICS_SIZE, ClassificationMeasures
 from rayfl.metrics.language import IGNORED, LanguageMeasures
 from rayfl.metrics.multilabel import MultilabelMeasures
@@ -135,6 +135,20 @@ def test_macro_f1_and_auroc_are_those_of_torchmetrics(seed: int, n: int, count: 
     assert found["auroc"] == pytest.approx(area.item(), abs=1e-5)
 
 
+@pytest.mark.parametrize("count", [2, 4])
+def test_auroc_of_sure_models_is_that_of_scikit_learn(count: int) -> None:
+    """A model that has learned its few samples by heart gives probabilities of 0 and 1, right or wrong."""
+    predictions, y = classes(0, 200, count)
+    sure = (200 * predictions).log_softmax(1)
+    assert float((sure.exp() == 1).double().mean()) > 0.8 / count
+    found = scored(ClassificationMeasures(("auroc",), count, THRESHOLDS), sure, y)
+    reached = ((THRESHOLDS - 1) * sure.exp()).floor()
+    area = np.mean([roc_auc_score(y == label, reached[:, label]) for label in range(count)])
+    assert found["auroc"] == pytest.approx(area, abs=1e-6)
+    same = torch.tensor([[200.0] + [0.0] * (count - 1)]).expand(200, count).log_softmax(1)
+    assert scored(ClassificationMeasures(("auroc",), count, THRESHOLDS), same, y)["auroc"] == pytest.approx(0.5)
+
+
 def test_further_metrics_leave_those_of_classification_as_they_are() -> None:
     measures, predictions, y = CASES["classification"]
     plain, more = CLASSIFICATION.statistics(predictions, y), measures.statistics(predictions, y)
@@ -176,6 +190,30 @@ def test_parts_add_up_in_any_division(task: str, seed: int) -> None:
     again = pickle.loads(pickle.dumps(total))
     assert again.metrics() == total.metrics()
     assert again.merit == (1 if measures.first.better == "higher" else -1) * again.first
+
+
+@pytest.mark.parametrize("task", CASES)
+def test_padded_sets_of_samples_have_the_sums_of_each(task: str) -> None:
+    measures, predictions, y = CASES[task]
+    assert isinstance(measures, MeasuresBySample)
+    starts, sizes = (0, 20, 51), (20, 31, 9)
+    rows = torch.tensor(
+        [[start + min(i, size - 1) for i in range(31)] for start, size in zip(starts, sizes, strict=True)]
+    )
+    mask = torch.arange(31) < torch.tensor(sizes)[:, None]
+    together = measures.added([one[rows] for one in measures.by_sample(predictions, y)], mask)
+    for vector, start, size in zip(together, starts, sizes, strict=True):
+        alone = measures.statistics(predictions[start : start + size], y[start : start + size])
+        torch.testing.assert_close(vector, alone, rtol=1e-12, atol=1e-12)
+
+
+def test_further_metrics_are_the_same_in_any_order() -> None:
+    log_probabilities, y = classes(3, 50, 4)
+    names = ("f1_macro", "auroc")
+    one, other = (
+        scored(ClassificationMeasures(order, 4, THRESHOLDS), log_probabilities, y) for order in (names, names[::-1])
+    )
+    assert {name: one[name] for name in names} == {name: other[name] for name in names}
 
 
 @pytest.mark.parametrize("task", CASES)
