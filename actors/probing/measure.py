@@ -43,6 +43,7 @@ class Measured:
         device_free_bytes: what the run's actors may take of the device altogether.
         device_total_bytes: what the device has.
         divides: whether the actors on the device divide a part of its memory among them to keep samples in.
+        saves_memory: whether steps had too little memory before they took less of it and more time.
     """
 
     place: str
@@ -55,6 +56,7 @@ class Measured:
     device_free_bytes: int
     device_total_bytes: int
     divides: bool = False
+    saves_memory: bool = False
 
     def held_by(self, sharing: int) -> int:
         """Bytes that each of ``sharing`` actors on the device may come to keep samples in."""
@@ -74,11 +76,13 @@ class ShortenedEngine(Engine):
         limit: steps of each update.
         seconds: spent on local updates.
         steps: done in them, of all clients together.
+        widest: clients of the largest stack so far.
     """
 
     limit = 1
     seconds = 0.0
     steps = 0
+    widest = 1
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
         cut = [self._short(request) for request in requests]
@@ -89,6 +93,10 @@ class ShortenedEngine(Engine):
             self.seconds += self._now() - started
             self.steps += sum(request.plan.steps for request in updates)
         return replies
+
+    def _run(self, group: list[Request]) -> list[Any]:
+        self.widest = max(self.widest, len(group))
+        return super()._run(group)
 
     def _short(self, request: Request) -> Request:
         if isinstance(request, TrainRequest) and request.plan.steps > self.limit:
@@ -158,8 +166,8 @@ def _rehearse(host: ClientHost, short: ShortenedEngine, call: Rehearsal, memory:
     host.run(replace(call.job, clients=together[:1]), call.broadcast)
     step_s = short.seconds / short.steps
     one = client = max(memory.peak(), 1)
-    # Fewer fitted if the engine has halved its width.
-    together = together[: short.width]
+    # Fewer fitted if the engine has halved its width; and fewer may fill the rows of a step.
+    together = together[: min(short.width, short.widest)]
     if len(together) > 1:
         short.limit = _STACKED_STEPS
         memory.mark()
@@ -175,6 +183,7 @@ def _rehearse(host: ClientHost, short: ShortenedEngine, call: Rehearsal, memory:
         0,
         room.free,
         room.total,
+        saves_memory=short.saves_memory,
     )
 
 

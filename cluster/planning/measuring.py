@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from ray.util.placement_group import get_current_placement_group
@@ -16,11 +18,14 @@ from actors.processes.placement import ActorOptions, Node, resources_of, whole_n
 from cluster.planning.autoscaling import NodesAskedFor, demand
 from cluster.planning.plan import Plan, depends_on_measuring, settle
 from cluster.planning.resources import wait_for_room
+from rayfl.config.schema import ExperimentConfig
+from rayfl.engine.stack_sizes import clients_for_rows
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 
 _log = logging.getLogger("rayfl")
 _LABEL_BYTES = 8
+_CHECKPOINTING = "model.checkpointing=auto is true"
 
 
 def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
@@ -49,10 +54,16 @@ def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
             wish.ask(demand(config.cluster, resources_of(nodes()), num_clients), labels)
 
         options = wait_for_room(config.cluster, lambda: resources_of(nodes()), num_clients, nodes=nodes, ask=ask)
-    measured: list[Measured] = []
-    if depends_on_measuring(config, options) and get_current_placement_group() is None:
-        measured = _measured(parts, sizes, options)
-    plan = settle(config, options, nodes(), num_clients, parts.context.cohort_size, measured)
+    measures = depends_on_measuring(config, options) and get_current_placement_group() is None
+
+    def planned(config: ExperimentConfig) -> Plan:
+        measured = _measured(parts, config, sizes, options) if measures else []
+        return settle(config, options, nodes(), num_clients, parts.context.cohort_size, measured)
+
+    plan = planned(config)
+    saving = config.model_copy(update={"model": config.model.saving_memory()})
+    if saving.model != config.model:
+        plan = with_room(plan, saving, _asked_for(parts, sizes), planned)
     for line in plan.lines:
         _log.info("%s", line)
     for line in plan.warnings:
@@ -60,9 +71,44 @@ def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
     return plan
 
 
-def _measured(parts: Parts, sizes: np.ndarray, options: ActorOptions) -> list[Measured]:
+def _measured(parts: Parts, config: ExperimentConfig, sizes: np.ndarray, options: ActorOptions) -> list[Measured]:
     samples_bytes = int(sizes.sum()) * sample_bytes(parts.dataset.spec)
-    return probe(parts.config.model_dump(mode="json"), options, rehearsals(parts, sizes), samples_bytes)
+    return probe(config.model_dump(mode="json"), options, rehearsals(parts, sizes), samples_bytes)
+
+
+def _asked_for(parts: Parts, sizes: np.ndarray) -> int | None:
+    """Returns how many clients fill the rows of a step; None where nothing says so."""
+    config, largest = parts.config, int(sizes[:, 0].max(initial=0))
+    batch_size = min(config.train.batch_size or largest, largest)
+    return clients_for_rows(config.engine.rows_per_step, parts.task, batch_size)
+
+
+def with_room(
+    plan: Plan, saving: ExperimentConfig, asked_for: int | None, planned: Callable[[ExperimentConfig], Plan]
+) -> Plan:
+    """Returns a plan whose steps save memory, where stacks would otherwise be smaller than what is asked for.
+
+    Args:
+        plan: without, where memory suffices for that.
+        saving: the configuration whose steps save memory.
+        asked_for: clients that fill the rows of a step; None: nothing says how many.
+        planned: measures, and makes the plan of a configuration.
+    """
+    if plan.saves_memory:
+        why = "memory does not suffice otherwise"
+        return replace(plan, config=_saving(plan.config, saving), lines=(*plan.lines, f"{_CHECKPOINTING}: {why}"))
+    if not plan.lacks_room(asked_for):
+        return plan
+    other = planned(saving)
+    wanted = f"of {min(asked_for or plan.own_part, plan.own_part)} clients, as engine.rows_per_step asks for,"
+    found = f"{plan.fitting} {wanted} fit at a time without"
+    if other.fitting is None or plan.fitting is None or other.fitting <= plan.fitting:
+        return replace(plan, lines=(*plan.lines, f"model.checkpointing=auto is left: {found}, and no more with it"))
+    return replace(other, lines=(*other.lines, f"{_CHECKPOINTING}: {found}, {other.fitting} with it"))
+
+
+def _saving(planned: ExperimentConfig, saving: ExperimentConfig) -> ExperimentConfig:
+    return planned.model_copy(update={"model": saving.model})
 
 
 def sample_bytes(spec: InputSpec) -> int:

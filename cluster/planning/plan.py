@@ -11,6 +11,8 @@ free.
   few as ``num_actors`` (or one actor per client) asks for.
 * ``engine.width: auto`` (the default on GPUs) is the number of clients that fit into an actor's part of the device, but
   no more than its part of a round's clients.
+* ``model.checkpointing: auto`` is true where these are fewer than would fill ``engine.rows_per_step``, and more fit
+  with it: costs are then measured once more.
 
 Devices that differ are planned by the one that has the least room. Only functions of their arguments: equal
 measurements give equal plans.
@@ -43,12 +45,26 @@ class Plan:
         options: what Ray reserves for each.
         lines: the plan in words.
         warnings: what may turn out too large.
+        fitting: clients that an actor stacks, where that was measured; else None.
+        own_part: clients of a round that an actor trains.
+        saves_memory: whether that was measured with steps that save memory, since others had too little.
     """
 
     config: ExperimentConfig
     options: ActorOptions
     lines: tuple[str, ...]
     warnings: tuple[str, ...]
+    fitting: int | None = None
+    own_part: int = 1
+    saves_memory: bool = False
+
+    def lacks_room(self, asked_for: int | None) -> bool:
+        """Returns whether memory, and nothing else, makes stacks smaller than what is asked for.
+
+        Args:
+            asked_for: clients that fill the rows of a step; None: nothing says how many.
+        """
+        return self.fitting is not None and asked_for is not None and self.fitting < min(asked_for, self.own_part)
 
 
 def depends_on_measuring(config: ExperimentConfig, options: ActorOptions) -> bool:
@@ -93,10 +109,11 @@ def settle(
     if options.per_gpu and measured and cluster.data_memory == "auto":
         fitting = min(automatic_data_memory(one.device_free_bytes, sharing) for one in measured)
         cluster = cluster.model_copy(update={"data_memory": fitting})
-    stacked = any(one.vectorized for one in measured)
+    stacked, width_found = any(one.vectorized for one in measured), None
     if stacked and (engine.width == "auto" or (engine.width is None and options.device == "cuda")):
         fitting = min(clients_at_a_time(one, sharing) for one in measured)
-        engine = engine.model_copy(update={"width": max(min(fitting, own_part), 1)})
+        width_found = max(min(fitting, own_part), 1)
+        engine = engine.model_copy(update={"width": width_found})
     wanted = engine.width if isinstance(engine.width, int) else UNMEASURED_WIDTH
     width = min(wanted, own_part) if stacked else 1
     warnings = []
@@ -108,6 +125,9 @@ def settle(
         options,
         (_in_words(options, nodes, gpus, own_part), *(_cost_in_words(one, sharing, width) for one in measured)),
         tuple(warnings),
+        width_found,
+        own_part,
+        any(one.saves_memory for one in measured),
     )
 
 

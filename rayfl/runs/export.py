@@ -1,9 +1,9 @@
-"""A committed model as a safetensors file that needs no rayfl."""
+"""A committed model as files that need no rayfl."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from torch import Tensor
 from rayfl.data.files.whole import new_file
 from rayfl.engine.tasks import Predictor
 from rayfl.errors import ConfigError
+from rayfl.models.pretrained.merging import write_model
 from rayfl.models.pretrained.mixing import is_mixed_by_rows, merged
 from rayfl.models.pretrained.peft_files import write_adapter
 from rayfl.models.zoo import Candidates, PretrainedModel
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.committed import CommittedModels, single_model, task_of
+from rayfl.runs.measured import Cohort
 from rayfl.runs.rows import named_model, where
 
 
@@ -86,30 +88,63 @@ def export_adapter(models: CommittedModels, client: int, model: str | None, fold
     Raises:
         ConfigError: as for :func:`export_model`, or the model has no adapters, or some that peft does not know.
     """
-    chosen = _chosen(models, client, model)
-    if not isinstance(chosen.section, PretrainedModel):
-        raise ConfigError(
-            f"--format peft: model={chosen.section.name} has no adapters: leave it out for a file of all tensors"
-        )
-    if is_mixed_by_rows(chosen.tensors):
-        raise ConfigError(
-            f"--format peft: {chosen.exported.row!r} mixes two adapters by the rows of an input, which peft cannot: "
-            "leave --format out for a file of all tensors"
-        )
-    description = {**chosen.description, "base": chosen.section.base}
+    chosen = _with_adapters(models, client, model, "peft", "which peft cannot")
     rank = next(len(leaf) for name, leaf in chosen.tensors.items() if name.endswith(".lora_A.weight"))
     settings = chosen.section.peft_settings(
         list(chosen.tensors), models.parts.dataset.spec.target, rank // chosen.section.adapter.r
     )
-    write_adapter(folder, chosen.tensors, settings, description)
+    write_adapter(folder, chosen.tensors, settings, {**chosen.description, "base": chosen.section.base})
     return chosen.exported
+
+
+def export_merged(models: CommittedModels, client: int, model: str | None, folder: Path) -> Exported:
+    """Writes one model of a client with its adapters merged into the base, as transformers reads it.
+
+    Args:
+        models: the commit of a run with ``model=pretrained``.
+        client: whose model.
+        model: a row of the tables; None: the method's personalized model.
+        folder: is made; ``from_pretrained`` of transformers loads it. Weights are float32.
+
+    Raises:
+        ConfigError: as for :func:`export_model`, or the model has no adapters, or some that cannot be merged.
+        ModelError: the run's base is not there, or was changed.
+    """
+    chosen = _with_adapters(models, client, model, "transformers", "so that no weights do what they do together")
+    about = {key: value for key, value in chosen.description.items() if key != "modules"}
+    whole = write_model(folder, chosen.network, chosen.tensors, {**about, "base": chosen.section.base})
+    return replace(chosen.exported, parameters=sum(one.numel() for one in whole.parameters()), modules=str(whole))
+
+
+def _with_adapters(models: CommittedModels, client: int, model: str | None, format: str, why: str) -> _Chosen:
+    """A model whose adapters are the same for all inputs.
+
+    Args:
+        models: the commit.
+        client: whose model.
+        model: its row.
+        format: what is written.
+        why: adapters that differ from row to row are not.
+    """
+    chosen = _chosen(models, client, model)
+    if not isinstance(chosen.section, PretrainedModel):
+        raise ConfigError(
+            f"--format {format}: model={chosen.section.name} has no adapters: leave it out for a file of all tensors"
+        )
+    if is_mixed_by_rows(chosen.tensors):
+        raise ConfigError(
+            f"--format {format}: {chosen.exported.row!r} mixes two adapters by the rows of an input, {why}: "
+            "leave --format out for a file of all tensors"
+        )
+    return chosen
 
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A model of a client: its tensors, what is said of it, and the section of the configuration that makes it."""
+    """A model of a client: its tensors, its network, what is said of it, and the section that makes it."""
 
     tensors: dict[str, Tensor]
+    network: Any
     description: dict[str, Any]
     section: Any
     exported: Exported
@@ -118,7 +153,8 @@ class _Chosen:
 def _chosen(models: CommittedModels, client: int, model: str | None) -> _Chosen:
     run, rounds = models.run, models.rounds_completed
     found = models.predictors(client)
-    row = named_model(run, model, found, rounds)
+    cohort: Cohort = "unseen" if client in models.parts.context.newcomers else "all"
+    row = named_model(run, model, found, rounds, cohort)
     predictor = models.predictor(client, row)
     network = task_of(predictor, models.parts.task).network
     whole = {**single_model(predictor, row), **network.fixed_parameters}
@@ -126,7 +162,7 @@ def _chosen(models: CommittedModels, client: int, model: str | None) -> _Chosen:
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in whole.items()}
     section, modules = _architecture(models, predictor)
     spec = models.parts.dataset.spec
-    metrics = _metrics(models, client, row)
+    metrics = _metrics(models, client, row, cohort)
     description = {
         "method": run.config.algorithm.name,
         "run": run.name,
@@ -146,7 +182,7 @@ def _chosen(models: CommittedModels, client: int, model: str | None) -> _Chosen:
         "modules": modules,
         "metrics": metrics,
     }
-    return _Chosen(tensors, description, section, Exported(row, rounds, _scalars(tensors), modules, metrics))
+    return _Chosen(tensors, network, description, section, Exported(row, rounds, _scalars(tensors), modules, metrics))
 
 
 def _architecture(models: CommittedModels, predictor: Predictor) -> tuple[Any, str]:
@@ -162,9 +198,9 @@ def _architecture(models: CommittedModels, predictor: Predictor) -> tuple[Any, s
     return architecture, str(module)
 
 
-def _metrics(models: CommittedModels, client: int, row: str) -> dict[str, dict[str, float]]:
+def _metrics(models: CommittedModels, client: int, row: str, cohort: Cohort) -> dict[str, dict[str, float]]:
     rows = where(
-        models.run.clients, client=client, model=row, round=models.rounds_completed, cohort="all", phase="received"
+        models.run.clients, client=client, model=row, round=models.rounds_completed, cohort=cohort, phase="received"
     )
     names = [metric.name for metric in metrics_of(rows)]
     return {

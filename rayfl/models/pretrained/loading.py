@@ -23,6 +23,9 @@ _CLASSES: dict[Purpose, str] = {
     "sequences": "AutoModelForSequenceClassification",
     "next_tokens": "AutoModelForCausalLM",
 }
+_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""What safetensors calls them."""
+
 _MAJOR = 5
 """The version of transformers whose names of modules are those of trees: other versions have other names."""
 
@@ -80,7 +83,7 @@ class Source:
 
     def skeleton(self) -> nn.Module:
         """The modules on the device ``meta``, without memory or values."""
-        with _quiet() as transformers, torch.device("meta"):
+        with quiet() as transformers, torch.device("meta"):
             made = getattr(transformers, _CLASSES[self.purpose]).from_config(
                 self._config(transformers), attn_implementation=self.attention
             )
@@ -100,19 +103,25 @@ class Source:
         key = (self, str(device), dtype)
         found = _LOADED.get(key)
         if found is None:
-            found = self._read(dtype).to(device)
+            found = self.read(dtype).to(device)
             _LOADED[key] = found
         return found
 
-    def _read(self, dtype: torch.dtype) -> nn.Module:
+    def read(self, dtype: torch.dtype) -> nn.Module:
+        """Modules with the folder's weights on the CPU that nobody else has; type and errors as for :meth:`loaded`."""
         folder = BaseFolder(self.folder)
         folder.check(self.sha256)
         new = f"{family_of(folder.model_type).block}." if self.classes is not None else None
+        # Files of another type would be in memory whole, next to what is made of them.
+        types = {entry.dtype for entry in folder.entries.values()}
+        kind: Any = type(self.skeleton())
+        given = {"state_dict": _cast(folder, dtype)} if types - {_TYPES.get(dtype)} else {}
         try:
-            with _quiet() as transformers:
-                made, report = getattr(transformers, _CLASSES[self.purpose]).from_pretrained(
-                    folder.path,
+            with quiet() as transformers:
+                made, report = kind.from_pretrained(
+                    None if given else folder.path,
                     config=self._config(transformers),
+                    **given,
                     local_files_only=True,
                     use_safetensors=True,
                     trust_remote_code=False,
@@ -148,8 +157,18 @@ class Source:
         return config
 
 
+def _cast(folder: BaseFolder, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """All tensors of a folder in another type: in memory are these, and one tensor of the files at a time."""
+    found = {}
+    for name in folder.entries:
+        tensor = folder.tensor(name)
+        assert tensor is not None
+        found[name] = tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+    return found
+
+
 @contextmanager
-def _quiet() -> Iterator[Any]:
+def quiet() -> Iterator[Any]:
     """Yields transformers, which prints and draws nothing meanwhile: what it has to say is in our own messages."""
     transformers = library()
     logging = transformers.utils.logging

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -15,12 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from rayfl.models.anatomy import grouped
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.pretrained.folding import folded
+from rayfl.models.pretrained.initial_values import initial_value, own_shapes
 from rayfl.models.pretrained.loading import Source
 from rayfl.models.pretrained.mixing import SHARES, mixer_name
-from rayfl.models.pretrained.sites import Head, Matrix, Mixed, Site, TrainedLinear
-
-_HEAD_SCALE = 0.02
-"""Standard deviation of new heads, that of transformers."""
+from rayfl.models.pretrained.sites import Head, Mixed, Site
 
 
 class AdaptedModel(ClassificationModel):
@@ -34,6 +30,9 @@ class AdaptedModel(ClassificationModel):
         channels: of the images that the base reads; grey ones are repeated.
         padding: the token that an encoder must not look at. None: there is none, or the model is causal, which needs
             no mask where rows are padded on the right.
+
+    Attributes:
+        blocks: the layers that can be computed again in the backward pass, if that may be asked for.
     """
 
     def __init__(
@@ -44,6 +43,7 @@ class AdaptedModel(ClassificationModel):
         self.head_module = f"model.{head}"
         self.classifier_modules = (f"model.{block}",)
         self._image, self._channels, self._padding = image, channels, padding
+        self.blocks: tuple[Any, ...] = ()
         for one in module.modules():
             # What a base keeps belongs to it, and so to no tree.
             one._non_persistent_buffers_set.update(one._buffers)
@@ -68,13 +68,19 @@ class AdaptedModel(ClassificationModel):
         logits: Tensor = head(features)
         return logits
 
-    def train(self, mode: bool = True) -> AdaptedModel:
-        """Keeps the base in evaluation mode; only layers that are computed twice know that there is a backward pass."""
+    def checkpointing(self, blocks: Sequence[nn.Module], now: bool) -> Self:
+        """Says which layers can be computed again in the backward pass, and whether they are from now on."""
+        self.blocks = tuple(blocks)
+        for block in self.blocks:
+            block.gradient_checkpointing = now
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Keeps the base in evaluation mode; only blocks that are computed twice know that there is a backward pass."""
         super().train(False)
         self.training = mode
-        for module in self.modules():
-            if getattr(module, "gradient_checkpointing", False):
-                module.training = mode
+        for block in self.blocks:
+            block.training = mode
         return self
 
 
@@ -126,9 +132,9 @@ class AdaptedNetwork(Network):
         adapters = tuple(name for name in self.parameter_names if name in {*parts["A"], *parts["B"]})
         head = tuple(name for name in self.parameter_names if name not in adapters)
         self.groups = {"lora_a": parts["A"], "lora_b": parts["B"], "adapters": adapters, "head": head}
-        for module in model.modules():
-            if getattr(module, "gradient_checkpointing", False):
-                vars(module)["_gradient_checkpointing_func"] = self._checkpointed
+        self._blocks = model.blocks
+        for block in self._blocks:
+            vars(block)["_gradient_checkpointing_func"] = self._checkpointed
 
     def settle(self, seed: int) -> None:
         """Takes adapters that are not trained from the initial model of a seed."""
@@ -143,6 +149,13 @@ class AdaptedNetwork(Network):
         """Has the base stored and computed in a narrower type; trees, features and logits are float32."""
         self._base_type, self._device = dtype, None
         self._bases.clear()
+
+    def save_memory(self) -> bool:
+        """See the base class: blocks are computed again in the backward pass."""
+        waiting = [block for block in self._blocks if not block.gradient_checkpointing]
+        for block in waiting:
+            block.gradient_checkpointing = True
+        return bool(waiting)
 
     def release(self) -> None:
         """Lets go of the last tree; the base stays."""
@@ -262,31 +275,13 @@ class AdaptedNetwork(Network):
         """The initial value of a tensor of our own."""
         if name in self._own_given:
             return self._own_given[name].float().clone()
-        shape = self._own[name]
-        if name.endswith((".lora_B.weight", ".bias")):
-            return torch.zeros(shape)
-        key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), np.uint64)
-        generator = np.random.Generator(np.random.Philox(key=key))
-        if name.endswith(".lora_A.weight"):
-            bound = shape[1] ** -0.5
-            return torch.from_numpy(generator.uniform(-bound, bound, shape)).float()
-        return torch.from_numpy(generator.normal(0, _HEAD_SCALE, shape)).float()
+        return initial_value(seed, name, self._own[name])
 
 
 def _of_tokens(x: Tensor, padding: int) -> Tensor:
     """1 for the tokens of rows and 0 for the padding behind the last of them, int64 of the shape of x."""
     places = torch.arange(1, x.shape[1] + 1, device=x.device)
     return (places <= ((x != padding) * places).amax(1, keepdim=True)).long()
-
-
-def own_shapes(model: AdaptedModel) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of what does not belong to the base: adapters and head, trained or not."""
-    return {
-        f"{name}.{key}": tuple(parameter.shape)
-        for name, module in model.named_modules()
-        if isinstance(module, Matrix | TrainedLinear)
-        for key, parameter in module.named_parameters(recurse=False)
-    }
 
 
 def _logits(model: ClassificationModel, x: Tensor) -> Tensor:

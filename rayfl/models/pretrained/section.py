@@ -14,9 +14,10 @@ from rayfl.models.architecture import NAME, Architecture
 from rayfl.models.pretrained.adapter_section import AdapterConfig, HeadConfig
 from rayfl.models.pretrained.families import FAMILIES, OUTPUT_LAYER, Family, family_of
 from rayfl.models.pretrained.folder import BaseFolder
+from rayfl.models.pretrained.initial_values import own_shapes
 from rayfl.models.pretrained.language import AdaptedLanguageModel, LanguageNetwork
 from rayfl.models.pretrained.loading import Source, library
-from rayfl.models.pretrained.network import AdaptedModel, AdaptedNetwork, own_shapes
+from rayfl.models.pretrained.network import AdaptedModel, AdaptedNetwork
 from rayfl.models.pretrained.peft_files import AdapterFolder
 from rayfl.models.pretrained.sites import Head, Site, TrainedLinear, chosen, replace
 from rayfl.naming.texts import Checksum
@@ -47,10 +48,11 @@ class PretrainedModel(Architecture):
     attention: Literal["sdpa", "eager"] = Field(
         default="sdpa", description="How attention is computed: sdpa, in fused kernels; eager, step by step."
     )
-    checkpointing: bool = Field(
+    checkpointing: bool | Literal["auto"] = Field(
         default=False,
         description="Whether blocks are computed again in the backward pass, in place of keeping what they computed: "
-        "less memory for more time.",
+        "less memory for more time. auto: where memory has no room for as many clients at a time as "
+        "engine.rows_per_step asks for.",
     )
 
     def settled(self) -> PretrainedModel:
@@ -65,6 +67,10 @@ class PretrainedModel(Architecture):
             pass  # said where a model is made of it
         return self.model_copy(update=found) if found else self
 
+    def saving_memory(self) -> PretrainedModel:
+        """See the base class."""
+        return self.model_copy(update={"checkpointing": True}) if self.checkpointing == "auto" else self
+
     def build(self, spec: InputSpec) -> AdaptedModel:
         """The model on the device ``meta``: with shapes, but without values."""
         library()
@@ -77,17 +83,17 @@ class PretrainedModel(Architecture):
         for name in names:
             site = Site(module.get_submodule(name), self.adapter.r, self.adapter.scale, self.adapter.trains)
             replace(module, name, site.to("meta"))
-        if self.checkpointing:
-            _checkpoint(module, folder.model_type)
+        blocks = _blocks(module, folder.model_type) if self.checkpointing else ()
         if spec.target == "tokens":
-            return AdaptedLanguageModel(module, spec.padding)
+            return AdaptedLanguageModel(module, spec.padding).checkpointing(blocks, now=self.checkpointing is True)
         block = module.get_submodule(family.block)
         inside = [family.block] if isinstance(block, nn.Linear) else _linear_in(block, family.block)
         for name in inside:
             kind = Head if name == family.head else TrainedLinear
             replace(module, name, kind(module.get_submodule(name), self.head.train).to("meta"))
         padding = self._padding(spec) if family.masked else None
-        return AdaptedModel(module, family.head, family.block, family.kind == "image", channels, padding)
+        model = AdaptedModel(module, family.head, family.block, family.kind == "image", channels, padding)
+        return model.checkpointing(blocks, now=self.checkpointing is True)
 
     def network(self, spec: InputSpec) -> AdaptedNetwork:
         """See the base class."""
@@ -248,12 +254,11 @@ def _linear_in(block: nn.Module, name: str) -> list[str]:
     return [f"{name}.{inner}" for inner, one in block.named_modules() if isinstance(one, nn.Linear)]
 
 
-def _checkpoint(module: nn.Module, model_type: str) -> None:
-    """Marks the layers that are computed again in the backward pass."""
+def _blocks(module: nn.Module, model_type: str) -> tuple[nn.Module, ...]:
+    """The layers that can be computed again in the backward pass."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    found = [one for one in module.modules() if isinstance(one, GradientCheckpointingLayer)]
+    found = tuple(one for one in module.modules() if isinstance(one, GradientCheckpointingLayer))
     if not found:
         raise ModelError(f"model.checkpointing: {model_type} has no layers that can be computed again; set it to false")
-    for one in found:
-        one.gradient_checkpointing = True
+    return found

@@ -168,12 +168,17 @@ def _shared(low: Tensor, b: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
 def shape_of(layer: nn.Module) -> tuple[int, int]:
     """Outputs and inputs of a linear layer."""
     rows, columns = layer.weight.shape  # type: ignore[misc]
-    return (int(columns), int(rows)) if type(layer).__name__ == "Conv1D" else (int(rows), int(columns))
+    return (int(columns), int(rows)) if is_transposed(layer) else (int(rows), int(columns))
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Returns whether a linear layer holds a matrix of inputs by outputs: the ``Conv1D`` of transformers."""
+    return type(layer).__name__ == "Conv1D"
 
 
 def is_linear(module: nn.Module) -> bool:
     """Returns whether a module multiplies by one matrix."""
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    return isinstance(module, nn.Linear) or is_transposed(module)
 
 
 def chosen(module: nn.Module, targets: str | Sequence[str], layers: Collection[int] | None, without: str) -> list[str]:

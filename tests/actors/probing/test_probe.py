@@ -24,11 +24,13 @@ from actors.probing.rehearsal import Rehearsal, middling, rehearsals
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
+from rayfl.engine import engine as engine_module
 from rayfl.engine import vectorized
 from rayfl.engine.engine import EngineConfig
 from rayfl.engine.requests import Request, TrainRequest
 from rayfl.errors import DeviceLostError, ResourceError
 from rayfl.experiment.parts import Parts
+from rayfl.models.base import Network
 from tests.support.experiments import METHODS, assert_same, outcome, small_experiment
 
 GIB = 1 << 30
@@ -186,6 +188,34 @@ def test_fewer_are_stacked_where_memory_ends(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(vectorized, "train", small)
     found = measured(experiment(tmp_path, mode="vectorized"), Scripted(50))
     assert (found.client_bytes, found.base_bytes) == (50, 100)
+
+
+def test_clients_that_are_in_no_stack_together_are_not_counted_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "clients_for_rows", lambda rows, task, size: 2)
+    found = measured(experiment(tmp_path, mode="vectorized"), Scripted(50, 110))
+    assert (found.client_bytes, found.base_bytes) == (60, 100)  # two clients at a time: 50, 110
+
+
+def test_costs_of_steps_that_save_memory_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, saved = vectorized.train, list[bool]()
+
+    def small(requests: Sequence[TrainRequest], *rest: Any) -> Any:
+        if not saved:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return train(requests, *rest)
+
+    def save(network: Network) -> bool:
+        saved.append(True)
+        return len(saved) == 1
+
+    monkeypatch.setattr(vectorized, "train", small)
+    monkeypatch.setattr(Network, "save_memory", save)
+    found = measured(experiment(tmp_path, mode="vectorized"), Scripted(50, 110))
+    assert found.saves_memory and found.client_bytes == 30
+    monkeypatch.undo()
+    assert not measured(experiment(tmp_path, mode="vectorized"), Scripted(50, 110)).saves_memory
 
 
 @given(samples=st.lists(st.integers(0, 50), min_size=1, max_size=9))

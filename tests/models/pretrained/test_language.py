@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rayfl.engine.evaluation import evaluate
+from rayfl.engine.evaluation_together import Asked, evaluate_together
 from rayfl.engine.further_tasks import LanguageModel
 from rayfl.engine.stacked_gradients import StackedGradients
 from rayfl.engine.tasks import Batch, Predictor
@@ -194,6 +196,31 @@ def test_statistics_are_those_of_all_logits_whatever_the_parts_are(rows: int, mo
         assert found[name].vector[counts].tolist() == vector[counts].tolist()
         assert found[name].vector[2] == pytest.approx(float(vector[2]), rel=1e-6)
     assert found["one"].vector[[0, 4]].tolist() == [9, 8]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_clients_are_scored_in_stacks(family: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = language_network(family)
+    task, passes, shared = LanguageModel(net, (), NEXT), list[int](), trained(net, 9, 0.5)
+    asked = [
+        Asked({"own": Predictor.of(trained(net, k, 0.5)), "shared": Predictor.of(shared)}, Examples(*texts(n, k)))
+        for k, n in enumerate((7, 3, 11))
+    ]
+    monkeypatch.setattr(output_layer, "LOGITS", rows * VOCABULARY)
+    run = AdaptedNetwork._run
+
+    def noted(self: Any, entry: Any, *given: Any) -> Any:
+        passes.append(len(given[-1]) if entry.__name__ == "_features" else 0)
+        return run(self, entry, *given)
+
+    monkeypatch.setattr(AdaptedNetwork, "_run", noted)
+    found = evaluate_together(asked, task, 4)
+    assert max(passes) == 12, "three clients of four texts in a pass"
+    for one, scores in zip(asked, found, strict=True):
+        for name, expected in evaluate(one.predictors, one.examples, task, 4).items():
+            np.testing.assert_allclose(scores[name].vector, expected.vector, rtol=1e-5, atol=1e-5)
+            assert scores[name].vector[[0, 1, 4]].tolist() == expected.vector[[0, 1, 4]].tolist()
 
 
 def test_exact_match_is_greedy_decoding() -> None:

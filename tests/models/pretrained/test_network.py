@@ -20,7 +20,8 @@ from rayfl.engine.stacked_gradients import StackedGradients
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.models.pretrained import network as network_module
-from rayfl.models.pretrained.network import AdaptedNetwork, own_shapes
+from rayfl.models.pretrained.initial_values import own_shapes
+from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.section import PretrainedModel
 from tests.support.bases import CONFIGS, base, inputs, network, section, trained, transformers
 from tests.support.bases import IMAGES as SPEC

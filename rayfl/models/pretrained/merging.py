@@ -1,0 +1,85 @@
+"""Adapters and a head as part of the base's own weights: a plain model of transformers, which has no adapters."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayfl.errors import ConfigError
+from rayfl.models.pretrained.folder import BaseFolder
+from rayfl.models.pretrained.loading import quiet
+from rayfl.models.pretrained.network import AdaptedNetwork
+from rayfl.models.pretrained.sites import is_transposed
+
+ABOUT = "rayfl.json"
+"""Where a written model says what it is from."""
+
+_GENERATION = "generation_config.json"
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+
+def merge(network: AdaptedNetwork, tensors: Mapping[str, Tensor]) -> Any:
+    """The base with W + s B A in the place of every W that has an adapter, and with the head: a module of its own.
+
+    Args:
+        network: of which the base and the places of adapters are taken.
+        tensors: adapters and head by name in a tree, also those that are not trained. Adapters may be of a higher rank
+            than the network's.
+
+    Returns:
+        The model of transformers on the CPU, float32.
+    """
+    module: Any = network.source.read(torch.float32)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            place = name.removeprefix("model.")
+            if place.endswith(_A):
+                layer = module.get_submodule(place.removesuffix(_A))
+                update = network.scale * (tensors[name.removesuffix(_A) + _B].double() @ tensor.double())
+                layer.weight.copy_(layer.weight.double() + (update.T if is_transposed(layer) else update))
+            elif not place.endswith(_B):
+                module.get_parameter(place).copy_(tensor)
+    return module
+
+
+def write_model(
+    folder: Path, network: AdaptedNetwork, tensors: Mapping[str, Tensor], description: Mapping[str, Any]
+) -> nn.Module:
+    """Writes a merged model that ``from_pretrained`` of transformers loads; see :func:`merge`.
+
+    Args:
+        folder: is made; must have no model.
+        network: see :func:`merge`.
+        tensors: see :func:`merge`.
+        description: goes into the file :data:`ABOUT`.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: the folder has a model, or cannot be written.
+    """
+    if (folder / "config.json").exists():
+        raise ConfigError(f"--out: {folder} has a model: name another folder, or remove it")
+    module = merge(network, tensors)
+    own = BaseFolder(network.source.folder).config
+    if "use_cache" in own:
+        module.config.use_cache = own["use_cache"]  # training needs no cache, but generating does
+    elif hasattr(module.config, "use_cache"):
+        module.config.use_cache = True
+    try:
+        with quiet():
+            module.save_pretrained(folder)
+        if (settings := BaseFolder(network.source.folder).path / _GENERATION).is_file():
+            shutil.copyfile(settings, folder / _GENERATION)
+        (folder / ABOUT).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out: {folder} cannot be written: {error}") from error
+    assert isinstance(module, nn.Module)
+    return module

@@ -1,0 +1,161 @@
+"""Adapters that are merged into the base: plain models of transformers, with the same outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import rayfl
+from algorithms.registry import Experiment
+from rayfl.cli.entry import app
+from rayfl.errors import ConfigError
+from rayfl.models.pretrained.folder import BaseFolder
+from rayfl.models.pretrained.merging import ABOUT, merge, write_model
+from rayfl.models.pretrained.mixing import blended
+from rayfl.models.pretrained.network import AdaptedNetwork
+from rayfl.runs.committed import CommittedModels
+from rayfl.runs.export import export_merged
+from rayfl.runs.folder import open_run
+from tests.models.pretrained.test_runs import experiment
+from tests.support.bases import (
+    IMAGES,
+    base,
+    inputs,
+    language_network,
+    network,
+    texts,
+    trained,
+    transformers,
+    write_base,
+)
+from tests.support.experiments import small_experiment
+from tests.support.toys import assert_equal
+
+ADAPTER = {"r": 3, "alpha": 6, "scaling": "alpha_over_sqrt_r"}
+
+
+def loaded(folder: Path, kind: str) -> Any:
+    """The model in a folder, of which every weight is there and none is too many."""
+    model, report = getattr(transformers, kind).from_pretrained(
+        folder, local_files_only=True, output_loading_info=True, dtype=torch.float32
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return model.eval()
+
+
+def assert_same_outputs(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Up to float32's rounding of weights that are added up, which passes through all layers."""
+    assert (found - expected).abs().max() <= 2e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("targets", [None, "all-linear"])
+@pytest.mark.parametrize("family", ["vit", "llama", "gpt2", "bert", "roberta"])
+def test_a_classifier_with_merged_adapters_has_the_same_outputs(family: str, targets: Any, tmp_path: Path) -> None:
+    net = network(family, adapter={**ADAPTER, "targets": targets})
+    tree, x = trained(net, 0), inputs(family, 4, 0)
+    before = BaseFolder(base(family)).digest()
+    with torch.no_grad():
+        expected = net.logits(tree, x)
+    write_model(tmp_path / "whole", net, tree, {"client": 3})
+    kind = "AutoModelForImageClassification" if family == "vit" else "AutoModelForSequenceClassification"
+    with torch.no_grad():
+        model = loaded(tmp_path / "whole", kind)
+        found = (model(pixel_values=x) if family == "vit" else model(input_ids=x)).logits
+        assert_same_outputs(found, expected)
+        # The base that networks share has no adapters now, neither in its files.
+        assert_equal(net.logits(tree, x), expected)
+    assert BaseFolder(base(family)).digest() == before
+    assert json.loads((tmp_path / "whole" / ABOUT).read_text()) == {"client": 3}
+    assert model.config.num_labels == expected.shape[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+def test_a_language_model_with_merged_adapters_has_the_same_outputs(family: str, tmp_path: Path) -> None:
+    net = language_network(family, adapter={**ADAPTER, "trains": ["b"]})
+    whole = {**trained(net, 0), **net.fixed_parameters}
+    x, _ = texts(4, 0, shortest=12)
+    write_model(tmp_path / "whole", net, whole, {})
+    with torch.no_grad():
+        expected = net.logits({name: whole[name] for name in net.parameter_names}, x)
+        model = loaded(tmp_path / "whole", "AutoModelForCausalLM")
+        assert_same_outputs(model(input_ids=x).logits, expected)
+    assert model.config.use_cache  # to generate with
+    with pytest.raises(ConfigError, match="has a model: name another folder"):
+        write_model(tmp_path / "whole", net, whole, {})
+
+
+def test_adapters_of_a_higher_rank_are_merged_at_the_scale_of_the_network() -> None:
+    net = network("vit", adapter={"r": 3, "alpha": 6})
+    one, other = trained(net, 0), trained(net, 1)
+    both = blended([one, other], dict.fromkeys(one, (0.25, 0.75)))
+    made, x = merge(net, both), inputs("vit", 4, 0)
+    with torch.no_grad():
+        assert_same_outputs(made.eval()(pixel_values=x).logits, net.logits(both, x))
+
+
+def test_shards_and_reduced_precision_of_the_base_are_merged_in_float32(tmp_path: Path) -> None:
+    folder = write_base("vit", tmp_path / "base", shard="20KB")
+    assert len(BaseFolder(folder).files) > 1
+    net = network("vit", folder=str(folder))
+    assert isinstance(net, AdaptedNetwork)
+    net.compute_in(torch.bfloat16)
+    tree, x = trained(net, 0), inputs("vit", 4, 0)
+    made = merge(net, tree)
+    assert {leaf.dtype for leaf in made.state_dict().values()} == {torch.float32}
+    net.compute_in(torch.float32)
+    with torch.no_grad():
+        assert_same_outputs(made.eval()(pixel_values=x).logits, net.logits(tree, x))
+
+
+def test_the_command_line_writes_what_from_pretrained_loads(tmp_path: Path) -> None:
+    rayfl.run(experiment(tmp_path, "run", "fedper"))
+    words = ["export", str(tmp_path / "run"), "--client", "1", "--format", "transformers", "--out"]
+    found = CliRunner().invoke(app, [*words, str(tmp_path / "whole")])
+    assert found.exit_code == 0, found.output
+    whole = loaded(tmp_path / "whole", "AutoModelForImageClassification")
+    size = sum(parameter.numel() for parameter in whole.parameters())
+    assert f": {size:,} numbers -> " in found.output and "lora_A" not in found.output
+    models = CommittedModels(open_run(str(tmp_path / "run"), Experiment))
+    predictor, x = models.predictor(1, "personalized"), inputs("vit", 4, 0)
+    with torch.no_grad():
+        expected = models.parts.task.network.logits(predictor.built()[0], x)
+        assert_same_outputs(
+            loaded(tmp_path / "whole", "AutoModelForImageClassification")(pixel_values=x).logits, expected
+        )
+    about = json.loads((tmp_path / "whole" / ABOUT).read_text())
+    assert about["client"] == 1 and about["base"] == BaseFolder(base("vit")).sha256
+    assert isinstance(CliRunner().invoke(app, [*words, str(tmp_path / "whole")]).exception, ConfigError)
+    # What was written is a base itself.
+    again = network("vit", folder=str(tmp_path / "whole"), head={"init": "folder"})
+    start = again.initialize(0)
+    with torch.no_grad():
+        assert_same_outputs(again.logits(start, x), expected)
+    assert tuple(again.head_shape) == (IMAGES.num_classes, 32)
+
+
+def test_what_cannot_be_merged_is_refused_by_name(tmp_path: Path) -> None:
+    rayfl.run(experiment(tmp_path, "dpa", "feddpa"))
+    models = CommittedModels(open_run(str(tmp_path / "dpa"), Experiment))
+    with pytest.raises(ConfigError, match="it is no single model"):
+        export_merged(models, 1, "instance", tmp_path / "mixed")
+    export_merged(models, 1, "even", tmp_path / "even")  # fixed shares are one adapter
+    predictor, x = models.predictor(1, "even"), inputs("vit", 4, 0)
+    with torch.no_grad():
+        expected = models.parts.task.network.logits(predictor.built()[0], x)
+        assert_same_outputs(
+            loaded(tmp_path / "even", "AutoModelForImageClassification")(pixel_values=x).logits, expected
+        )
+    rayfl.run(experiment(tmp_path, "alt", "fedalt"))
+    models = CommittedModels(open_run(str(tmp_path / "alt"), Experiment))
+    with pytest.raises(ConfigError, match="--format transformers: 'personalized' mixes two adapters by the rows"):
+        export_merged(models, 1, None, tmp_path / "mixed")
+    rayfl.run(small_experiment(tmp_path, "plain", "fedavg", backend="inline"))
+    models = CommittedModels(open_run(str(tmp_path / "plain"), Experiment))
+    with pytest.raises(ConfigError, match=r"--format transformers: model=.* has no adapters"):
+        export_merged(models, 1, None, tmp_path / "mixed")
+    assert not (tmp_path / "mixed").exists()

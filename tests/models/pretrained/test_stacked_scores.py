@@ -1,0 +1,124 @@
+"""Models over a base are scored in stacks: what clients and models differ in, and the rows that a pass may have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rayfl.engine.classification import Classification
+from rayfl.engine.evaluation import evaluate
+from rayfl.engine.evaluation_together import Asked, evaluate_together
+from rayfl.engine.further_tasks import LanguageModel
+from rayfl.engine.mixtures import Mixture
+from rayfl.engine.tasks import Predictor
+from rayfl.examples import Examples
+from rayfl.metrics import Statistics
+from rayfl.metrics.language import IGNORED
+from rayfl.models.pretrained.mixing import mixed_by_rows, side_by_side
+from rayfl.models.pretrained.network import AdaptedNetwork
+from tests.support.bases import NEXT, inputs, language_network, network, texts, trained
+
+HALVES = torch.tensor([[0.5, 0.5]])
+POINTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def assert_close(
+    asked: Sequence[Asked], found: Sequence[dict[str, Statistics]], task: Any, names: set[str], tolerance: float = 1e-5
+) -> None:
+    """The statistics of some predictors, and of no others, are those of scoring client by client."""
+    for one, scores in zip(asked, found, strict=True):
+        assert set(scores) == names & set(one.predictors)
+        for name, expected in evaluate(one.predictors, one.examples, task, 4).items():
+            if name in names:
+                vector = expected.vector
+                np.testing.assert_allclose(scores[name].vector, vector, rtol=tolerance, atol=tolerance, err_msg=name)
+                whole = vector == vector.round()
+                assert scores[name].vector[whole].tolist() == vector[whole].tolist()
+
+
+def mixer(net: AdaptedNetwork, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {site: torch.randn(2, width, generator=generator) for site, width in net.sites.items()}
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-3)])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_rows_of_all_kinds_of_texts_and_models_agree(family: str, precision: torch.dtype, tolerance: float) -> None:
+    net = language_network(family)
+    net.compute_in(precision)
+    task, shared = LanguageModel(net, (), NEXT), trained(net, 9, 0.5)
+    kinds = []
+    for k, n in enumerate((7, 3, 11, 5)):
+        x, y = texts(n, k)
+        if k == 1:
+            y = torch.full_like(y, IGNORED)  # prompts alone
+        if k == 2:
+            x[:, 4:], y[:, 4:] = 0, IGNORED  # short ones, whose columns are cut off where they are alone
+        own, other = trained(net, k, 0.5), trained(net, 20 + k, 0.5)
+        rows = {
+            "own": Predictor.of(own),
+            "shared": Predictor.of(shared),
+            "even": Predictor.of(side_by_side([own, shared], HALVES)),  # FedDPA
+            "mixed": Predictor.of(mixed_by_rows(own, shared, mixer(net, k))),  # FedALT
+            "both": Predictor.of(own, other),
+            "combined": Predictor.of(own, combine=lambda models, x, task: task.predictions(list(models), x)),
+        }
+        kinds.append(Asked(rows, Examples(x, y)))
+    found = evaluate_together(kinds, task, 4)
+    assert_close(kinds, found, task, {"own", "shared", "even", "mixed"}, tolerance)
+    assert found[1]["own"].vector.tolist() == [3, 0, 0, 0, 0, 0]
+
+
+def test_a_client_without_samples_is_left_to_others() -> None:
+    net = language_network("llama")
+    task, tree = LanguageModel(net, (), NEXT), trained(net, 0, 0.5)
+    x, y = texts(5, 0)
+    asked = [Asked({"own": Predictor.of(tree)}, Examples(x[:n], y[:n])) for n in (0, 5)]
+    empty, full = evaluate_together(asked, task, 4)
+    assert not empty and set(full) == {"own"}
+    assert not any(evaluate_together(asked[:1], task, 4))
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+@pytest.mark.parametrize("shared_by", [2, 3])
+def test_models_of_one_row_may_have_other_tensors_for_each_client(flipped: bool, shared_by: int) -> None:
+    """As of a method whose clients have one adapter before they are sampled, and two after."""
+    net = network("vit")
+    task, asked = Classification(net), []
+    for k in range(4):
+        models = [trained(net, 10 * k + i) for i in range(shared_by)]
+        mixed = side_by_side(models, torch.full((1, shared_by), 1 / shared_by))
+        tree = mixed if (k % 2 == 1) != flipped else models[0]
+        labels = torch.randint(10, (6,), generator=torch.Generator().manual_seed(k))
+        asked.append(Asked({"personalized": Predictor.of(tree)}, Examples(inputs("vit", 6, k), labels)))
+    assert_close(asked, evaluate_together(asked, task, 4), task, {"personalized"})
+
+
+@pytest.mark.parametrize(("rows", "most"), [(None, 60), (100, 20), (33, 5), (20, 5), (1, 5)])
+def test_a_pass_has_no_more_rows_than_it_may(rows: int | None, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sweep every point has the samples once more; one sample of each is the least that there can be."""
+    net = network("vit")
+    assert net.rows_per_sample == 5
+    task, passes = Classification(net), list[int]()
+    asked = []
+    for k, n in enumerate((11, 6, 9)):
+        start, end = trained(net, k), trained(net, 10 + k)
+        points = {f"lambda={c}": Predictor.of(Mixture(start, end, c, task)) for c in POINTS}
+        labels = torch.randint(10, (n,), generator=torch.Generator().manual_seed(k))
+        asked.append(Asked(points, Examples(inputs("vit", n, k), labels)))
+    run = AdaptedNetwork._run
+
+    def noted(self: Any, entry: Any, training: Any, names: Any, leaves: Any, x: Tensor) -> Any:
+        passes.append(len(x))
+        return run(self, entry, training, names, leaves, x)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AdaptedNetwork, "_run", noted)
+        found = evaluate_together(asked, task, 4, rows)
+    assert max(passes) == most
+    assert_close(asked, found, task, {f"lambda={c}" for c in POINTS})
