@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rayfl.config.added import values_of_before
 from rayfl.config.beginning import settled
 from rayfl.config.messages import explain, problems
-from rayfl.config.overrides import parse_override
+from rayfl.config.overrides import parse_overrides
 from rayfl.config.own_code import schema_without_code
 from rayfl.config.paper_presets import preset_names as preset_names
 from rayfl.config.paper_presets import preset_text as preset_text
@@ -87,8 +87,8 @@ def _not_finite(content: Any, place: str = "") -> Iterator[tuple[str, float]]:
 
 
 def overrides_given(overrides: Sequence[str] | Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Overrides as dotted paths with values."""
-    return list(overrides.items()) if isinstance(overrides, Mapping) else [parse_override(text) for text in overrides]
+    """Overrides as dotted paths with values; raises ConfigError for texts of which one undoes another."""
+    return list(overrides.items()) if isinstance(overrides, Mapping) else parse_overrides(overrides)
 
 
 def names_in(value: Any) -> list[str]:

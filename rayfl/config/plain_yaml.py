@@ -9,6 +9,7 @@ import yaml
 _MOST = 100_000
 """A text whose aliases make more values of it, and at least twice as many as are written, cannot be meant."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MERGE = "tag:yaml.org,2002:merge"
 _LONG = 100
 """Every 100 characters of a scalar count as one more value."""
 
@@ -32,7 +33,7 @@ def read_yaml(text: str | bytes) -> Any:
 
     Raises:
         AliasError: it would be too large with its aliases resolved, or never end.
-        yaml.YAMLError, ValueError, RecursionError: it is no YAML of plain values.
+        yaml.YAMLError, ValueError, RecursionError: it is no YAML of plain values, or a key is in a section twice.
     """
     loader = _Loader(text)
     try:
@@ -60,6 +61,7 @@ def _size(node: yaml.Node, sizes: dict[int, int], written: list[int], above: set
     if id(node) in above:
         raise AliasError("an alias (*name) stands for something that it is a part of")
     if id(node) not in sizes:
+        _refuse_twice(node)
         own = 1 + (len(node.value) // _LONG if isinstance(node, yaml.ScalarNode) else 0)
         written.append(own)
         above.add(id(node))
@@ -72,3 +74,19 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         return [part for pair in node.value for part in pair]
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _refuse_twice(node: yaml.Node) -> None:
+    """Refuses a mapping with a key twice, of which YAML's readers keep the last alone."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    lines: dict[tuple[str, str], int] = {}
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+            line, known = key.start_mark.line + 1, (key.tag, key.value)
+            if known in lines:
+                raise yaml.YAMLError(
+                    f"{key.value!r} is there twice, in line {lines[known]} and in line {line}: write all that belongs "
+                    "to it in one place"
+                )
+            lines[known] = line

@@ -81,12 +81,25 @@ def test_a_run_whose_configuration_became_one_is_not_continued(tmp_path: Path) -
     "text",
     [
         "", "a: 1", "- 1\n- [x, {y: null}]", "base: &b {lr: 0.1, hidden: [1, 2]}\none: {<<: *b, lr: 1}\ntwo: *b",
-        "a: &a [1, 2]\nb: [*a, *a]", "2026-11-21", "a: !!set {x, y}", "a: &a x\n? *a\n: 1",
+        "a: &a [1, 2]\nb: [*a, *a]", "2026-11-21", "a: !!set {x, y}", "a: &a x\n? *a\n: 1", "1: a\n'1': b",
+        "a: &a {x: 1}\nb: &b {y: 2}\nc: {<<: *a, <<: *b, x: 3}\nd: {<<: *b, z: {<<: *a, x: 2}}",
     ],
 )  # fmt: skip
 def test_what_people_write_is_read_as_before(text: str) -> None:
     assert read_yaml(text) == yaml.safe_load(text)
     assert read_yaml(text.encode()) == yaml.safe_load(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["train: {rounds: 3}\nseed: 1\ntrain: {lr: 0.1}\n", "a:\n- {x: 1, y: 2, x: 1}", '"b": 1\nb: 2\n']
+)
+def test_what_is_there_twice_is_not_half_lost(text: str, tmp_path: Path) -> None:
+    with pytest.raises(yaml.YAMLError, match=r"'(train|x|b)' is there twice, in line \d and in line \d"):
+        read_yaml(text)
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"mine\.yaml is not valid YAML: .* is there twice"):
+        load_config(Experiment, file, [])
 
 
 def test_a_long_text_without_aliases_is_no_bomb() -> None:
