@@ -188,11 +188,11 @@ def _source(name: str, options: list[str], root: Path | None) -> Any:
     from pydantic import BaseModel, ValidationError, create_model
 
     from rayfl.config.messages import explain
-    from rayfl.config.overrides import parse_override
+    from rayfl.config.overrides import parse_overrides
     from rayfl.data.sources.registry import DatasetConfig
 
     section: dict[str, Any] = {"name": name}
-    section |= dict(parse_override(option, "split=balanced", "option") for option in options)
+    section |= dict(parse_overrides(options, "split=balanced", "option"))
     if root is not None:
         section["root"] = root.expanduser().absolute()
     schema: type[BaseModel] = create_model("Preparation", dataset=(DatasetConfig, ...))

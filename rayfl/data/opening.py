@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,8 @@ from rayfl.data.tables import TabularDataset
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec, Target
 from rayfl.randomness import RandomStreams
+
+_SHOWN = 3
 
 
 class Aim(Protocol):
@@ -63,14 +66,20 @@ def open_dataset(config: DataSections, streams: RandomStreams) -> FederatedDatas
         _natural(config)
         _check_untouched(config)
         return opened
-    dataset: FederatedDataset = _divided(config, opened, streams)
-    if opened.table is not None:
-        dataset = TabularDataset(dataset, opened.table)
+    divided = _divided(config, opened, streams)
+    dataset: FederatedDataset = divided if opened.table is None else TabularDataset(divided, opened.table)
     dataset.sound = True  # sources look at their samples when they make or open them
+    untrained = divided.untrained if isinstance(divided, NaturalDataset) else ()
     dataset.remarks = lambda: [
-        found.text for found in opened.remarks() if config.transform.normalize == "none" or not found.scale
+        *(found.text for found in opened.remarks() if config.transform.normalize == "none" or not found.scale),
+        *([_on_untrained(untrained)] if untrained else []),
     ]
     return dataset
+
+
+def _on_untrained(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
+    return f"clients that have test samples and none to train on are left out, {len(names)} of the data's: {shown}"
 
 
 def _divided(config: DataSections, opened: Samples | NaturalPath, streams: RandomStreams) -> FederatedDataset:

@@ -21,7 +21,7 @@ from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.compiled_steps import check_compilable
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import NetworkTask
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, DataError
 from rayfl.experiment.copies import copy_of
 from rayfl.experiment.evaluated import (
     check_evaluated,
@@ -38,7 +38,7 @@ from rayfl.storage.files import Storage
 from rayfl.system.buffered import BufferedSchedule
 from rayfl.system.config import NoSystem
 from rayfl.system.devices import Device, make_devices
-from rayfl.system.schedule import Clock, Schedule, samples_per_round
+from rayfl.system.schedule import Clock, Schedule, options_without_losses
 
 _log = logging.getLogger("rayfl")
 
@@ -188,14 +188,7 @@ class Parts:
         system, train = self.config.system, self.config.train
         if isinstance(system, NoSystem):
             return None
-        samples = samples_per_round(
-            self.dataset.sizes()[: self.num_clients, 0],
-            train.local_epochs,
-            train.batch_size,
-            train.min_local_steps,
-            train.samples_an_epoch,
-            train.max_local_steps,
-        )
+        samples = [train.samples_in_steps(int(n)) for n in self.dataset.sizes()[: self.num_clients, 0]]
         kind = BufferedSchedule if system.mode == "buffered" else Schedule
         return kind(system, self.devices, samples, self.context.cohort_size, self.streams)
 
@@ -244,16 +237,26 @@ class Parts:
         if self.num_unseen:
             check_unseen(self.config)
         self._check_system(available)
-        for remark in algorithm.remarks(self.context):
+        for remark in [*algorithm.idle_settings(), *algorithm.remarks(self.context)]:
             _log.warning("algorithm: %s", remark)
         for remark in self.dataset.remarks():
             _log.warning("dataset: %s", remark)
         sizes = self.dataset.sizes()
+        self._check_trainable(sizes[:available, 0])
         check_evaluated(self.config, sizes[:available])
         algorithm.check_data(self.task, sizes[:available], self.config.holdout.public)
         if self.num_unseen:
             check_newcomers(self.config, sizes[available:])
         return sizes
+
+    def _check_trainable(self, samples: np.ndarray) -> None:
+        """Refuses clients that may be sampled and have nothing to train on, which a data set of one's own may have."""
+        if len(idle := np.flatnonzero(samples == 0)):
+            named = ", ".join(f"{client} ({self.dataset.names[client]})" for client in idle[:3].tolist())
+            raise DataError(
+                f"dataset: {len(idle)} of {len(samples)} clients have no training samples, so that they have no weight "
+                f"in a mean and no update: {named}{', ...' if len(idle) > 3 else ''}. Leave them out of the data set"
+            )
 
     def _check_optimizer(self) -> None:
         """Refuses to keep what there is not (older runs may have asked for it), and names a warm-up without an end."""
@@ -288,6 +291,11 @@ class Parts:
             )
         if isinstance(system, NoSystem) or not self.devices:
             return
+        if algorithm.needs_everyone and (lossless := options_without_losses(system, self.devices)):
+            raise ConfigError(
+                f"system: simulated devices leave clients out of rounds, which {algorithm.name} cannot do without: "
+                f"{algorithm.needs_everyone}. Set {', '.join(lossless)}, or choose another method"
+            )
         if system.over_sampling > 1 and self.context.cohort_size == num_clients:
             raise ConfigError("system.over_sampling: train.clients_per_round asks all clients already; leave it out")
         if system.concurrency is not None and system.concurrency > num_clients:

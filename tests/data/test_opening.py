@@ -125,3 +125,10 @@ def test_wrong_transforms_are_named() -> None:
         opened("digits", transform={"normalize": {"mean": [0], "std": [0]}})
     with pytest.raises(ConfigError, match=r"transform\.normalize: 2 numbers"):
         opened("digits", transform={"normalize": {"mean": [0, 0], "std": [1, 1]}})
+
+
+def test_clients_without_training_samples_are_refused_by_name() -> None:
+    sections = {name: value for name, value in BASE.items() if name != "partition"}
+    content = {**sections, "dataset": own("without_training"), "train": {"clients_per_round": 2}}
+    with pytest.raises(DataError, match=r"1 of 4 clients have no training samples.*: 1 \(bob\)\. Leave them out"):
+        Parts(load_config(Experiment, content, [])).check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from rayfl.data.federated import FederatedDataset
 from rayfl.data.partitions.base import IIDPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.sources.pooled import PooledDataset
-from rayfl.examples import InputSpec
+from rayfl.examples import Examples, InputSpec
 from rayfl.randomness import RandomStreams
 
 
@@ -35,6 +36,21 @@ def whole(streams: RandomStreams) -> FederatedDataset:
     parts = IIDPartition(num_clients=5).assign(y, streams)
     spec = InputSpec("image", (6,), num_classes)
     return PooledDataset(x.astype(np.float32), y, spec, parts, HoldoutConfig(), streams)
+
+
+def without_training(streams: RandomStreams) -> FederatedDataset:
+    """Four clients, of whom the second has test samples alone."""
+
+    class Own(FederatedDataset):
+        spec, names = InputSpec("image", (6,), 3), ("ann", "bob", "cyd", "dan")
+
+        def sizes(self) -> np.ndarray:
+            return np.array([[9, 2, 3], [0, 0, 3], [9, 2, 3], [9, 2, 3]])
+
+        def load(self, client: int) -> Mapping[str, Examples]:
+            raise AssertionError("it is refused before")
+
+    return Own()
 
 
 def failing(streams: RandomStreams) -> None:

@@ -93,7 +93,7 @@ class ColumnSource(CopiedSource):
                 raise ValueError(f"{option} is for texts: set tokenizer, or kind=tokens, or leave it out")
         if self.padding != 0 and self.kind != "tokens":
             raise ValueError("padding is for lists of tokens: set kind=tokens, or leave it out")
-        for option in ("missing", "standardize"):
+        for option in ("missing", "standardize", "shape"):
             if texts and getattr(self, option) != type(self).model_fields[option].default:
                 raise ValueError(f"{option} is for numbers, and the inputs are texts: leave it out")
         if self.labels == "renumbered" and (texts or self.target not in ("auto", "class")):
@@ -114,8 +114,11 @@ class ColumnSource(CopiedSource):
         """The column that says ``train`` or ``test``, as :class:`Wanted` has it."""
 
     def aimed_at(self, target: Target) -> Self:
-        """See the base class."""
-        return self.model_copy(update={"target": target}) if self.target == "auto" else self
+        """See the base class; raises DataError for labels that are numbered again where none are learned."""
+        found = self.model_copy(update={"target": target}) if self.target == "auto" else self
+        if found.labels == "renumbered" and found._learns != "class":
+            raise DataError("dataset.labels=renumbered is for classes, and there are none: leave it out")
+        return found
 
     @property
     def _learns(self) -> Target:

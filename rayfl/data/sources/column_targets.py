@@ -33,6 +33,10 @@ def target_columns(path: Path, schema: pa.Schema, wanted: str | Sequence[str], t
         DataError: naming the file, its columns and the fix.
     """
     if target == "tokens":
+        if wanted != "auto":
+            raise DataError(
+                f"{path}: dataset.y is {wanted}, but what is learned are the texts' next tokens: leave it out"
+            )
         return ()
     if wanted != "auto":
         given = (wanted,) if isinstance(wanted, str) else tuple(wanted)

@@ -103,6 +103,11 @@ def read_rows(
         return replace(_of_texts(filled, layout, wanted, clients, splits), known_classes=known)
     columns = None
     if layout.kind == "table":
+        if shape is not None:
+            raise DataError(
+                f"{tables[0].path}: dataset.shape is {list(shape)}, but the inputs are a table's columns "
+                f"({', '.join(layout.x)}), a number or a category each: leave it out"
+            )
         x, columns = read_table(filled, layout.x, layout.client, wanted.missing)
     else:
         x = read_inputs(filled, layout, shape or _shape(tables, layout.x[0]))

@@ -67,14 +67,14 @@ class CustomSource(Source):
             raise
         except (Exception, SystemExit) as error:  # whatever the user's code raises
             raise DataError(f"dataset {self.function} fails: {type(error).__name__}: {text_of(error)}") from error
-        if isinstance(made, FederatedDataset):
-            if self.labels != "as_found":
-                raise DataError(
-                    f"dataset.labels is {self.labels}, but {self.function} returned a FederatedDataset, which is used "
-                    "as it is: leave the option out"
-                )
-            return made
-        if isinstance(made, Samples):
+        if isinstance(made, FederatedDataset | Samples):
+            kind = "Samples" if isinstance(made, Samples) else "FederatedDataset"
+            for option in ("labels", "vocabulary"):
+                if (value := getattr(self, option)) != type(self).model_fields[option].default:
+                    raise DataError(
+                        f"dataset.{option} is {value}, but {self.function} returned a {kind}, which is used as it is: "
+                        "leave the option out"
+                    )
             return made
         if not isinstance(made, tuple) or len(made) not in (3, 4):
             raise DataError(
@@ -99,6 +99,13 @@ class CustomSource(Source):
                 f"{whose}: x has the type {x.dtype} and the shape {x.shape}; needed are uint8 or float32 and (N, ...), "
                 "or for tokens int64 and (N, T), with dataset.vocabulary"
             )
+        if self.vocabulary is not None and not tokens:
+            raise DataError(
+                f"{whose}: dataset.vocabulary is {self.vocabulary}, but x has the type {x.dtype} and the shape "
+                f"{x.shape}: return tokens, int64 of shape (N, T), or leave the option out"
+            )
+        if self.labels == "renumbered" and target != "class":
+            raise DataError(f"{whose}: dataset.labels=renumbered is for classes, and there are none: leave it out")
         names = None
         if clients is not None:
             names = np.asarray(clients)

@@ -91,6 +91,9 @@ class NaturalDataset(FederatedDataset):
         DataError: no such file, a file of another format or a newer version, rows out of order, no client with a
             train sample, fewer clients than are asked for, or ``test`` for a file that has its own test part.
         ConfigError: the transform does not fit the inputs.
+
+    Attributes:
+        untrained: names in the file without a train sample, which are no clients.
     """
 
     reads_ahead = True
@@ -119,9 +122,11 @@ class NaturalDataset(FederatedDataset):
         self._holdout = HoldoutConfig(test=0 if self._header.own_test else test, validation=validation)
         self._streams = streams
         self._noise = noise
-        rows = {name: ranges for name, ranges in self._index().items() if "train" in ranges}
+        index = self._index()
+        rows = {name: ranges for name, ranges in index.items() if "train" in ranges}
         if not rows:
             raise DataError(f"{path}: no client has a train sample; {remedy(path)}")
+        self.untrained = tuple(name for name in index if name not in rows)
         self._rows = tuple(rows.values())
         # moments are those of the file, whichever clients are drawn
         self.preprocess: Preprocessing = transform.build(self._header.spec, self._moments)

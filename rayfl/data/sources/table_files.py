@@ -51,7 +51,7 @@ class TableFile:
             of objects) or .jsonl (an object a line), or Parquet. A field that an object lacks is null.
 
     Raises:
-        DataError: no such file, or one that cannot be read.
+        DataError: no such file, one that cannot be read, or one with two columns of a name.
     """
 
     classes: Mapping[str, int] = {}
@@ -71,6 +71,9 @@ class TableFile:
                 self.schema = self._file.schema_arrow
         except (OSError, ValueError, pa.ArrowException) as error:
             raise DataError(f"dataset.path: {path} is not a readable {kind} file: {str(error).strip()}") from error
+        names = self.schema.names
+        if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+            raise DataError(f"dataset.path: {path} has several columns called {twice!r}: rename or remove one of them")
 
     def read(self, names: Sequence[str]) -> pa.Table:
         """See :class:`NamedTable`."""

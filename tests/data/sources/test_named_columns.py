@@ -393,6 +393,14 @@ def changed(column: str, row: int, value: Any) -> dict[str, list[Any]]:
         ("values", changed("days", 2, None), {"x": "age", "y": "days"}, r"'days', row 2 \(client 'A'\) is null"),
         ("values", {}, {"x": "age", "y": "note"}, r"'note' has the type string; .*store numbers .*set task=class"),
         ("values", {}, {"x": "age", "y": "days", "num_classes": 3}, r"dataset.num_classes is for classes"),
+        ("values", {}, {"x": "age", "y": "days", "labels": "renumbered"}, r"dataset.labels=renumbered is for classes"),
+        ("class", {}, {"x": INPUTS, "y": "outcome", "shape": [3]}, r"shape is \[3\], but .* a table's .*age, bmi, sex"),
+        (
+            "tokens",
+            {},
+            {"x": "note", "y": "outcome", "tokenizer": "words"},
+            r"dataset.y is outcome, but what is learned are the texts' next tokens",
+        ),
         ("class", {}, {"x": INPUTS, "y": "outcome", "tokenizer": "words"}, r"names 3 columns, but a text is one"),
         (
             "class",
@@ -441,6 +449,7 @@ def test_what_is_wrong_is_said_by_file_column_client_and_fix(
         ({"padding": 3}, "padding is for lists of tokens"),
         ({"tokenizer": "words", "kind": "tokens"}, "leave one out"),
         ({"tokenizer": "words", "standardize": "global"}, "standardize is for numbers"),
+        ({"kind": "tokens", "shape": (1, 3)}, "shape is for numbers"),
         ({"labels": "renumbered", "target": "values"}, "labels=renumbered is for classes"),
     ],
 )

@@ -367,7 +367,39 @@ def test_values_of_a_function_and_of_files_are_found_before_the_start(tmp_path: 
         parts(of_file(path), partition="natural").dataset  # noqa: B018
 
 
+def test_clients_without_training_samples_are_left_out_with_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, split = np.repeat(["a", "b", "c", "d"], 10), np.array(["train", "test"] * 20)
+    split[20:30] = "test"
+    path = table(tmp_path / "f.parquet", client=client.tolist(), split=split.tolist())
+    (remark,) = remarks(of_file(path), caplog, partition="natural")
+    assert remark.endswith("have test samples and none to train on are left out, 1 of the data's: 'c'")
+    assert parts(of_file(path), partition="natural").dataset.names == ("a", "b", "d")
+    split[20:30] = "train"
+    path = table(tmp_path / "g.parquet", client=client.tolist(), split=split.tolist())
+    assert remarks(of_file(path), caplog, partition="natural") == []
+
+
+def test_a_column_twice_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "twice.csv"
+    path.write_text("x0,x1,x0,y\n1,2,3,0\n4,5,6,1\n")
+    with pytest.raises(DataError, match=r"twice.csv has several columns called 'x0': rename or remove one"):
+        parts(of_file(path)).dataset  # noqa: B018
+
+
 def test_a_data_set_of_ones_own_numbers_its_labels_itself() -> None:
     MADE["data"] = Own(0.0)
     with pytest.raises(DataError, match=r"dataset.labels is renumbered, but .* returned a FederatedDataset"):
         parts({"name": "custom", "function": f"{HERE}:made", "labels": "renumbered"}, partition="natural").dataset  # noqa: B018
+    MADE["data"] = Samples(X, np.array(GAP), InputSpec("image", X.shape[1:], 4))
+    for option, value in {"labels": "renumbered", "vocabulary": 9}.items():
+        with pytest.raises(DataError, match=rf"dataset.{option} is {value}, but .* returned a Samples"):
+            parts({"name": "custom", "function": f"{HERE}:made", option: value}).dataset  # noqa: B018
+
+
+def test_options_of_other_inputs_and_targets_are_refused() -> None:
+    with pytest.raises(DataError, match=r"dataset.vocabulary is 9, but x has the type float64"):
+        parts(of_function(X, np.array(GAP), 4, vocabulary=9)).dataset  # noqa: B018
+    with pytest.raises(DataError, match=r"dataset.labels=renumbered is for classes, and there are none"):
+        parts(of_function(X, X[:, :1], None, labels="renumbered"), task="regression").dataset  # noqa: B018
