@@ -137,23 +137,26 @@ def clients(
 def export(
     run: Run,
     client: Annotated[int, typer.Option(help="The client's number.")],
-    out: Annotated[Path, typer.Option(help="File to write: .safetensors; of --format peft, a folder.")],
+    out: Annotated[Path, typer.Option(help="File to write: .safetensors; of the other formats, a folder.")],
     model: Model = None,
     format: Annotated[
-        Literal["safetensors", "peft"],
-        typer.Option(help="All tensors in one file, or the adapters of a pretrained model as peft reads them."),
+        Literal["safetensors", "peft", "transformers"],
+        typer.Option(
+            help="All tensors in one file; of a pretrained model, its adapters as peft reads them, or the whole model "
+            "with them merged into its weights, as from_pretrained of transformers reads it."
+        ),
     ] = "safetensors",
     round: Annotated[int | None, typer.Option(help="After which round; default: the newest commit.")] = None,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write one model of a client as safetensors that PyTorch, or peft, can load without rayfl."""
+    """Write one model of a client as safetensors that PyTorch, peft or transformers can load without rayfl."""
     from rayfl.runs.committed import CommittedModels
-    from rayfl.runs.export import check_destination, export_adapter, export_model
+    from rayfl.runs.export import check_destination, export_adapter, export_merged, export_model
 
     if format == "safetensors":
         check_destination(out)
-    write = export_model if format == "safetensors" else export_adapter
+    write = {"safetensors": export_model, "peft": export_adapter, "transformers": export_merged}[format]
     made = write(CommittedModels(_open(run, trust), round), client, model, out)
     if as_json:
         about = {"file": str(out), "client": client, "row": made.row, "round": made.round}

@@ -172,6 +172,10 @@ def compare(
     from rayfl.report.formats import formatted
     from rayfl.report.several import terminal_table
 
+    if as_json and format not in ("table", "json"):
+        raise ConfigError(f"--json and --format {format}: choose one")
+    if metrics and about != "means":
+        raise ConfigError(f"--metric chooses columns of --about means; --about {about} has its own: leave one out")
     chosen = "json" if as_json else format
     loaded = _loaded(runs, models, split, cohort, phase)
     wanted = _wanted(loaded, metrics, models, papers=chosen in _PAPERS)

@@ -97,9 +97,9 @@ def _seeds(text: str | None) -> list[int] | None:
 
 def _given(overrides: list[str]) -> dict[str, Any]:
     """Values by dotted path."""
-    from rayfl.config.overrides import parse_override
+    from rayfl.config.overrides import parse_overrides
 
-    return dict(parse_override(text, "cluster.backend=inline") for text in overrides)
+    return dict(parse_overrides(overrides, "cluster.backend=inline"))
 
 
 def _say(text: str) -> None:

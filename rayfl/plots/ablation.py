@@ -14,7 +14,7 @@ from rayfl.plots.series import need_methods, need_same_but, series_of
 from rayfl.plots.style import LAMBDA, MU, NU, colour, legend_below, marker, need_accuracy, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Split
-from rayfl.runs.rows import last_round, model_rows, personalized_rows, where
+from rayfl.runs.rows import last_of_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,8 +135,7 @@ def _over_ratio(runs: Sequence[RunFolder], split: Split) -> tuple[Figure, pa.Tab
     rows = []
     for series in series_of(runs):
         algorithm = series.config.algorithm
-        chosen = [personalized_rows(run, split) for run in series.runs]
-        last = [where(table, round=last_round(table)).to_pylist()[0] for table in chosen]
+        last = last_of_seeds(series.runs, None, split)
         rows.append(
             {
                 "mode": algorithm.mode,
@@ -175,5 +174,4 @@ def _whiskers(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
 
 
 def _mean_last(runs: Sequence[RunFolder], model: str, split: Split) -> float:
-    tables = [model_rows(run, model, split) for run in runs]
-    return float(np.mean([where(table, round=last_round(table))["top1"][0].as_py() for table in tables]))
+    return float(np.mean([row["top1"] for row in last_of_seeds(runs, model, split)]))

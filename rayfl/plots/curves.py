@@ -110,13 +110,13 @@ def _rows(
         r: min(count for table in tables for count in where(table, round=r)["clients"].to_pylist())
         for r in found[metrics[0]]
     }
-    seconds = seeds_together([_seconds(run) for run in series.runs]) if "seconds" in shown else {}
+    seconds = seeds_together([_seconds(run) for run in series.runs]) if "seconds" in shown else None
     result = []
     for round in found[metrics[0]]:
         row: dict[str, Any] = {"series": series.label, "model": name, "round": round, "megabytes": sent[round][0]}
-        if seconds:
+        if seconds is not None:
             if round not in seconds:
-                raise RunError(f"{series.runs[0].uri}: timings.jsonl lacks round {round}; use --x rounds")
+                raise RunError(f"{series.runs[0].uri}: timings.jsonl lacks rounds up to round {round}; use --x rounds")
             row["seconds"] = seconds[round][0]
         for metric in metrics:
             row |= {metric: found[metric][round][0], f"{metric}_std_over_seeds": found[metric][round][1]}
@@ -125,10 +125,10 @@ def _rows(
 
 
 def _seconds(run: RunFolder) -> dict[int, float]:
-    """Returns the seconds of training until each round."""
-    lines = run.timings
+    """Returns the seconds of training until each round; none from the first round on that has no times."""
+    lines = [line for number, line in enumerate(run.timings, 1) if line["round"] == number]
     costs = [sum(line.get(phase, 0.0) for phase in ("clients", "server", "commit")) for line in lines]
-    return dict(zip((int(line["round"]) for line in lines), accumulate(costs), strict=True))
+    return dict(enumerate(accumulate(costs), 1))
 
 
 def _panel(axes: Axes, rows: list[dict[str, Any]], metric: Metric, axis: str) -> None:

@@ -13,7 +13,7 @@ from rayfl.plots.series import need_methods, need_same_but, series_of
 from rayfl.plots.style import RHO, SEQUENTIAL, TAU, need_accuracy, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Split
-from rayfl.runs.rows import last_round, model_rows, where
+from rayfl.runs.rows import last_of_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,8 +41,7 @@ def draw(runs: Sequence[RunFolder], split: Split = "test") -> tuple[Figure, pa.T
         algorithm = series.config.algorithm
         row: dict[str, Any] = {"tau": algorithm.assignment_round, "rho": algorithm.radius}
         for panel, model in _PANELS.items():
-            tables = [model_rows(run, model, split) for run in series.runs]
-            last = [where(table, round=last_round(table)).to_pylist()[0] for table in tables]
+            last = last_of_seeds(series.runs, model, split)
             row[f"{panel}_top1"] = float(np.mean([found["top1"] for found in last]))
             row["clients"] = min(found["clients"] for found in last)
         rows.append(row | {"seeds": len(series.runs)})

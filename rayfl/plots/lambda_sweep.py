@@ -13,7 +13,7 @@ from rayfl.plots.series import Series, need_methods, series_of
 from rayfl.plots.style import LAMBDA, bounds_of, draw_curve, first_of, legend_below, measure, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Split
-from rayfl.runs.rows import last_round, model_rows, received, where
+from rayfl.runs.rows import last_of_seeds, last_round, received, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +68,7 @@ def _rows(series: Series, metric: str, split: Split) -> list[dict[str, Any]]:
                 series,
                 metric,
                 algorithm.alpha,
-                [_last(run, run.own.model, split) for run in series.runs],
+                last_of_seeds(series.runs, series.runs[0].own.model, split),
             )
         ]
     own = series.runs[0].own
@@ -92,16 +92,10 @@ def _rows(series: Series, metric: str, split: Split) -> list[dict[str, Any]]:
             series,
             metric,
             float(name.removeprefix(prefix)),
-            [_last(run, name, split) for run in series.runs],
+            last_of_seeds(series.runs, name, split),
         )
         for name in names
     ]
-
-
-def _last(run: RunFolder, model: str, split: Split) -> dict[str, Any]:
-    rows = model_rows(run, model, split)
-    row: dict[str, Any] = where(rows, round=last_round(rows)).to_pylist()[0]
-    return row
 
 
 def _row(label: str, series: Series, metric: str, value: float, found: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -8,12 +8,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rayfl.errors import ConfigError, RunError
+from rayfl.metrics import comparable
 from rayfl.naming.spelling import nearest
 from rayfl.report.columns import Metric, metrics_for
 from rayfl.report.grouping import Group, check_same_data, group_runs
-from rayfl.report.rows import RowKey, best_rounds, compared_keys, final_by_key, lacking, own_key, wall_seconds
+from rayfl.report.rows import (
+    RowKey,
+    best_rounds,
+    compared_keys,
+    final_by_key,
+    lacking,
+    own_key,
+    wall_seconds,
+)
 from rayfl.report.significance import PairTest, over_clients, over_seeds
-from rayfl.results.personalized import of_clients
+from rayfl.results.personalized import FINETUNED_ROW, of_clients
 from rayfl.runs.curves import mean_over_seeds
 from rayfl.runs.loading import Run
 from rayfl.runs.measured import Measured
@@ -161,6 +170,15 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
         if not run.finished
     )
     notes += _gathered((run, f"in no test and in no curve, {why}") for run in evaluated if (why := lacking(run)))
+    notes += _gathered(
+        (
+            run,
+            f"its clients fine-tuned the final model, but tests and curves are of its row {run.own.label!r}: "
+            f"--model {FINETUNED_ROW} compares the fine-tuned models",
+        )
+        for run in evaluated
+        if RowKey(FINETUNED_ROW, "") in final_by_key(run) and not run.chosen and run.own.model != FINETUNED_ROW
+    )
     notes += _gathered((run, note) for run in runs for note in run.notes)
     chosen = bool(wanted.metrics)
     wanted = wanted if chosen else replace(wanted, metrics=metrics_for(evaluated))
@@ -277,8 +295,7 @@ def _with_best(lines: Sequence[Line], metrics: Sequence[Metric]) -> list[Line]:
         return list(lines)
 
     def rank(line: Line, metric: Metric) -> float:
-        # Equal means may differ in their last bit.
-        return round(metric.sign * line.cells[metric.column].mean, 9)
+        return comparable(metric.sign * line.cells[metric.column].mean)
 
     order = {}
     for metric in metrics:

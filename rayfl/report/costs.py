@@ -202,8 +202,13 @@ def drawing(groups: Sequence[Group]) -> Drawing | None:
             name = "_" if point["method"] in known else point["method"]
             draw_curve(panel, place, name, xs, ys)
         panel.set(xlabel=cost.heading, ylabel=first.heading)
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=min(4, len(labels)))
+    # A cost that only some runs know has no line of the others.
+    legends = [panel.get_legend_handles_labels() for panel in panels]
+    drawn = {name: handle for handles, names in legends for handle, name in zip(handles, names, strict=True)}
+    shown_labels = [label for label in labels if label in drawn]
+    figure.legend(
+        [drawn[label] for label in shown_labels], shown_labels, loc="outside upper center", ncols=min(4, len(labels))
+    )
     caption = (
         f"{first.heading} on {run.measured.split} samples, mean over {run.measured.whose}, over what it took until "
         "then; one line for each run. Peak memory and states are of whole runs: one point, after the last evaluation."

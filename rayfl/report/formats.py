@@ -64,7 +64,7 @@ def numbers(comparisons: Mapping[str, Comparison]) -> list[dict[str, Any]]:
             "dataset": name,
             **_about(line),
             **asdict(one.measured),
-            "seen_test": line.key.seen_test or (metric.chosen and one.measured.split == "test"),
+            "seen_test": line.key.seen_test or (metric.chosen and one.measured.split != "validation"),
             "metric": metric.column,
             **_values(line, metric),
             "seeds": line.seeds,

@@ -19,6 +19,12 @@ _DATA = ("dataset", "partition", "holdout")
 _PLACES = {"root", "path", "manifest"}
 """Fields of a data set that say where it lies."""
 
+_SEEN = {
+    *("x", "shape", "kind", "labels", "num_classes", "missing", "standardize", "side"),
+    *("tokenizer", "tokenizer_sha256", "length", "vocabulary", "padding", "template", "response", "end"),
+}
+"""Fields of data in files that say how a model sees samples, and not which samples there are."""
+
 _LONGEST = 40
 """Longer lists of differing options are no label."""
 
@@ -49,8 +55,8 @@ class Group:
 def check_same_data(runs: Sequence[Run]) -> None:
     """Makes sure that runs may be compared.
 
-    Their clients must own the same samples. With different seeds they need not, as a seed also draws the partition, but
-    then the partitions must have been asked for alike.
+    Their clients must own the same samples: equal places in the same data set. With different seeds they need not, as a
+    seed also draws the partition, but then the partitions must have been asked for alike.
 
     Raises:
         RunError: naming two runs on different data.
@@ -70,7 +76,7 @@ def check_same_data(runs: Sequence[Run]) -> None:
 def on_same_data(one: Run, other: Run) -> bool:
     """Returns whether numbers of two runs may be compared; see :func:`check_same_data`."""
     if one.partition_hash and one.partition_hash == other.partition_hash:
-        return True
+        return _samples(one) == _samples(other)
     may_differ = one.seed != other.seed or not (one.partition_hash and other.partition_hash)
     return may_differ and not varied([_data(one), _data(other)])
 
@@ -142,6 +148,13 @@ def _data(run: Run) -> dict[str, Any]:
     if isinstance(dataset, Mapping):
         sections["dataset"] = {key: value for key, value in dataset.items() if key not in _PLACES}
     return sections
+
+
+def _samples(run: Run) -> dict[str, Any]:
+    """What says which samples there are; of made-up data each option does."""
+    dataset: Mapping[str, Any] = _data(run)["dataset"]
+    made_up = str(dataset["name"]).startswith("synthetic")
+    return {key: value for key, value in dataset.items() if made_up or key not in _SEEN}
 
 
 def _text(value: Any) -> str:

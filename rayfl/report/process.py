@@ -123,7 +123,7 @@ def cohorts(run: Run) -> Drawing | None:
         return None
     rounds, clients = present["round"].to_numpy(), present["client"].to_numpy()
     scored = len(np.unique(rounds))
-    count = int(max(clients.max(), run.clients["client"].to_numpy().max())) + 1
+    count = run.num_clients or int(max(clients.max(), run.clients["client"].to_numpy().max())) + 1
     times = np.bincount(clients, minlength=count)
     sizes = np.bincount(rounds)[np.unique(rounds)]
     figure = Figure(figsize=(_WIDTH, 3.0), layout="constrained")

@@ -15,6 +15,7 @@ from rayfl.results.personalized import of_clients
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.loading import Run
 from rayfl.runs.rows import final_rows, row_label, rows_of_clients, summaries
+from rayfl.tracking.timings import seconds_spent
 
 
 class RowKey(NamedTuple):
@@ -107,6 +108,11 @@ def lacking(run: Run) -> str:
         return ""
     if run.chosen:
         return f"it has no row {run.chosen!r}; there are {', '.join(dict.fromkeys(k.model for k in final_by_key(run)))}"
+    if run.own.sweep is not None and run.measured.split == "validation":
+        return (
+            f"its {run.own.sweep} is chosen on validation data, and rows of the choice are of test data: name a "
+            f"{run.own.sweep} with --model"
+        )
     if run.own.sweep is not None:
         return (
             f"it has no {run.own.sweep} that was chosen on validation data: its second phase has not begun, or no "
@@ -197,7 +203,7 @@ def split_sizes(partition: pa.Table) -> dict[str, np.ndarray]:
 
 
 def _seconds_until(run: Run, rounds: np.ndarray) -> np.ndarray | None:
-    by_round = {int(line["round"]): sum(v for k, v in line.items() if k != "round") for line in run.timings}
+    by_round = {int(line["round"]): seconds_spent(line) for line in run.timings}
     needed = range(1, int(rounds.max(initial=0)) + 1)
     if not needed or any(number not in by_round for number in needed):
         return None

@@ -16,7 +16,7 @@ from rayfl.runs.loading import Run
 LEVEL = 0.05
 """Adjusted p-values below it are called significant."""
 _DIGITS = 12
-"""Equal differences of accuracies are equal to this number of digits, though not to the last bit."""
+"""Equal differences of values are equal to this number of the values' digits, though not to the last bit."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,26 @@ class PairTest:
         return self.adjusted < LEVEL
 
 
-def signed_rank(differences: np.ndarray) -> float:
+def signed_rank(differences: np.ndarray, size: float = 1.0) -> float:
     """Two-sided p-value of Wilcoxon's signed-rank test (Wilcoxon, 1945): are differences symmetric about 0?
 
     Zeros are left out. Exact for up to 50 pairs without equal differences, by scipy's choice otherwise.
 
     Args:
         differences: one per pair, shape (n,).
+        size: of the largest value that they are differences of: what is smaller by twelve digits is zero.
 
     Returns:
         1 where all differences are zero.
     """
-    rounded = np.round(np.asarray(differences, dtype=float), _DIGITS)
+    rounded = _rounded(differences, size)
     return float(wilcoxon(rounded[rounded != 0]).pvalue) if rounded.any() else 1.0
+
+
+def _rounded(differences: np.ndarray, size: float) -> np.ndarray:
+    """Differences in units of the values' size, to :data:`_DIGITS`."""
+    found: np.ndarray = np.round(np.asarray(differences, dtype=float) / size, _DIGITS)
+    return found
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -95,12 +102,12 @@ def over_clients(groups: Sequence[Group], metric: str = "top1") -> list[PairTest
     values = {group.label: {run.seed: _by_client(run, metric) for run in group.runs} for group in groups}
     tests = []
     for one, other in combinations(groups, 2):
-        differences = [
-            values[one.label][seed][client] - values[other.label][seed][client]
+        pairs = [
+            (values[one.label][seed][client], values[other.label][seed][client])
             for seed in _shared_seeds(one, other)
             for client in sorted(values[one.label][seed].keys() & values[other.label][seed].keys())
         ]
-        tests.append((one.label, other.label, np.array(differences)))
+        tests.append((one.label, other.label, np.array(pairs)))
     return _tested(tests)
 
 
@@ -116,28 +123,33 @@ def over_seeds(groups: Sequence[Group], metric: str = "top1") -> list[PairTest]:
     for one, other in combinations(groups, 2):
         seeds = _shared_seeds(one, other)
         if len(seeds) >= 2:
-            differences = [values[one.label][seed] - values[other.label][seed] for seed in seeds]
-            tests.append((one.label, other.label, np.array(differences)))
+            pairs = [(values[one.label][seed], values[other.label][seed]) for seed in seeds]
+            tests.append((one.label, other.label, np.array(pairs)))
     return _tested(tests)
 
 
 def _tested(tests: Sequence[tuple[str, str, np.ndarray]]) -> list[PairTest]:
-    known = [(one, other, d[np.isfinite(d)]) for one, other, d in tests]
-    known = [(one, other, d) for one, other, d in known if len(d)]
-    p_values = [signed_rank(d) for _, _, d in known]
+    known = [(one, other, pairs[np.isfinite(pairs).all(1)]) for one, other, pairs in tests if len(pairs)]
+    found = [(one, other, pairs[:, 0] - pairs[:, 1], _size(pairs)) for one, other, pairs in known if len(pairs)]
+    p_values = [signed_rank(d, size) for _, _, d, size in found]
     return [
         PairTest(
             one,
             other,
             len(d),
-            int((np.round(d, _DIGITS) > 0).sum()),
-            int((np.round(d, _DIGITS) < 0).sum()),
+            int((_rounded(d, size) > 0).sum()),
+            int((_rounded(d, size) < 0).sum()),
             float(d.mean()),
             p,
             adjusted,
         )
-        for (one, other, d), p, adjusted in zip(known, p_values, holm(p_values), strict=True)
+        for (one, other, d, size), p, adjusted in zip(found, p_values, holm(p_values), strict=True)
     ]
+
+
+def _size(values: np.ndarray) -> float:
+    """The largest absolute value; 1 where all are zero."""
+    return float(np.abs(values).max()) or 1.0
 
 
 def _shared_seeds(one: Group, other: Group) -> list[int]:

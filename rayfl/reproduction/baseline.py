@@ -9,11 +9,12 @@ from typing import Any
 
 from rayfl.config.paper_presets import method_row, method_settings, paper_preset
 from rayfl.reproduction.reference import ReferenceTable
+from rayfl.results.personalized import FINETUNED_ROW
 
 FINETUNED = "fedavg_finetuned"
 """The name of the row."""
 
-_FEDAVG, _ROW = "fedavg", "finetuned"
+_FEDAVG = "fedavg"
 REMARK = (
     "no row of the paper: FedAvg, whose final model each client fine-tunes for as many epochs as a local update has"
 )
@@ -28,7 +29,7 @@ def has_baseline(table: ReferenceTable, setting: str) -> bool:
         return False
     if _FEDAVG not in table.settings.get(setting, {}):
         return False
-    tuned = [method for method in paper_preset(setting).methods if method_row(setting, method) == _ROW]
+    tuned = [method for method in paper_preset(setting).methods if method_row(setting, method) == FINETUNED_ROW]
     return not any(method_settings(setting, method)["algorithm"]["name"] == _FEDAVG for method in tuned)
 
 
@@ -43,4 +44,4 @@ def settings_of(setting: str, method: str) -> dict[str, Any]:
 
 def row_of(setting: str, method: str) -> str | None:
     """The row of the results that counts; see ``rayfl.config.paper_presets.method_row``."""
-    return _ROW if method == FINETUNED else method_row(setting, method)
+    return FINETUNED_ROW if method == FINETUNED else method_row(setting, method)

@@ -13,6 +13,9 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.results.schemas import CLIENTS_KEY, PERSONALIZED_KEY, SWEEP_KEY, UNSEEN_KEY
 from rayfl.results.summaries import Scores
 
+FINETUNED_ROW = "finetuned"
+"""The row of the final models that clients have fine-tuned for themselves (``algorithm.finetune_epochs``)."""
+
 
 @dataclass(frozen=True)
 class PersonalizedRows:

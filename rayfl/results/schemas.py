@@ -163,6 +163,19 @@ def own_metrics(metrics: Sequence[Metric]) -> list[Metric]:
     return [metric for metric in metrics if metric.name not in METRICS]
 
 
+def unfit_metrics(metrics: Sequence[Metric]) -> str:
+    """Returns why tables cannot have these metrics, in words; empty if they can."""
+    if not any(metric.name == "loss" for metric in metrics):
+        return "none of them is called loss, which reports show of every task"
+    taken = {*CLIENTS_SCHEMA.names, *BUFFERED_ROUNDS_SCHEMA.names, *_LISTED, _PRODUCT_ERROR.name} - set(METRICS)
+    for name in (metric.name for metric in metrics):
+        columns = [name] if name in METRICS else [f"{prefix}{name}{suffix}" for prefix, suffix in _COLUMNS]
+        if clash := next((column for column in columns if column in taken), None):
+            return f"{name!r} makes a column {clash}, which tables have for something else"
+        taken |= set(columns)
+    return ""
+
+
 def metrics_metadata(metrics: Sequence[Metric]) -> dict[bytes, bytes]:
     """Returns what :func:`metrics_of` reads; nothing for classification without further metrics."""
     if tuple(metrics) == CLASSIFICATION.metrics:
@@ -208,8 +221,7 @@ def schema_of(
         added = [metric.name for metric in own]
     elif name == "rounds":
         added = [f"{prefix}{metric.name}{suffix}" for metric in own for prefix, suffix in _COLUMNS]
-        if own and metrics[0] == own[0]:
-            added += [f"{own[0].name}_worst5", f"{own[0].name}_jain"]
+        added += [name for name in (f"{metrics[0].name}_worst5", f"{metrics[0].name}_jain") if name not in schema.names]
     for column in added:
         schema = schema.append(pa.field(column, pa.float64()))
     for field in _of_devices(name, simulated, buffered):
@@ -224,6 +236,8 @@ def _of_devices(name: str, simulated: bool, buffered: bool) -> Sequence[pa.Field
 
 
 _COLUMNS = (("", ""), ("", "_std"), ("pooled_", ""))
+_LISTED = ("selected", "last", "skipped", "down", "up")
+"""What lists of clients have beside their metrics (``rayfl.runs.listing``)."""
 
 
 def known_schema(name: str, schema: pa.Schema) -> bool:

@@ -69,7 +69,7 @@ class ScoreTable:
         return found + (self._chosen(sweep) if sweep is not None else [])
 
     def _chosen(self, sweep: str) -> list[tuple[dict[str, Any], Statistics]]:
-        """Test rows of the sweep's best member: one for all clients, or one for each client."""
+        """Rows of the sweep's best member on test data (for all clients, and for each) and on the official part."""
         grids = {
             split: {name: entries for name, entries in grid.items() if name.startswith(f"{sweep}=")}
             for split, grid in self._grids.items()
@@ -78,13 +78,14 @@ class ScoreTable:
         rows = []
         for judge in ("validation", "test"):
             grid = grids.get(judge, {})
-            if not test or not grid:
+            if not grid:
                 continue
             means = {name: self._mean(list(entries.values())) for name, entries in grid.items()}
             best = first_best(means, self._measures.first.mode)
-            rows.append(self._row("test", f"{sweep}=best", judge, best, list(test[best].values())))
-            each = [test[self._best_of(grid, client, best)][client] for client in next(iter(test.values()))]
-            rows.append(self._row("test", f"{sweep}=best", f"{judge} per client", "", each))
+            if test:
+                rows.append(self._row("test", f"{sweep}=best", judge, best, list(test[best].values())))
+                each = [test[self._best_of(grid, client, best)][client] for client in next(iter(test.values()))]
+                rows.append(self._row("test", f"{sweep}=best", f"{judge} per client", "", each))
             if official and judge == "validation":
                 rows.append(self._row("official", f"{sweep}=best", judge, best, list(official[best].values())))
         return rows
@@ -110,9 +111,10 @@ class ScoreTable:
             for split, grid in self._grids.items():
                 worst = max(int(np.isnan(self._values(metric.name, list(e.values()))).sum()) for e in grid.values())
                 if worst:
+                    why = self._measures.undefined(metric.name)
                     found.append(
                         f"{metric.name} is undefined for {worst} of {max(map(len, grid.values()))} clients on {split} "
-                        f"data ({self._measures.undefined(metric.name)}): it is null there, and means leave them out"
+                        f"data{f' ({why})' if why else ''}: it is null there, and means leave them out"
                     )
         return found
 

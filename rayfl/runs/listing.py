@@ -66,7 +66,7 @@ def listed_clients(
     if not models:
         shown = ", ".join(map(str, sorted(table["round"].unique().to_pylist())))
         raise RunError(f"{run.uri}: all clients were evaluated after rounds {shown}, not after {chosen}")
-    name = named_model(run, model, models, chosen)
+    name = named_model(run, model, models, chosen, cohort)
     if name not in models:
         raise RunError(f"{run.uri} has no model {name!r} after round {chosen}; there are: {', '.join(models)}")
     until = pc.field("round") <= chosen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -106,10 +106,13 @@ def personalized_rows(run: RunFolder, split: Split = "test", cohort: Cohort = "a
     found = summaries(run.rounds, *run.own.summary, Measured(split, cohort))
     if not found.num_rows:
         choice = f" chosen among {run.own.sweep}=... on validation data" if run.own.sweep else ""
+        why = "either the run has not come so far, or holdout.validation or evaluation.splits leave the split out"
+        if run.own.sweep and split == "validation":
+            why = "it is chosen there, and rows of the choice are of test data"
+        others = ", ".join(models_in(rows))
         raise RunError(
-            f"{run.uri} has no rows of its personalized model{choice} in the split {split}: either the run has "
-            "not come so far, or holdout.validation or evaluation.splits leave the split out. Name another model with "
-            f"--model: {', '.join(models_in(rows))}"
+            f"{run.uri} has no rows of its personalized model{choice} in the split {split}: {why}"
+            + (f". Name another model with --model: {others}" if others else "")
         )
     return found
 
@@ -143,7 +146,7 @@ def models_in(rows: pa.Table) -> list[str]:
     return [str(name) for name in where(rows, selected_on="")["model"].unique().to_pylist()]
 
 
-def named_model(run: RunFolder, model: str | None, models: Collection[str], round: int) -> str:
+def named_model(run: RunFolder, model: str | None, models: Collection[str], round: int, cohort: Cohort = "all") -> str:
     """Returns the row of ``clients.parquet`` that is meant by the name of a model.
 
     Args:
@@ -151,26 +154,53 @@ def named_model(run: RunFolder, model: str | None, models: Collection[str], roun
         model: a row; None, or ``personalized`` where no row is called so: the method's personalized model.
         models: the rows that there are.
         round: after which round.
+        cohort: whose model it is.
     """
     if model is None or (model == PERSONALIZED and model not in models):
-        return personalized_model(run, round)
+        return personalized_model(run, round, cohort)
     return model
 
 
-def personalized_model(run: RunFolder, round: int) -> str:
+def personalized_model(run: RunFolder, round: int, cohort: Cohort = "all") -> str:
     """Returns the row of ``clients.parquet`` that is the personalized model after a round.
 
-    Of a sweep it is the member that did best on validation data at the newest evaluation until then.
+    Of a sweep it is the member that did best on validation data of the cohort at the newest evaluation until then.
 
     Raises:
         RunError: when there is none.
     """
     if run.own.sweep is None:
         return run.own.model
-    found = [row for row in personalized_rows(run).to_pylist() if row["round"] <= round]
+    splits: tuple[Split, ...] = ("test", "official")
+    chosen = [summaries(run.rounds, *run.own.summary, Measured(split, cohort)) for split in splits]
+    rows = next((table for table in chosen if table.num_rows), None) or personalized_rows(run, cohort=cohort)
+    found = [row for row in rows.to_pylist() if row["round"] <= round]
     if not found:
         raise RunError(f"{run.uri} has no personalized model chosen until round {round}; name one with --model")
     return str(max(found, key=lambda row: row["round"])["choice"])
+
+
+def last_of_seeds(runs: Sequence[RunFolder], model: str | None, split: Split) -> list[dict[str, Any]]:
+    """Returns the row of each run's last evaluation of a model over all clients, for a mean over seeds.
+
+    Args:
+        runs: of one experiment, with different seeds.
+        model: as for :func:`model_rows`.
+        split: ``validation`` or ``test``.
+
+    Raises:
+        RunError: there are no such rows, or the runs are at different rounds.
+    """
+    tables = [model_rows(run, model, split) for run in runs]
+    last: list[dict[str, Any]] = [where(table, round=last_round(table)).to_pylist()[0] for table in tables]
+    rounds = [row["round"] for row in last]
+    if len(set(rounds)) > 1:
+        least, most = (runs[rounds.index(end)].uri for end in (min(rounds), max(rounds)))
+        raise RunError(
+            f"{least} was evaluated last after round {min(rounds)}, and {most}, with another seed, after round "
+            f"{max(rounds)}: there is no mean of the two; finish the first, or leave it out"
+        )
+    return last
 
 
 def last_round(rows: pa.Table) -> int:

@@ -93,9 +93,12 @@ def label_of(row: Mapping[str, Any]) -> str:
 
 
 def headline_metrics(rounds: pa.Table) -> tuple[Metric, Metric]:
-    """Returns the two metrics of a short table: the task's first and second; of classification accuracy and ECE."""
-    first, second, *_ = metrics = metrics_of(rounds)
-    return first, next((metric for metric in metrics if metric.name == "ece"), second)
+    """Returns the two metrics of a short table: the task's first and second; of classification accuracy and ECE.
+
+    Of a task with a single metric it is both.
+    """
+    metrics = metrics_of(rounds)
+    return metrics[0], next((metric for metric in metrics if metric.name == "ece"), metrics[:2][-1])
 
 
 def _spread(row: Mapping[str, Any], metric: Metric) -> str:

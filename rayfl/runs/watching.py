@@ -15,7 +15,7 @@ from rayfl.storage.lease import FILE as LEASE
 from rayfl.storage.lease import Holder, read_lease
 from rayfl.tracking.environment import read_environment
 from rayfl.tracking.live import LiveView, newcomers_text, score_text
-from rayfl.tracking.timings import read_timings
+from rayfl.tracking.timings import read_timings, seconds_spent
 
 _RECENT = 10
 """The pace is the mean over this number of rounds."""
@@ -126,9 +126,7 @@ def _pace(run: RunFolder, completed: int) -> float | None:
         lines = [line for line in read_timings(run.storage) if line["round"] <= completed][-_RECENT:]
     except (ValueError, LookupError, TypeError):
         return None
-    apart = {"round", "simulated"}
-    spent = [sum(value for phase, value in line.items() if phase not in apart) for line in lines]
-    return sum(spent) / len(spent) if spent else None
+    return sum(map(seconds_spent, lines)) / len(lines) if lines else None
 
 
 def _rows(run: RunFolder, cohort: str = "all") -> list[dict[str, Any]]:

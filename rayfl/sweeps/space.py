@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import yaml
 
+from rayfl.config.overrides import refuse_undone
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.errors import ConfigError
 from rayfl.randomness import RandomStreams
@@ -127,6 +128,7 @@ def parse_space(overrides: Sequence[str]) -> Space:
         several = isinstance(axis, Draw) or len(axis) > 1
         if several and path.partition(".")[0] in _PLACES:
             raise ConfigError(f"{text}: results do not depend on {path}, so a sweep over it has nothing to compare")
+    refuse_undone(list(axes.items()))
     return Space(axes)
 
 

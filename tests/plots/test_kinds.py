@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pytest
 from typer.testing import CliRunner
@@ -61,6 +62,15 @@ def test_curves(made: Runs, tmp_path: Path) -> None:
     assert {row["round"] for row in chosen} == set(personalized_rows(runs[0])["round"].to_pylist())
 
 
+def test_curves_over_seconds_need_the_times_of_all_rounds(made: Runs, tmp_path: Path) -> None:
+    run = made("fedavg")
+    run = RunFolder(run.storage, run.config)
+    run.timings = run.timings[1:]
+    with pytest.raises(RunError, match="lacks rounds up to round 1"):
+        drawn("curves", [run], tmp_path, x="seconds")
+    assert drawn("curves", [run], tmp_path, x="rounds").num_rows
+
+
 def test_curves_of_one_model_on_one_axis(made: Runs, tmp_path: Path) -> None:
     table = drawn("curves", [made("superfed-mm")], tmp_path, ".svg", x="rounds", model="lambda=0.5")
     assert "seconds" not in table.column_names
@@ -90,6 +100,14 @@ def test_lambda(made: Runs, tmp_path: Path) -> None:
             pytest.approx(found["loss_std"]),
         )
     assert [row["lambda"] for row in rows(table, series="apfl")] == [0.25]
+
+
+def test_seeds_at_different_rounds_have_no_mean(made: Runs, tmp_path: Path) -> None:
+    whole, other = made("superfed-mm"), made("superfed-mm", seed=1)
+    behind = RunFolder(other.storage, other.config)
+    behind.rounds = other.rounds.filter(pc.less(other.rounds["round"], 3))
+    with pytest.raises(RunError, match=r"evaluated last after round 2, and .*, with another seed, after round 3"):
+        drawn("lambda", [whole, behind], tmp_path)
 
 
 def test_ablation_of_weights(made: Runs, tmp_path: Path) -> None:

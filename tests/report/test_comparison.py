@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,15 @@ import yaml
 from algorithms.registry import METHODS
 from rayfl.errors import RunError
 from rayfl.report.columns import columns_of
-from rayfl.report.comparison import Wanted, compare
+from rayfl.report.comparison import DEFAULT, Wanted, compare
+from rayfl.report.datasets import compare_by_dataset
 from rayfl.report.formats import numbers
-from rayfl.report.grouping import config_table, group_runs
+from rayfl.report.grouping import Group, config_table, group_runs
 from rayfl.report.rows import RowKey, final_by_key, own_key
 from rayfl.report.several import comparison_table
 from rayfl.runs.finding import load_run, load_runs
 from rayfl.runs.loading import Run
+from rayfl.runs.measured import Measured
 
 Copied = Callable[..., Path]
 NAMES = ("fedavg-0", "fedavg-1", "superfed-mm-0", "superfed-mm-1")
@@ -119,26 +122,32 @@ def test_equal_means_whose_last_bits_differ_are_both_best(copied: Copied) -> Non
     assert [line.cells["top1"].best for line in lines] == [True, True]
 
 
-def test_tests_by_hand(copied: Copied) -> None:
-    one = [with_accuracies(copied(f"fedavg-{s}", f"a{s}"), [0.5, 0.6, 0.7, 0.8, 0.9]) for s in (0, 1)]
+@pytest.mark.parametrize("unit", [1.0, 1e-14, 1e9])
+def test_tests_by_hand(copied: Copied, unit: float) -> None:
+    """In any unit: squared errors of small numbers have no digits behind the point."""
+    one = [
+        with_accuracies(copied(f"fedavg-{s}", f"a{s}"), [unit * v for v in (0.5, 0.6, 0.7, 0.8, 0.9)]) for s in (0, 1)
+    ]
     # Worse by 0.01 ... 0.05 for seed 0, better by 0.06 and equal four times for seed 1.
     values = [[0.49, 0.58, 0.67, 0.76, 0.85], [0.56, 0.6, 0.7, 0.8, 0.9]]
     for seed in (0, 1):
         copied(f"fedavg-{seed}", f"b{seed}")
     folder = Path(one[0].uri).parent
     for seed in (0, 1):
-        with_accuracies(folder / f"b{seed}", values[seed])
+        with_accuracies(folder / f"b{seed}", [unit * value for value in values[seed]])
     other = [configured(folder / f"b{seed}", algorithm={"finetune_epochs": 2}) for seed in (0, 1)]
     comparison = compare([*one, *other])
     (test,) = comparison.clients
     assert (test.first, test.second) == ("fedavg (finetune_epochs=1)", "fedavg (finetune_epochs=2)")
     assert (test.pairs, test.wins, test.losses) == (10, 5, 1)
-    assert test.difference == pytest.approx((0.15 - 0.06) / 10)
+    assert test.difference == pytest.approx(unit * (0.15 - 0.06) / 10)
     # Six pairs differ, ranks 1..6; the rank sum of the negative one is 6: 14 of 64 sets of ranks have at most that.
     assert test.p == pytest.approx(2 * 14 / 64)
     assert test.adjusted == test.p
     (seeds,) = comparison.seeds
     assert (seeds.pairs, seeds.wins, seeds.losses, seeds.p) == (2, 1, 1, pytest.approx(1.0))
+    lines = compare([*one, *other], Wanted(models=("global",))).lines
+    assert [line.method for line in lines if line.cells["top1"].best] == [test.first]
 
 
 def test_what_changes_no_result_makes_no_group(copied: Copied) -> None:
@@ -172,6 +181,22 @@ def test_other_data_are_refused(copied: Copied, runs: list[Run]) -> None:
     other = configured(copied("superfed-mm-1"), partition={"classes_per_client": 3})
     with pytest.raises(RunError, match=r"partition\.classes_per_client: 2 and 3"):
         compare([runs[0], other])
+
+
+def test_equal_places_in_other_data_are_other_samples(copied: Copied) -> None:
+    """Two data sets of one size have the same partition where it looks at no labels."""
+    one = configured(copied("fedavg-0"), dataset={"name": "mnist"})
+    other = configured(copied("superfed-mm-0"), dataset={"name": "fashion_mnist"})
+    with pytest.raises(RunError, match=r"made on different data \(dataset\.name: mnist and fashion_mnist\)"):
+        compare([one, other])
+    assert list(compare_by_dataset([one, other], DEFAULT)) == ["mnist", "fashion_mnist"]
+    functions = ({"name": "custom", "function": f"own:{name}"} for name in ("first", "second"))
+    runs = [configured(copied("fedavg-0", f"own{n}"), dataset=section) for n, section in enumerate(functions)]
+    with pytest.raises(RunError, match=r"dataset\.function: own:first and own:second"):
+        compare(runs)
+    options = ({"name": "parquet", "standardize": how, "path": f"/{how}.csv"} for how in ("none", "global"))
+    runs = [configured(copied("fedavg-0", f"file{n}"), dataset=section) for n, section in enumerate(options)]
+    assert len(compare(runs).groups) == 2
 
 
 def test_without_a_common_seed_there_is_no_test_and_a_note(runs: list[Run]) -> None:
@@ -213,6 +238,13 @@ def test_equal_notes_are_one_note(copied: Copied, runs: list[Run]) -> None:
     ]
 
 
+def test_finetuned_models_that_are_not_compared_are_named(runs: list[Run]) -> None:
+    said = "--model finetuned compares the fine-tuned models"
+    (note,) = [note for note in compare(runs).notes if said in note]
+    assert "fedavg-0" in note and "superfed" not in note, "only FedAvg was fine-tuned"
+    assert not any(said in note for note in compare(runs, Wanted(models=("finetuned",))).notes)
+
+
 def test_the_best_round_is_marked_and_never_the_best_or_tested(runs: list[Run]) -> None:
     known = columns_of(runs)
     wanted = Wanted((known["top1_best_round"], known["pooled_top1_best_round"], known["top1"]))
@@ -236,3 +268,5 @@ def test_the_best_round_is_marked_and_never_the_best_or_tested(runs: list[Run]) 
         "pooled_top1_best_round": True,
         "top1": False,
     }
+    official = replace(comparison, groups=[Group("", [run.viewed(Measured("official"))]) for run in runs[:1]])
+    assert any(row["seen_test"] for row in numbers({"": official}) if row["metric"] == "top1_best_round")

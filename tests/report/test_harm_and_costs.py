@@ -104,8 +104,13 @@ def test_compare_prints_harm_in_every_format_that_there_is(folder: Path) -> None
     for text, row in zip(rows, content["rows"], strict=True):
         for name in ("below_global", "below_local", "q05", "q50", "q95_std_over_seeds"):
             assert (float(text[name]) if text[name] else None) == row[name]
-    done = CliRunner().invoke(app, ["compare", str(folder / "ditto-0"), "--about", "harm", "--format", "latex"])
-    assert "--about harm is printed as a table, csv or json" in str(done.exception)
+    for options, words in {
+        ("--about", "harm", "--format", "latex"): "--about harm is printed as a table, csv or json",
+        ("--about", "harm", "--metric", "loss"): "--metric chooses columns of --about means; --about harm has its own",
+        ("--json", "--format", "csv"): "--json and --format csv: choose one",
+    }.items():
+        done = CliRunner().invoke(app, ["compare", str(folder / "ditto-0"), *options])
+        assert words in str(done.exception)
 
 
 def test_the_report_has_both_sections(folder: Path, tmp_path: Path) -> None:
@@ -150,3 +155,12 @@ def test_a_sweeps_choice_for_each_client_has_no_rows_and_is_left_out(folder: Pat
     groups = group_runs(loaded(folder, "ditto-0"))
     key = RowKey("lambda=best", "validation per client")
     assert harm.found(groups, {groups[0].label: [key]})[0] == []
+
+
+def test_the_legend_has_methods_of_which_a_cost_is_not_known(folder: Path) -> None:
+    ditto, local = loaded(folder, "ditto-0", "local-0")
+    ditto.costs = [{name: value for name, value in line.items() if name != "flops"} for line in ditto.costs]
+    drawn = costs.drawing(group_runs([ditto, local]))
+    assert drawn is not None
+    (legend,) = drawn.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ditto", "local"]

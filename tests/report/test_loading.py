@@ -15,10 +15,12 @@ import yaml
 from algorithms.registry import METHODS, Experiment
 from rayfl.errors import ConfigError, DamageError, RunError
 from rayfl.report.comparison import check_models, compare
-from rayfl.report.rows import RowKey, final_by_key, lacking, own_key, wall_seconds
+from rayfl.report.rows import RowKey, curve, final_by_key, lacking, own_key, wall_seconds
 from rayfl.results.schemas import ALL_TABLES, PARTITION_KEY, TABLES
 from rayfl.runs.finding import load_run, load_runs
 from rayfl.runs.folder import open_run
+from rayfl.runs.measured import Measured
+from rayfl.runs.rows import personalized_rows
 from tests.support.documents import Document, rendered
 
 Copied = Callable[..., Path]
@@ -109,6 +111,24 @@ def test_a_damaged_environment_is_not_known_and_ends_nothing(copied: Copied) -> 
     for content in ("{", '{"versions": {}}', '["text", 1]'):
         (run / "environment.json").write_text(content)
         assert load_run(str(run), METHODS).environment == []
+
+
+def test_rows_of_a_choice_are_of_test_data_and_that_is_said(finished: Path) -> None:
+    run = load_run(str(finished / "superfed-mm-0"), METHODS).viewed(Measured("validation"))
+    assert lacking(run).startswith("its lambda is chosen on validation data, and rows of the choice are of test data")
+    with pytest.raises(RunError, match=r"in the split validation: it is chosen there.* --model: global, lambda=0\.0"):
+        personalized_rows(open_run(run.uri, Experiment), "validation")
+
+
+def test_the_virtual_clock_is_no_wall_time(copied: Copied) -> None:
+    run = copied("fedavg-0")
+    real = wall_seconds(load_run(str(run), METHODS))
+    lines = [json.loads(line) for line in (run / "timings.jsonl").read_text().splitlines()]
+    (run / "timings.jsonl").write_text("".join(f"{json.dumps({**line, 'simulated': 150.0})}\n" for line in lines))
+    loaded = load_run(str(run), METHODS)
+    drawn = curve(loaded, RowKey("global"), "top1")
+    assert real is not None and drawn is not None and drawn.seconds is not None
+    assert wall_seconds(loaded) == pytest.approx(real) == pytest.approx(float(drawn.seconds[-1]))
 
 
 def test_all_problems_at_once(copied: Copied, tmp_path: Path) -> None:

@@ -83,6 +83,28 @@ def test_without_validation_samples_only_marked_choices_remain() -> None:
     assert {row["selected_on"] for row in rows} == {"", "test", "test per client"}
 
 
+def test_models_that_have_diverged_are_named() -> None:
+    tables = ResultTables(["a", "b"], None)
+    diverged = Statistics.from_vector(batch_statistics(torch.full((4, 2), torch.nan), torch.tensor([0, 1, 1, 1])))
+    tables.add(1, "all", "received", {0: {"test": {"global": scored(4, 2)}}, 1: {"test": {"global": diverged}}}, (0, 0))
+    (sentence,) = [one for one in tables.undefined if one.startswith("loss")]
+    assert "undefined for 1 of 2 clients on test data (what their models say is not finite: their train" in sentence
+
+
+def test_the_choice_by_validation_is_on_the_official_part_without_test_rows_of_clients_too() -> None:
+    scores = {
+        client: {
+            "validation": {"lambda=0.0": scored(5, 4), "lambda=1.0": scored(5, 2)},
+            "official": {"lambda=0.0": scored(9, 1 + client), "lambda=1.0": scored(9, 8)},
+        }
+        for client in (0, 1)
+    }
+    rows = ResultTables(["a", "b"], "lambda").add(1, "all", "received", scores, (0, 0))
+    (chosen,) = [row for row in rows if row["selected_on"]]
+    assert (chosen["split"], chosen["model"], chosen["selected_on"]) == ("official", "lambda=best", "validation")
+    assert (chosen["choice"], chosen["top1"]) == ("lambda=0.0", pytest.approx(1.5 / 9))
+
+
 def test_ties_go_to_the_first_of_the_sweep() -> None:
     scores = {0: {s: {"lambda=0.0": scored(5, 2), "lambda=1.0": scored(5, 2)} for s in ("validation", "test")}}
     rows = ResultTables(["a"], "lambda").add(1, "all", "received", scores, (0, 0))

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import safetensors
@@ -27,6 +28,7 @@ from rayfl.errors import ConfigError, DamageError, RayflError, RunError
 from rayfl.runs.committed import CommittedModels
 from rayfl.runs.folder import RunFolder, open_run
 from rayfl.runs.listing import COLUMNS, chosen_rows, listed_clients
+from rayfl.runs.measured import Cohort
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from tests.support.experiments import small_experiment
@@ -222,6 +224,29 @@ def test_clients(superfed: RunFolder) -> None:
         assert (row["down"] > 0) == bool(took)
     total = superfed.rounds.to_pylist()[-1]
     assert sum(row["up"] for row in rows) == total["bytes_up"]
+
+
+def test_clients_held_out_have_the_member_of_a_sweep_that_was_chosen_for_them(tmp_path: Path) -> None:
+    options = {"evaluation.unseen_clients": 0.4, "train.rounds": 3, "evaluation.every": 1}
+    rayfl.run(small_experiment(tmp_path, "held", "superfed-mm", backend="inline"), **options)
+    run = opened(tmp_path / "held")
+    chosen = {
+        row["cohort"]: row
+        for row in run.rounds.to_pylist()
+        if (row["round"], row["split"], row["phase"], row["selected_on"]) == (3, "test", "received", "validation")
+    }
+    assert chosen["all"]["choice"] != chosen["unseen"]["choice"]
+    cohorts: tuple[Cohort, ...] = ("all", "unseen")
+    for cohort in cohorts:
+        rows, name, _ = listed_clients(run, None, "test", None, cohort)
+        assert name == chosen[cohort]["choice"]
+        assert np.mean([row["top1"] for row in rows]) == pytest.approx(chosen[cohort]["top1"])
+    last = rows[-1]
+    out = tmp_path / "model.safetensors"
+    command("export", str(run.uri), "--client", str(last["client"]), "--out", str(out))
+    with safetensors.safe_open(out, "pt") as file:
+        told = json.loads(file.metadata()["rayfl"])
+    assert (told["row"], told["metrics"]["test"]["top1"]) == (name, last["top1"])
 
 
 def test_clients_are_filtered_sorted_and_written_as_csv(superfed: RunFolder) -> None:
