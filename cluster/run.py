@@ -35,6 +35,7 @@ from cluster.rounds.recorder import Progress, Recorder
 from cluster.rounds.session import ray_session
 from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import load_config
+from rayfl.config.overrides import refuse_undone
 from rayfl.config.own_code import own_name
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.partitions.assignment import to_parquet
@@ -84,6 +85,7 @@ def run(
         RayflError: for whatever the caller can mend; nothing that was committed is lost.
     """
     settings = {path.replace("__", "."): value for path, value in overrides.items()}
+    refuse_undone(list(settings.items()))
     if is_run_folder(config):
         return run_config(reopened(str(config), Experiment, settings), callbacks, extends=True)
     return run_config(load_config(Experiment, config, settings), callbacks)

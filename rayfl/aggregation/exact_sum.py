@@ -20,6 +20,7 @@ from torch import Tensor
 from rayfl.aggregation.fixed_point import CARRY_EVERY, CPU, HIGH_BITS, HIGH_LIMIT
 from rayfl.aggregation.limbs import Limbs, Summand, mean_of
 from rayfl.aggregation.magnitudes import Extremes, largest
+from rayfl.errors import MethodError
 from rayfl.params import Tree, from_leaves, from_numpy, leaves, map_leaves, own_dicts, to_numpy
 
 Form = tuple[tuple[int, ...], torch.dtype] | None
@@ -43,6 +44,9 @@ REMEDY = (
 )
 """What to do about sums that leave the fixed-point range."""
 
+_LEAST_WEIGHT = 2.0**-32
+"""Of all contributions together; a mean then is exact to 2^-40 for each of them."""
+
 
 @dataclass(frozen=True)
 class Weighted:
@@ -50,7 +54,7 @@ class Weighted:
 
     Attributes:
         tree: the values.
-        weight: a positive number; the client's sample count, or 1 for a uniform mean.
+        weight: a positive number; the client's sample count, or 1 for a uniform mean. All of a mean are 2^-32 at least.
         group: which mean it belongs to, where there are several (``Clients.means``).
     """
 
@@ -162,12 +166,14 @@ class ExactSum:
         """The weighted mean, in the leaves' own types; fresh memory of this process, wherever contributions were.
 
         Raises:
+            MethodError: when the weights together are so small that the mean would have few right digits.
             ValueError: when nothing was added.
         """
         if self.count == 0:
             raise ValueError("the mean of no contributions is undefined")
         if self.count == 1:
             return map_leaves(_fresh, self.waiting[0].tree)
+        _check_weight(self.weight)
         self._settle()
         parts = self.received if self.limbs is None else [self.limbs, *self.received]
         return _restore(mean_of(parts, float(self.weight)), self.template)
@@ -179,6 +185,7 @@ class ExactSum:
             one: the contribution, of this sum. A part of its weight may be named.
 
         Raises:
+            MethodError: see :meth:`mean`.
             ValueError: when nothing is left.
         """
         rest = self.weight - _exactly(one.weight)
@@ -186,6 +193,7 @@ class ExactSum:
             raise ValueError("the mean of no contributions is undefined")
         if self.count == 1:
             return map_leaves(_fresh, self.waiting[0].tree)
+        _check_weight(rest)
         self._settle()
         parts = self.received if self.limbs is None else [self.limbs, *self.received]
         taken = Limbs.of([Summand(_kept(one.tree), -float(one.weight), _bound(largest(one.tree), one.weight))])
@@ -263,6 +271,14 @@ def _most_waiting(template: Mapping[str, Form]) -> int:
     """Returns how many contributions of a form may wait."""
     each = sum(8 if form is None else math.prod(form[0]) * form[1].itemsize for form in template.values())
     return _MANY if each * _MANY <= _MANY_BYTES else min(max(_WAITING_BYTES // each + 1, 1), _WAITING)
+
+
+def _check_weight(total: Fraction | int) -> None:
+    if total < _LEAST_WEIGHT:
+        raise MethodError(
+            f"the weights of a mean are {float(total):.3g} in all. Weighted values are summed in units of 2^-72, so "
+            "that few digits would be right: multiply the weights by a constant that is the same for all clients"
+        )
 
 
 def _exactly(weight: Any) -> Fraction | int:

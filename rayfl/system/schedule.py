@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from rayfl.randomness import RandomStreams
 from rayfl.system.config import Waiting
@@ -185,34 +183,17 @@ class Schedule:
         return min(begins, default=0)
 
 
-def samples_per_round(
-    sizes: np.ndarray,
-    epochs: int,
-    batch_size: int | None,
-    min_steps: int,
-    epoch: Callable[[int], int] = int,
-    max_steps: int | None = None,
-) -> list[int]:
-    """Samples that each client trains on in a round.
+def options_without_losses(config: Waiting, devices: Sequence[Device]) -> list[str]:
+    """Returns what must be set so that every client that is sampled takes part; empty where that is so already.
 
     Args:
-        sizes: training samples by client (K,).
-        epochs: passes over them.
-        batch_size: of a step; None: all of them.
-        min_steps: least number of steps.
-        epoch: from a client's training samples to how many of them an epoch uses; default all.
-        max_steps: greatest number of steps; None: any.
+        config: drop-outs and deadline.
+        devices: by client.
     """
-    counts = [int(n) for n in sizes]
-    found = [max(epochs * epoch(n), min_steps * min(batch_size or n, n)) for n in counts]
-    if max_steps is None:
-        return found
-    return [min(used, _of_steps(max_steps, epoch(n), batch_size or n)) for used, n in zip(found, counts, strict=True)]
-
-
-def _of_steps(steps: int, samples: int, batch_size: int) -> int:
-    """Returns how many samples some steps use, where an epoch may end in a smaller mini-batch."""
-    if not samples:
-        return 0
-    epochs, rest = divmod(steps, -(-samples // batch_size))
-    return epochs * samples + min(rest * batch_size, samples)
+    partly = any(device.availability < 1 or device.hours is not None for device in devices)
+    losing = {
+        "system.dropout=0": config.dropout > 0,
+        "system.deadline_s=null": config.deadline_s is not None,
+        "devices that are always available": partly,
+    }
+    return [option for option, loses in losing.items() if loses]

@@ -14,6 +14,7 @@ from rayfl.storage.files import Storage
 from rayfl.tracking.callback import Callback, RunInfo
 
 FILE = "timings.jsonl"
+_NO_PHASE = ("round", "simulated")
 
 _log = logging.getLogger("rayfl")
 
@@ -60,6 +61,11 @@ class Timings(Callback):
     def _write(self) -> None:
         text = "".join(f"{line}\n" for _, line in sorted(self._lines.items()))
         self._storage.write(self.FILE, text.encode())
+
+
+def seconds_spent(line: Mapping[str, float]) -> float:
+    """The wall time of a round, given its line: of all phases, and not of a simulated system's virtual clock."""
+    return sum(value for name, value in line.items() if name not in _NO_PHASE)
 
 
 def read_timings(storage: Storage) -> list[dict[str, float]]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from rayfl.aggregation import exact_sum
 from rayfl.aggregation.exact_sum import ExactSum, Weighted, too_large
 from rayfl.aggregation.magnitudes import NonFiniteError, check_finite
+from rayfl.errors import MethodError
 from rayfl.params import Tree, copy, leaves
 from tests.support.toys import assert_equal
 
@@ -188,6 +189,23 @@ def test_weights_may_be_counts_fractions_and_numpy_numbers() -> None:
 def test_weights_that_are_no_weights_are_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="positive"):
         ExactSum().add(Weighted({"w": torch.ones(1)}, weight))
+
+
+def test_weights_under_which_a_mean_would_lose_its_digits_are_refused() -> None:
+    trees = [{"a": values(seed, 200, -2, 0, torch.float64)} for seed in range(3)]
+    for unit in (2.0**-31, 2.0**-34, 1e-25):
+        found = total([Weighted(tree, unit * (n + 1)) for n, tree in enumerate(trees)])
+        if unit * 6 < 2.0**-32:
+            with pytest.raises(MethodError, match="multiply the weights by a constant"):
+                found.mean()
+        else:
+            expected = sum(tree["a"] * (n + 1) for n, tree in enumerate(trees)) / 6
+            assert (found.mean()["a"] - expected).abs().max() < 2.0**-39
+    # one among others may be as small as it likes
+    found = total([Weighted(trees[0]), Weighted(trees[1], 1e-25)]).mean()
+    assert (found["a"] - trees[0]["a"]).abs().max() < 1e-20
+    with pytest.raises(MethodError, match="1e-12 in all"):
+        total([Weighted(trees[0]), Weighted(trees[1], 1e-12)]).mean_without(Weighted(trees[0]))
 
 
 REFUSED: list[tuple[str, Any, type[Exception], str]] = [

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rayfl.engine.batches import plan_batches
 from rayfl.engine.settings import TrainConfig
 from rayfl.randomness import RandomStreams
 from rayfl.system.config import GivenSystem
 from rayfl.system.devices import Device
-from rayfl.system.schedule import Clock, Schedule, samples_per_round
+from rayfl.system.schedule import Clock, Schedule
 from rayfl.system.traces import Hours
 
 S = 1_000_000
@@ -123,13 +126,22 @@ def test_the_clock_counts_rounds_and_keeps_the_largest_messages() -> None:
     assert clock.seconds == 4.0
 
 
-def test_samples_are_those_of_all_local_steps() -> None:
-    assert samples_per_round(np.array([10, 100]), 5, 20, 0) == [50, 500]
-    assert samples_per_round(np.array([10, 100]), 1, 20, 4) == [40, 100]
-    assert samples_per_round(np.array([10, 100]), 1, None, 4) == [40, 400]
-    full = TrainConfig(batch_size=20, drop_last=True).samples_an_epoch
-    assert samples_per_round(np.array([11, 4, 0]), 2, 4, 0, max_steps=4) == [15, 8, 0]
-    assert samples_per_round(np.array([10, 47]), 5, 20, 0, full) == [50, 200]
+@pytest.mark.parametrize("samples", [0, 1, 3, 10, 15, 23])
+@pytest.mark.parametrize("batch_size", [None, 4, 10])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_samples_are_those_of_all_local_steps(samples: int, batch_size: int | None, drop_last: bool) -> None:
+    for epochs, least, most in product((0, 1, 3), (0, 2, 9), (None, 2, 9)):
+        if most is None or most >= least:
+            train = TrainConfig(
+                local_epochs=epochs,
+                batch_size=batch_size,
+                drop_last=drop_last,
+                min_local_steps=least,
+                max_local_steps=most,
+            )
+            steps = train.steps_of(samples)
+            plan = plan_batches(samples, batch_size, steps, np.random.default_rng(0), drop_last=drop_last)
+            assert train.samples_in_steps(samples) == len(plan.order), train
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60, deadline=None)

@@ -157,6 +157,24 @@ def test_what_does_not_fit_the_clients_is_found_before_anything_is_written(tmp_p
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("method", ["l2gd", "fedme"])
+@pytest.mark.parametrize(
+    ("loss", "fix"),
+    [
+        ({"dropout": 0.3}, "system.dropout=0"),
+        ({"deadline_s": 1}, "system.deadline_s=null"),
+        ({"availability": [1, 1, 1, 1, 0.5]}, "always available"),
+    ],
+)
+def test_methods_of_all_clients_refuse_devices_that_leave_some_out(
+    method: str, loss: dict[str, Any], fix: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{method} cannot do without: .*{fix}"):
+        rayfl.run(experiment(tmp_path, "run", {**GIVEN, **loss}, method))
+    assert not list(tmp_path.iterdir())
+    Parts(load_config(Experiment, experiment(tmp_path, "run", GIVEN, method), {})).check()
+
+
 def test_tensorboard_has_simulated_time_beside_wall_clock(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
