@@ -112,7 +112,7 @@ class Seconds(Callback):
 
 
 def compare_reading(path: Path, model: str, clients: int, repetitions: int, memory: int, runs: str) -> None:
-    """Prints the seconds of a round of so many clients, with reading ahead and without, in turn."""
+    """Prints the seconds of a round of some clients, with reading ahead and without, in turn."""
     found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for repetition in range(repetitions):
         for ahead in (True, False) if repetition % 2 else (False, True):

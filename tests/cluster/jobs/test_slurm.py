@@ -164,8 +164,9 @@ class Job:
         self.started = folder / f"started-{number}"
         programs = {"srun": SRUN, "ray": RAY, "rayfl": RAYFL, "getent": GETENT, "scontrol": "#!/bin/sh\necho a\n"}
         for name, content in programs.items():
-            (folder / name).write_text(content)
-            (folder / name).chmod(0o755)
+            if not (folder / name).exists():  # another job of the folder may be running it
+                (folder / name).write_text(content)
+                (folder / name).chmod(0o755)
         (folder / "modules").mkdir(exist_ok=True)
         (folder / "modules" / "ray.py").write_text(RAY_MODULE)
         script = folder / f"run-{number}.sh"

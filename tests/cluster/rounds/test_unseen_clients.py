@@ -179,6 +179,8 @@ def test_commands_know_the_cohort(run: Result, tmp_path: Path) -> None:
     said("report", run.path, "--out", str(tmp_path / "plain"))
     page = (tmp_path / "plain" / "report.html").read_text(encoding="utf-8")
     assert "Clients held out from training, on their own test data, after round 2" in page
+    # Of those that may take part.
+    assert "of 9 clients never did" in page
 
 
 def test_a_run_without_them_says_what_makes_them(tmp_path: Path) -> None:
@@ -229,6 +231,15 @@ def test_of_a_sweep_the_choice_by_validation_is_scored_there(tmp_path: Path) -> 
     official = where(result.rounds, split="official", cohort="all", selected_on="validation").to_pylist()
     chosen = where(result.rounds, split="test", cohort="all", selected_on="validation").to_pylist()
     assert [row["choice"] for row in official] == [row["choice"] for row in chosen] != []
+    content["evaluation"]["splits"] = ["validation"]
+    result = rayfl.run({**content, "name": "without"})
+    without = where(result.rounds, split="official", cohort="all", selected_on="validation").to_pylist()
+    assert [(row["choice"], row["top1"]) for row in without] == [(row["choice"], row["top1"]) for row in official]
+    from rayfl.runs.folder import open_run
+    from rayfl.runs.listing import listed_clients
+
+    rows, name, _ = listed_clients(open_run(result.path, Experiment), None, "official", None)
+    assert name == without[0]["choice"] and len(rows) == without[0]["clients"]
 
 
 def test_a_method_without_personalized_models_is_refused(tmp_path: Path) -> None:
