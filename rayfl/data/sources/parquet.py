@@ -53,7 +53,7 @@ class ParquetSource(ColumnSource):
 
     def tables(self) -> list[TableFile]:
         """See the base class."""
-        return [TableFile(path) for path in self.files]
+        return [TableFile(path, self.client) for path in self.files]
 
 
 def located(path: Path) -> Path:

@@ -49,6 +49,7 @@ class TableFile:
     Args:
         path: a file whose name ends in .csv or .tsv (commas, tabs; a header with the columns' names), in .json (a list
             of objects) or .jsonl (an object a line), or Parquet. A field that an object lacks is null.
+        client: a column of names: of a CSV file, 007 and 7 are two.
 
     Raises:
         DataError: no such file, one that cannot be read, or one with two columns of a name.
@@ -57,14 +58,14 @@ class TableFile:
     classes: Mapping[str, int] = {}
     shapes: Mapping[str, tuple[int, ...]] = {}
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, client: str | None = None) -> None:
         if not path.is_file():
             raise DataError(f"dataset.path: {path} does not exist")
         self.path = path
         kind, read = _READERS.get(path.suffix.lower(), ("Parquet", None))
         try:
             if read is not None:
-                self._table: pa.Table | None = read(path)
+                self._table: pa.Table | None = read(path, client)
                 self.schema: pa.Schema = self._table.schema
             else:
                 self._table, self._file = None, pq.ParquetFile(path)
@@ -83,23 +84,33 @@ class TableFile:
             raise DataError(f"{self.path} cannot be read: {str(error).strip()}") from error
 
 
-def _read_csv(path: Path) -> pa.Table:
+def _read_csv(path: Path, client: str | None) -> pa.Table:
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
-    return pa.csv.read_csv(
-        path,
-        parse_options=pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-        convert_options=pa.csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False),
-    )
+
+    def read(**options: Any) -> pa.Table:
+        return pa.csv.read_csv(
+            path,
+            parse_options=pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+            convert_options=pa.csv.ConvertOptions(
+                strings_can_be_null=True, quoted_strings_can_be_null=False, **options
+            ),
+        )
+
+    table = read()
+    if client not in table.schema.names or not pa.types.is_integer(table.schema.field(client).type):
+        return table
+    names = read(include_columns=[client], column_types={client: pa.string()})
+    return table.set_column(table.schema.get_field_index(client), client, names.column(client))
 
 
-def _read_json(path: Path) -> pa.Table:
+def _read_json(path: Path, client: str | None) -> pa.Table:
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, list):
         raise ValueError("needed is a list of objects, one a row")
     return _of_objects(content)
 
 
-def _read_lines(path: Path) -> pa.Table:
+def _read_lines(path: Path, client: str | None) -> pa.Table:
     return _of_objects([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()])
 
 
@@ -112,7 +123,7 @@ def _of_objects(rows: list[Any]) -> pa.Table:
     )
 
 
-_READERS: dict[str, tuple[str, Callable[[Path], pa.Table]]] = {
+_READERS: dict[str, tuple[str, Callable[[Path, str | None], pa.Table]]] = {
     ".csv": ("CSV", _read_csv),
     ".tsv": ("CSV", _read_csv),
     ".json": ("JSON", _read_json),

@@ -97,6 +97,14 @@ def test_named_columns_are_numbers_and_categories(own: Callable[..., dict[str, A
     assert set(train.y.tolist()) <= {0, 1}
 
 
+@pytest.mark.parametrize("quoted", [True, False])
+def test_clients_of_a_csv_file_are_called_as_it_stands_there(own: Callable[..., dict[str, Any]], quoted: bool) -> None:
+    source = own("csv", {"hospital": ["01"] * 4 + ["1"] * 4 + ["10"] * 4}, x=["age", "bmi"], y="outcome")
+    if not quoted:
+        source["path"].write_text(source["path"].read_text().replace('"', ""))
+    assert opened(source).names == ("01", "1", "10")
+
+
 def test_embeddings_of_categories_are_those_of_a_lookup_and_of_unknown_values_zero(
     own: Callable[..., dict[str, Any]],
 ) -> None:
