@@ -66,7 +66,9 @@ class FedDF(FineTuned):
         "divergences from each teacher",
     )
     temperature: float = setting(1.0, "tau", "divides the logits of teachers and student", gt=0)
-    server_optimizer: OptimizerName = setting("adam", "", "optimizer of the server")
+    server_optimizer: OptimizerName = setting(
+        "adam", "", "optimizer of the server; without weight decay, so that adamw is adam"
+    )
     server_lr: float = setting(1e-3, "eta_s", "learning rate of the server's first step", ge=0)
     server_schedule: Literal["cosine", "constant"] = setting(
         "cosine", "", "course of the server's learning rate over the steps of a round: down to 0, or constant"

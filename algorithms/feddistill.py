@@ -71,8 +71,8 @@ class FedDistill(Algorithm):
     divergence: Literal["cross_entropy", "kl", "raw_logits"] = setting(
         "cross_entropy",
         "D",
-        "of p from the target: cross-entropy; KL divergence; or cross-entropy with the target's logits in the place of "
-        "probabilities (PFLlib, unbounded below; needs output=logits)",
+        "of p from the target: cross-entropy; KL divergence (its gradients are the same); or cross-entropy with the "
+        "target's logits in the place of probabilities (PFLlib, unbounded below; needs output=logits)",
     )
     leave_one_out: bool = setting(True, "", "leave a client's own outputs out of its targets; false: one mean for all")
 
