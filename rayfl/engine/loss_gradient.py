@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfl.engine.chain import WrittenGradients
+from rayfl.engine.chain import Layer, WrittenGradients
 from rayfl.engine.classification import Classification
 from rayfl.engine.tasks import Batch
+
+
+def layers_of(task: Any, model: Mapping[str, Tensor]) -> list[Layer] | None:
+    """Returns the layers of a model whose gradient is written out; None where it is autograd's."""
+    return task.chain(model) if isinstance(task, Classification) else None
 
 
 class LossGradient:
@@ -23,27 +28,18 @@ class LossGradient:
     """
 
     def __init__(self, task: Any, model: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
-        layers = task.chain(model) if isinstance(task, Classification) else None
+        layers = layers_of(task, model)
         room: Any = None if layers is None else task.chain({name: into.get(name) for name in model})
-        self.written = None if layers is None else WrittenGradients(layers, room)
+        self._written = None if layers is None else WrittenGradients(layers, room)
         self._variables = {name: model[name].detach().requires_grad_() for name in into}
-        self._task, self._model, self._into = task, {**model, **self._variables}, into
-        self.direct: list[str] = []
-        self.mover: Callable[[list[Tensor]], None] | None = None
+        self._task, self._model, self._room = task, {**model, **self._variables}, list(into.values())
 
     def write(self, batch: Batch) -> None:
         """Writes it where it belongs."""
-        if self.written is not None:
-            self.written.write(batch.x, batch.y)
+        if self._written is not None:
+            self._written.write(batch.x, batch.y)
             return
         with torch.enable_grad():
             loss = self._task.loss(self._model, batch)
             made = torch.autograd.grad(loss, list(self._variables.values()), materialize_grads=True)
-        self._made = dict(zip(self._into, made, strict=True))
-        if copied := [name for name in self._into if name not in self.direct]:
-            torch._foreach_copy_([self._into[name] for name in copied], [self._made[name] for name in copied])
-
-    def move(self) -> None:
-        """Moves what only this gradient moves."""
-        if self.mover is not None:
-            self.mover([self._made[name] for name in self.direct])
+        torch._foreach_copy_(self._room, made)

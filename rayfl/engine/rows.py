@@ -58,11 +58,11 @@ def _before(one: Vector, other: Vector) -> bool:
     return one.home == other.home and one.start + one.size == other.start
 
 
-def pieces(row: Row, flats: Mapping[str, Tensor], whole: bool = False) -> Iterator[tuple[int, Operation]]:
+def pieces(row: Row, flats: Mapping[str, Tensor]) -> Iterator[tuple[int, Operation]]:
     """Yields where each piece begins in its last buffer, and the operation on it."""
     size = row.vectors[0].size
     like = flats[row.vectors[0].home]
-    most = PIECE if like.device.type == "cpu" and not whole else max(size, 1)
+    most = PIECE if like.device.type == "cpu" else max(size, 1)
     scratch = {home: like.new_empty(min(most, size)) for home, *_ in row.vectors if home.startswith(SCRATCH)}
     for begin in range(0, size, most):
         stop = min(begin + most, size)
@@ -149,8 +149,7 @@ class Update(NamedTuple):
     steps: Mapping[str, Tensor]
 
     def __call__(self, views: Sequence[Tensor]) -> Operation:
-        makers = [_Maker(target, target.gradient(views)) for target in self.targets]
-        return partial(_move, makers, [self._mover(target, views) for target in self.targets])
+        return partial(_move, [(target, target.gradient(views), self._mover(target, views)) for target in self.targets])
 
     def _mover(self, target: Target, views: Sequence[Tensor]) -> Callable[[float], None]:
         vector, rule, key, gradient, _ = target
@@ -158,24 +157,12 @@ class Update(NamedTuple):
         return partial(rule.step, moved, [views[gradient.to]], slots, self.steps[key])
 
 
-def _move(makers: Sequence[_Maker], movers: Sequence[Callable[[float], None]], values: Sequence[float]) -> None:
-    made = [maker(values) for maker in makers]
-    for move, own in zip(movers, made, strict=True):
-        if own is not None:
-            move(own)
-
-
-class _Maker:
-    """Makes the gradient of a target; returns its own factor, or None where nothing would move."""
-
-    def __init__(self, target: Target, gradient: Operation) -> None:
-        self._gradient, self._own = gradient, target.own
-        self._factors = [factor for _, factor in target.gradient.sources]
-        self._still = target.rule.still
-
-    def __call__(self, values: Sequence[float]) -> float | None:
-        own = sum([values[place] for place in self._own]) if self._own else 0.0
-        if self._still and not own and not any(values[factor] for factor in self._factors):
-            return None
-        self._gradient(values)
-        return own
+def _move(targets: Sequence[tuple[Target, Operation, Callable[[float], None]]], values: Sequence[float]) -> None:
+    moves = []
+    for target, write_gradient, move in targets:
+        own = sum([values[place] for place in target.own], 0.0)
+        if own or any(values[factor] for _, factor in target.gradient.sources) or not target.rule.still:
+            write_gradient(values)
+            moves.append((move, own))
+    for move, own in moves:
+        move(own)

@@ -7,12 +7,14 @@ from functools import partial
 
 import torch
 
+from rayfl.engine.loss_gradient import layers_of
 from rayfl.engine.memory import MOVED, Memory
 from rayfl.engine.optimizers import clipped
+from rayfl.engine.points import At, Scope
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.term_step import StepOnTerms, draw_of_step
-from rayfl.engine.terms import Penalty, Sum
+from rayfl.engine.terms import Loss, Penalty, Sum
 from rayfl.params import leaves, map_leaves
 
 Step = Callable[[Batch, int], None]
@@ -23,8 +25,9 @@ def step_of(request: TrainRequest, task: Task, memory: Memory) -> Step:
     """Returns how the steps of a local update are taken.
 
     Terms with known gradients are taken on flat buffers. All else is autograd's: functions, sums whose gradients are
-    clipped or whose values are bounded, and penalties for Adam. On flat buffers the gradient of a penalty that is zero
-    is round-off, along which Adam would go a part of its learning rate.
+    clipped or whose values are bounded, penalties for Adam, and the loss alone, whose gradient autograd leaves where
+    the optimizer can read it. On flat buffers the gradient of a penalty that is zero is round-off, along which Adam
+    would go a part of its learning rate.
 
     Args:
         request: the local update.
@@ -37,8 +40,17 @@ def step_of(request: TrainRequest, task: Task, memory: Memory) -> Step:
         adam = any(rule.optimizer != "sgd" for rule in rules)
         rounded = adam and any(isinstance(term, Penalty) for _, term in objective.terms)
         if request.max_grad_norm is None and not rounded and not any(rule.bounds for rule in rules):
-            return StepOnTerms(objective, request, task, memory).take
+            if not _is_loss_alone(objective, Scope(memory.tree, task, request.frozen)):
+                return StepOnTerms(objective, request, task, memory).take
     return _ByAutograd(request, task, memory).take
+
+
+def _is_loss_alone(objective: Sum, scope: Scope) -> bool:
+    """Returns whether an objective is the loss of a model whose gradient is autograd's, and nothing else."""
+    (factor, term), *others = objective.terms
+    if others or factor != 1 or not isinstance(term, Loss) or not isinstance(term.at, At):
+        return False
+    return layers_of(scope.task, term.at.base(scope)) is None
 
 
 class _ByAutograd:

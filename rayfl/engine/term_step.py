@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,7 +56,6 @@ class StepOnTerms:
         self._factors: dict[tuple[Factor, int | None], int] = {}
         self._known: list[Any] = []
         self._losses: list[LossGradient] = []
-        self._made: dict[Vector, tuple[LossGradient | None, str]] = {}
         self._measures: dict[str, tuple[Callable[..., Slopes], Products]] = {}
         self._rows_of: dict[str, int] = {}
         self._parts: dict[Vector, list[tuple[Vector, int]]] = {}
@@ -75,21 +74,8 @@ class StepOnTerms:
         for row in merged(before):
             ready += pieces(row, self._flats)
         self._before = [run for _, run in sorted(ready, key=lambda piece: piece[0])]
-        for row in merged(self._beyond(self._updates())):
-            self._after += [run for _, run in pieces(row, self._flats, whole=self._is_bare(row))]
-
-    def _beyond(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Rows but those that a gradient as autograd makes it moves, without a copy."""
-        direct: dict[LossGradient, list[str]] = {}
-        for row in rows:
-            loss, name = self._made.get(row.vectors[-1], (None, ""))
-            if loss is None or loss.written is not None or not self._is_bare(row):
-                yield row
-            else:
-                loss.direct.append(name)
-                direct.setdefault(loss, []).append(self._paths[row.vectors[0]])
-        for loss, paths in direct.items():
-            loss.mover = self._memory.mover(paths)
+        for row in merged(self._updates()):
+            self._after += [run for _, run in pieces(row, self._flats)]
 
     @torch.no_grad()
     def take(self, batch: Batch, number: int) -> None:
@@ -104,8 +90,6 @@ class StepOnTerms:
             loss.write(batch)
         for update in self._after:
             update(values)
-        for loss in self._losses:
-            loss.move()
 
     def _settle(self, values: list[Any], number: int, name: str, slopes: Slopes) -> None:
         """Fills in what depends on measured slopes."""
@@ -136,8 +120,6 @@ class StepOnTerms:
                 into[name] = room[name]
         if into:
             self._losses.append(LossGradient(self._scope.task, model, into))
-            home = f"gradient.{number}"
-            self._made |= {self._in(home, name): (self._losses[-1], name) for name in into}
 
     def _penalty(self, number: str, factor: Factor, term: Penalty) -> Iterator[Row]:
         """Adds both gradients, each a combination of the two vectors; has the factors measured that depend on these."""
@@ -207,12 +189,6 @@ class StepOnTerms:
             gradient = Combination(place + len(rule.slots) + 1, sources)
             found.append(Target(place, rule, key_of(self._paths[vector]), gradient, own))
         return Row(Update(tuple(found), self._memory.steps), tuple(vectors))
-
-    def _is_bare(self, row: Row) -> bool:
-        """Returns whether its only vector is moved along the gradient of a loss as it is."""
-        (_, _, _, gradient, own), *others = row.operation.targets
-        alone = not others and not own and len(gradient.sources) == 1 and gradient.to == gradient.sources[0].vector
-        return alone and self._known[gradient.sources[0].factor] == 1.0
 
     def _factor(self, factor: Factor, group: int | None = None) -> int:
         """Returns where among the values a factor's will be."""
