@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rayfl.aggregation import exact_sum
-from rayfl.aggregation.exact_sum import ExactSum, Weighted, too_large
+from rayfl.aggregation.contributions import too_large
+from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.aggregation.magnitudes import NonFiniteError, check_finite
 from rayfl.errors import MethodError
 from rayfl.params import Tree, copy, leaves

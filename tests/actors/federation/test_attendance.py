@@ -20,7 +20,8 @@ from actors.hosting.state import ClientStates
 from actors.processes.pool import InlinePool
 from algorithms.base import Averaging, Clients
 from algorithms.clients import Call
-from rayfl.aggregation.exact_sum import Inspected, Weighted
+from rayfl.aggregation.contributions import Inspected
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.magnitudes import NonFiniteError
 from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.client import Client
