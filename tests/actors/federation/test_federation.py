@@ -18,7 +18,7 @@ from actors.processes.pool import InlinePool
 from algorithms.base import Averaging
 from algorithms.clients import Call, Clients, Replies
 from algorithms.floco import Floco
-from rayfl.aggregation.exact_sum import Weighted
+from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
@@ -249,18 +249,20 @@ def test_update_variance_is_that_of_the_last_layers_changes() -> None:
         stacked = torch.stack(changes)
         toy.step([0, 2, 3])
         expected = float(((stacked - stacked.mean(0)) ** 2).sum())
-        assert toy.federation.update_variance() == pytest.approx(expected, rel=1e-9)
+        assert toy.federation.updates.variance() == pytest.approx(expected, rel=1e-9)
         toy.step([1])
-        assert toy.federation.update_variance() == pytest.approx(0, abs=1e-20)
+        assert toy.federation.updates.variance() == pytest.approx(0, abs=1e-20)
 
 
 def test_golden_update_variance() -> None:
     toy = toy_of(ALGORITHMS["fedavg"])
-    assert toy.federation.update_variance() is None
+    assert toy.federation.updates.variance() is None
     for change in ([1.0, 0.0], [0.0, 1.0], [1.0, 1.0]):
         point = torch.tensor(change, dtype=torch.float64)
-        toy.federation._updates.add(Weighted({"change": point, "squared_norm": point @ point}, 1))
-    assert toy.federation.update_variance() == pytest.approx(4 / 3, abs=1e-12)
+        part = ExactSum()
+        part.add(Weighted({"change": point, "squared_norm": point @ point}, 1))
+        toy.federation.updates.add(part)
+    assert toy.federation.updates.variance() == pytest.approx(4 / 3, abs=1e-12)
 
 
 def test_messages_are_counted_by_client_and_the_cohort_may_be_scored_on_what_it_receives_next() -> None:
@@ -340,8 +342,8 @@ def test_a_simplex_of_one_endpoint_has_the_update_variance_of_federated_averagin
     for cohort in ([0, 2, 3], [1, 2]):
         for toy in (average, point, simplex):
             toy.step(cohort)
-        assert point.federation.update_variance() == average.federation.update_variance()
-        assert 0 < simplex.federation.update_variance() < average.federation.update_variance()
+        assert point.federation.updates.variance() == average.federation.updates.variance()
+        assert 0 < simplex.federation.updates.variance() < average.federation.updates.variance()
 
 
 def test_each_way_of_asking_is_one_call(tmp_path: Path) -> None:
