@@ -118,7 +118,7 @@ def test_the_variance_of_updates_is_that_of_the_endpoints_alone() -> None:
     run.step(cohort)
     changes = torch.stack([(reply["endpoints"] - before["endpoints"]).mean(0).flatten() for reply in replies])
     expected = float(((changes - changes.mean(0)) ** 2).sum())
-    assert run.federation.update_variance() == pytest.approx(expected, rel=1e-12)
+    assert run.federation.updates.variance() == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_variance_of_one_endpoint_is_that_of_the_last_layers_weight() -> None:
@@ -130,4 +130,4 @@ def test_the_variance_of_one_endpoint_is_that_of_the_last_layers_weight() -> Non
     for _ in range(2):
         single.step([0, 2, 5])
         average.step([0, 2, 5])
-        assert single.federation.update_variance() == average.federation.update_variance()
+        assert single.federation.updates.variance() == average.federation.updates.variance()

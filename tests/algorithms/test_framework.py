@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.hosting.job import Found
-from actors.hosting.procedures import Procedures
+from actors.hosting import procedures
+from actors.hosting.equipment import Equipment
+from actors.hosting.job import Found, Job
+from actors.hosting.replies import found_of
 from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -48,14 +50,13 @@ def vectors(scores: Mapping[int, Mapping[str, Any]]) -> dict[tuple[int, str], li
 def replies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
     """Records (client, reply) of every procedure that uploads something."""
     seen: list[tuple[int, Any]] = []
-    found_of = Procedures._found_of
 
-    def recording(self: Procedures, client: Client, outcome: Any, *others: Any) -> Found:
-        if self._job.kind != "evaluate" and self._job.counted:
+    def recording(own: Equipment, job: Job, client: Client, outcome: Any, *others: Any) -> Found:
+        if job.kind != "evaluate" and job.counted:
             seen.append((client.id, outcome))
-        return found_of(self, client, outcome, *others)
+        return found_of(own, job, client, outcome, *others)
 
-    monkeypatch.setattr(Procedures, "_found_of", recording)
+    monkeypatch.setattr(procedures, "found_of", recording)
     return seen
 
 

@@ -16,10 +16,10 @@ from algorithms.registry import Experiment
 from rayfl.cli.entry import app, main
 from rayfl.config.loading import load_config
 from rayfl.experiment.parts import Parts
-from tests.data.sources.leaf.test_leaf import document, write_source
 from tests.data.sources.leaf.test_leaf_nist import nist
 from tests.data.sources.leaf.test_leaf_plays import written
 from tests.data.sources.leaf.test_leaf_words import tweets
+from tests.support.leaf_sources import document, write_source
 from tests.support.tff_files import stack_overflow, write_sqlite
 
 SYNTHETIC = [

@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actors.hosting.procedures import Procedures
+from actors.hosting import procedures
+from actors.hosting.equipment import Equipment
+from actors.hosting.job import Found, Job
+from actors.hosting.replies import found_of
 from algorithms.base import Averaging
 from algorithms.fedavg import FedAvg
 from rayfl.aggregation.exact_sum import Weighted
@@ -137,14 +140,13 @@ def test_for_every_method_nothing_private_is_at_the_server(
     case: Case, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Any] = []
-    found_of = Procedures._found_of
 
-    def recording(self: Procedures, client: Client, outcome: Any, *others: Any) -> Any:
-        if self._job.kind != "evaluate":
+    def recording(own: Equipment, job: Job, client: Client, outcome: Any, *others: Any) -> Found:
+        if job.kind != "evaluate":
             sent.append(outcome.tree if isinstance(outcome, Weighted) else outcome)
-        return found_of(self, client, outcome, *others)
+        return found_of(own, job, client, outcome, *others)
 
-    monkeypatch.setattr(Procedures, "_found_of", recording)
+    monkeypatch.setattr(procedures, "found_of", recording)
     one, three = private_toy(case, policy), private_toy(case, policy, hosts=3)
     for cohort in case.cohorts():
         one.step(cohort)

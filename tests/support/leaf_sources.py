@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+LEAF_ROOT = Path(os.environ.get("RAYFL_TEST_DATA") or Path(__file__).parents[3] / "shared" / "data") / "leaf"
+"""Folder of LEAF's own files."""
+
+needs_leaf = pytest.mark.skipif(
+    not LEAF_ROOT.is_dir(), reason=f"no LEAF data in {LEAF_ROOT}; set RAYFL_TEST_DATA to the folder that has leaf/"
+)
 
 
 def image(level: int) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,7 @@ import pytest
 
 from rayfl.data.sources.leaf import import_leaf
 from rayfl.errors import DataError
-from tests.support.leaf_sources import document, entry, write_source
-
-REPOSITORY = Path(__file__).parents[4]
-
-LEAF_ROOT = Path(os.environ.get("RAYFL_TEST_DATA") or REPOSITORY.parent / "shared" / "data") / "leaf"
-
-needs_leaf = pytest.mark.skipif(
-    not LEAF_ROOT.is_dir(), reason=f"no LEAF data in {LEAF_ROOT}; set RAYFL_TEST_DATA to the folder that has leaf/"
-)
+from tests.support.leaf_sources import LEAF_ROOT, document, entry, needs_leaf, write_source
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
