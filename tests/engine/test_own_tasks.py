@@ -78,7 +78,7 @@ def test_a_task_that_the_loss_alone_judges_has_tables_and_a_report(tmp_path: Pat
         ({"algorithm": "fedproto"}, r"fedproto cannot learn task=regression, which has not one class a sample: proto"),
         ({"algorithm": {"name": "fedphp", "transfer": "kd"}}, r"fedphp cannot learn .*transfer=kd distills"),
         ({"task": f"{__name__}:Nothing"}, r"does not define loss_of, measures"),
-        ({"task": f"{__name__}:N"}, r"is no subclass of rayfl.NetworkTask"),
+        ({"task": f"{__name__}:sections"}, r"is no subclass of rayfl.NetworkTask"),
         ({"noise": {"kind": "pair", "ratio": 0.2}}, r"noise: wrong labels are those of another class"),
         (
             {
