@@ -18,27 +18,22 @@ from torch import Tensor
 
 from algorithms.clients import Clients as Clients
 from algorithms.clients import Procedure as Procedure
+from algorithms.parts.requirements import check_head as check_head
+from algorithms.parts.requirements import check_sgd as check_sgd
+from algorithms.parts.requirements import check_traits
 from algorithms.parts.settings import idle_settings
 from algorithms.parts.settings import setting as setting
 from algorithms.parts.token_weights import check_tokens, tokens_of
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor, Task, Trait
 from rayfl.engine.terms import loss
-from rayfl.errors import ConfigError, MethodError
-from rayfl.models.base import Network
+from rayfl.errors import MethodError
 from rayfl.params import Tree
 
 Aggregation = Literal["samples", "uniform", "population", "tokens"]
 """Weights of a mean over clients."""
-
-_TRAITS: Mapping[Trait, str] = {
-    "classes": "one class a sample",
-    "distribution": "a probability distribution over classes a sample",
-    "features": "one vector of features a sample",
-}
 
 
 class Algorithm(BaseModel):
@@ -111,12 +106,7 @@ class Algorithm(BaseModel):
         Raises:
             ConfigError: naming the task, what it lacks, and the fix.
         """
-        for trait, why in self.needed().items():
-            if trait not in task.traits:
-                raise ConfigError(
-                    f"algorithm: {self.name} cannot learn task={task.name}, which has not {_TRAITS[trait]}: {why}. "
-                    "Choose another method: docs/tasks.md has a table of methods and tasks"
-                )
+        check_traits(self.name, self.needed(), task)
 
     def check(self, task: Task, context: RoundContext) -> None:
         """Refuses, before any actor starts, what the method cannot run with.
@@ -256,49 +246,6 @@ class Algorithm(BaseModel):
             client.context = replace(context, train=train)
             server = {**server, **await self.join(client, server)}
         return await self.predictors(client, server)
-
-
-def check_head(method: str, network: Network, bias: bool = False) -> None:
-    """Refuses a model whose last layer a method works on, but which does not train that layer.
-
-    Args:
-        method: what to call the method.
-        network: the model.
-        bias: whether the layer's bias, if it has one, must be trained as well.
-
-    Raises:
-        ConfigError: the weight of the last layer requires no gradient, and so is in no model of a client or the server.
-    """
-    if network.head_is_fixed:
-        raise ConfigError(
-            f"{method} needs the last layer's weight to be trained, but in this model {network.head_weight!r} has "
-            "requires_grad=False: leave it on there, or choose another method"
-        )
-    name = network.head_weight.removesuffix("weight") + "bias"
-    if bias and name in network.fixed_parameters:
-        raise ConfigError(
-            f"{method} trains the last layer, but in this model {name!r} has requires_grad=False: leave it on there, "
-            "or choose another method"
-        )
-
-
-def check_sgd(method: str, train: TrainConfig, reason: str, heavy_ball: bool = False) -> None:
-    """Refuses an optimizer other than SGD, for a method whose own formulas suppose its steps.
-
-    Args:
-        method: what to call the method.
-        train: the training section.
-        reason: what supposes SGD, for the message.
-        heavy_ball: whether SGD must also have neither Nesterov's momentum nor dampening.
-
-    Raises:
-        ConfigError: naming the option and the fix.
-    """
-    if train.optimizer != "sgd":
-        raise ConfigError(f"{method} needs train.optimizer=sgd, not {train.optimizer}: {reason}")
-    for field in ("nesterov", "dampening") if heavy_ball else ():
-        if getattr(train, field):
-            raise ConfigError(f"{method} does without train.{field}: {reason}")
 
 
 class Averaging(Algorithm):

@@ -31,7 +31,8 @@ from cluster.rounds.extending import extend
 from cluster.rounds.gauges import Gauges
 from cluster.rounds.interrupts import StopRequest, stop_requests
 from cluster.rounds.log_file import kept_for_the_log, log_file
-from cluster.rounds.recorder import Progress, Recorder
+from cluster.rounds.progress import Progress
+from cluster.rounds.recorder import Recorder
 from cluster.rounds.session import ray_session
 from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import load_config

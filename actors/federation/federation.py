@@ -15,6 +15,7 @@ from actors.federation.deaths import Deaths
 from actors.federation.evaluation import Evaluation
 from actors.federation.hosts import Hosts
 from actors.federation.traffic import Traffic
+from actors.federation.updates import Updates
 from actors.hosting.contract import played
 from actors.hosting.failures import ClientsFailedError, Failure
 from actors.hosting.job import Job, JobResult, Scores
@@ -29,7 +30,6 @@ from rayfl.engine.tasks import Task
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import MethodError
 from rayfl.metrics import Statistics
-from rayfl.models.pretrained.products import product_error
 from rayfl.params import Tree, from_numpy, num_bytes, own_dicts
 from rayfl.storage.manifest import StoredFile
 
@@ -48,6 +48,7 @@ class Federation(Clients):
         trained_scores: of the models published in this round.
         traffic: of this round.
         costs: of the clients' procedures in this round.
+        updates: of the clients in this round.
         unscored: the clients that failed in the last evaluation and are not in its scores.
     """
 
@@ -65,8 +66,7 @@ class Federation(Clients):
         self._evaluation = Evaluation(self._hosts, sizes)
         self._trained_splits: tuple[str, ...] = ()
         self.trained_scores: Scores = {}
-        self.traffic, self.costs = Traffic(), Costs()
-        self._updates = ExactSum()
+        self.traffic, self.costs, self.updates = Traffic(), Costs(), Updates()
         self._attendance = Attendance(context.round, None, {})
         self._deaths = Deaths(self._policy)
         self._unscorable: dict[int, Failure] = {}
@@ -115,8 +115,7 @@ class Federation(Clients):
 
     def _begin_attempt(self) -> None:
         self.trained_scores = {}
-        self.traffic, self.costs = Traffic(), Costs()
-        self._updates = ExactSum()
+        self.traffic, self.costs, self.updates = Traffic(), Costs(), Updates()
         self._attendance.begin_again()
 
     @property
@@ -161,21 +160,6 @@ class Federation(Clients):
                 )
             if changed is not None:
                 return changed
-
-    def update_variance(self) -> float | None:
-        """Total variance of the round's updates, sum of ||D_k - mean D||^2; None if the method reports none."""
-        if self._updates.weight == 0:
-            return None
-        mean = self._updates.mean()
-        if "change" not in mean:
-            return None
-        spread = float(mean["squared_norm"]) - float(mean["change"] @ mean["change"])
-        return self._updates.weight * max(spread, 0.0)
-
-    def product_error(self) -> float | None:
-        """How far the product of the round's mean adapters is from the mean of their products; None without any."""
-        found = self._updates.mean() if self._updates.weight else {}
-        return product_error(found["products"]) if "products" in found else None
 
     def received(self, client: int, server: Tree) -> Tree:
         """The server's tree as it was when a client of the cohort began; see ``algorithms.clients.Clients``."""
@@ -253,7 +237,7 @@ class Federation(Clients):
                 self.costs.add(result)
                 for client, size in result.upload_bytes.items():
                     self.traffic.add(client, up=size)
-                self._updates.merge(result.updates)
+                self.updates.add(result.updates)
                 for group, part in result.totals.items():
                     merge(replies.totals.setdefault(group, ExactSum()), part, job.round, call.procedure)
                 replies.values.update({client: from_numpy(value) for client, value in result.values.items()})

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from actors.hosting.failures import Failure
 from actors.hosting.memory import Lookups
-from rayfl.aggregation.exact_sum import ExactSum, Inspected
+from rayfl.aggregation.contributions import Inspected
+from rayfl.aggregation.exact_sum import ExactSum
 from rayfl.metrics import Statistics
 from rayfl.params import Tree, leaves
 from rayfl.storage.manifest import StoredFile

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from actors.hosting.contract import are_predictors, begun, check_keepable, check_predictors, check_sendable
+from actors.hosting.contract import are_predictors, begun, check_keepable
 from actors.hosting.equipment import Equipment
 from actors.hosting.failures import Failure, reason_of
 from actors.hosting.job import Found, Job, JobResult
 from actors.hosting.outcomes import Brought, arrived, blamed, brought, settled, update_of
+from actors.hosting.replies import found_of
 from actors.hosting.scoring import SplitScores
 from actors.hosting.state import Signature
 from actors.hosting.storing import Storing
-from rayfl.aggregation.exact_sum import Inspected, Weighted, too_large
-from rayfl.aggregation.magnitudes import Extremes, check_finite
-from rayfl.data.sources.official import OFFICIAL_PIECE
+from rayfl.aggregation.exact_sum import Weighted
+from rayfl.aggregation.magnitudes import check_finite
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor
 from rayfl.engine.trampoline import run_procedures
 from rayfl.engine.transfers import beside
 from rayfl.engine.untouched import Untouched
 from rayfl.errors import ClientError, MethodError, RayflError, as_error
-from rayfl.metrics import Statistics
-from rayfl.params import Tree, num_bytes, own_dicts, to_numpy
+from rayfl.params import Tree, own_dicts
 
 
 class Procedures:
@@ -145,7 +142,7 @@ class Procedures:
                 raise self._blame(wrong, id)
             try:
                 # Everything that can go wrong with this client alone does so before anything of it is kept.
-                found = self._found_of(client, outcomes[id], updates[id], scored.get(id, {}), known)
+                found = found_of(own, job, client, outcomes[id], updates[id], scored.get(id, {}), known)
                 if id in changed:
                     check_keepable(client.state)
                     check_finite(client.state, known)
@@ -264,55 +261,6 @@ class Procedures:
         own = self._own
         samples = own.samples.of(id)
         return Client(id, state, samples, own.engine.task, context, own.engine.device, own.samples.public)
-
-    def _found_of(self, client: Client, outcome: Any, update: Any, scored: SplitScores, known: Extremes) -> Found:
-        """Returns what one client has done, if it is fit to be part of a result."""
-        job, result, scorer, samples = self._job, Found(), self._own.scorer, self._own.samples
-        if isinstance(outcome, Exception):
-            raise outcome
-        if job.kind == "evaluate":
-            check_predictors(outcome, job.procedure)
-            found = scorer.score_rest(outcome, job.splits, samples.of(client.id), scored)
-            if job.official:
-                found["official"] = self._scores_on_official(outcome)
-            result.scores = found
-            return result
-        if job.kind == "mean":
-            if not isinstance(outcome, Weighted):
-                raise MethodError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
-            check_sendable(outcome.tree, job.procedure)
-            result.contribution, result.group = Inspected.of(outcome, known), outcome.group
-            if job.summands > 1 and not result.contribution.fits(job.summands if job.skips else 1):
-                raise OverflowError(too_large(outcome))
-            if job.counted:
-                result.upload_bytes = num_bytes(outcome.tree)
-        else:
-            check_sendable(outcome, job.procedure)
-            check_finite(outcome)
-            result.value = to_numpy(outcome)
-            if job.counted:
-                result.upload_bytes = num_bytes(outcome)
-        if isinstance(update, Exception):
-            raise update
-        if update is not None:
-            result.update = Inspected.of(update, known)
-        if client.published:
-            check_predictors(client.published, f"{job.procedure} (client.publish)")
-            result.scores = scorer.score_rest(client.published, job.splits, samples.of(client.id), scored)
-        return result
-
-    def _scores_on_official(self, predictors: Mapping[str, Predictor]) -> dict[str, Statistics]:
-        """The statistics, on the whole official test part, of a client's models that are not the server's own."""
-        own = self._own
-        assert own.official is not None
-        mine = {name: predictor for name, predictor in predictors.items() if name != "global"}
-        total = {name: Statistics.empty(own.engine.task.measures) for name in mine}
-        part = own.official()
-        for first in range(0, len(part), OFFICIAL_PIECE):
-            piece = own.samples.official(first, partial(part.load, first, first + OFFICIAL_PIECE))
-            for name, statistics in own.scorer.score(mine, piece).items():
-                total[name] += statistics
-        return total
 
     def _blame(self, error: Exception, client: int | str) -> ClientError:
         return blamed(error, client, self._job, self._own.algorithm)

@@ -22,7 +22,7 @@ from actors.processes.placement import ActorOptions, Node, free_nodes, room, who
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost
 from actors.processes.transport import Sender
-from rayfl.engine.requests import SERVER
+from actors.processes.waiting import collected
 from rayfl.errors import RayflError, ResourceError
 from rayfl.params import Tree
 
@@ -98,56 +98,7 @@ class RayPool:
     def collect(
         self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
     ) -> Iterator[tuple[int, Any]]:
-        waiting, known = list(handles), len(handles)
-        heard = dict.fromkeys(handles.values(), time.monotonic())
-        while waiting:
-            timeout = None
-            if deadline_s is not None:
-                silent = min({handles[handle] for handle in waiting}, key=heard.__getitem__)
-                timeout = max(heard[silent] + deadline_s - time.monotonic(), 0.0)
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=timeout)
-            if (
-                not ready
-                and ray.wait(
-                    [handle for handle in waiting if handles[handle] == silent],
-                    num_returns=1,
-                    timeout=1,
-                    fetch_local=False,
-                )[0]
-            ):
-                heard[silent] = time.monotonic()  # the answer is there, and only on its way
-                continue
-            if not ready:
-                assert deadline_s is not None
-                heard[silent] = time.monotonic() - self._silence(silent, deadline_s, of_clients)
-                continue
-            host = handles[ready[0]]
-            heard[host] = time.monotonic()
-            yield host, self._hosts[host].result(ready[0], host)
-            waiting += list(handles)[known:]
-            known = len(handles)
-
-    def _silence(self, position: int, deadline_s: float, of_clients: bool) -> float:
-        """For how many seconds a host that has not answered has been at the same clients.
-
-        Raises:
-            HostDiedError: when that is too long, or it does not say: it is ended.
-        """
-        host = self._hosts[position]
-        doing = host.doing() if of_clients else None
-        if doing is not None and doing.clients == (SERVER,):
-            return 0.0  # the limit is one of clients
-        if doing is not None and doing.clients and doing.seconds < deadline_s:
-            return doing.seconds
-        # Its pings are answered by another thread: only its end makes sure that it does not go on.
-        ray.kill(host.actor)
-        reason = f"no answer within clients.deadline_s={deadline_s:g} s"
-        if doing is None:
-            raise HostDiedError(position, reason, hung=True, suspicious=of_clients)
-        named = bool(doing.clients)
-        raise HostDiedError(
-            position, reason, doing.clients, True, certain=named, suspicious=named, printed=doing.printed
-        )
+        return collected(self._hosts, handles, deadline_s, of_clients)
 
     def revive(self) -> list[int]:
         pings = [host.actor.describe.remote() for host in self._hosts]

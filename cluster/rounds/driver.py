@@ -11,7 +11,8 @@ from actors.hosting.contract import check_changes
 from actors.hosting.failures import Failure, RoundUndoneError
 from actors.processes.pool import HostDiedError
 from cluster.rounds.interrupts import StopRequest
-from cluster.rounds.recorder import Progress, Recorder
+from cluster.rounds.progress import Progress
+from cluster.rounds.recorder import Recorder
 from cluster.rounds.skipped import SkippedClients
 from cluster.rounds.stopwatch import Stopwatch
 from rayfl.config.own_code import own_name
@@ -218,8 +219,8 @@ class Driver:
             scores,
             totals,
             self._federation.traffic.by_client if selected else None,
-            self._federation.update_variance() if selected else None,
-            self._federation.product_error() if selected else None,
+            self._federation.updates.variance() if selected else None,
+            self._federation.updates.product_error() if selected else None,
         )
         for sentence in progress.tables.undefined:
             if sentence not in self._said:

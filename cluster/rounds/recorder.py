@@ -7,12 +7,13 @@ import math
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from actors.federation.federation import Federation
+from cluster.rounds.progress import Progress
 from rayfl.config.identity import OlderRule
 from rayfl.errors import DamageError, RunError
 from rayfl.params import Tree
@@ -25,37 +26,13 @@ from rayfl.storage.lease import Lease
 from rayfl.storage.manifest import Manifest, StoredFile, manifest_name
 from rayfl.storage.run_folder import changed_inputs
 from rayfl.storage.tables import PartedTable, put_beside, read_whole
-from rayfl.system.schedule import Clock
-from rayfl.system.unfinished import Unfinished, separated
+from rayfl.system.unfinished import separated
 
 _PUBLISH_EVERY_S = 10.0
 _PUBLISH_SHARE = 20
 """Tables are put where users look for them at most so often, and so that it takes a twentieth of the time at most."""
 
 _log = logging.getLogger("rayfl")
-
-
-@dataclass
-class Progress:
-    """Everything of a run that the driver must not forget.
-
-    Attributes:
-        rounds_completed: rounds done.
-        server: the server's tree.
-        tables: the results so far.
-        bytes_down: bytes sent to clients so far.
-        bytes_up: bytes received from clients so far.
-        clock: the virtual time of a simulated system.
-        unfinished: what is under way, where rounds have no barrier.
-    """
-
-    rounds_completed: int
-    server: Tree
-    tables: ResultTables
-    bytes_down: int = 0
-    bytes_up: int = 0
-    clock: Clock = field(default_factory=Clock)
-    unfinished: Unfinished = field(default_factory=Unfinished)
 
 
 @dataclass
@@ -97,7 +74,7 @@ class Recorder:
     def start(self, progress: Progress, federation: Federation) -> None:
         """Begins a commit of ``progress``; its parts are not changed afterwards, so nothing is copied."""
         handles = federation.start_commit(progress.rounds_completed)
-        counters, server = _counters(progress), progress.unfinished.beside(progress.server)
+        counters, server = progress.counters, progress.unfinished.beside(progress.server)
         self._pending = self._writer.submit(
             self._write, progress.rounds_completed, server, progress.tables, counters, federation, handles
         )
@@ -282,15 +259,9 @@ class Recorder:
                 "files or the partition's file have changed. Restore them, or choose another name"
             )
         server, unfinished = separated(self._store.read_server(self.manifest))
-        progress = Progress(
-            self.manifest.rounds_completed,
-            server,
-            tables.after(self.committed),
-            **{name: self.manifest.counters.get(name, 0) for name in ("bytes_down", "bytes_up")},
-            clock=Clock(**{name: self.manifest.counters.get(f"clock_{name}", 0) for name in asdict(Clock())}),
-            unfinished=unfinished,
-        )
-        self._store.drop_after(self.manifest.rounds_completed)
+        rounds = self.manifest.rounds_completed
+        progress = Progress.after(rounds, server, tables.after(self.committed), self.manifest.counters, unfinished)
+        self._store.drop_after(rounds)
         self._publish(self.manifest)
         return progress
 
@@ -312,8 +283,3 @@ class Recorder:
             self.publish()
         except RunError as error:
             _log.warning("the tables beside commits/ are older than the last commit: %s", error)
-
-
-def _counters(progress: Progress) -> dict[str, int]:
-    clock = {f"clock_{name}": value for name, value in asdict(progress.clock).items() if value}
-    return {"bytes_down": progress.bytes_down, "bytes_up": progress.bytes_up, **clock}

@@ -11,21 +11,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfl.aggregation.fixed_point import CARRY_EVERY, CPU, HIGH_BITS, HIGH_LIMIT
+from rayfl.aggregation.contributions import REMEDY, Form, Inspected, bound_of, exactly, with_floats
+from rayfl.aggregation.contributions import Weighted as Weighted
+from rayfl.aggregation.fixed_point import CARRY_EVERY, CPU, HIGH_LIMIT
 from rayfl.aggregation.limbs import Limbs, Summand, mean_of
 from rayfl.aggregation.magnitudes import Extremes, largest
 from rayfl.errors import MethodError
-from rayfl.params import Tree, from_leaves, from_numpy, leaves, map_leaves, own_dicts, to_numpy
-
-Form = tuple[tuple[int, ...], torch.dtype] | None
-"""Shape and type of a tensor leaf; None marks a plain number."""
-
+from rayfl.params import Tree, from_leaves, from_numpy, map_leaves, to_numpy
 
 _WAITING_BYTES, _WAITING = 64 << 20, 16
 """More is not kept waiting, but for the newest contribution: by then their memory is better used for the next ones."""
@@ -37,60 +34,8 @@ _LIMBS_BYTES = 16
 """Of an element of a sum: two integers of 64 bits."""
 
 
-REMEDY = (
-    "weighted values are summed exactly up to 2^43 (8.8e12) in all. If training diverged, lower train.lr or set "
-    "train.max_grad_norm; if values and weights are meant to be so large, divide the weights by a constant that is the "
-    "same for all clients"
-)
-"""What to do about sums that leave the fixed-point range."""
-
 _LEAST_WEIGHT = 2.0**-32
 """Of all contributions together; a mean then is exact to 2^-40 for each of them."""
-
-
-@dataclass(frozen=True)
-class Weighted:
-    """A client's contribution to a weighted mean.
-
-    Attributes:
-        tree: the values.
-        weight: a positive number; the client's sample count, or 1 for a uniform mean. All of a mean are 2^-32 at least.
-        group: which mean it belongs to, where there are several (``Clients.means``).
-    """
-
-    tree: Tree
-    weight: int | float = 1
-    group: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Inspected:
-    """A contribution that is fit to be added.
-
-    Attributes:
-        summand: what is added.
-        weight: its exact weight.
-        template: the form of each leaf.
-    """
-
-    summand: Summand
-    weight: Fraction | int
-    template: dict[str, Form]
-
-    @classmethod
-    def of(cls, contribution: Weighted, known: Extremes | None = None) -> Inspected:
-        """Inspects a contribution; arguments and errors are those of :meth:`ExactSum.add`."""
-        weight = contribution.weight
-        if not (weight > 0 and math.isfinite(weight)):
-            raise ValueError(f"weights must be positive and finite, got {weight}")
-        template = _template(contribution.tree)
-        bound = _bound(largest(contribution.tree, known), weight)
-        kept = own_dicts if None not in template.values() else _kept
-        return cls(Summand(kept(contribution.tree), weight, bound), _exactly(weight), template)
-
-    def fits(self, parts: int) -> bool:
-        """Returns whether the sum of n contributions of such magnitudes stays in the fixed-point range."""
-        return self.summand.bound * parts < HIGH_LIMIT
 
 
 @dataclass
@@ -188,7 +133,7 @@ class ExactSum:
             MethodError: see :meth:`mean`.
             ValueError: when nothing is left.
         """
-        rest = self.weight - _exactly(one.weight)
+        rest = self.weight - exactly(one.weight)
         if not rest > 0:
             raise ValueError("the mean of no contributions is undefined")
         if self.count == 1:
@@ -196,7 +141,7 @@ class ExactSum:
         _check_weight(rest)
         self._settle()
         parts = self.received if self.limbs is None else [self.limbs, *self.received]
-        taken = Limbs.of([Summand(_kept(one.tree), -float(one.weight), _bound(largest(one.tree), one.weight))])
+        taken = Limbs.of([Summand(with_floats(one.tree), -float(one.weight), bound_of(largest(one.tree), one.weight))])
         # What all contributions have in common, all others have too.
         taken.common = parts[0].common
         return _restore(mean_of([*parts, taken], float(rest)), self.template)
@@ -279,41 +224,6 @@ def _check_weight(total: Fraction | int) -> None:
             f"the weights of a mean are {float(total):.3g} in all. Weighted values are summed in units of 2^-72, so "
             "that few digits would be right: multiply the weights by a constant that is the same for all clients"
         )
-
-
-def _exactly(weight: Any) -> Fraction | int:
-    """The weight as the arithmetic sees it."""
-    return int(weight) if isinstance(weight, Integral) else Fraction(float(weight))
-
-
-def _bound(largest: float, weight: Any) -> int:
-    """Returns what the high limb of a contribution, with a later carry, does not exceed; capped at the limit."""
-    scaled = largest * float(weight) * 2.0**HIGH_BITS
-    return int(scaled) + 2 if scaled < HIGH_LIMIT else HIGH_LIMIT
-
-
-def too_large(contribution: Weighted) -> str:
-    """Returns what is too large in a contribution that does not fit into a sum, and what to do."""
-    most, path = max((largest({"": leaf}), path) for path, leaf in leaves(contribution.tree))
-    return f"{path!r} holds up to {most:.3g} and has the weight {contribution.weight:.6g}: {REMEDY}"
-
-
-def _template(tree: Mapping[str, Any]) -> dict[str, Form]:
-    """The form of each leaf."""
-    template: dict[str, Form] = {}
-    for path, leaf in leaves(tree):
-        if not isinstance(leaf, Tensor):
-            template[path] = None
-            continue
-        if not leaf.is_floating_point():
-            raise TypeError(f"only floating-point tensors can be averaged, {path!r} is {leaf.dtype}")
-        template[path] = (tuple(leaf.shape), leaf.dtype)
-    return template
-
-
-def _kept(tree: Mapping[str, Any]) -> Tree:
-    """Returns the tree with plain numbers as floats, as they are after averaging."""
-    return map_leaves(lambda leaf: leaf if isinstance(leaf, Tensor) else float(leaf), tree)
 
 
 def _fresh(leaf: Any, dtype: torch.dtype | None = None) -> Any:

@@ -139,7 +139,7 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             write_json("cluster-template", {"kind": kind.value, "file": out, "text": text, "warnings": warnings})
             return
         for warning in warnings:
-            terminal.err().print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+            terminal.warn(f"warning: {warning}")
         if out is None:
             typer.echo(text, nl=False)
             return

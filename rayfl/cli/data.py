@@ -57,7 +57,7 @@ def register(app: typer.Typer, load: Load) -> None:
             table.add_row(label, value)
         terminal.out().print(table)
         for remark in dataset.remarks():
-            _say(f"note: {remark}")
+            terminal.say(f"note: {remark}")
 
     def show(
         config: _Config,
@@ -76,7 +76,7 @@ def register(app: typer.Typer, load: Load) -> None:
         if as_json:
             write_json("data-show", {"dataset": settings.dataset.name, "clients": dataset.num_clients, "file": out})
             return
-        _say(f"{dataset.num_clients:,} clients -> {out}")
+        terminal.say(f"{dataset.num_clients:,} clients -> {out}")
 
     app.command("prepare")(prepare)
     app.command("list")(list_prepared)
@@ -126,7 +126,7 @@ def prepare(
     if as_json:
         write_json("data-prepare", {"dataset": name, "file": path})
         return
-    _say(f"{name} -> {path}")
+    terminal.say(f"{name} -> {path}")
 
 
 def list_prepared(root: _Root = None, as_json: AsJson = False) -> None:
@@ -143,13 +143,13 @@ def list_prepared(root: _Root = None, as_json: AsJson = False) -> None:
         write_json("data-list", {"root": str(place), "files": files})
         return
     if not entries:
-        _say(f"nothing is prepared in {place}; see `rayfl data prepare --help`")
+        terminal.say(f"nothing is prepared in {place}; see `rayfl data prepare --help`")
         return
-    _say(f"in {place}:")
+    terminal.say(f"in {place}:")
     for entry in entries:
         source = f", made from {entry.source}" if entry.source else ""
-        _say(f"{entry.kind}: {entry.content}, {entry.size / 1e6:,.1f} MB")
-        _say(f"    {entry.path.relative_to(place)}{source}")
+        terminal.say(f"{entry.kind}: {entry.content}, {entry.size / 1e6:,.1f} MB")
+        terminal.say(f"    {entry.path.relative_to(place)}{source}")
 
 
 def verify(
@@ -171,9 +171,9 @@ def verify(
         damaged += bool(wrong)
         if as_json:
             continue
-        _say(f"{'DAMAGED' if wrong else 'good   '}  {path}")
+        terminal.say(f"{'DAMAGED' if wrong else 'good   '}  {path}")
         for line in [*wrong, *unknown]:
-            _say(f"         {line}")
+            terminal.say(f"         {line}")
     if as_json:
         write_json("data-verify", {"files": listed})
     if damaged:
@@ -220,7 +220,3 @@ def _progress() -> Iterator[Report]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield report
-
-
-def _say(text: str) -> None:
-    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

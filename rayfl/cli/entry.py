@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from rayfl.cli import cluster as cli_cluster
+from rayfl.cli import compare as cli_compare
 from rayfl.cli import completion
 from rayfl.cli import data as cli_data
 from rayfl.cli import fork as cli_fork
@@ -50,6 +51,7 @@ cli_fork.register(app)
 cli_watch.register(app)
 cli_plot.register(app)
 cli_report.register(app)
+cli_compare.register(app)
 
 _LONGEST_MESSAGE = 500
 

@@ -42,7 +42,6 @@ def fork(
     if as_json:
         write_json("fork", {"folder": str(place), "round": begun, "rounds": config.train.rounds})
         return
-    terminal.out().print(
+    terminal.say(
         f"{place} begins after round {begun} of {run}, and has {config.train.rounds} rounds\ngo on: rayfl run {place}",
-        markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    )

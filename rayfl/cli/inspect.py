@@ -71,7 +71,7 @@ def register(app: typer.Typer, load: Load) -> None:
         if found:
             terminal.out().print(table)
         same = left.fingerprint() == right.fingerprint()
-        _say(f"{len(found)} differences; {'the same' if same else 'other'} results are to be expected")
+        terminal.say(f"{len(found)} differences; {'the same' if same else 'other'} results are to be expected")
         raise typer.Exit(1 if found else 0)
 
     app.command()(clients)
@@ -131,7 +131,7 @@ def clients(
     for row in found:
         table.add_row(*(_shown(row[column]) for column in shown))
     terminal.out().print(table)
-    _say(f"{len(found)} of {len(rows)} clients listed")
+    terminal.say(f"{len(found)} of {len(rows)} clients listed")
 
 
 def export(
@@ -162,10 +162,10 @@ def export(
         about = {"file": str(out), "client": client, "row": made.row, "round": made.round}
         write_json("export", {**about, "parameters": made.parameters, "metrics": made.metrics})
         return
-    _say(f"{made.row} of client {client} after round {made.round}: {made.parameters:,} numbers -> {out}")
-    _say(made.modules)
+    terminal.say(f"{made.row} of client {client} after round {made.round}: {made.parameters:,} numbers -> {out}")
+    terminal.say(made.modules)
     for split, metrics in made.metrics.items():
-        _say(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        terminal.say(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
 def replay(
@@ -191,13 +191,13 @@ def replay(
         raise typer.Exit(1 if distances else 0)
     who = "the whole round" if found.whole else f"client {client} alone"
     what = ", ".join(f"{name} ({count} values)" for name, count in found.compared.items())
-    _say(f"round {round}, {who}: compared {what}")
+    terminal.say(f"round {round}, {who}: compared {what}")
     if not found.differences:
-        _say("equal to the bit")
+        terminal.say("equal to the bit")
         return
     for place, distance in list(found.differences.items())[:_DIFFERENCES_SHOWN]:
-        _say(f"differs: {place} by up to {distance:.3g}")
-    _say(f"{len(found.differences)} values differ; {found.note}")
+        terminal.say(f"differs: {place} by up to {distance:.3g}")
+    terminal.say(f"{len(found.differences)} values differ; {found.note}")
     raise typer.Exit(1)
 
 
@@ -222,17 +222,12 @@ def configuration(target: str, overrides: list[str] | None, trust: bool, load: L
         return _open(target, trust).config
     found: ExperimentConfig = load(target, overrides, trust)
     if isinstance(found.algorithm, NamedMethod):
-        terminal.err().print(
+        terminal.warn(
             f"note: {found.algorithm.name} is not imported: its values are shown as they are written, without defaults "
             "and unchecked; with --trust it is",
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        )
     return found
 
 
 def _shown(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def _say(text: str) -> None:
-    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -71,10 +71,10 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         if as_json:
             write_json("submit", {"job": job.id, "attached": job.attached})
             return
-        _say(f"job {job.id} {'is under way already' if job.attached else 'submitted'}")
+        terminal.say(f"job {job.id} {'is under way already' if job.attached else 'submitted'}")
         if wait:
             raise typer.Exit(_follow(jobs, client, job.id))
-        _say(f"follow it: rayfl logs {job.id} --follow --address {address}")
+        terminal.say(f"follow it: rayfl logs {job.id} --follow --address {address}")
 
     app.command("submit")(submit)
     app.command("status")(status)
@@ -139,7 +139,7 @@ def stop(
     if as_json:
         write_json("stop", {"job": job, "stopped": stopped})
         return
-    _say(f"job {job} {'has stopped; submit the run again to continue it' if stopped else 'had ended already'}")
+    terminal.say(f"job {job} {'has stopped; submit the run again to continue it' if stopped else 'had ended already'}")
 
 
 def _jobs() -> Any:
@@ -157,7 +157,7 @@ def _follow(jobs: Any, client: Any, job: str) -> int:
     try:
         code: int = jobs.follow(client, job, terminal.write)
     except KeyboardInterrupt:
-        _say(f"job {job} goes on; rayfl stop {job} ends it")
+        terminal.say(f"job {job} goes on; rayfl stop {job} ends it")
         return terminal.INTERRUPTED
     return code
 
@@ -194,7 +194,3 @@ def _row(job: JobDetails) -> tuple[str, ...]:
     ended = "" if job.driver_exit_code is None else str(job.driver_exit_code)
     names = (metadata.get(key, "") for key in ("run", "method", "data"))
     return (str(job.submission_id), *names, str(job.status.value), minutes, ended)
-
-
-def _say(text: str) -> None:
-    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

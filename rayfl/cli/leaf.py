@@ -73,7 +73,7 @@ def import_leaf(
     from rayfl.data.sources.leaf import import_leaf as convert
 
     options = LeafOptions(images, tokens, length, vocabulary, vocabulary_file, sequences or None)
-    _say(convert(kind, source, out or data_root() / f"{kind}.parquet", options), as_json)
+    _print_report(convert(kind, source, out or data_root() / f"{kind}.parquet", options), as_json)
 
 
 def import_femnist_raw(
@@ -96,7 +96,7 @@ def import_femnist_raw(
     from rayfl.data.sources.leaf import import_femnist_raw as convert
 
     sampling = Sampling(sample_fraction, iid, iid_clients, min_samples, train_fraction, by, seed)
-    _say(convert(source, out or data_root() / "femnist.parquet", sampling, repeat_first), as_json)
+    _print_report(convert(source, out or data_root() / "femnist.parquet", sampling, repeat_first), as_json)
 
 
 def import_shakespeare_raw(
@@ -116,7 +116,7 @@ def import_shakespeare_raw(
     from rayfl.data.sources.leaf import import_shakespeare_raw as convert
 
     sampling = Sampling(sample_fraction, iid, iid_clients, min_samples, train_fraction, by, seed)
-    _say(convert(source, out or data_root() / "shakespeare.parquet", sampling), as_json)
+    _print_report(convert(source, out or data_root() / "shakespeare.parquet", sampling), as_json)
 
 
 def import_tff(
@@ -158,17 +158,15 @@ def import_tff(
     from rayfl.data.sources.tff import import_tff as convert
 
     options = TffOptions(vocabulary, vocabulary_file, length, users, clients, most_samples, train_only, seed)
-    _say(convert(kind, source, out or data_root() / f"tff-{kind}.parquet", options), as_json)
+    _print_report(convert(kind, source, out or data_root() / f"tff-{kind}.parquet", options), as_json)
 
 
-def _say(report: ImportReport, as_json: bool) -> None:
+def _print_report(report: ImportReport, as_json: bool) -> None:
     if as_json:
         counts = {"clients": report.clients, "samples": report.samples}
         write_json("data-import", {"file": report.destination, **counts, "warnings": report.warnings})
         return
     for warning in report.warnings:
-        terminal.err().print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+        terminal.warn(f"warning: {warning}")
     samples = ", ".join(f"{n:,} {split}" for split, n in report.samples.items())
-    terminal.out().print(
-        f"{report.clients:,} clients, {samples} samples -> {report.destination}", highlight=False, soft_wrap=True
-    )
+    terminal.say(f"{report.clients:,} clients, {samples} samples -> {report.destination}")

@@ -30,7 +30,7 @@ def show_model(config: ExperimentConfig, methods: str | None, as_json: bool) -> 
     if not as_json:
         for one in found:
             for line in anatomy.as_lines(one):
-                terminal.out().print(line, markup=False, highlight=False, soft_wrap=True)
+                terminal.say(line)
     traffic = []
     with terminal.err().status("measuring"):
         for row in anatomy.measured(config, spec, wanted):

@@ -40,6 +40,6 @@ def repair(
         write_json("repair", {"run": run, "repaired": said})
         return
     for line in said:
-        terminal.out().print(line, markup=False, highlight=False, soft_wrap=True)
+        terminal.say(line)
     what = "repaired: the same command that started the run continues it" if said else "nothing needs repair"
-    terminal.out().print(f"{what}; `rayfl verify {run}` looks it over", markup=False, highlight=False, soft_wrap=True)
+    terminal.say(f"{what}; `rayfl verify {run}` looks it over")

@@ -1,4 +1,4 @@
-"""The commands ``rayfl report`` and ``rayfl compare``."""
+"""The command ``rayfl report``: writes a page, its figures and tables."""
 
 from __future__ import annotations
 
@@ -6,63 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rayfl.cli.outputs import AsJson, write_json
+from rayfl.cli.report_options import PAPERS, Cohort, Metrics, Models, Phase, Runs, Split, loaded_runs, wanted_of
 from rayfl.errors import ConfigError
 from rayfl.tracking import terminal
 
 if TYPE_CHECKING:
     from rayfl.experiment.parts import Parts
-    from rayfl.report.comparison import Comparison, Wanted
+    from rayfl.report.comparison import Comparison
+    from rayfl.report.lines import Wanted
     from rayfl.runs.loading import Run
-
-Models = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model",
-        help="Rows of the tables (global, lambda=0.5, ...; personalized: each method's own); default: all but single "
-        "members of a sweep, in Markdown and LaTeX personalized. Of runs of your own methods by an older rayfl it also "
-        "names the personalized model. May be repeated.",
-    ),
-]
-Metrics = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--metric",
-        help="A column of the task: of classification top1, top1_worst5, top1_jain, top5, loss, ece or mce; of others "
-        "see docs/tasks.md. May be repeated; the first is tested.",
-    ),
-]
-Split = Annotated[
-    Literal["test", "validation", "official"],
-    typer.Option(
-        help="Whose numbers: of test or validation data, or of the official test part, the same for all clients "
-        "(evaluation.official_personalized)."
-    ),
-]
-Cohort = Annotated[
-    Literal["all", "selected", "unseen"],
-    typer.Option(
-        help="all: every client that may train; selected: those sampled in a round; unseen: those held out from "
-        "training (evaluation.unseen_clients)."
-    ),
-]
-Phase = Annotated[
-    Literal["received", "trained"],
-    typer.Option(help="Models as clients received them, or (cohort selected) right after local training."),
-]
-Runs = Annotated[
-    list[str],
-    typer.Argument(
-        help="Folders of runs: paths or URIs (file, s3, gs). The folder of a sweep or of a reproduction stands for all "
-        "of its runs.",
-        show_default=False,
-    ),
-]
-_PAPERS = ("markdown", "latex")
 
 
 class TableFormat(StrEnum):
@@ -75,9 +32,8 @@ class TableFormat(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Adds the command."""
     app.command()(report)
-    app.command()(compare)
 
 
 def report(
@@ -106,8 +62,8 @@ def report(
     from rayfl.report.several import comparison_table, page_of_runs
     from rayfl.report.single import page_of_run
 
-    loaded = _loaded(runs, models, split, cohort, phase)
-    wanted = _wanted(loaded, metrics, models)
+    loaded = loaded_runs(runs, models, split, cohort, phase)
+    wanted = wanted_of(loaded, metrics, models)
     folder = _folder([run.uri for run in loaded], out)
     check_folder(folder)
     if metrics and len(loaded) == 1 and not formats:
@@ -137,113 +93,7 @@ def report(
         f"report: {written}",
         *(f"table: {folder / name}" for name in texts),
     ):
-        _say(line)
-
-
-def compare(
-    runs: Runs,
-    format: Annotated[
-        Literal["table", "csv", "markdown", "latex", "json"],
-        typer.Option(
-            help="table: for a terminal; csv, json: every number in a field of its own; markdown, latex: as "
-            "papers print it (LaTeX needs the package booktabs)."
-        ),
-    ] = "table",
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
-    about: Annotated[
-        Literal["means", "harm", "costs"],
-        typer.Option(
-            help="means: of the metrics; harm: who is harmed, the clients below the global model and below local "
-            "training, and quantiles over clients; costs: what the runs took."
-        ),
-    ] = "means",
-    by_dataset: Annotated[
-        bool, typer.Option("--by-dataset", help="Runs on different data: a column for each data set.")
-    ] = False,
-    metrics: Metrics = None,
-    models: Models = None,
-    split: Split = "test",
-    cohort: Cohort = "all",
-    phase: Phase = "received",
-) -> None:
-    """Print runs side by side, with the best marked and tests of the differences."""
-    from rayfl.report.comparison import compare as compared
-    from rayfl.report.datasets import compare_by_dataset
-    from rayfl.report.formats import formatted
-    from rayfl.report.several import terminal_table
-
-    if as_json and format not in ("table", "json"):
-        raise ConfigError(f"--json and --format {format}: choose one")
-    if metrics and about != "means":
-        raise ConfigError(f"--metric chooses columns of --about means; --about {about} has its own: leave one out")
-    chosen = "json" if as_json else format
-    loaded = _loaded(runs, models, split, cohort, phase)
-    wanted = _wanted(loaded, metrics, models, papers=chosen in _PAPERS)
-    if len(loaded) < 2 and about == "means":
-        raise ConfigError("rayfl compare needs at least two runs; `rayfl report` describes a single one")
-    comparisons = compare_by_dataset(loaded, wanted) if by_dataset else {loaded[0].dataset: compared(loaded, wanted)}
-    if about != "means":
-        _print_about(comparisons, about, chosen)
-        return
-    for name, comparison in comparisons.items():
-        if chosen == "table":
-            if by_dataset:
-                _say(f"{name}:")
-            terminal.out().print(terminal_table(comparison))
-        for note in comparison.notes:
-            where = f"{name}: " if by_dataset else ""
-            (_say if chosen == "table" else _warn)(f"note: {where}{note}")
-    if chosen != "table":
-        terminal.write(formatted(comparisons, chosen))
-
-
-def _print_about(comparisons: Mapping[str, Comparison], about: Any, chosen: str) -> None:
-    from rayfl.report.about import formatted, tables
-
-    if chosen != "table":
-        terminal.write(formatted(comparisons, about, chosen))
-        return
-    made, notes = tables(comparisons, about)
-    for name, table in zip(comparisons, made, strict=True):
-        if len(comparisons) > 1:
-            _say(f"{name}:")
-        terminal.out().print(table)
-    for note in notes:
-        _say(f"note: {note}")
-
-
-def _loaded(runs: Sequence[str], models: Sequence[str] | None, split: str, cohort: str, phase: str) -> list[Run]:
-    from algorithms.registry import METHODS
-    from rayfl.report.comparison import check_models
-    from rayfl.runs.finding import check_measured, load_runs
-    from rayfl.runs.measured import Measured
-
-    if phase == "trained" and cohort != "selected":
-        raise ConfigError("--phase trained needs --cohort selected: only a round's cohort is scored after training")
-    measured = Measured(split, cohort, phase)  # type: ignore[arg-type]  # typer has looked at the words
-    loaded = [run.viewed(measured=measured) for run in load_runs(runs, METHODS, models or ())]
-    check_measured(loaded)
-    check_models(loaded, models or ())
-    return loaded
-
-
-def _wanted(
-    runs: Sequence[Run], metrics: Sequence[str] | None, models: Sequence[str] | None, papers: bool = False
-) -> Wanted:
-    from rayfl.naming.spelling import nearest
-    from rayfl.report.columns import columns_of
-    from rayfl.report.comparison import Wanted
-    from rayfl.runs.rows import PERSONALIZED
-
-    known = columns_of(runs) if metrics else {}
-    for name in metrics or ():
-        if name not in known:
-            raise ConfigError(
-                f"--metric {name}: there is no such column{nearest(name, known)}; there are {', '.join(known)}"
-            )
-    columns = tuple(known[name] for name in dict.fromkeys(metrics or ()))
-    rows = tuple(dict.fromkeys(models or ())) or ((PERSONALIZED,) if papers else ())
-    return Wanted(columns, rows)
+        terminal.say(line)
 
 
 def _for(format: str, loaded: Sequence[Run], wanted: Wanted) -> Comparison:
@@ -251,7 +101,7 @@ def _for(format: str, loaded: Sequence[Run], wanted: Wanted) -> Comparison:
     from rayfl.report.comparison import compare as compared
     from rayfl.runs.rows import PERSONALIZED
 
-    papers = format in _PAPERS and not wanted.models
+    papers = format in PAPERS and not wanted.models
     return compared(loaded, replace(wanted, models=(PERSONALIZED,)) if papers else wanted)
 
 
@@ -263,10 +113,6 @@ def _standing(run: Run, models: Sequence[str] | None) -> Run:
         raise ConfigError("--model: the page of a single run is about one row; name one")
     name = models[0] if models else ""
     return run.viewed(chosen="" if name in ("", PERSONALIZED, run.own.model) else name)
-
-
-def _warn(text: str) -> None:
-    terminal.err().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _folder(runs: list[str], out: Path | None) -> Path:
@@ -301,7 +147,3 @@ def dataset_of(config: Mapping[str, Any]) -> Parts:
     if named:
         raise ConfigError(f"a report does not run code that a run's configuration names ({named[0]})")
     return Parts(settings)
-
-
-def _say(text: str) -> None:
-    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -59,7 +59,8 @@ def reproduce(
     planned = plan_reproduction(Experiment, table, folder, size, rounds, chosen, _seeds(seeds), _given(overrides or []))
     try:
         progress = terminal.err() if as_json else terminal.out()
-        result = run_all(planned, folder, _warn if as_json else _say, lambda: [ConsoleProgress(progress)])
+        say = terminal.warn if as_json else terminal.say
+        result = run_all(planned, folder, say, lambda: [ConsoleProgress(progress)])
     except (KeyboardInterrupt, Terminated) as stop:
         terminal.err().print("interrupted; the same command continues from the last commit", markup=False)
         raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else terminal.INTERRUPTED) from None
@@ -73,11 +74,11 @@ def reproduce(
         write_json("reproduce", {**about, "cells": cells, "failures": failures})
     else:
         for part in as_text(planned, result.rows):
-            _say(part) if isinstance(part, str) else terminal.out().print(part)
-        _say(f"folder: {folder} (table.md, table.csv, table.parquet, a folder per run)")
+            terminal.say(part) if isinstance(part, str) else terminal.out().print(part)
+        terminal.say(f"folder: {folder} (table.md, table.csv, table.parquet, a folder per run)")
     if result.failures:
         for run, reason in result.failures.items():
-            _warn(f"failed: {run.method} on {run.setting}, seed {run.seed}: {reason}")
+            terminal.warn(f"failed: {run.method} on {run.setting}, seed {run.seed}: {reason}")
         raise typer.Exit(terminal.FAILED)
 
 
@@ -100,11 +101,3 @@ def _given(overrides: list[str]) -> dict[str, Any]:
     from rayfl.config.overrides import parse_overrides
 
     return dict(parse_overrides(overrides, "cluster.backend=inline"))
-
-
-def _say(text: str) -> None:
-    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _warn(text: str) -> None:
-    terminal.err().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -83,7 +83,7 @@ def sweep(
     measure = Measure.of_task(task.judged_by(), metric, model.value, "test" if select_on_test else "validation")
     options = SweepOptions(measure, "asha" if scheduler is Scheduler.ASHA else None, grace_rounds, reduction, at_once)
     try:
-        result = run_sweep(planned, options, _warn if as_json else _say)
+        result = run_sweep(planned, options, terminal.warn if as_json else terminal.say)
     except (KeyboardInterrupt, Terminated) as stop:
         terminal.err().print("interrupted; the same command continues the sweep", markup=False)
         raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else terminal.INTERRUPTED) from None
@@ -96,19 +96,11 @@ def sweep(
         row for row in result.trials.select(["trial", "status", "reason"]).to_pylist() if row["status"] == "failed"
     ]
     for row in failed:
-        terminal.err().print(f"failed: {row['trial']}: {row['reason']}", markup=False, highlight=False, soft_wrap=True)
+        terminal.warn(f"failed: {row['trial']}: {row['reason']}")
     if not as_json:
-        _say(f"sweep folder: {result.path} (trials.parquet, groups.parquet, a folder per experiment)")
+        terminal.say(f"sweep folder: {result.path} (trials.parquet, groups.parquet, a folder per experiment)")
     if result.stopped_by is not None:
         terminal.err().print("interrupted; the same command continues the sweep", markup=False)
         raise typer.Exit(TERMINATED if isinstance(result.stopped_by, Terminated) else terminal.INTERRUPTED)
     if failed:
         raise typer.Exit(terminal.FAILED)
-
-
-def _warn(text: str) -> None:
-    terminal.err().print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _say(text: str) -> None:
-    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -28,14 +28,10 @@ def verify(
         write_json("verify", {"run": run, "whole": not report.problems, **asdict(report)})
         raise typer.Exit(1 if report.problems else 0)
     for problem in report.problems:
-        _say(f"problem: {problem}")
+        terminal.say(f"problem: {problem}")
     for note in report.notes:
-        _say(f"note: {note}")
+        terminal.say(f"note: {note}")
     rounds = ", ".join(str(commit) for commit in report.commits) or "none"
     read = f"{report.files} files, {report.bytes:,} bytes read; whole commits of rounds: {rounds}"
-    _say(f"{len(report.problems)} problems; {read}" if report.problems else f"whole: {read}")
+    terminal.say(f"{len(report.problems)} problems; {read}" if report.problems else f"whole: {read}")
     raise typer.Exit(1 if report.problems else 0)
-
-
-def _say(text: str) -> None:
-    terminal.out().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -16,8 +16,8 @@ from importlib import resources
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict
 
+from rayfl.config.paper_settings import Family, Paper, Settings, Variants, merged
 from rayfl.errors import ConfigError
 from rayfl.naming.spelling import nearest
 
@@ -41,97 +41,6 @@ _ORDER = (
 )
 _ROW = "row"
 _WIDTH = 118
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Paper(_Record):
-    """A paper whose tables are presets.
-
-    Attributes:
-        short: method and venue, such as ``SuPerFed (KDD 2022)``.
-        title: of the paper.
-        authors: surnames.
-    """
-
-    short: str
-    title: str
-    authors: str
-
-
-class Layer(_Record):
-    """Settings that are laid over earlier ones.
-
-    Attributes:
-        about: what the presets are about, in a few words.
-        note: what paper, public code and these settings do not agree on.
-        config: sections of a configuration.
-        methods: by method, its ``algorithm`` and other sections; ``row`` is the row of the results that is the paper's
-            personalized number, if it is not the algorithm's own.
-    """
-
-    about: str = ""
-    note: str = ""
-    config: dict[str, Any] = {}
-    methods: dict[str, dict[str, Any]] = {}
-
-
-class Variants(_Record):
-    """Copies of methods, one for each combination of values.
-
-    Attributes:
-        of: the methods that are copied.
-        named: the copies' names, with ``{of}`` and the keys of ``over`` in braces.
-        over: values by field of the algorithm, or by dotted path.
-    """
-
-    of: tuple[str, ...]
-    named: str
-    over: dict[str, tuple[Any, ...]]
-
-    def copies(self, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The copies' settings by name, made from those of the methods."""
-        made: dict[str, dict[str, Any]] = {}
-        for method in self.of:
-            for values in itertools.product(*self.over.values()):
-                name = self.named.replace("{of}", method)
-                changes: dict[str, Any] = {}
-                for path, value in zip(self.over, values, strict=True):
-                    name = name.replace(f"{{{path}}}", str(value))
-                    section, _, key = path.rpartition(".")
-                    changes = _merged(changes, {section or "algorithm": {key: value}})
-                made[name] = _merged(methods[method], changes)
-        return made
-
-
-class Family(Layer):
-    """A row group of a table or figure.
-
-    Attributes:
-        name: of its presets, with the axes in braces.
-        paper: key of the paper.
-        table: number of the table or figure.
-        own: the paper's own method, with which the presets run.
-        bases: keys of what it stands on.
-        axes: by axis and value, what that value changes.
-        variants: further methods.
-    """
-
-    name: str
-    paper: str
-    table: str
-    own: str
-    bases: tuple[str, ...] = ()
-    axes: dict[str, dict[str, Layer]] = {}
-    variants: tuple[Variants, ...] = ()
-
-
-class _Settings(_Record):
-    papers: dict[str, Paper]
-    bases: dict[str, Layer]
-    families: tuple[Family, ...]
 
 
 @dataclass(frozen=True)
@@ -240,7 +149,7 @@ def expanded(settings: Mapping[str, Any]) -> dict[str, PaperPreset]:
     Raises:
         ValueError: the settings are malformed, or two presets have one name.
     """
-    known = _Settings.model_validate(settings)
+    known = Settings.model_validate(settings)
     presets: dict[str, PaperPreset] = {}
     for family in known.families:
         for preset in _members(family, known):
@@ -250,7 +159,7 @@ def expanded(settings: Mapping[str, Any]) -> dict[str, PaperPreset]:
     return presets
 
 
-def _members(family: Family, known: _Settings) -> Iterable[PaperPreset]:
+def _members(family: Family, known: Settings) -> Iterable[PaperPreset]:
     bases = [known.bases[key] for key in family.bases]
     for values in itertools.product(*(axis.items() for axis in family.axes.values())):
         labels = dict(zip(family.axes, (label for label, _ in values), strict=True))
@@ -259,7 +168,7 @@ def _members(family: Family, known: _Settings) -> Iterable[PaperPreset]:
         config: Any = {}
         methods: Any = {}
         for layer in layers:
-            config, methods = _merged(config, layer.config), _merged(methods, layer.methods)
+            config, methods = merged(config, layer.config), merged(methods, layer.methods)
         methods = {name: {**settings, "algorithm": _algorithm(name, settings)} for name, settings in methods.items()}
         for variants in family.variants:
             methods |= variants.copies(methods)
@@ -281,24 +190,13 @@ def _content(config: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, 
     config = {
         key: {"name": value} if key in _NAMED and isinstance(value, str) else value for key, value in config.items()
     }
-    content = _merged(config, {section: value for section, value in method.items() if section != _ROW})
+    content = merged(config, {section: value for section, value in method.items() if section != _ROW})
     return {key: content[key] for key in sorted(content, key=_ORDER.index)}
 
 
 def _algorithm(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The section ``algorithm``; the method's name is the algorithm's where none is given."""
     return {"name": method, **settings.get("algorithm", {})}
-
-
-def _merged(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """``before`` changed by ``after``, mapping by mapping."""
-    merged = dict(before)
-    for key, value in after.items():
-        old: Any = merged.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("name") in (None, old.get("name")):
-            value = _merged(old, value)
-        merged[key] = value
-    return merged
 
 
 def _method(preset: str, method: str) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -13,9 +13,10 @@ from torch import Tensor
 from rayfl.data.images.augment import Variations
 from rayfl.engine.batches import BatchPlan, num_steps, plan_batches
 from rayfl.engine.evaluation import samples_at_a_time
+from rayfl.engine.kept_optimizers import keep_optimizer, kept_optimizer
 from rayfl.engine.local_settings import LocalOptions, LocalSettings
 from rayfl.engine.looped import moved_paths
-from rayfl.engine.optimizers import Kept, Rule, rule_of
+from rayfl.engine.optimizers import rule_of
 from rayfl.engine.pieces import in_pieces
 from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
 from rayfl.engine.round_context import RoundContext
@@ -204,17 +205,13 @@ class Client:
         if local.keep_optimizer:
             moved = moved_paths(trainable, task or self.task)
             rules = {rule_of(path, local.rule, local.groups) for path in moved}
-            request = replace(request, kept=self._kept(local.stream, rules))
+            request = replace(request, kept=kept_optimizer(self.state, local.stream, rules))
         if not plan.steps or (each_epoch is None and schedule is None):
             trained: Tree = await Ask(request)
         else:
-            an_epoch = num_steps(len(samples), train.batch_size, 1, train.drop_last)
-            epoch = plan.steps if each_epoch is None else an_epoch * local.repeats
-            factors = [1.0] * plan.steps
-            if schedule is not None:
-                factors = [schedule.relative(step, plan.steps, local.rule.lr) for step in range(plan.steps)]
-            trained = await in_pieces(request, epoch, factors, each_epoch)
-        self._keep(request, local)
+            epoch = num_steps(len(samples), train.batch_size, 1, train.drop_last) * local.repeats
+            trained = await in_pieces(request, epoch, each_epoch, schedule)
+        keep_optimizer(self.state, request, local)
         return trained
 
     async def gradient(
@@ -280,18 +277,11 @@ class Client:
 
     def _plan(self, settings: LocalSettings, train: TrainConfig, samples: int) -> BatchPlan:
         """Returns the mini-batches of a pass over that many samples."""
-        return plan_batches(
-            samples,
-            train.batch_size,
-            settings.steps,
-            # without shuffling: the same for all passes and rounds
-            self._generator("batches", settings)
-            if train.shuffle
-            else self.context.streams.generator("batches", client=self.id),
-            settings.repeats,
-            drop_last=train.drop_last,
-            shuffle=train.shuffle,
-        )
+        generator = self._generator("batches", settings)
+        if not train.shuffle:  # the same for all passes and rounds
+            generator = self.context.streams.generator("batches", client=self.id)
+        ends = {"drop_last": train.drop_last, "shuffle": train.shuffle}
+        return plan_batches(samples, train.batch_size, settings.steps, generator, settings.repeats, **ends)
 
     def _variations(self, settings: LocalSettings, plan: BatchPlan) -> Variations | None:
         """Returns how the images of a plan's batches are changed at random; None: not at all."""
@@ -307,22 +297,5 @@ class Client:
         seed = self.context.streams.integer(stream, client=client)
         return map_leaves(self._to_device, (task or self.task).network.initialize(seed))
 
-    def _kept(self, stream: str, rules: Collection[Rule]) -> Kept:
-        """Returns what the optimizer of a stream's last pass has left; nothing before the first."""
-        stored = self.state.get("optimizer", {}).get(_pass_name(stream), {})
-        return Kept.of(stored, {name for rule in rules for name in rule.slots})
-
-    def _keep(self, request: TrainRequest, settings: LocalSettings) -> None:
-        """Puts what the optimizer of an update has left into the client's state."""
-        memory, keys = request.kept, settings.keep_optimizer
-        if memory is not None and memory.slots and request.plan.steps:
-            stored = memory.stored(None if isinstance(keys, bool) else keys)
-            self.state["optimizer"] = {**self.state.get("optimizer", {}), _pass_name(settings.stream): stored}
-
     def _to_device(self, leaf: Any) -> Any:
         return leaf.to(self._device) if isinstance(leaf, Tensor) else leaf
-
-
-def _pass_name(stream: str) -> str:
-    """Returns where the state keeps what the optimizer of a pass has left."""
-    return stream.removeprefix(".") or "main"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from rayfl.engine.optimizers import Kept
 from rayfl.engine.requests import TrainRequest
+from rayfl.engine.schedules import Schedule
 from rayfl.engine.trampoline import Ask
 from rayfl.params import Tree
 
@@ -14,17 +15,21 @@ from rayfl.params import Tree
 async def in_pieces(
     request: TrainRequest,
     epoch: int,
-    factors: Sequence[float],
     each_epoch: Callable[[Tree], Awaitable[None]] | None,
+    schedule: Schedule | None,
 ) -> Tree:
     """A training pass in pieces of an epoch, and of one learning rate, otherwise the same as in one piece.
 
     Args:
         request: the whole pass.
-        epoch: steps after which ``each_epoch`` is awaited.
-        factors: by step, what multiplies the learning rate.
-        each_epoch: called with the tree as trained so far.
+        epoch: steps of an epoch.
+        each_epoch: awaited after each epoch with the tree as trained so far; None: nobody looks at it.
+        schedule: the course of the learning rate over the steps of the pass; None: it stays.
     """
+    steps = request.plan.steps
+    factors = [1.0 if schedule is None else schedule.relative(step, steps, request.rule.lr) for step in range(steps)]
+    if each_epoch is None:
+        epoch = steps
     tree, kept = request.trainable, Kept() if request.kept is None else request.kept
     for place, whole in enumerate(request.pieces(epoch)):
         for piece in whole.paced(factors[place * epoch :][: whole.plan.steps]):

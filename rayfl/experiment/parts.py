@@ -21,7 +21,8 @@ from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.compiled_steps import check_compilable
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import NetworkTask
-from rayfl.errors import ConfigError, DataError
+from rayfl.errors import ConfigError
+from rayfl.experiment.checks import check_optimizer, check_private_norm, check_system, check_trainable
 from rayfl.experiment.copies import copy_of
 from rayfl.experiment.evaluated import (
     check_evaluated,
@@ -30,15 +31,15 @@ from rayfl.experiment.evaluated import (
     check_official_test,
     check_unseen,
 )
-from rayfl.models.private_norm import PrivateNorm, private_names
-from rayfl.params import Tree, leaves, num_bytes
+from rayfl.models.private_norm import PrivateNorm
+from rayfl.params import Tree, num_bytes
 from rayfl.randomness import RandomStreams
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from rayfl.system.buffered import BufferedSchedule
 from rayfl.system.config import NoSystem
 from rayfl.system.devices import Device, make_devices
-from rayfl.system.schedule import Clock, Schedule, options_without_losses
+from rayfl.system.schedule import Clock, Schedule
 
 _log = logging.getLogger("rayfl")
 
@@ -222,12 +223,12 @@ class Parts:
                 f"model.candidates: all clients of {algorithm.name} share one architecture; give a single model"
             )
         algorithm.check_task(self.task)
-        self._check_optimizer()
+        check_optimizer(self.config.train)
         if self.config.engine.compile:
             check_compilable(self.task)
         algorithm.check(self.task, self.context)
         if self.config.train.private_norm != "none":
-            self._check_private_norm()
+            check_private_norm(self.config, self.task, self.context)
         if self.config.evaluation.official_test:
             check_official_test(algorithm, self.initial_server(), self.task, self.context)
         if self.config.evaluation.official_personalized:
@@ -236,87 +237,17 @@ class Parts:
             self.official_test  # noqa: B018 -- opened now, to find out what is wrong with it
         if self.num_unseen:
             check_unseen(self.config)
-        self._check_system(available)
+        check_system(self.config, self.devices, available)
+        if self.schedule is not None and self.buffered:  # a first plan finds what is wrong with lists and traces
+            self.schedule.plan(0, self.first_clock(self.initial_server()))
         for remark in [*algorithm.idle_settings(), *algorithm.remarks(self.context)]:
             _log.warning("algorithm: %s", remark)
         for remark in self.dataset.remarks():
             _log.warning("dataset: %s", remark)
         sizes = self.dataset.sizes()
-        self._check_trainable(sizes[:available, 0])
+        check_trainable(sizes[:available, 0], self.dataset.names)
         check_evaluated(self.config, sizes[:available])
         algorithm.check_data(self.task, sizes[:available], self.config.holdout.public)
         if self.num_unseen:
             check_newcomers(self.config, sizes[available:])
         return sizes
-
-    def _check_trainable(self, samples: np.ndarray) -> None:
-        """Refuses clients that may be sampled and have nothing to train on, which a data set of one's own may have."""
-        if len(idle := np.flatnonzero(samples == 0)):
-            named = ", ".join(f"{client} ({self.dataset.names[client]})" for client in idle[:3].tolist())
-            raise DataError(
-                f"dataset: {len(idle)} of {len(samples)} clients have no training samples, so that they have no weight "
-                f"in a mean and no update: {named}{', ...' if len(idle) > 3 else ''}. Leave them out of the data set"
-            )
-
-    def _check_optimizer(self) -> None:
-        """Refuses to keep what there is not (older runs may have asked for it), and names a warm-up without an end."""
-        train = self.config.train
-        if train.persist_optimizer and not train.rule.slots:
-            raise ConfigError(
-                f"train.persist_optimizer: {train.optimizer} without momentum keeps nothing: set train.momentum, or "
-                "drop train.persist_optimizer"
-            )
-        if train.schedule is not None and train.schedule.warmup >= train.rounds:
-            _log.warning(
-                "train.schedule: the warm-up of %d rounds takes up all %d rounds: nothing is left for the schedule %s",
-                train.schedule.warmup,
-                train.rounds,
-                train.schedule.name,
-            )
-
-    def _check_system(self, num_clients: int) -> None:
-        """Makes the devices, and so finds what is wrong with lists and traces; plans a first round without barrier."""
-        system, algorithm = self.config.system, self.config.algorithm
-        buffered = not isinstance(system, NoSystem) and system.mode == "buffered"
-        if algorithm.asynchronous and not buffered:
-            raise ConfigError(
-                f"{algorithm.name} has rounds without a barrier, in which clients of different speed begin and end at "
-                "any time: set system=given, sampled or trace, and system.mode=buffered (docs/system.md)"
-            )
-        if buffered and not algorithm.asynchronous:
-            raise ConfigError(
-                f"system.mode is buffered, but {algorithm.name} expects that a round's clients all begin with it: set "
-                "system.mode=synchronous, or choose fedbuff, or a class that says asynchronous = True "
-                "(docs/write-a-method.md)"
-            )
-        if isinstance(system, NoSystem) or not self.devices:
-            return
-        if algorithm.needs_everyone and (lossless := options_without_losses(system, self.devices)):
-            raise ConfigError(
-                f"system: simulated devices leave clients out of rounds, which {algorithm.name} cannot do without: "
-                f"{algorithm.needs_everyone}. Set {', '.join(lossless)}, or choose another method"
-            )
-        if system.over_sampling > 1 and self.context.cohort_size == num_clients:
-            raise ConfigError("system.over_sampling: train.clients_per_round asks all clients already; leave it out")
-        if system.concurrency is not None and system.concurrency > num_clients:
-            raise ConfigError(f"system.concurrency is {system.concurrency}, but there are only {num_clients} clients")
-        if self.schedule is not None and buffered:
-            self.schedule.plan(0, self.first_clock(self.initial_server()))
-
-    def _check_private_norm(self) -> None:
-        algorithm, policy, network = self.config.algorithm, self.config.train.private_norm, self.task.network
-        names = private_names(network, policy)
-        if policy in algorithm.no_private_norm:
-            why = algorithm.no_private_norm[policy]
-        elif len(self.task.candidates) > 1:
-            why = "clients have different architectures"
-        elif not names:
-            what = "running statistics" if policy == "statistics" else "tensors"
-            why = f"this model has no normalization layer with {what} (model.norm, docs/models.md)"
-        elif not any(path.rpartition("/")[2] in names for path, _ in leaves(algorithm.init(self.task, self.context))):
-            why = "nothing of a normalization layer is sent anyway"
-        elif self.config.evaluation.official_test:
-            why = "the server's model lacks what evaluation.official_test needs; set one of the two"
-        else:
-            return
-        raise ConfigError(f"train.private_norm is {policy}, which {algorithm.name} cannot have here: {why}")

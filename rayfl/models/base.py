@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from rayfl.metrics.language import IGNORED
 from rayfl.models.anatomy import draws, grouped, named_tensors, obstacle, owner_of, stacked_at, under
 from rayfl.models.bound import BoundModel
 from rayfl.models.classification import ClassificationModel as ClassificationModel
+from rayfl.models.contract import check_model
 from rayfl.models.normalization import NORMALIZATION_LAYERS
 
 
@@ -102,7 +103,7 @@ class Network(BoundModel):
         self.batch_predictions = any(not module.track_running_stats for module in norms_of_batches)
         self.why_not_vectorizable = next(filter(None, map(obstacle, skeleton.modules())), "")
         self.vectorizable = not self.why_not_vectorizable
-        self._check(skeleton, everything)
+        check_model(skeleton, everything, self.parameter_names)
         self.head_shape = tuple(everything[self.head_weight].shape)
         self._fixed = self._fixed_of(skeleton)
 
@@ -283,22 +284,3 @@ class Network(BoundModel):
             return [(tree[weight], tree[bias] if bias in self._biases else None) for weight, bias in self._chain]
         except KeyError:
             raise self._misfit(tree) from None
-
-    def _check(self, skeleton: ClassificationModel, everything: Collection[str]) -> None:
-        model = type(skeleton).__name__
-        if self.head_weight not in everything:
-            raise ModelError(
-                f"model {model}: head_module is {skeleton.head_module!r}, but there is no such linear layer"
-            )
-        if not self.parameter_names:
-            raise ModelError(
-                f"model {model}: no parameter requires a gradient, so that there is nothing to train: leave "
-                "requires_grad on for those that are to be trained"
-            )
-        for module in skeleton.classifier_modules:
-            if not under(everything, (module,)):
-                raise ModelError(f"model {model}: classifier_modules names {module!r}, which has no parameters")
-        if self.head_weight not in under(everything, skeleton.classifier_modules):
-            raise ModelError(f"model {model}: classifier_modules must contain the head {skeleton.head_module!r}")
-        if any(isinstance(m, _BatchNorm) and m.track_running_stats and m.momentum is None for m in skeleton.modules()):
-            raise ModelError(f"model {model}: batch normalization needs a momentum, a cumulative average has none")

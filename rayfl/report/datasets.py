@@ -7,8 +7,9 @@ from typing import Any
 
 from rayfl.errors import RunError
 from rayfl.report.columns import metrics_for
-from rayfl.report.comparison import Comparison, Wanted, compare
+from rayfl.report.comparison import Comparison, compare
 from rayfl.report.grouping import on_same_data
+from rayfl.report.lines import Wanted
 from rayfl.runs.loading import Run
 
 

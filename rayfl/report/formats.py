@@ -14,7 +14,8 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from rayfl.report.columns import NO_NUMBER, Metric
-from rayfl.report.comparison import Comparison, Line
+from rayfl.report.comparison import Comparison
+from rayfl.report.lines import Line
 from rayfl.report.paper import PaperCell, PaperTable, paper_table
 from rayfl.report.protocol import protocol
 from rayfl.report.significance import LEVEL, PairTest

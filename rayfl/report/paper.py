@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayfl.report.columns import Metric
-from rayfl.report.comparison import Cell, Comparison
+from rayfl.report.comparison import Comparison
 from rayfl.report.grouping import Group
+from rayfl.report.lines import Cell
 from rayfl.report.protocol import marks_caption, paper_caption
 from rayfl.report.significance import PairTest, over_clients, over_seeds
 

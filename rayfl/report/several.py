@@ -14,10 +14,11 @@ from rayfl.report import costs, harm
 from rayfl.report.blocks import Block, Cell, Code, Column, Mark, Page, Paragraph, Section, Table, figures, number
 from rayfl.report.cells import SEEN_TEST
 from rayfl.report.columns import Metric
-from rayfl.report.comparison import Comparison, Line
+from rayfl.report.comparison import Comparison
 from rayfl.report.curves import progress_of_groups
 from rayfl.report.figures import client_distribution_of_groups, reliability_of_groups
 from rayfl.report.grouping import config_table, shown_model
+from rayfl.report.lines import Line
 from rayfl.report.rows import RowKey
 from rayfl.report.setup import commands
 from rayfl.report.significance import LEVEL, PairTest

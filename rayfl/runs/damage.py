@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from rayfl.data.partitions.assignment import assignment_hash
 from rayfl.errors import RunError
 from rayfl.results.schemas import ALL_TABLES, DAMAGE_SCHEMA, PARTITION_KEY, recorded_schema
-from rayfl.storage.commits import CommitStore, Found, listed
+from rayfl.storage.commits import CommitStore, listed
 from rayfl.storage.files import Storage
-from rayfl.storage.manifest import FORMAT_VERSION, Manifest, StoredFile
+from rayfl.storage.manifest import FORMAT_VERSION, Found, Manifest, StoredFile
 from rayfl.storage.own_files import rounds_in
 from rayfl.storage.tables import decoded, from_parquet, to_parquet
 

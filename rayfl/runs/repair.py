@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from rayfl.errors import DamageError
 from rayfl.runs.damage import mended
-from rayfl.storage.commits import CommitStore, Found
+from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
-from rayfl.storage.manifest import StoredFile, manifest_name
+from rayfl.storage.manifest import Found, StoredFile, manifest_name
 from rayfl.storage.tables import put_beside
 
 

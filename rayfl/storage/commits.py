@@ -19,7 +19,6 @@ import logging
 import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,35 +28,12 @@ from rayfl.storage import treefile
 from rayfl.storage.commit_files import FOLDER as FOLDER
 from rayfl.storage.commit_files import CommitFiles
 from rayfl.storage.files import Storage
-from rayfl.storage.manifest import Manifest, StoredFile, manifest_name, newest_rounds, parse, with_checksum
+from rayfl.storage.manifest import Found, Manifest, StoredFile, manifest_name, newest_rounds, parse, with_checksum
 from rayfl.storage.own_files import NEWEST, is_of_commits, manifest_rounds
 
 _SHOWN = 20
 
 _log = logging.getLogger("rayfl")
-
-
-@dataclass(frozen=True)
-class Found:
-    """A commit, and what is wrong with it.
-
-    Attributes:
-        manifest: the commit.
-        lost: what is wrong with its files, a sentence each, by name.
-    """
-
-    manifest: Manifest
-    lost: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def trainable(self) -> bool:
-        """Returns whether models and states are whole: at most rows of tables are lost."""
-        return self.lost.keys() <= self.manifest.table_files().keys()
-
-    @property
-    def has_server(self) -> bool:
-        """Returns whether the server's model is whole."""
-        return self.manifest.server.name not in self.lost
 
 
 class CommitStore:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -154,3 +155,26 @@ def newest_rounds(data: bytes, called: str) -> int:
 def _checksum(content: Mapping[str, Any]) -> str:
     """SHA-256 of a manifest without its checksum: of its JSON with sorted keys and without spaces."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Found:
+    """A commit, and what is wrong with it.
+
+    Attributes:
+        manifest: the commit.
+        lost: what is wrong with its files, a sentence each, by name.
+    """
+
+    manifest: Manifest
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def trainable(self) -> bool:
+        """Returns whether models and states are whole: at most rows of tables are lost."""
+        return self.lost.keys() <= self.manifest.table_files().keys()
+
+    @property
+    def has_server(self) -> bool:
+        """Returns whether the server's model is whole."""
+        return self.manifest.server.name not in self.lost

@@ -68,6 +68,16 @@ def err() -> Console:
     return PlainConsole(stderr=True)
 
 
+def say(text: str) -> None:
+    """Prints a line to standard output, which is not wrapped."""
+    out().print(text, soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """Prints a line to standard error, which is not wrapped."""
+    err().print(text, soft_wrap=True)
+
+
 def write(text: str) -> None:
     """Writes to standard output what is there for programs: as it is, but to a terminal with escapes."""
     sys.stdout.write(visible(text) if sys.stdout.isatty() else text)

@@ -19,7 +19,8 @@ import yaml
 from algorithms.registry import Experiment
 from rayfl.cli.catalog import catalog
 from rayfl.config.loading import load_config
-from rayfl.config.paper_presets import Paper, PaperPreset, Variants, method_settings, paper_presets
+from rayfl.config.paper_presets import PaperPreset, method_settings, paper_presets
+from rayfl.config.paper_settings import Paper, Variants
 from rayfl.reproduction.reference import Protocol, ReferenceTable, reference_tables
 
 ROOT = Path(__file__).resolve().parent.parent.parent

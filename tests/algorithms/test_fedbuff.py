@@ -9,21 +9,14 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from actors.hosting.host import ClientHost
 from actors.hosting.job import Job
-from algorithms.base import Averaging
 from algorithms.fedavg import FedAvg
-from algorithms.fedbuff import Buffered, FedBuff
-from algorithms.fedopt import FedAvgM
-from algorithms.fedprox import FedProx
-from algorithms.scaffold import Scaffold
+from algorithms.fedbuff import FedBuff
 from rayfl.engine.settings import TrainConfig
-from rayfl.errors import ConfigError
-from rayfl.params import Tree, add_scaled, copy, subtract, zeros_like
-from rayfl.system.schedule import Clock, Turnout
-from rayfl.system.unfinished import Unfinished
+from rayfl.params import Tree, add_scaled, copy, subtract
+from tests.support.fedbuff_toys import SIZES, TRAIN, Rounds, toy_of
 from tests.support.toys import (
     Quadratic,
     Toy,
@@ -31,48 +24,8 @@ from tests.support.toys import (
     assert_equal,
     normalized_layers,
     quadratic_clients,
-    random_clients,
     two_layers,
 )
-from tests.system.test_buffered import lasting, schedule
-
-SIZES = (8, 12, 6, 10)
-TRAIN = TrainConfig(
-    rounds=6, clients_per_round=2, local_epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01
-)
-
-
-def toy_of(algorithm: Any, train: TrainConfig = TRAIN, task: Any = None, **options: Any) -> Toy:
-    return Toy(algorithm, random_clients(SIZES), task or two_layers(), train, **options)
-
-
-class Rounds:
-    """Rounds without a barrier of a method, as a run has them."""
-
-    def __init__(self, toy: Toy, seconds: Sequence[float], size: int, **options: Any) -> None:
-        self.toy = toy
-        self.turnouts: list[Turnout] = []
-        self._schedule = schedule(lasting(*seconds), size, **options)
-        self._clock, self._unfinished = Clock(), Unfinished()
-
-    def step(self, absent: Sequence[int] = ()) -> Tree:
-        """One round, in which some clients fail; returns the server's tree."""
-        toy, round = self.toy, self.toy.round
-        turnout = self._schedule.plan(round, self._clock, self._unfinished.updates)
-        cohort = [client for client in turnout.cohort if client not in absent]
-        toy.federation.begin_round(round, ("test",), cohort, started=turnout.started, past=self._unfinished.past)
-        sent = toy.algorithm.sent(toy.server)
-        toy.server = {**toy.server, **toy.federation.play(toy.algorithm, toy.server, cohort)}
-        self._clock = self._clock.after(turnout.duration_us, [], turnout.events)
-        self._unfinished = self._unfinished.after(round, sent, turnout.under_way)
-        self.turnouts.append(turnout)
-        toy.round += 1
-        return toy.server
-
-    def run(self, rounds: int) -> Tree:
-        for _ in range(rounds):
-            self.step()
-        return self.toy.server
 
 
 def quadratic(algorithm: Any, **train: Any) -> Toy:
@@ -280,93 +233,3 @@ def test_a_method_that_writes_to_what_an_old_update_began_with_is_told() -> None
     rounds.run(2)
     with pytest.raises(Exception, match=r"writes to '\(of round 0\)/model/theta'"):
         rounds.step()
-
-
-class BufferedProx(Buffered, FedProx):
-    """FedProx's local update in rounds without a barrier."""
-
-    name: str = "buffered_prox"  # type: ignore[assignment]
-
-
-class BufferedMomentum(FedAvgM, Buffered):
-    """FedAvgM's server on buffers."""
-
-    name: str = "buffered_momentum"  # type: ignore[assignment]
-
-
-def test_any_averaging_methods_local_update_can_be_buffered() -> None:
-    weak, strong = (
-        Rounds(toy_of(BufferedProx(proximal_weight=mu)), [1, 2, 5, 3], 2, concurrency=4) for mu in (0.0, 5.0)
-    )
-    plain = Rounds(toy_of(FedBuff()), [1, 2, 5, 3], 2, concurrency=4)
-    assert weak.toy.algorithm.aggregation == "uniform"
-    start = weak.toy.server["model"]
-    far, near = weak.run(6)["model"], strong.run(6)["model"]
-    assert_close(far, plain.run(6)["model"], 1e-12)
-    moved = [float(sum((leaf - start[name]).square().sum() for name, leaf in model.items())) for model in (far, near)]
-    assert moved[1] < 0.5 * moved[0]
-
-
-def test_a_servers_optimizer_can_step_along_buffers() -> None:
-    options: Any = {"server_momentum": 0.9, "server_lr": 0.5}
-    mine = Rounds(toy_of(BufferedMomentum(**options, aggregation="uniform")), [1, 2, 5, 3], 2, concurrency=4)
-    option = Rounds(toy_of(FedBuff(**options)), [1, 2, 5, 3], 2, concurrency=4)
-    for _ in range(5):
-        assert_close(mine.step()["model"], option.step()["model"], 1e-12)
-
-
-class BufferedScaffold(Scaffold):
-    """SCAFFOLD whose clients correct by the control variate of the time at which they began."""
-
-    name: str = "buffered_scaffold"  # type: ignore[assignment]
-
-    def round(self, server: Tree, cohort: Sequence[int], clients: Any) -> Tree:
-        payloads = {client: clients.received(client, server) for client in cohort}
-        mean = clients.mean(self.change, cohort, broadcast={}, payloads=payloads)
-        share = len(cohort) / clients.context.num_clients
-        return {
-            "model": add_scaled(server["model"], mean["model"], self.server_lr),
-            "control": add_scaled(server["control"], mean["control"], share),
-        }
-
-    async def change(self, client: Any, model: Tree, control: Tree) -> Any:
-        found = await self.local_update(client, model, control)
-        return type(found)({**found.tree, "model": subtract(found.tree["model"], model)}, found.weight)
-
-
-def test_what_else_is_sent_is_as_old_as_the_model() -> None:
-    train = TRAIN.model_copy(update={"momentum": 0.0, "weight_decay": 0.0})
-    rounds = Rounds(toy_of(BufferedScaffold(), train), [1, 2, 5, 3], 2, concurrency=4)
-    states: dict[int, Tree] = {}
-    controls = [zeros_like(rounds.toy.server["control"])]
-    for t in range(6):
-        controls.append(rounds.step()["control"])
-        old = {k: states.get(k, {"control": zeros_like(controls[0])})["control"] for k in range(4)}
-        states = rounds.toy.states()
-        change = zeros_like(controls[0])
-        for k in rounds.turnouts[-1].cohort:
-            change = add_scaled(change, subtract(states[k]["control"], old[k]), 1 / 4)
-        assert_close(controls[-1], add_scaled(controls[t], change, 1), 1e-12)
-    assert any(turnout.started for turnout in rounds.turnouts)
-
-
-def test_options_out_of_range_are_refused() -> None:
-    for wrong in ({"server_lr": 0}, {"staleness_exponent": -1}, {"stale_factor": 0}, {"server_momentum": 1}):
-        with pytest.raises(ValidationError):
-            FedBuff(**wrong)  # type: ignore[arg-type]
-    assert issubclass(FedBuff, Averaging) and FedBuff.asynchronous
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"staleness": "constant", "staleness_exponent": 1}, "staleness is constant, which has no staleness_exponent"),
-        ({"staleness": "constant", "unit_staleness": 1}, "has no unit_staleness: drop it"),
-        ({"stale_factor": 0.1, "staleness_threshold": 3}, "polynomial, which has no staleness_threshold, stale_factor"),
-    ],
-)
-def test_options_of_another_staleness_are_refused(options: dict[str, Any], message: str) -> None:
-    toy = toy_of(FedBuff(**options))
-    with pytest.raises(ConfigError, match=message):
-        toy.algorithm.check(toy.task, toy.context)
-    toy_of(FedBuff()).algorithm.check(toy.task, toy.context)

@@ -113,7 +113,7 @@ def test_after_training_the_clients_own_model_is_published() -> None:
 def test_no_update_of_a_head_at_the_server() -> None:
     toy = toy_of(FedPer())
     toy.step([0, 1])
-    assert toy.federation.update_variance() is None
+    assert toy.federation.updates.variance() is None
 
 
 def test_learns_a_common_representation_of_clients_that_label_differently() -> None:

@@ -36,7 +36,7 @@ def test_inv_lg_1_everything_shared_is_fedavg(task: Any, policy: Any) -> None:
     )
     for cohort in COHORTS:
         assert_equal(shared.step(cohort)["shared"], average.step(cohort)["model"])
-        assert shared.federation.update_variance() == average.federation.update_variance()
+        assert shared.federation.updates.variance() == average.federation.updates.variance()
         assert shared.states() == {}
     assert vectors(shared.scores(), "personalized") == vectors(average.scores(), "global")
 
@@ -128,7 +128,7 @@ def test_variance_of_updates_is_that_of_the_heads() -> None:
     trained = toy.federation.map(LGFedAvg.train_model, [0, 1], {"model": initial(toy)})
     toy.step([0, 1])
     heads = [torch.cat([trained[k][name].flatten() for name in ("head.weight", "head.bias")]) for k in (0, 1)]
-    found = toy.federation.update_variance()
+    found = toy.federation.updates.variance()
     assert found is not None
     assert np.isclose(found, 0.5 * float(((heads[0] - heads[1]) ** 2).sum()), rtol=1e-9)
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from algorithms.registry import Experiment
-from rayfl.cli.entry import app, main
+from rayfl.cli.entry import main
 from rayfl.config.loading import load_config
 from rayfl.experiment.parts import Parts
-from tests.data.sources.leaf.test_leaf import document, write_source
 from tests.data.sources.leaf.test_leaf_nist import nist
 from tests.data.sources.leaf.test_leaf_plays import written
 from tests.data.sources.leaf.test_leaf_words import tweets
+from tests.support.commands import command
+from tests.support.leaf_sources import document, write_source
 from tests.support.tff_files import stack_overflow, write_sqlite
 
 SYNTHETIC = [
@@ -32,12 +32,6 @@ SYNTHETIC = [
 @pytest.fixture(autouse=True)
 def data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "data"))
-
-
-def command(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_import_leaf_passes_its_options_on(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from rayfl.cli.entry import app
 from rayfl.cli.outputs import OUTPUTS
 from rayfl.errors import ConfigError
 from rayfl.runs.finding import load_run
-from tests.data.sources.leaf.test_leaf import document, write_source
 from tests.data.sources.leaf.test_leaf_words import tweets
 from tests.support.experiments import small_experiment
+from tests.support.leaf_sources import document, write_source
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "numpy", "pyarrow", "sklearn", "torchvision", "matplotlib")

@@ -13,23 +13,16 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-import torch
 from pydantic import BaseModel, ValidationError
 
-import cluster.run
-import rayfl
-from actors.hosting.samples import Samples
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
-from rayfl.errors import ResourceError
-from rayfl.params import leaves
-from tests.support.experiments import outcome, small_experiment
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = [path for folder in ("rayfl", "actors", "algorithms", "cluster") for path in (ROOT / folder).rglob("*.py")]
@@ -53,7 +46,7 @@ EFFECTS = {
     "clients.deadline_s": "tests/cluster/rounds/test_client_policy.py::test_an_actor_that_hangs_counts_as_dead",
     "storage.commit_every": "tests/cluster/rounds/test_client_policy.py::"
     "test_a_client_that_fails_after_it_has_contributed_takes_no_part_either",
-    "storage.keep_commits": "tests/config/test_every_option.py::test_keep_commits_and_commit_every",
+    "storage.keep_commits": "tests/config/test_options_of_runs.py::test_keep_commits_and_commit_every",
     "storage.copies": "tests/cluster/rounds/test_copies.py::test_every_file_is_there_twice_and_shares_no_bits",
     "storage.copies_path": "tests/cluster/rounds/test_copies.py::test_a_lost_disk_costs_nothing",
     **dict.fromkeys(
@@ -64,7 +57,7 @@ EFFECTS = {
     "init.what": "tests/cluster/rounds/test_forking.py::test_a_fork_that_was_cut_short_is_no_new_run_and_is_completed",
     "storage.lease_timeout_s": "tests/cluster/rounds/test_two_drivers.py::"
     "test_a_driver_on_another_machine_has_until_its_lease_expires",
-    "tracking.tensorboard": "tests/config/test_every_option.py::test_tensorboard",
+    "tracking.tensorboard": "tests/config/test_options_of_runs.py::test_tensorboard",
     "tracking.tensorboard_scalars": "tests/tracking/test_tensorboard.py::test_by_default_there_are_few_curves",
     "tracking.wandb.enabled": "tests/tracking/test_trackers.py::test_wandb_gets_the_summaries_of_every_evaluation",
     "tracking.wandb.project": "tests/tracking/test_trackers.py::test_wandb_gets_the_summaries_of_every_evaluation",
@@ -86,18 +79,18 @@ EFFECTS = {
     "test_several_actors_share_a_gpu_if_clients_are_trained_one_by_one",
     "cluster.probe": "tests/cluster/planning/test_probe_actor.py::"
     "test_the_width_that_was_measured_is_used_and_noted_and_measuring_changes_no_bit",
-    "cluster.threads_per_actor": "tests/config/test_every_option.py::test_threads_per_actor",
-    "cluster.device": "tests/config/test_every_option.py::test_device",
-    "cluster.state_memory": "tests/config/test_every_option.py::test_state_memory_and_spill_dir",
-    "cluster.spill_dir": "tests/config/test_every_option.py::test_state_memory_and_spill_dir",
+    "cluster.threads_per_actor": "tests/config/test_options_of_runs.py::test_threads_per_actor",
+    "cluster.device": "tests/config/test_options_of_runs.py::test_device",
+    "cluster.state_memory": "tests/config/test_options_of_runs.py::test_state_memory_and_spill_dir",
+    "cluster.spill_dir": "tests/config/test_options_of_runs.py::test_state_memory_and_spill_dir",
     "cluster.device_state_memory": "tests/devices/test_resident_states.py::test_the_budget_is_an_option",
-    "cluster.data_memory": "tests/config/test_every_option.py::test_data_memory",
+    "cluster.data_memory": "tests/config/test_options_of_runs.py::test_data_memory",
     "cluster.read_ahead": "tests/actors/hosting/test_ahead.py::test_runs_have_the_same_bits_with_and_without",
     "cluster.shared_memory": "tests/cluster/processes/test_shared_memory.py::"
     "test_large_trees_go_through_shared_memory_where_there_is_room",
     "cluster.startup_timeout_s": "tests/cluster/rounds/test_reliability.py::test_actors_that_do_not_start_in_time",
     "cluster.resources_timeout_s": "tests/cluster/planning/test_resources.py",
-    "cluster.stop_grace_s": "tests/config/test_every_option.py::test_stop_grace",
+    "cluster.stop_grace_s": "tests/config/test_options_of_runs.py::test_stop_grace",
 }
 """Options that are no part of what identifies a run, each with the test, or the file of tests, of its effect."""
 
@@ -306,100 +299,3 @@ def test_the_tests_that_show_an_effect_exist_and_set_the_option(option: str) -> 
     assert option.rpartition(".")[2] in text, f"{file} does not mention {option}"
     assert not name or re.search(rf"^def {name}\(", text, re.MULTILINE), f"{file} has no test {name}"
     assert option in {dotted(path, field) for path, model in SECTIONS for field in model.model_fields}
-
-
-class After(rayfl.Callback):
-    """Calls something after every round."""
-
-    def __init__(self, look: Callable[[], Any]) -> None:
-        self._look = look
-        self.seen: list[Any] = []
-
-    def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
-        self.seen.append(self._look())
-
-
-def run(folder: Path, method: str = "scaffold", look: Callable[[], Any] = bool, **changes: Any) -> list[Any]:
-    """Runs a small experiment in this process; returns what was seen after every round."""
-    listener = After(look)
-    where = changes.pop("cluster", {})
-    config = small_experiment(folder, "run", method, **({"backend": "inline"} | where)) | changes
-    rayfl.run(config, callbacks=[listener])
-    return listener.seen
-
-
-@pytest.mark.parametrize(("every", "keep", "left"), [(1, 1, [4]), (1, 3, [2, 3, 4]), (2, 2, [2, 4]), (3, 2, [3, 4])])
-def test_keep_commits_and_commit_every(every: int, keep: int, left: list[int], tmp_path: Path) -> None:
-    run(tmp_path, storage={"commit_every": every, "keep_commits": keep})
-    found = sorted(path.name for path in (tmp_path / "run" / "commits").glob("manifest-*"))
-    assert found == [f"manifest-{rounds:06d}.json" for rounds in left]
-
-
-@pytest.mark.parametrize("tensorboard", [True, False])
-def test_tensorboard(tensorboard: bool, tmp_path: Path) -> None:
-    run(tmp_path, tracking={"tensorboard": tensorboard})
-    assert bool(list((tmp_path / "run").glob("events.out.tfevents.*"))) == tensorboard
-
-
-@pytest.mark.parametrize("threads_per_actor", [1, 2])
-def test_threads_per_actor(threads_per_actor: int, tmp_path: Path) -> None:
-    seen = run(tmp_path, look=torch.get_num_threads, cluster={"threads_per_actor": threads_per_actor})
-    assert seen == [threads_per_actor] * 4
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_device(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match=r"cluster\.device is cuda, but this process sees no GPU"):
-        run(tmp_path, cluster={"device": "cuda"})
-    assert len(run(tmp_path, cluster={"device": "cpu"})) == 4
-
-
-@pytest.mark.parametrize("state_memory", ["auto", 1])
-def test_state_memory_and_spill_dir(state_memory: Any, tmp_path: Path) -> None:
-    place = tmp_path / "spilled"
-    place.mkdir()
-
-    def spilled() -> int:
-        return len(list(place.rglob("*.safetensors")))
-
-    seen = run(tmp_path, look=spilled, cluster={"state_memory": state_memory, "spill_dir": str(place)})
-    assert (max(seen) > 0) == (state_memory == 1)
-
-
-def test_data_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unloaded: list[int] = []
-    unload = Samples._unload
-
-    def counting(self: Samples, key: tuple[int, str]) -> None:
-        unloaded.append(key[0])
-        unload(self, key)
-
-    monkeypatch.setattr(Samples, "_unload", counting)
-    run(tmp_path / "auto")
-    assert not unloaded
-    run(tmp_path / "little", cluster={"data_memory": 1})
-    assert len(unloaded) > 4
-
-
-def test_stop_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = cluster.run.stop_requests
-    given: list[float] = []
-
-    def noting(grace_s: float) -> Any:
-        given.append(grace_s)
-        return requests(grace_s)
-
-    monkeypatch.setattr(cluster.run, "stop_requests", noting)
-    run(tmp_path, cluster={"stop_grace_s": 7})
-    assert given == [7]
-
-
-@pytest.mark.parametrize("option", [{"exchange": "derangement"}, {"cluster_outputs": "logits"}])
-def test_options_of_fedme(option: dict[str, Any], tmp_path: Path) -> None:
-    servers = []
-    for name, more in (("default", {}), ("other", option)):
-        method = {"name": "fedme", "cluster_rounds": [1], "finetune_epochs": 1, **more}
-        run(tmp_path / name, "fedme", algorithm=method)
-        servers.append(dict(leaves(outcome(tmp_path / name / "run").server)))
-    one, other = servers
-    assert any(not torch.equal(one[path], other[path]) for path in one if isinstance(one[path], torch.Tensor))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from algorithms.fedbuff import FedBuff
-from tests.algorithms.test_fedbuff import Rounds, toy_of
+from tests.support.fedbuff_toys import Rounds, toy_of
 from tests.support.toys import assert_close, ragged_toy
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"

@@ -27,7 +27,7 @@ from rayfl.examples import Examples
 from rayfl.models.base import Network
 from rayfl.params import Tree, leaves
 from rayfl.randomness import RandomStreams
-from tests.engine.test_client import SPEC, TASK, TRAIN, clients, trained
+from tests.support.client_passes import SPEC, TASK, TRAIN, clients, trained
 from tests.support.problems import CPU, SmallCNN, examples
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal
 

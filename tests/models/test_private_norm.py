@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import rayfl
-from actors.hosting.procedures import Procedures
+from actors.hosting import procedures
+from actors.hosting.equipment import Equipment
+from actors.hosting.job import Found, Job
+from actors.hosting.replies import found_of
 from algorithms.base import Averaging
 from algorithms.fedavg import FedAvg
-from algorithms.registry import Experiment
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.config.loading import load_config
 from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
-from rayfl.errors import ClientError, ConfigError, MethodError
-from rayfl.experiment.parts import Parts
+from rayfl.errors import ClientError, MethodError
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.normalization import normalize_by
 from rayfl.models.private_norm import STATE, PrivateNorm, private_names
@@ -142,14 +140,13 @@ def test_for_every_method_nothing_private_is_at_the_server(
     case: Case, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Any] = []
-    found_of = Procedures._found_of
 
-    def recording(self: Procedures, client: Client, outcome: Any, *others: Any) -> Any:
-        if self._job.kind != "evaluate":
+    def recording(own: Equipment, job: Job, client: Client, outcome: Any, *others: Any) -> Found:
+        if job.kind != "evaluate":
             sent.append(outcome.tree if isinstance(outcome, Weighted) else outcome)
-        return found_of(self, client, outcome, *others)
+        return found_of(own, job, client, outcome, *others)
 
-    monkeypatch.setattr(Procedures, "_found_of", recording)
+    monkeypatch.setattr(procedures, "found_of", recording)
     one, three = private_toy(case, policy), private_toy(case, policy, hosts=3)
     for cohort in case.cohorts():
         one.step(cohort)
@@ -242,71 +239,3 @@ def test_a_method_that_sends_two_models_is_told_so() -> None:
     with pytest.raises(ClientError, match=r"local_update sends norm\.\w+ of more than one model") as caught:
         toy.step([0, 1])
     assert isinstance(caught.value.__cause__, MethodError)
-
-
-def parts(**changes: Any) -> Parts:
-    content = {
-        "dataset": "digits",
-        "partition": {"name": "iid", "num_clients": 4},
-        "model": {"name": "tests.support.own_norm:normalized", "head": "4"},
-        "algorithm": "fedavg",
-        "train": {"rounds": 2, "clients_per_round": 2, "private_norm": "statistics"},
-        **changes,
-    }
-    return Parts(load_config(Experiment, content, []))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": "two_nn"}, "no normalization layer with running statistics"),
-        ({"algorithm": "local"}, "statistics, which local cannot have here: nothing of a normalization layer is sent"),
-        ({"algorithm": "lg_fedavg"}, "lg_fedavg cannot have here: nothing of a normalization layer is sent anyway"),
-        ({"algorithm": "centralized"}, "one client trains on everybody's samples"),
-        (
-            {"algorithm": "scaffold", "train": {"clients_per_round": 2, "private_norm": "all"}},
-            "no mean control variate of a parameter that is never sent; statistics is possible",
-        ),
-        (
-            {"algorithm": "feddyn", "train": {"clients_per_round": 2, "private_norm": "all"}},
-            "the displacement of a parameter needs a server that has it",
-        ),
-        ({"algorithm": "fedme", "train": {"clients_per_round": "all", "private_norm": "all"}}, "models of others"),
-        ({"evaluation": {"official_test": True}}, "the server's model lacks what evaluation.official_test needs"),
-    ],
-)
-def test_what_cannot_have_it_is_refused_before_anything_starts(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parts(**changes).check()
-
-
-def test_possible_methods_pass_the_check() -> None:
-    for name in ("fedavg", "scaffold", "fedper", "floco"):
-        algorithm = {"name": name, **({"simplex_dimension": 2} if name == "floco" else {})}
-        parts(algorithm=algorithm).check()
-
-
-@pytest.mark.parametrize("method", ["fedavg", "floco"])
-def test_a_run_is_continued_from_its_commit(method: str, tmp_path: Path) -> None:
-    algorithm: dict[str, Any] = {"name": method, **({"simplex_dimension": 1} if method == "floco" else {})}
-    content = {
-        "storage_path": str(tmp_path),
-        "dataset": "tests.support.own_data:from_seed",
-        "partition": {"name": "iid", "num_clients": 2},
-        "model": {"name": "tests.support.own_norm:normalized", "head": "4"},
-        "algorithm": algorithm,
-        "cluster": {"backend": "inline"},
-        "tracking": {"tensorboard": False},
-    }
-    train = {"clients_per_round": 1, "local_epochs": 1, "private_norm": "all"}
-    whole = rayfl.run({**content, "name": "whole", "train": {**train, "rounds": 3}})
-
-    class Halt(rayfl.Callback):
-        def on_round(self, rounds_completed: int, cohort: Any, seconds: float) -> None:
-            if rounds_completed == 2:
-                raise RuntimeError("halt")
-
-    interrupted = {**content, "name": "interrupted", "train": {**train, "rounds": 3}}
-    with pytest.raises(RuntimeError, match="halt"):
-        rayfl.run(interrupted, callbacks=[Halt()])
-    assert rayfl.run(interrupted).clients.equals(whole.clients)

@@ -15,10 +15,11 @@ import yaml
 from algorithms.registry import METHODS
 from rayfl.errors import RunError
 from rayfl.report.columns import columns_of
-from rayfl.report.comparison import DEFAULT, Wanted, compare
+from rayfl.report.comparison import compare
 from rayfl.report.datasets import compare_by_dataset
 from rayfl.report.formats import numbers
 from rayfl.report.grouping import Group, config_table, group_runs
+from rayfl.report.lines import DEFAULT, Wanted
 from rayfl.report.rows import RowKey, final_by_key, own_key
 from rayfl.report.several import comparison_table
 from rayfl.runs.finding import load_run, load_runs

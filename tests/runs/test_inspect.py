@@ -31,6 +31,7 @@ from rayfl.runs.listing import COLUMNS, chosen_rows, listed_clients
 from rayfl.runs.measured import Cohort
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
+from tests.support.commands import command
 from tests.support.experiments import small_experiment
 
 METHODS = ("superfed-mm", "fedavg", "fedphp", "fedme", "floco", "scaffold", "fedpac")
@@ -53,12 +54,6 @@ def superfed(folder: Path) -> RunFolder:
 
 def opened(path: Path) -> RunFolder:
     return open_run(str(path), Experiment)
-
-
-def command(*arguments: str, status: int = 0) -> str:
-    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert done.exit_code == status, done.output
-    return done.output
 
 
 class Net(nn.Module):

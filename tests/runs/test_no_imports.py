@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 import rayfl
 from algorithms.registry import Experiment
-from rayfl.cli.entry import app
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.config.own_code import NamedMethod, named_code
 from rayfl.errors import ConfigError
 from rayfl.runs.folder import open_run
+from tests.support.commands import command
 from tests.support.experiments import small_experiment
 
 CODE = """
@@ -95,12 +94,6 @@ def sprung(folder: Path) -> bool:
     (folder / "sprung").unlink(missing_ok=True)
     _forget()
     return found
-
-
-def command(*arguments: str, status: int = 0) -> str:
-    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert done.exit_code == status, done.output
-    return done.output
 
 
 @pytest.mark.parametrize("name", NAMES)

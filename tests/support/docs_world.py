@@ -19,11 +19,11 @@ from cluster.run import run_config
 from rayfl.config.loading import load_config
 from rayfl.examples import InputSpec
 from rayfl.models.perceptron import TwoNN
-from tests.data.sources.leaf.test_leaf import document, entry, write_source
 from tests.data.sources.leaf.test_leaf_images import album, celebrity, photograph, vectors
 from tests.data.sources.leaf.test_leaf_nist import nist
 from tests.data.sources.leaf.test_leaf_plays import written
 from tests.data.sources.leaf.test_leaf_words import NEXT, comments, tweets
+from tests.support.leaf_sources import document, entry, write_source
 from tests.support.tff_files import stack_overflow, write_sqlite
 
 TINY = {

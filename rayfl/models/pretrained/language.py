@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from rayfl.metrics.language import IGNORED
 from rayfl.models.base import ClassificationModel
+from rayfl.models.pretrained.adapted_model import AdaptedModel
 from rayfl.models.pretrained.families import OUTPUT_LAYER
-from rayfl.models.pretrained.network import AdaptedModel, AdaptedNetwork
+from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.output_layer import rows_at_a_time, token_losses
 from rayfl.models.pretrained.sites import replace
 

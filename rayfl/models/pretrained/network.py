@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,76 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from rayfl.models.anatomy import grouped
 from rayfl.models.base import ClassificationModel, Network
+from rayfl.models.pretrained.adapted_model import AdaptedModel
 from rayfl.models.pretrained.folding import folded
 from rayfl.models.pretrained.initial_values import initial_value, own_shapes
 from rayfl.models.pretrained.loading import Source
 from rayfl.models.pretrained.mixing import SHARES, mixer_name
-from rayfl.models.pretrained.sites import Head, Mixed, Site
-
-
-class AdaptedModel(ClassificationModel):
-    """A transformer with adapters and a head, whose clients lie in the batch.
-
-    Args:
-        module: the transformer, with sites and trained layers put in.
-        head: dotted name of its last layer.
-        block: dotted name of the module that is new for the task.
-        image: whether inputs are images.
-        channels: of the images that the base reads; grey ones are repeated.
-        padding: the token that an encoder must not look at. None: there is none, or the model is causal, which needs
-            no mask where rows are padded on the right.
-
-    Attributes:
-        blocks: the layers that can be computed again in the backward pass, if that may be asked for.
-    """
-
-    def __init__(
-        self, module: nn.Module, head: str, block: str, image: bool, channels: int = 0, padding: int | None = None
-    ) -> None:
-        super().__init__()
-        self.model = module
-        self.head_module = f"model.{head}"
-        self.classifier_modules = (f"model.{block}",)
-        self._image, self._channels, self._padding = image, channels, padding
-        self.blocks: tuple[Any, ...] = ()
-        for one in module.modules():
-            # What a base keeps belongs to it, and so to no tree.
-            one._non_persistent_buffers_set.update(one._buffers)
-        # Modules are made in training mode: without this the first passes would be taken for what the mode is already.
-        self.train(False)
-
-    def features(self, x: Tensor) -> Tensor:
-        """Returns what the head reads, shape (N b, f)."""
-        if not self._image:
-            masks = {} if self._padding is None else {"attention_mask": _of_tokens(x, self._padding)}
-            found: Tensor = self.model(input_ids=x, **masks).logits
-            return found
-        pixels = x.expand(-1, self._channels, -1, -1) if x.shape[1] == 1 else x
-        found = self.model(pixel_values=pixels).logits
-        return found
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Logits (N b, C) of features (N b, f)."""
-        head = self.model.get_submodule(self.head_module.removeprefix("model."))
-        if isinstance(head, Head):
-            return head.outputs(features)
-        logits: Tensor = head(features)
-        return logits
-
-    def checkpointing(self, blocks: Sequence[nn.Module], now: bool) -> Self:
-        """Says which layers can be computed again in the backward pass, and whether they are from now on."""
-        self.blocks = tuple(blocks)
-        for block in self.blocks:
-            block.gradient_checkpointing = now
-        return self
-
-    def train(self, mode: bool = True) -> Self:
-        """Keeps the base in evaluation mode; only blocks that are computed twice know that there is a backward pass."""
-        super().train(False)
-        self.training = mode
-        for block in self.blocks:
-            block.training = mode
-        return self
+from rayfl.models.pretrained.sites import Mixed, Site
 
 
 class AdaptedNetwork(Network):
@@ -276,12 +212,6 @@ class AdaptedNetwork(Network):
         if name in self._own_given:
             return self._own_given[name].float().clone()
         return initial_value(seed, name, self._own[name])
-
-
-def _of_tokens(x: Tensor, padding: int) -> Tensor:
-    """1 for the tokens of rows and 0 for the padding behind the last of them, int64 of the shape of x."""
-    places = torch.arange(1, x.shape[1] + 1, device=x.device)
-    return (places <= ((x != padding) * places).amax(1, keepdim=True)).long()
 
 
 def _logits(model: ClassificationModel, x: Tensor) -> Tensor:

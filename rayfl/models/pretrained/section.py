@@ -11,13 +11,14 @@ from torch import nn
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec, Target
 from rayfl.models.architecture import NAME, Architecture
+from rayfl.models.pretrained.adapted_model import AdaptedModel
 from rayfl.models.pretrained.adapter_section import AdapterConfig, HeadConfig
 from rayfl.models.pretrained.families import FAMILIES, OUTPUT_LAYER, Family, family_of
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.initial_values import own_shapes
 from rayfl.models.pretrained.language import AdaptedLanguageModel, LanguageNetwork
 from rayfl.models.pretrained.loading import Source, library
-from rayfl.models.pretrained.network import AdaptedModel, AdaptedNetwork
+from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.peft_files import AdapterFolder
 from rayfl.models.pretrained.sites import Head, Site, TrainedLinear, chosen, replace
 from rayfl.naming.texts import Checksum

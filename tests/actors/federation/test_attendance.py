@@ -10,17 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.federation.attendance import Attendance
 from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
-from actors.hosting.failures import ClientsFailedError, Failure, RoundUndoneError, named, reason_of
+from actors.hosting.failures import Failure, RoundUndoneError
 from actors.hosting.host import ClientHost
-from actors.hosting.job import JobResult
 from actors.hosting.state import ClientStates
 from actors.processes.pool import InlinePool
 from algorithms.base import Averaging, Clients
-from algorithms.clients import Call
-from rayfl.aggregation.exact_sum import Inspected, Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.magnitudes import NonFiniteError
 from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.client import Client
@@ -295,57 +292,3 @@ def test_any_pattern_of_failures_gives_what_the_others_alone_give(
     found = world.play(0, list(range(6)), dict(enumerate(how)))
     assert_equal(found, alone.play(0, rest, {}))
     assert world.visits() == alone.visits()
-
-
-def test_calls_are_compared_to_the_bit() -> None:
-    tree = {"a": torch.zeros(2), "n": 1}
-    call = Call("p", "mean", (1, 2), {"model": tree}, {1: tree})
-    assert call.same(Call("p", "mean", (1, 2), {"model": {"a": torch.zeros(2), "n": 1}}, {1: tree}))
-    assert call.of([1]).clients == (1,)
-    assert call.of([2]).payloads == {}
-    others = [
-        Call("q", "mean", (1, 2), {"model": tree}, {1: tree}),
-        Call("p", "map", (1, 2), {"model": tree}, {1: tree}),
-        Call("p", "mean", (1, 3), {"model": tree}, {1: tree}),
-        Call("p", "mean", (1, 2), {"model": tree}, {}),
-        Call("p", "mean", (1, 2), {"model": {**tree, "n": 1.0}}, {1: tree}),
-        Call("p", "mean", (1, 2), {"model": {**tree, "a": torch.zeros(2).double()}}, {1: tree}),
-        Call("p", "mean", (1, 2), {"model": {**tree, "a": torch.full((2,), 1e-45)}}, {1: tree}),
-        Call("p", "mean", (1, 2), {"model": {**tree, "list": [1]}}, {1: tree}),
-    ]
-    assert not any(call.same(other) for other in others)
-
-
-def test_what_was_done_and_is_not_asked_for_undoes_the_round() -> None:
-    attendance = Attendance(2, [1, 2], {})
-    result = JobResult(failures={1: Failure("p", "why")})
-    with pytest.raises(ClientsFailedError):
-        attendance.answered(Call("p", "mean", (1, 2), {}, {}), [result])
-    with pytest.raises(RoundUndoneError):
-        attendance.end()
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (NonFiniteError("model/w"), "non-finite values in 'model/w'"),
-        (ValueError("one\ntwo"), "ValueError: one"),
-        (KeyError(), "KeyError"),
-        (RuntimeError("<x at 0x7F3a>"), "RuntimeError: <x at 0x...>"),
-        (RuntimeError("long" * 999), ("RuntimeError: " + "long" * 999)[:300]),
-    ],
-    ids=["non-finite", "lines", "empty", "address", "long"],
-)
-def test_reasons_are_short_and_the_same_in_every_process(error: Exception, reason: str) -> None:
-    assert reason_of(error) == reason
-
-
-def test_many_clients_are_named_in_short() -> None:
-    assert named([3, 1]) == "1, 3"
-    assert named(dict.fromkeys(range(20))) == "0, 1, 2, 3, 4, 5, 6, 7 and 12 more"
-
-
-def test_parts_that_fit_one_by_one_fit_together() -> None:
-    part = Inspected.of(Weighted({"a": torch.tensor([2.0**30])}, 2**10))
-    assert part.fits(7)
-    assert not part.fits(8)

@@ -119,7 +119,7 @@ def test_the_variance_of_updates_is_that_of_unmerged_sums() -> None:
         if hosts > 1:
             on_machines(own)
         own.step()
-        found.append(own.federation.update_variance())
+        found.append(own.federation.updates.variance())
     assert found[0] == found[1] > 0
 
 

@@ -20,7 +20,7 @@ from actors.processes.pool import InlinePool
 from algorithms.registry import Experiment
 from cluster.planning.balance import hosts_of
 from rayfl.params import Tree
-from tests.actors.federation.test_federation import World
+from tests.support.counting import World
 from tests.support.experiments import small_experiment
 from tests.support.toys import assert_equal
 

@@ -14,7 +14,7 @@ from actors.hosting.samples import Samples
 from rayfl.data.federated import FederatedDataset, OnDemand
 from rayfl.errors import DataError
 from rayfl.examples import SPLITS, Examples, InputSpec
-from tests.actors.federation.test_federation import World
+from tests.support.counting import World
 from tests.support.toys import CPU, random_clients
 
 SIZES = [5, 9, 30, 4]

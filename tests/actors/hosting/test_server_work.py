@@ -15,7 +15,7 @@ from actors.hosting.at_work import Report
 from actors.hosting.host import ClientHost
 from actors.hosting.job import Job, JobResult
 from actors.processes.pool import HostDiedError, InlinePool
-from actors.processes.ray_pool import RayPool
+from actors.processes.waiting import silence
 from algorithms.base import Algorithm, Clients
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.config.cluster_section import ClientsConfig
@@ -186,7 +186,7 @@ def test_results_of_the_job_have_nothing_of_clients() -> None:
 
 def test_the_deadline_of_clients_is_not_the_servers() -> None:
     at_work = SimpleNamespace(doing=lambda: Report((-1,), 99.0, ()))
-    assert RayPool._silence(SimpleNamespace(_hosts=[at_work]), 0, 1.0, True) == 0.0  # type: ignore[arg-type]
+    assert silence(at_work, 0, 1.0, True) == 0.0  # type: ignore[arg-type]
 
 
 class OneFails(Distilling):

@@ -9,8 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import rayfl
-from actors.hosting.job import Found
-from actors.hosting.procedures import Procedures
+from actors.hosting import procedures
+from actors.hosting.equipment import Equipment
+from actors.hosting.job import Found, Job
+from actors.hosting.replies import found_of
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.engine.client import Client
@@ -45,16 +47,14 @@ def assert_same_but_for_the_note(left: Outcome, right: Outcome) -> None:
 
 def fail(monkeypatch: pytest.MonkeyPatch, plan: set[tuple[int, int]], procedure: str | None = None) -> None:
     """Makes clients fail by (round, client), in one procedure or in all but FLOCO's pass over all clients."""
-    found_of = Procedures._found_of
 
-    def failing(self: Procedures, client: Client, *others: Any) -> Found:
-        job = self._job
+    def failing(own: Equipment, job: Job, client: Client, *others: Any) -> Found:
         meant = job.procedure == procedure if procedure else job.procedure not in ("signal", "predictors")
         if (job.round, client.id) in plan and meant:
             raise RuntimeError("made up")
-        return found_of(self, client, *others)
+        return found_of(own, job, client, *others)
 
-    monkeypatch.setattr(Procedures, "_found_of", failing)
+    monkeypatch.setattr(procedures, "found_of", failing)
 
 
 @pytest.mark.parametrize("method", each_method(sorted(set(METHODS) - NEEDS_ALL)))
@@ -125,15 +125,13 @@ def test_a_client_whose_evaluation_fails_is_missing_in_that_evaluation_only(
 ) -> None:
     config = small_experiment(tmp_path, "scored", "fedavg", backend="inline")
     config |= {"clients": SKIP, "evaluation": {"every": 2, "cohort_received": True}}
-    found_of = Procedures._found_of
 
-    def failing(self: Procedures, client: Client, *others: Any) -> Found:
-        job = self._job
+    def failing(own: Equipment, job: Job, client: Client, *others: Any) -> Found:
         if job.kind == "evaluate" and client.id == 1 and job.round == 1:
             raise RuntimeError("made up")
-        return found_of(self, client, *others)
+        return found_of(own, job, client, *others)
 
-    monkeypatch.setattr(Procedures, "_found_of", failing)
+    monkeypatch.setattr(procedures, "found_of", failing)
     result = rayfl.run(config)
     assert rows(tmp_path / "scored") == [(2, 1, "predictors", "RuntimeError: made up")]
     everyone = [row for row in result.rounds.to_pylist() if row["cohort"] == "all" and row["model"] == "global"]

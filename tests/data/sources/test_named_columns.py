@@ -1,12 +1,10 @@
-"""Tables with named columns, several labels, numbers to predict, and texts: what is read, and what is refused."""
+"""Tables with named columns, several labels and numbers to predict: what is read, and what is refused."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,62 +16,16 @@ import torch
 from sklearn.preprocessing import StandardScaler
 
 import rayfl
-from rayfl.data.federated import FederatedDataset
-from rayfl.data.images.transform import TransformConfig
-from rayfl.data.opening import open_dataset
-from rayfl.data.partitions.base import IIDPartition, NaturalPartition, PathologicalPartition
+from rayfl.data.partitions.base import IIDPartition, PathologicalPartition
 from rayfl.data.partitions.dirichlet import DirichletPartition
-from rayfl.data.partitions.holdout import HoldoutConfig
-from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.sources.official import open_official_test
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.errors import ConfigError, DataError, ModelError
-from rayfl.metrics.language import IGNORED
 from rayfl.models.perceptron import TabularMLP
 from rayfl.randomness import RandomStreams
+from tests.support.tables import AGES, ROWS, opened, written
 
-AGES = [30.0, 40.0, 50.0, 60.0, 35.0, 45.0, 55.0, 65.0, 20.0, 80.0, 25.0, 75.0]
-ROWS: dict[str, list[Any]] = {
-    "age": AGES,
-    "bmi": [20.0 + (7 * i) % 11 for i in range(12)],
-    "sex": ["f", "m"] * 6,
-    "smokes": [True, False, False] * 4,
-    "outcome": [i % 2 for i in range(12)],
-    "days": [1.5 * age for age in AGES],
-    "weeks": [0.5 * age for age in AGES],
-    "cough": [i % 2 for i in range(12)],
-    "fever": [i % 3 == 0 for i in range(12)],
-    "hospital": ["A"] * 4 + ["B"] * 4 + ["C"] * 4,
-    "note": ["the cat sat", "a dog sat on the cat", "cat", "dog"] * 3,
-    "split": ["train", "train", "train", "test"] * 3,
-}
 INPUTS = ["age", "bmi", "sex"]
-
-
-def written(folder: Path, kind: str = "parquet", **changes: Any) -> Path:
-    """The rows as a file; a change replaces a column, or removes it (None)."""
-    columns = {name: values for name, values in {**ROWS, **changes}.items() if values is not None}
-    path = folder / f"rows.{kind}"
-    table = pa.table(columns)
-    if kind == "csv":
-        pyarrow.csv.write_csv(table, path)
-    else:
-        pq.write_table(table, path)
-    return path
-
-
-def opened(
-    source: Mapping[str, Any], target: str = "class", partition: Any = None, **holdout: float
-) -> FederatedDataset:
-    sections = SimpleNamespace(
-        dataset=ParquetSource(**source),
-        task=SimpleNamespace(target=target),
-        partition=partition or NaturalPartition(),
-        holdout=HoldoutConfig(**holdout),
-        noise=LabelNoise(),
-        transform=TransformConfig(),
-    )
-    return open_dataset(sections, RandomStreams(0))
 
 
 @pytest.fixture
@@ -222,119 +174,6 @@ def test_numbers_are_divided_by_their_order_and_not_by_classes(own: Callable[...
     assert all(before[1] < after[0] for before, after in pairwise(bounds))
     with pytest.raises(ConfigError, match=r"'dirichlet' divides samples by their classes.*choose iid, pathological"):
         opened(section, "values", DirichletPartition(num_clients=3, alpha=1))
-
-
-def test_words_are_tokens_learned_from_the_training_rows(own: Callable[..., dict[str, Any]]) -> None:
-    notes = ["the cat sat", "a dog sat on the cat", "cat", "an unknown cat"] * 3
-    section = own(changes={"note": notes}, x="note", y="outcome", tokenizer="words", length=4)
-    dataset = opened(section)
-    assert dataset.spec.kind == "tokens"
-    assert dataset.spec.shape == (4,)
-    assert dataset.spec.vocabulary == 2 + len({"the", "cat", "sat", "a", "dog", "on"})
-    train, test = dataset.load(0)["train"].x, dataset.load(0)["test"].x
-    cat = int(train[2, 0])
-    assert cat == 2  # the most frequent word
-    assert train[2].tolist() == [cat, 0, 0, 0]
-    assert test[0].tolist() == [1, 1, cat, 0]
-    assert any("3 of 12 texts are longer than 4 tokens" in remark for remark in dataset.remarks())
-
-
-def saved_tokenizer(folder: Path, padding: bool = False, special: bool = False, **more: Any) -> Any:
-    """A tokenizer of three words in a folder, as the library writes it."""
-    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra hf")
-    words = {"cat": 0, "dog": 1, "sat": 2, "[UNK]": 3} | ({"[PAD]": 4, "[SEP]": 5} if padding or special else {})
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    if special:
-        made.post_processor = tokenizers.processors.TemplateProcessing("$A [SEP]", special_tokens=[("[SEP]", 5)])
-    folder.mkdir(exist_ok=True)
-    made.save(str(folder / "tokenizer.json"))
-    return made
-
-
-def test_a_tokenizer_from_a_folder_keeps_its_numbers(
-    own: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: Any
-) -> None:
-    folder = tmp_path / "tokenizer"
-    saved_tokenizer(folder)
-    section = own(x="note", y="outcome", tokenizer=str(folder), length=6)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "tokenizers", None)
-        with pytest.raises(DataError, match=r"needs the package tokenizers: pip install 'rayfl\[hf\]'"):
-            opened(section)
-    dataset = opened(section)
-    assert dataset.spec.vocabulary == 5 and dataset.spec.padding == 4  # after all others
-    assert dataset.load(0)["train"].x.tolist()[1:] == [[3, 1, 2, 3, 3, 0], [0, 4, 4, 4, 4, 4]]
-    with pytest.raises(DataError, match=r"dataset.vocabulary is 9, but .*tokenizer.json has 5 tokens"):
-        opened({**section, "vocabulary": 9})
-    (folder / "tokenizer.json").write_text("damaged")
-    with pytest.raises(DataError, match=r"tokenizer.json is no tokenizer of the library tokenizers: expected value"):
-        opened(section)
-
-
-def test_a_tokenizers_own_padding_ends_and_lengths(own: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    """What a file says of lengths cuts nothing; what ends a text stays where it is cut."""
-    folder = tmp_path / "tokenizer"
-    made = saved_tokenizer(folder, special=True)
-    made.enable_truncation(2)
-    made.enable_padding(pad_id=4, pad_token="[PAD]", length=9)
-    made.save(str(folder / "tokenizer.json"))
-    section = own(x="note", y="outcome", tokenizer=str(folder / "tokenizer.json"))
-    whole = opened(section)
-    assert whole.spec.vocabulary == 6 and whole.spec.padding == 4
-    assert whole.load(0)["train"].x.tolist()[1:] == [[3, 1, 2, 3, 3, 0, 5], [0, 5, 4, 4, 4, 4, 4]]
-    cut = opened({**section, "length": 3})
-    assert cut.load(0)["train"].x.tolist()[1:] == [[3, 1, 5], [0, 5, 4]]
-    assert any("6 of 12 texts are longer than 3 tokens" in remark for remark in cut.remarks())
-    with pytest.raises(DataError, match=r"dataset.length is 1, but .*tokenizer.json adds 1 tokens to every text"):
-        opened({**section, "length": 1})
-    made.no_padding()
-    made.save(str(folder / "tokenizer.json"))
-    assert opened(section).spec.padding == 4  # [PAD] by its name
-    (folder / "tokenizer_config.json").write_text('{"pad_token": {"content": "[SEP]"}}')
-    assert opened({**section, "length": 8}).spec.padding == 5
-    (folder / "tokenizer_config.json").write_text("{")
-    with pytest.raises(DataError, match=r"tokenizer_config.json is not readable JSON"):
-        opened({**section, "length": 9})
-
-
-def test_words_as_torchtext_cuts_them() -> None:
-    from rayfl.data.sources.tokenizers import tokenized
-
-    text = 'It\'s "New" (really): 3.5!<br />Is it; no?'
-    found = tokenized([text], "basic_english", np.ones(1, dtype=bool), None, None)
-    words = ["it", "'", "s", "new", "(", "really", ")", "3", ".", "5", "!", "is", "it", "no", "?"]
-    assert len(found.rows[0]) == len(words) and found.vocabulary == 2 + len(set(words))
-    assert [found.rows[0][i] == found.rows[0][0] for i in range(len(words))] == [word == "it" for word in words]
-
-
-def test_texts_of_which_the_next_token_is_learned(own: Callable[..., dict[str, Any]]) -> None:
-    dataset = opened(own(x="note", tokenizer="characters", length=5), "tokens")
-    train = dataset.load(0)["train"]
-    assert train.x.shape == train.y.shape == (len(train.x), 5)
-    assert torch.equal(train.x[0, 1:], train.y[0, :-1])
-    short = next(i for i in range(len(train.x)) if train.x[i, 3] == 0)  # "cat"
-    assert train.y[short].tolist()[2:] == [IGNORED, IGNORED, IGNORED]
-    assert dataset.spec.num_classes == dataset.spec.vocabulary
-
-
-def test_lists_of_tokens(tmp_path: Path) -> None:
-    rows = {"x": [[3, 1, 2], [4], [1, 1, 1, 1]], "y": [0, 1, 0], "client": ["a", "a", "a"]}
-    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
-    section = {"path": tmp_path / "rows.parquet", "root": tmp_path, "kind": "tokens"}
-    dataset = opened(section, test=0, validation=0)
-    assert dataset.load(0)["train"].x.tolist() == [[3, 1, 2, 0], [4, 0, 0, 0], [1, 1, 1, 1]]
-    assert dataset.spec.vocabulary == 5 and dataset.spec.padding == 0
-    assert not dataset.remarks()
-    own = opened({**section, "padding": None}, test=0, validation=0)
-    assert own.load(0)["train"].x.tolist() == [[3, 1, 2, 5], [4, 5, 5, 5], [1, 1, 1, 1]]
-    assert own.spec.vocabulary == 6 and own.spec.padding == 5
-    (remark,) = opened({**section, "padding": 1}, test=0, validation=0).remarks()
-    assert remark.startswith("1 of 3 rows have the token that fills rows up before other tokens")
-    with pytest.raises(
-        DataError, match=r"column 'x', row 1 \(client 'a'\) has the token 4; .*below dataset.vocabulary=4"
-    ):
-        opened({**section, "vocabulary": 4})
 
 
 def test_embeddings_are_the_same_looped_and_stacked(own: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

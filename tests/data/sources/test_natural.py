@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ from rayfl.data.sources.root import data_root
 from rayfl.errors import DataError
 from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
+from tests.support.leaf_sources import LEAF_ROOT, needs_leaf
 
-REPOSITORY = Path(__file__).parents[3]
-LEAF_ROOT = Path(os.environ.get("RAYFL_TEST_DATA") or REPOSITORY.parent / "shared" / "data") / "leaf"
 STREAMS = RandomStreams(7)
 TOKENS = NaturalHeader(kind="toy", input="tokens", shape=(2,), num_classes=50, vocabulary=100)
 Row = tuple[str, str, int]
@@ -236,9 +234,7 @@ def test_source_refuses_unknown_fields() -> None:
         LeafSource.model_validate({"path": "f.parquet", "folder": "x"})
 
 
-@pytest.mark.skipif(
-    not LEAF_ROOT.is_dir(), reason=f"no LEAF data in {LEAF_ROOT}; set RAYFL_TEST_DATA to the folder that has leaf/"
-)
+@needs_leaf
 def test_real_femnist(tmp_path: Path) -> None:
     path = import_leaf("femnist", LEAF_ROOT / "femnist" / "data", tmp_path / "f.parquet").destination
     dataset = NaturalDataset(path, 0.1, STREAMS)

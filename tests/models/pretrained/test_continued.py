@@ -16,7 +16,7 @@ import yaml
 import rayfl
 from rayfl.runs.verification import verify
 from rayfl.storage.files import Storage
-from tests.models.pretrained.test_runs import experiment
+from tests.support.adapter_runs import experiment
 from tests.support.experiments import assert_same, outcome
 
 ROOT = Path(__file__).parents[3]

@@ -21,7 +21,7 @@ from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.runs.committed import CommittedModels
 from rayfl.runs.export import export_merged
 from rayfl.runs.folder import open_run
-from tests.models.pretrained.test_runs import experiment
+from tests.support.adapter_runs import experiment
 from tests.support.bases import (
     IMAGES,
     base,

@@ -13,7 +13,7 @@ import rayfl
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.models.pretrained.products import contribution, product_error
 from rayfl.results.schemas import known_schema
-from tests.models.pretrained.test_runs import experiment
+from tests.support.adapter_runs import experiment
 from tests.support.bases import network, trained
 from tests.support.problems import NETWORK
 

@@ -12,10 +12,10 @@ from rayfl.data.files.records import read_record, record_path
 from rayfl.data.sources.inventory import inventory, verify
 from rayfl.data.sources.leaf import LeafOptions, import_femnist_raw, import_leaf, import_shakespeare_raw
 from rayfl.errors import DataError
-from tests.data.sources.leaf.test_leaf import LEAF_ROOT, document, entry, needs_leaf, write_source
 from tests.data.sources.leaf.test_leaf_nist import nist
 from tests.data.sources.leaf.test_leaf_plays import written
 from tests.data.sources.leaf.test_leaf_words import tweets
+from tests.support.leaf_sources import LEAF_ROOT, document, entry, needs_leaf, write_source
 
 
 def imported(folder: Path) -> Path:

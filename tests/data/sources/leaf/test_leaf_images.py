@@ -17,7 +17,7 @@ from rayfl.data.sources.natural import NaturalDataset
 from rayfl.errors import DataError
 from rayfl.models.zoo import LeafCNN, TwoNN
 from rayfl.randomness import RandomStreams
-from tests.data.sources.leaf.test_leaf import document, write_source
+from tests.support.leaf_sources import document, write_source
 
 
 def photograph(red: int, size: tuple[int, int] = (178, 218), kind: str = "PNG") -> bytes:

@@ -19,7 +19,7 @@ from rayfl.data.sources.natural import NaturalDataset
 from rayfl.errors import DataError
 from rayfl.models.zoo import CharLSTM
 from rayfl.randomness import RandomStreams
-from tests.data.sources.leaf.test_leaf import document, write_source
+from tests.support.leaf_sources import document, write_source
 
 SENTENCE = ["<BOS>", "the", "cat", "sat", "<EOS>", "<PAD>", "<PAD>", "<PAD>", "<PAD>", "<PAD>"]
 NEXT = ["the", "cat", "sat", "<EOS>", "<PAD>", "<PAD>", "<PAD>", "<PAD>", "<PAD>", "<PAD>"]

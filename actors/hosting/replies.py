@@ -1,0 +1,85 @@
+"""What the procedure of one client has come to: checked, scored, and made fit to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from actors.hosting.contract import check_predictors, check_sendable
+from actors.hosting.equipment import Equipment
+from actors.hosting.job import Found, Job
+from actors.hosting.scoring import SplitScores
+from rayfl.aggregation.contributions import Inspected, Weighted, too_large
+from rayfl.aggregation.magnitudes import Extremes, check_finite
+from rayfl.data.sources.official import OFFICIAL_PIECE
+from rayfl.engine.client import Client
+from rayfl.engine.tasks import Predictor
+from rayfl.errors import MethodError
+from rayfl.metrics import Statistics
+from rayfl.params import num_bytes, to_numpy
+
+
+def found_of(
+    own: Equipment, job: Job, client: Client, outcome: Any, update: Any, scored: SplitScores, known: Extremes
+) -> Found:
+    """Returns what one client has done, if it is fit to be part of a result.
+
+    Args:
+        own: what the procedure was run with.
+        job: what was asked for.
+        client: who did it.
+        outcome: what its procedure returned or raised.
+        update: its part of the sums over updates, what went wrong with it, or None.
+        scored: the scores of its predictors that are known already.
+        known: the extremes of tensors that need not be looked at.
+
+    Raises:
+        Exception: what the client is to blame for.
+    """
+    result, scorer, samples = Found(), own.scorer, own.samples
+    if isinstance(outcome, Exception):
+        raise outcome
+    if job.kind == "evaluate":
+        check_predictors(outcome, job.procedure)
+        found = scorer.score_rest(outcome, job.splits, samples.of(client.id), scored)
+        if job.official:
+            found["official"] = _scores_on_official(own, outcome)
+        result.scores = found
+        return result
+    if job.kind == "mean":
+        if not isinstance(outcome, Weighted):
+            raise MethodError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
+        check_sendable(outcome.tree, job.procedure)
+        result.contribution, result.group = Inspected.of(outcome, known), outcome.group
+        if job.summands > 1 and not result.contribution.fits(job.summands if job.skips else 1):
+            raise OverflowError(too_large(outcome))
+        if job.counted:
+            result.upload_bytes = num_bytes(outcome.tree)
+    else:
+        check_sendable(outcome, job.procedure)
+        check_finite(outcome)
+        result.value = to_numpy(outcome)
+        if job.counted:
+            result.upload_bytes = num_bytes(outcome)
+    if isinstance(update, Exception):
+        raise update
+    if update is not None:
+        result.update = Inspected.of(update, known)
+    if client.published:
+        check_predictors(client.published, f"{job.procedure} (client.publish)")
+        result.scores = scorer.score_rest(client.published, job.splits, samples.of(client.id), scored)
+    return result
+
+
+def _scores_on_official(own: Equipment, predictors: Mapping[str, Predictor]) -> dict[str, Statistics]:
+    """The statistics, on the whole official test part, of a client's models that are not the server's own."""
+    assert own.official is not None
+    mine = {name: predictor for name, predictor in predictors.items() if name != "global"}
+    total = {name: Statistics.empty(own.engine.task.measures) for name in mine}
+    part = own.official()
+    for first in range(0, len(part), OFFICIAL_PIECE):
+        piece = own.samples.official(first, partial(part.load, first, first + OFFICIAL_PIECE))
+        for name, statistics in own.scorer.score(mine, piece).items():
+            total[name] += statistics
+    return total

@@ -1,0 +1,71 @@
+"""Waits for the answers of hosts, and ends a host that says nothing for too long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ray
+
+from actors.processes.pool import HostDiedError
+from actors.processes.ray_host import RayHost
+from rayfl.engine.requests import SERVER
+
+
+def collected(
+    hosts: Sequence[RayHost], handles: Mapping[Any, int], deadline_s: float | None, of_clients: bool
+) -> Iterator[tuple[int, Any]]:
+    """The results of hosts as they arrive; see ``actors.processes.pool.HostPool.collect``.
+
+    Args:
+        hosts: by position.
+        handles: by handle, the position of the host that was asked; may grow while results arrive.
+        deadline_s: for how long a host may be at the same clients, or say nothing; None: for any time.
+        of_clients: whether the hosts run clients' procedures.
+    """
+    waiting, known = list(handles), len(handles)
+    heard = dict.fromkeys(handles.values(), time.monotonic())
+    while waiting:
+        timeout = None
+        if deadline_s is not None:
+            silent = min({handles[handle] for handle in waiting}, key=heard.__getitem__)
+            timeout = max(heard[silent] + deadline_s - time.monotonic(), 0.0)
+        ready, waiting = ray.wait(waiting, num_returns=1, timeout=timeout)
+        if not ready:
+            assert deadline_s is not None
+            if _has_answered(handle for handle in waiting if handles[handle] == silent):
+                heard[silent] = time.monotonic()  # the answer is there, and only on its way
+            else:
+                heard[silent] = time.monotonic() - silence(hosts[silent], silent, deadline_s, of_clients)
+            continue
+        host = handles[ready[0]]
+        heard[host] = time.monotonic()
+        yield host, hosts[host].result(ready[0], host)
+        waiting += list(handles)[known:]
+        known = len(handles)
+
+
+def _has_answered(handles: Iterable[Any]) -> bool:
+    """Returns whether one of some answers is ready, wherever it lies."""
+    return bool(ray.wait(list(handles), num_returns=1, timeout=1, fetch_local=False)[0])
+
+
+def silence(host: RayHost, position: int, deadline_s: float, of_clients: bool) -> float:
+    """For how many seconds a host that has not answered has been at the same clients.
+
+    Raises:
+        HostDiedError: when that is too long, or it does not say: it is ended.
+    """
+    doing = host.doing() if of_clients else None
+    if doing is not None and doing.clients == (SERVER,):
+        return 0.0  # the limit is one of clients
+    if doing is not None and doing.clients and doing.seconds < deadline_s:
+        return doing.seconds
+    # Its pings are answered by another thread: only its end makes sure that it does not go on.
+    ray.kill(host.actor)
+    reason = f"no answer within clients.deadline_s={deadline_s:g} s"
+    if doing is None:
+        raise HostDiedError(position, reason, hung=True, suspicious=of_clients)
+    named = bool(doing.clients)
+    raise HostDiedError(position, reason, doing.clients, True, certain=named, suspicious=named, printed=doing.printed)

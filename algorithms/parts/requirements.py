@@ -1,0 +1,78 @@
+"""What methods require of a task, a model and an optimizer, refused by name where it is lacking."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Task, Trait
+from rayfl.errors import ConfigError
+from rayfl.models.base import Network
+
+_TRAITS: Mapping[Trait, str] = {
+    "classes": "one class a sample",
+    "distribution": "a probability distribution over classes a sample",
+    "features": "one vector of features a sample",
+}
+
+
+def check_traits(method: str, needed: Mapping[Trait, str], task: Task) -> None:
+    """Refuses a task that lacks what a method needs.
+
+    Args:
+        method: what to call the method.
+        needed: the traits, and why each is needed.
+        task: the task.
+
+    Raises:
+        ConfigError: naming the task, what it lacks, and the fix.
+    """
+    for trait, why in needed.items():
+        if trait not in task.traits:
+            raise ConfigError(
+                f"algorithm: {method} cannot learn task={task.name}, which has not {_TRAITS[trait]}: {why}. "
+                "Choose another method: docs/tasks.md has a table of methods and tasks"
+            )
+
+
+def check_head(method: str, network: Network, bias: bool = False) -> None:
+    """Refuses a model whose last layer a method works on, but which does not train that layer.
+
+    Args:
+        method: what to call the method.
+        network: the model.
+        bias: whether the layer's bias, if it has one, must be trained as well.
+
+    Raises:
+        ConfigError: the weight of the last layer requires no gradient, and so is in no model of a client or the server.
+    """
+    if network.head_is_fixed:
+        raise ConfigError(
+            f"{method} needs the last layer's weight to be trained, but in this model {network.head_weight!r} has "
+            "requires_grad=False: leave it on there, or choose another method"
+        )
+    name = network.head_weight.removesuffix("weight") + "bias"
+    if bias and name in network.fixed_parameters:
+        raise ConfigError(
+            f"{method} trains the last layer, but in this model {name!r} has requires_grad=False: leave it on there, "
+            "or choose another method"
+        )
+
+
+def check_sgd(method: str, train: TrainConfig, reason: str, heavy_ball: bool = False) -> None:
+    """Refuses an optimizer other than SGD, for a method whose own formulas suppose its steps.
+
+    Args:
+        method: what to call the method.
+        train: the training section.
+        reason: what supposes SGD, for the message.
+        heavy_ball: whether SGD must also have neither Nesterov's momentum nor dampening.
+
+    Raises:
+        ConfigError: naming the option and the fix.
+    """
+    if train.optimizer != "sgd":
+        raise ConfigError(f"{method} needs train.optimizer=sgd, not {train.optimizer}: {reason}")
+    for field in ("nesterov", "dampening") if heavy_ball else ():
+        if getattr(train, field):
+            raise ConfigError(f"{method} does without train.{field}: {reason}")

@@ -1,0 +1,92 @@
+"""The command ``rayfl compare``: prints methods side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rayfl.cli.report_options import PAPERS, Cohort, Metrics, Models, Phase, Runs, Split, loaded_runs, wanted_of
+from rayfl.errors import ConfigError
+from rayfl.tracking import terminal
+
+if TYPE_CHECKING:
+    from rayfl.report.comparison import Comparison
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(compare)
+
+
+def compare(
+    runs: Runs,
+    format: Annotated[
+        Literal["table", "csv", "markdown", "latex", "json"],
+        typer.Option(
+            help="table: for a terminal; csv, json: every number in a field of its own; markdown, latex: as "
+            "papers print it (LaTeX needs the package booktabs)."
+        ),
+    ] = "table",
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    about: Annotated[
+        Literal["means", "harm", "costs"],
+        typer.Option(
+            help="means: of the metrics; harm: who is harmed, the clients below the global model and below local "
+            "training, and quantiles over clients; costs: what the runs took."
+        ),
+    ] = "means",
+    by_dataset: Annotated[
+        bool, typer.Option("--by-dataset", help="Runs on different data: a column for each data set.")
+    ] = False,
+    metrics: Metrics = None,
+    models: Models = None,
+    split: Split = "test",
+    cohort: Cohort = "all",
+    phase: Phase = "received",
+) -> None:
+    """Print runs side by side, with the best marked and tests of the differences."""
+    from rayfl.report.comparison import compare as compared
+    from rayfl.report.datasets import compare_by_dataset
+    from rayfl.report.formats import formatted
+    from rayfl.report.several import terminal_table
+
+    if as_json and format not in ("table", "json"):
+        raise ConfigError(f"--json and --format {format}: choose one")
+    if metrics and about != "means":
+        raise ConfigError(f"--metric chooses columns of --about means; --about {about} has its own: leave one out")
+    chosen = "json" if as_json else format
+    loaded = loaded_runs(runs, models, split, cohort, phase)
+    wanted = wanted_of(loaded, metrics, models, papers=chosen in PAPERS)
+    if len(loaded) < 2 and about == "means":
+        raise ConfigError("rayfl compare needs at least two runs; `rayfl report` describes a single one")
+    comparisons = compare_by_dataset(loaded, wanted) if by_dataset else {loaded[0].dataset: compared(loaded, wanted)}
+    if about != "means":
+        _print_about(comparisons, about, chosen)
+        return
+    for name, comparison in comparisons.items():
+        if chosen == "table":
+            if by_dataset:
+                terminal.say(f"{name}:")
+            terminal.out().print(terminal_table(comparison))
+        for note in comparison.notes:
+            where = f"{name}: " if by_dataset else ""
+            (terminal.say if chosen == "table" else terminal.warn)(f"note: {where}{note}")
+    if chosen != "table":
+        terminal.write(formatted(comparisons, chosen))
+
+
+def _print_about(comparisons: Mapping[str, Comparison], about: Any, chosen: str) -> None:
+    from rayfl.report.about import formatted, tables
+
+    if chosen != "table":
+        terminal.write(formatted(comparisons, about, chosen))
+        return
+    made, notes = tables(comparisons, about)
+    for name, table in zip(comparisons, made, strict=True):
+        if len(comparisons) > 1:
+            terminal.say(f"{name}:")
+        terminal.out().print(table)
+    for note in notes:
+        terminal.say(f"note: {note}")

@@ -1,0 +1,35 @@
+"""What optimizers leave in a client's state, under ``optimizer``, for the next pass of the same stream."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rayfl.engine.local_settings import LocalSettings
+from rayfl.engine.optimizers import Kept, Rule
+from rayfl.engine.requests import TrainRequest
+from rayfl.params import Tree
+
+
+def kept_optimizer(state: Tree, stream: str, rules: Collection[Rule]) -> Kept:
+    """Returns what the optimizer of a stream's last pass has left; nothing before the first.
+
+    Args:
+        state: the client's.
+        stream: suffix of the pass's streams.
+        rules: with which the next pass trains.
+    """
+    stored = state.get("optimizer", {}).get(_pass_name(stream), {})
+    return Kept.of(stored, {name for rule in rules for name in rule.slots})
+
+
+def keep_optimizer(state: Tree, request: TrainRequest, settings: LocalSettings) -> None:
+    """Puts what the optimizer of an update has left into the client's state."""
+    memory, keys = request.kept, settings.keep_optimizer
+    if memory is not None and memory.slots and request.plan.steps:
+        stored = memory.stored(None if isinstance(keys, bool) else keys)
+        state["optimizer"] = {**state.get("optimizer", {}), _pass_name(settings.stream): stored}
+
+
+def _pass_name(stream: str) -> str:
+    """Returns where the state keeps what the optimizer of a pass has left."""
+    return stream.removeprefix(".") or "main"

@@ -1,0 +1,108 @@
+"""Refuses, before any actor starts, settings that do not go with the clients, the method or the model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from rayfl.config.schema import ExperimentConfig
+from rayfl.engine.round_context import RoundContext
+from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import NetworkTask
+from rayfl.errors import ConfigError, DataError
+from rayfl.models.private_norm import private_names
+from rayfl.params import leaves
+from rayfl.system.config import NoSystem
+from rayfl.system.devices import Device
+from rayfl.system.schedule import options_without_losses
+
+_log = logging.getLogger("rayfl")
+
+
+def check_trainable(samples: np.ndarray, names: Sequence[str]) -> None:
+    """Refuses clients that may be sampled and have nothing to train on, which a data set of one's own may have."""
+    if len(idle := np.flatnonzero(samples == 0)):
+        named = ", ".join(f"{client} ({names[client]})" for client in idle[:3].tolist())
+        raise DataError(
+            f"dataset: {len(idle)} of {len(samples)} clients have no training samples, so that they have no weight "
+            f"in a mean and no update: {named}{', ...' if len(idle) > 3 else ''}. Leave them out of the data set"
+        )
+
+
+def check_optimizer(train: TrainConfig) -> None:
+    """Refuses to keep what there is not (older runs may have asked for it), and names a warm-up without an end."""
+    if train.persist_optimizer and not train.rule.slots:
+        raise ConfigError(
+            f"train.persist_optimizer: {train.optimizer} without momentum keeps nothing: set train.momentum, or "
+            "drop train.persist_optimizer"
+        )
+    if train.schedule is not None and train.schedule.warmup >= train.rounds:
+        _log.warning(
+            "train.schedule: the warm-up of %d rounds takes up all %d rounds: nothing is left for the schedule %s",
+            train.schedule.warmup,
+            train.rounds,
+            train.schedule.name,
+        )
+
+
+def check_system(config: ExperimentConfig, devices: Sequence[Device], num_clients: int) -> None:
+    """Refuses a simulated system that the method or the cohort cannot have.
+
+    Args:
+        config: the experiment.
+        devices: the clients' simulated devices.
+        num_clients: how many may train.
+
+    Raises:
+        ConfigError: naming the option and the fix.
+    """
+    system, algorithm, wanted = config.system, config.algorithm, config.train.clients_per_round
+    buffered = not isinstance(system, NoSystem) and system.mode == "buffered"
+    if algorithm.asynchronous and not buffered:
+        raise ConfigError(
+            f"{algorithm.name} has rounds without a barrier, in which clients of different speed begin and end at "
+            "any time: set system=given, sampled or trace, and system.mode=buffered (docs/system.md)"
+        )
+    if buffered and not algorithm.asynchronous:
+        raise ConfigError(
+            f"system.mode is buffered, but {algorithm.name} expects that a round's clients all begin with it: set "
+            "system.mode=synchronous, or choose fedbuff, or a class that says asynchronous = True "
+            "(docs/write-a-method.md)"
+        )
+    if isinstance(system, NoSystem) or not devices:
+        return
+    if algorithm.needs_everyone and (lossless := options_without_losses(system, devices)):
+        raise ConfigError(
+            f"system: simulated devices leave clients out of rounds, which {algorithm.name} cannot do without: "
+            f"{algorithm.needs_everyone}. Set {', '.join(lossless)}, or choose another method"
+        )
+    if system.over_sampling > 1 and wanted in ("all", num_clients):
+        raise ConfigError("system.over_sampling: train.clients_per_round asks all clients already; leave it out")
+    if system.concurrency is not None and system.concurrency > num_clients:
+        raise ConfigError(f"system.concurrency is {system.concurrency}, but there are only {num_clients} clients")
+
+
+def check_private_norm(config: ExperimentConfig, task: NetworkTask, context: RoundContext) -> None:
+    """Refuses normalization layers of the clients' own where there is nothing to keep, or the method needs them.
+
+    Raises:
+        ConfigError: naming the option, the method and why.
+    """
+    algorithm, policy, network = config.algorithm, config.train.private_norm, task.network
+    names = private_names(network, policy)
+    if policy in algorithm.no_private_norm:
+        why = algorithm.no_private_norm[policy]
+    elif len(task.candidates) > 1:
+        why = "clients have different architectures"
+    elif not names:
+        what = "running statistics" if policy == "statistics" else "tensors"
+        why = f"this model has no normalization layer with {what} (model.norm, docs/models.md)"
+    elif not any(path.rpartition("/")[2] in names for path, _ in leaves(algorithm.init(task, context))):
+        why = "nothing of a normalization layer is sent anyway"
+    elif config.evaluation.official_test:
+        why = "the server's model lacks what evaluation.official_test needs; set one of the two"
+    else:
+        return
+    raise ConfigError(f"train.private_norm is {policy}, which {algorithm.name} cannot have here: {why}")

@@ -1,0 +1,147 @@
+"""Values, columns and options of users' own data that are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rayfl
+from actors.hosting.samples import Samples as Samples_
+from rayfl.data.federated import FederatedDataset
+from rayfl.data.sources.base import Samples
+from rayfl.errors import ClientError, DataError
+from rayfl.examples import Examples, InputSpec
+from tests.support.own_files import (
+    GAP,
+    HERE,
+    MADE,
+    N,
+    X,
+    of_file,
+    of_function,
+    parts,
+    remarks,
+    table,
+)
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
+
+
+class Own(FederatedDataset):
+    """Four clients of ten samples; one value of sample 5 that the third one trains on is wrong."""
+
+    def __init__(self, value: float, label: int = 1) -> None:
+        self.spec = InputSpec("image", (3,), 2)
+        self.names = ("ann", "bob", "eve", "zoe")
+        self._x = torch.from_numpy(X.astype(np.float32))
+        self._y = torch.arange(N) % 2
+        self._x[25, 1], self._y[25] = value, label
+
+    def sizes(self) -> np.ndarray:
+        return np.array([[6, 2, 2]] * 4)
+
+    def load(self, client: int) -> dict[str, Examples]:
+        x, y = self._x[10 * client :], self._y[10 * client :]
+        places = {"train": slice(0, 6), "validation": slice(6, 8), "test": slice(8, 10)}
+        return {split: Examples(x[at], y[at]) for split, at in places.items()}
+
+
+@pytest.mark.parametrize(
+    ("value", "label", "message"),
+    [
+        (np.nan, 1, r"x of sample 5 holds a value that is not finite"),
+        (np.inf, 1, r"x of sample 5 holds a value that is not finite"),
+        (0.0, 7, r"the label of sample 5 is 7, but the data set says that it has 2 classes"),
+    ],
+)
+@pytest.mark.parametrize(("on_error", "method"), [("fail", "fedavg"), ("skip", "fedavg"), ("skip", "centralized")])
+def test_values_in_the_data_are_no_divergence(
+    tmp_path: Path, value: float, label: int, message: str, on_error: str, method: str
+) -> None:
+    MADE["data"] = Own(value, label)
+    config = {
+        "name": "run",
+        "storage_path": str(tmp_path),
+        "dataset": f"{HERE}:made",
+        "model": "two_nn",
+        "algorithm": method,
+        "train": {"rounds": 1, "clients_per_round": "all"},
+        "clients": {"on_error": on_error},
+        "cluster": {"backend": "inline"},
+        "tracking": {"tensorboard": False},
+    }
+    with pytest.raises(ClientError) as raised:
+        rayfl.run(config)
+    text = str(raised.value)
+    assert f"client 2 (eve), train: {message}" in text
+    assert "diverged" not in text
+
+
+def test_values_in_public_samples_are_found() -> None:
+    samples = Samples_(Own(0.0), torch.device("cpu"), None)
+    assert samples.public().shape == (0, 3)
+    broken = Own(0.0)
+    broken.load_public = lambda: torch.tensor([[0.0, 1.0], [np.nan, 1.0]])  # type: ignore[method-assign]
+    with pytest.raises(DataError, match="the public samples: x of sample 1 holds"):
+        Samples_(broken, torch.device("cpu"), None).public()
+
+
+def test_values_of_a_function_and_of_files_are_found_before_the_start(tmp_path: Path) -> None:
+    x = X.copy()
+    x[17, 2] = np.nan
+    y, clients = np.arange(N) % 4, np.repeat(["ann", "bob"], 20)
+    with pytest.raises(DataError, match="x of sample 17 holds a value that is not finite"):
+        parts(of_function(x, y, 4)).dataset  # noqa: B018
+    with pytest.raises(DataError, match=r"x of sample 17 \(client 'ann'\) holds a value that is not finite"):
+        parts(of_function(x, y, 4, clients), partition="natural").dataset  # noqa: B018
+    large = X.copy()
+    large[3, 0] = 1e300  # finite, but not in float32
+    with pytest.raises(DataError, match="x of sample 3 holds"):
+        parts(of_function(large, y, 4)).dataset  # noqa: B018
+    path = table(tmp_path / "f.parquet", x=x.tolist(), client=clients.tolist())
+    with pytest.raises(DataError, match=r"column 'x', row 17 \(client 'ann'\) holds a value that is not finite"):
+        parts(of_file(path), partition="natural").dataset  # noqa: B018
+
+
+def test_clients_without_training_samples_are_left_out_with_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, split = np.repeat(["a", "b", "c", "d"], 10), np.array(["train", "test"] * 20)
+    split[20:30] = "test"
+    path = table(tmp_path / "f.parquet", client=client.tolist(), split=split.tolist())
+    (remark,) = remarks(of_file(path), caplog, partition="natural")
+    assert remark.endswith("have test samples and none to train on are left out, 1 of the data's: 'c'")
+    assert parts(of_file(path), partition="natural").dataset.names == ("a", "b", "d")
+    split[20:30] = "train"
+    path = table(tmp_path / "g.parquet", client=client.tolist(), split=split.tolist())
+    assert remarks(of_file(path), caplog, partition="natural") == []
+
+
+def test_a_column_twice_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "twice.csv"
+    path.write_text("x0,x1,x0,y\n1,2,3,0\n4,5,6,1\n")
+    with pytest.raises(DataError, match=r"twice.csv has several columns called 'x0': rename or remove one"):
+        parts(of_file(path)).dataset  # noqa: B018
+
+
+def test_a_data_set_of_ones_own_numbers_its_labels_itself() -> None:
+    MADE["data"] = Own(0.0)
+    with pytest.raises(DataError, match=r"dataset.labels is renumbered, but .* returned a FederatedDataset"):
+        parts({"name": "custom", "function": f"{HERE}:made", "labels": "renumbered"}, partition="natural").dataset  # noqa: B018
+    MADE["data"] = Samples(X, np.array(GAP), InputSpec("image", X.shape[1:], 4))
+    for option, value in {"labels": "renumbered", "vocabulary": 9}.items():
+        with pytest.raises(DataError, match=rf"dataset.{option} is {value}, but .* returned a Samples"):
+            parts({"name": "custom", "function": f"{HERE}:made", option: value}).dataset  # noqa: B018
+
+
+def test_options_of_other_inputs_and_targets_are_refused() -> None:
+    with pytest.raises(DataError, match=r"dataset.vocabulary is 9, but x has the type float64"):
+        parts(of_function(X, np.array(GAP), 4, vocabulary=9)).dataset  # noqa: B018
+    with pytest.raises(DataError, match=r"dataset.labels=renumbered is for classes, and there are none"):
+        parts(of_function(X, X[:, :1], None, labels="renumbered"), task="regression").dataset  # noqa: B018

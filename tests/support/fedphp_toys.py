@@ -1,0 +1,28 @@
+"""Toys of FedPHP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rayfl.engine.classification import Classification
+from rayfl.engine.settings import TrainConfig
+from tests.support.toys import (
+    Toy,
+    normalized_layers,
+    random_clients,
+    two_layers,
+)
+
+SIZES = (20, 13, 10, 19)  # no batch of one sample, which has no batch statistics
+
+TRAIN = TrainConfig(
+    rounds=4, clients_per_round=3, local_epochs=2, batch_size=8, lr=0.1, momentum=0.9, weight_decay=1e-3
+)
+
+
+def toy(algorithm: Any, train: TrainConfig = TRAIN, task: Any = None, **options: Any) -> Toy:
+    return Toy(algorithm, random_clients(SIZES), task or two_layers(), train, **options)
+
+
+def normed() -> Classification:
+    return normalized_layers(0.3)
