@@ -49,8 +49,8 @@ def check_compilable(task: Task) -> None:
             )
         if candidate.network.rows_per_sample:
             raise ConfigError(
-                "engine.compile: steps over a pretrained base cannot be compiled, since its tensors are in no tree that "
-                "a trace reads (and model.checkpointing=auto may change the steps later): leave engine.compile out"
+                "engine.compile: steps over a pretrained base cannot be compiled, since its tensors are in no tree "
+                "that a trace reads (and model.checkpointing=auto may change the steps later): leave it out"
             )
     check_tools(torch.device("cpu"))
 

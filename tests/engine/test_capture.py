@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -154,8 +154,8 @@ def test_memory_that_runs_out_is_no_refusal() -> None:
 class Graph:
     """A CUDA graph as PyTorch's allocator sees it: a pool ends with its last graph, and takes no other one then."""
 
-    pools: Counter[int] = Counter()
-    begun: set[int] = set()
+    pools: ClassVar[Counter[int]] = Counter()
+    begun: ClassVar[set[int]] = set()
 
     def capture_begin(self, pool: int, capture_error_mode: str) -> None:
         if pool in self.begun and not self.pools[pool]:
