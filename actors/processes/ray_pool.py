@@ -8,7 +8,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import ray
@@ -86,6 +86,10 @@ class RayPool:
     def submit(self, host: int, method: str, *args: Any) -> Any:
         return self._hosts[host].submit(method, *args)
 
+    @property
+    def home(self) -> str | None:
+        return str(ray.get_runtime_context().get_node_id())
+
     def machine(self, host: int) -> str | None:
         return str(self._hosts[host].description["node_id"])
 
@@ -96,12 +100,12 @@ class RayPool:
         return self._hosts[host].result(handle, host)
 
     def collect(
-        self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
+        self, handles: MutableMapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
     ) -> Iterator[tuple[int, Any]]:
-        waiting, known = list(handles), len(handles)
-        heard = dict.fromkeys(handles.values(), time.monotonic())
-        while waiting:
-            timeout = None
+        heard, known = dict[int, float](), set[Any]()
+        while waiting := list(handles):
+            heard |= {handles[handle]: time.monotonic() for handle in waiting if handle not in known}
+            known, timeout = set(waiting), None
             if deadline_s is not None:
                 silent = min({handles[handle] for handle in waiting}, key=heard.__getitem__)
                 timeout = max(heard[silent] + deadline_s - time.monotonic(), 0.0)
@@ -123,9 +127,10 @@ class RayPool:
                 continue
             host = handles[ready[0]]
             heard[host] = time.monotonic()
-            yield host, self._hosts[host].result(ready[0], host)
-            waiting += list(handles)[known:]
-            known = len(handles)
+            result = self._hosts[host].result(ready[0], host)
+            del handles[ready[0]], ready
+            yield host, result
+            del result
 
     def _silence(self, position: int, deadline_s: float, of_clients: bool) -> float:
         """For how many seconds a host that has not answered has been at the same clients.
