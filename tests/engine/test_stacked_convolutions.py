@@ -6,20 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from rayfl.engine.classification import Classification
 from rayfl.engine.stacked_gradients import StackedGradients
 from rayfl.engine.tasks import Batch
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import Architecture
-from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.zoo import LeafCNN, ResNet9, TwoCNN
 from rayfl.params import leaves
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.launches import Launches
 from tests.support.problems import examples
+from tests.support.unfolding import convolving
 
 CLIENTS, BATCH = 3, 10
 WORKS: dict[str, tuple[Architecture, InputSpec]] = {
@@ -31,33 +30,10 @@ MOST = {"two_cnn": (59, 46), "leaf_cnn": (59, 103), "resnet9": (216, 143)}
 """Launches of a stacked gradient with grouped convolutions, and MiB that it reads and writes for each client."""
 
 
-class Unfolded(nn.Conv2d):
-    """A convolution as a product: inputs are written out patch by patch, (b, c k k, positions)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        side = [
-            (size + 2 * pad - kernel) // step + 1
-            for size, pad, kernel, step in zip(x.shape[2:], self.padding, self.kernel_size, self.stride, strict=True)  # type: ignore[arg-type]
-        ]
-        patches = functional.unfold(x, self.kernel_size, padding=self.padding, stride=self.stride)  # type: ignore[arg-type]
-        # One product a client: (outputs, c k k) by (c k k, b positions).
-        found = self.weight.flatten(1) @ patches.movedim(0, 1).flatten(1)
-        found = found if self.bias is None else found + self.bias[:, None]
-        return found.unflatten(1, (len(x), *side)).movedim(0, 1)
-
-
-def unfolded(model: ClassificationModel) -> ClassificationModel:
-    """The model, with convolutions of that form."""
-    for module in model.modules():
-        if type(module) is nn.Conv2d:
-            module.__class__ = Unfolded
-    return model
-
-
 def counted(name: str, unfold: bool) -> tuple[Launches, list[Tensor]]:
     """A stacked gradient, counted; and what it is."""
     architecture, spec = WORKS[name]
-    network = Network(lambda: unfolded(architecture.build(spec)) if unfold else architecture.build(spec))
+    network = convolving(architecture, spec, unfold)
     task = Classification(network)
     data = [examples(BATCH, spec, client) for client in range(CLIENTS)]
     trees = [dict(leaves(network.initialize(client))) for client in range(CLIENTS)]
