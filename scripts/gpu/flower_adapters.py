@@ -1,7 +1,9 @@
-"""Rounds of federated averaging of adapters in Flower's simulation: ``flower_adapters.py``, settings in an environment
-variable as JSON; prints the seconds of each round.
+"""Rounds of federated averaging of adapters in Flower's simulation, and the seconds of each.
 
-A worker keeps its base from one client to the next, which templates that make a model for every client do not.
+    CAMPAIGN_FLOWER=SETTINGS python -c "from flower_adapters import main; main()"
+
+The settings are JSON. Flower's workers import this module, so that it may not be the main one. A worker keeps its base
+from one client to the next, which templates that make a model for every client do not.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from peft_clients import PeftClients
-from torch import Tensor
 
 SETTINGS: dict[str, Any] = json.loads(os.environ["CAMPAIGN_FLOWER"])
 client_app, server_app = ClientApp(), ServerApp()
@@ -34,17 +35,13 @@ def base() -> PeftClients:
     return PeftClients(SETTINGS["folder"], SETTINGS["device"])
 
 
-def state_of(record: ArrayRecord) -> dict[str, Tensor]:
-    return dict(record.to_torch_state_dict())
-
-
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     clients, batch, shape = base(), SETTINGS["batch"], SETTINGS["shape"]
     generator = torch.Generator().manual_seed(int(context.node_config["partition-id"]))
     x = torch.rand(batch, *shape, generator=generator).to(SETTINGS["device"])
     y = torch.randint(0, SETTINGS["classes"], (batch,), generator=generator).to(SETTINGS["device"])
-    clients.load(state_of(message.content["arrays"]))
+    clients.load(message.content["arrays"].to_torch_state_dict())
     clients.train(x, y, SETTINGS["steps"])
     state = {name: leaf.cpu() for name, leaf in clients.state().items()}
     metrics = MetricRecord({"num-examples": batch * SETTINGS["steps"]})
@@ -79,7 +76,8 @@ def serve(grid: Grid, context: Context) -> None:
     print("FLOWER " + json.dumps(seconds), flush=True)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Simulates, and prints the seconds of the rounds after the first."""
     logging.disable(logging.WARNING)
     resources = {
         "client_resources": {"num_cpus": 1, "num_gpus": SETTINGS["gpu_share"]},

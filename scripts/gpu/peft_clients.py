@@ -34,8 +34,8 @@ class PeftClients:
         self.own = {name: leaf for name, leaf in self.model.named_parameters() if leaf.requires_grad}
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of the trained parameters."""
-        return {name: leaf.detach().clone() for name, leaf in self.own.items()}
+        """A copy of the trained parameters, in float32 (the head is trained in bfloat16)."""
+        return {name: leaf.detach().to(torch.float32, copy=True) for name, leaf in self.own.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Takes the trained parameters from a state."""
