@@ -266,7 +266,7 @@ class Federation(Clients):
         """Has every host write its changed states, while the next round may already run."""
         return self._hosts.start_commit(rounds_completed)
 
-    def finish_commit(self, handles: Mapping[Any, int]) -> dict[int, StoredFile]:
+    def finish_commit(self, handles: dict[Any, int]) -> dict[int, StoredFile]:
         """Waits for a commit started earlier; returns the files of the states it wrote, by client.
 
         May run on another thread than the rest: it changes nothing here.

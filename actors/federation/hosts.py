@@ -128,11 +128,10 @@ class Hosts:
                 self.lookups += result.lookups
                 if self._pace is not None:
                     self._pace.observe(job.procedure, host, costs, result.seconds)
-                if (handle := merging.answered(host, result)) is not None:
-                    handles[handle] = host
+                handles |= self._answered(merging, host, result)
                 yield result
-                if (sums := self._brought_home(merging, host)) is not None:
-                    yield sums
+            if (sums := merging.result()) is not None:
+                yield sums
         except ClientError as error:
             tell_printed(error.printed)
             raise
@@ -145,7 +144,7 @@ class Hosts:
             return assign(costs, [1.0] * self._pool.size, self._home)
         return assign(self._pace.work(procedure, costs), self._pace.slowness(self._pool.size), self._home)
 
-    def _collected(self, handles: Mapping[Any, int]) -> Iterator[tuple[int, JobResult]]:
+    def _collected(self, handles: dict[Any, int]) -> Iterator[tuple[int, JobResult]]:
         """The hosts' results; the time spent waiting for them is noted."""
         results = self._pool.collect(handles, self._deadline_s, of_clients=True)
         while True:
@@ -156,12 +155,12 @@ class Hosts:
                 return
             yield found
 
-    def _brought_home(self, merging: Merging, host: int) -> JobResult | None:
-        """The sums of a host's machine, once they are one; the time spent waiting for them is noted."""
+    def _answered(self, merging: Merging, host: int, result: JobResult) -> dict[Any, int]:
+        """The handles of further results that hosts owe for their sums; the time spent waiting for sums is noted."""
         started = time.perf_counter()
-        sums = merging.brought_home(host)
+        further = merging.answered(host, result)
         self.waited_s += time.perf_counter() - started
-        return sums
+        return further
 
     def _move_states(self, shares: Sequence[Sequence[int]]) -> dict[int, list[Any]]:
         """Starts the moves of states between hosts; returns the handles each receiving host waits for."""
@@ -187,7 +186,7 @@ class Hosts:
         """Has every host write its changed states, while the next round may already run."""
         return {self._pool.submit(host, "commit", rounds_completed): host for host in range(self._pool.size)}
 
-    def finish_commit(self, handles: Mapping[Any, int]) -> dict[int, StoredFile]:
+    def finish_commit(self, handles: dict[Any, int]) -> dict[int, StoredFile]:
         """Waits for a commit started earlier; returns the files of the states it wrote, by client.
 
         May run on another thread than the rest: it changes nothing here.

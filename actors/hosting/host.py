@@ -20,7 +20,7 @@ from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer
 from actors.hosting.server_work import served
 from actors.hosting.state import Change, ClientStates
-from actors.hosting.sums import LEAST_BYTES, PartialSums, merged, taken_from
+from actors.hosting.sums import LEAST_BYTES, PartialSums, Stretch, merged, part_of, taken_from
 from algorithms.base import Algorithm
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.official import OFFICIAL_PIECE, OfficialTest
@@ -126,6 +126,10 @@ class ClientHost:
     def merged(self, round: int, procedure: str, *parts: PartialSums) -> tuple[JobResult, PartialSums]:
         """The sums of several hosts as one; the first result says that there are some."""
         return JobResult(apart=True), merged(parts, round, procedure)
+
+    def part(self, sums: PartialSums, stretch: Stretch | None) -> JobResult:
+        """See :func:`actors.hosting.sums.part_of`."""
+        return part_of(sums, stretch)
 
     def _run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
         for states in incoming:

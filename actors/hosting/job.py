@@ -12,6 +12,7 @@ from actors.hosting.failures import Failure
 from actors.hosting.memory import Lookups
 from rayfl.aggregation.contributions import Inspected
 from rayfl.aggregation.exact_sum import ExactSum
+from rayfl.aggregation.pieces import Piece
 from rayfl.metrics import Statistics
 from rayfl.params import Tree, leaves
 from rayfl.storage.manifest import StoredFile
@@ -113,6 +114,7 @@ class JobResult:
         seconds: how long each client's procedure took; of clients that ran together an equal part.
         printed: what clients' code printed, in lines that name them.
         apart: whether ``totals`` and ``updates`` are not here, but to be merged with those of other hosts.
+        piece: a piece of such a sum, and its group (None: of the sum of the updates), on its way to another machine.
         busy_s: seconds of the processor, or of the GPU, in clients' procedures.
         flops: floating-point operations of their local steps; None where they are not counted.
         peak_bytes: the most memory that the process, or its GPU's allocator, has had.
@@ -130,6 +132,7 @@ class JobResult:
     seconds: dict[int, float] = field(default_factory=dict)
     printed: list[str] = field(default_factory=list)
     apart: bool = False
+    piece: tuple[str | None, Piece] | None = None
     busy_s: float = 0.0
     flops: int | None = None
     peak_bytes: int = 0

@@ -11,10 +11,26 @@ from dataclasses import dataclass, field
 from actors.hosting.job import JobResult
 from algorithms.clients import merge
 from rayfl.aggregation.exact_sum import ExactSum, nbytes_of
+from rayfl.aggregation.pieces import piece_of, without_limbs
 from rayfl.params import num_bytes
 
 LEAST_BYTES = 4 << 20
 """Smaller sums are with the driver sooner than another host could be told to merge them."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Some elements of a sum.
+
+    Attributes:
+        group: which sum of a ``mean``; None: that of the clients' changes.
+        start: the first element.
+        stop: the element after the last.
+    """
+
+    group: str | None
+    start: int
+    stop: int
 
 
 @dataclass
@@ -61,6 +77,20 @@ def merged(parts: Sequence[PartialSums], round: int, procedure: str) -> PartialS
             merge(whole.totals.setdefault(group, ExactSum()), total, round, procedure)
         whole.updates.merge(part.updates)
     return whole
+
+
+def part_of(sums: PartialSums, stretch: Stretch | None) -> JobResult:
+    """A part of sums that travel to another machine.
+
+    Args:
+        sums: stay as they are.
+        stretch: what of them; None: all that is not in stretches.
+    """
+    if stretch is None:
+        heads = {group: without_limbs(total) for group, total in sums.totals.items()}
+        return JobResult(totals=heads, updates=without_limbs(sums.updates))
+    total = sums.updates if stretch.group is None else sums.totals[stretch.group]
+    return JobResult(piece=(stretch.group, piece_of(total, stretch.start, stretch.stop)))
 
 
 def _nbytes(total: ExactSum) -> int:

@@ -169,10 +169,7 @@ def _rehearse(host: ClientHost, short: ShortenedEngine, call: Rehearsal, memory:
     # Fewer fitted if the engine has halved its width; and fewer may fill the rows of a step.
     together = together[: min(short.width, short.widest)]
     if len(together) > 1:
-        short.limit = _STACKED_STEPS
-        memory.mark()
-        host.run(replace(call.job, clients=together), call.broadcast)
-        client = max((memory.peak() - one) // (len(together) - 1), 1)
+        client = _of_a_stack(host, short, call, memory, together, one)
     return Measured(
         place,
         short.vectorized,
@@ -185,6 +182,34 @@ def _rehearse(host: ClientHost, short: ShortenedEngine, call: Rehearsal, memory:
         room.total,
         saves_memory=short.saves_memory,
     )
+
+
+def _of_a_stack(
+    host: ClientHost, short: ShortenedEngine, call: Rehearsal, memory: DeviceMemory, together: Sequence[int], one: int
+) -> int:
+    """Bytes that each further client of a stack takes.
+
+    On accelerators scores are left out: stacked ones are made in pieces of bounded size, however many clients there
+    are, in the memory that training has left and in the tenth that no plan uses.
+
+    Args:
+        host: see :func:`measure`.
+        short: its engine.
+        call: see :func:`measure`.
+        memory: see :func:`measure`.
+        together: clients of a stack.
+        one: bytes that the first of them takes alone, with its scores.
+    """
+    short.limit = _STACKED_STEPS
+    splits = call.job.splits if host.engine.device.type == "cpu" else ()
+
+    def peak(clients: Sequence[int]) -> int:
+        memory.mark()
+        host.run(replace(call.job, clients=tuple(clients), splits=splits), call.broadcast)
+        return memory.peak()
+
+    alone = one if splits == call.job.splits else peak(together[:1])
+    return max((peak(together) - alone) // (len(together) - 1), 1)
 
 
 def _too_large(memory: DeviceMemory, place: str, job: Job) -> str:

@@ -16,7 +16,7 @@ from actors.hosting.at_work import Report
 from actors.hosting.building import build_host, pin_threads
 from actors.hosting.job import Job, JobResult
 from actors.hosting.state import Change
-from actors.hosting.sums import LEAST_BYTES, PartialSums
+from actors.hosting.sums import LEAST_BYTES, PartialSums, Stretch
 from actors.processes.gpus import Gpu
 from actors.processes.shared_memory import Parcel
 from actors.processes.transport import ActorEnd, Reply
@@ -103,6 +103,11 @@ class ClientActor:
         """See :meth:`ClientHost.merged`."""
         with self._in_charge():
             return self._host.merged(round, procedure, *parts)
+
+    def part(self, sums: PartialSums, stretch: Stretch | None) -> JobResult:
+        """See :meth:`ClientHost.part`."""
+        with self._in_charge():
+            return self._host.part(sums, stretch)
 
     @contextmanager
     def _in_charge(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, MutableMapping
 from typing import Any, Protocol
 
 from actors.hosting.host import ClientHost
@@ -61,6 +61,11 @@ class HostPool(Protocol):
         """Starts a method of a host; returns a handle for :meth:`collect` and for other hosts' arguments."""
         ...
 
+    @property
+    def home(self) -> str | None:
+        """The machine of this process."""
+        ...
+
     def machine(self, host: int) -> str | None:
         """The machine that a host is on; None where its results are in this process's memory already."""
         ...
@@ -83,12 +88,13 @@ class HostPool(Protocol):
         ...
 
     def collect(
-        self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
+        self, handles: MutableMapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
     ) -> Iterator[tuple[int, Any]]:
         """Yields (host, result) as results arrive.
 
         Args:
-            handles: handles and the hosts they belong to; those that are added between two results are waited for, too.
+            handles: handles and the hosts they belong to. Each is taken out with its result, which may free memory;
+                those that are added between two results are waited for, too.
             deadline_s: a host that owes results and has given none for so long, in seconds, is ended and counts as
                 gone; None: it may take any time.
             of_clients: whether hosts do what clients ask: the time then begins again with every client.
@@ -138,6 +144,10 @@ class InlinePool:
         except DeviceLostError as error:
             raise DeviceLostError(f"{error}; run the same command to continue from the last commit") from error
 
+    @property
+    def home(self) -> str | None:
+        return None
+
     def machine(self, host: int) -> str | None:
         return None
 
@@ -149,13 +159,11 @@ class InlinePool:
         return handle.value
 
     def collect(
-        self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
+        self, handles: MutableMapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
     ) -> Iterator[tuple[int, Any]]:
-        collected = 0
-        while collected < len(handles):
-            handle, host = list(handles.items())[collected]
-            collected += 1
-            yield host, handle.value
+        while handles:
+            handle = next(iter(handles))
+            yield handles.pop(handle), handle.value
 
     def revive(self) -> list[int]:
         return []

@@ -8,7 +8,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import ray
@@ -86,6 +86,10 @@ class RayPool:
     def submit(self, host: int, method: str, *args: Any) -> Any:
         return self._hosts[host].submit(method, *args)
 
+    @property
+    def home(self) -> str | None:
+        return str(ray.get_runtime_context().get_node_id())
+
     def machine(self, host: int) -> str | None:
         return str(self._hosts[host].description["node_id"])
 
@@ -96,7 +100,7 @@ class RayPool:
         return self._hosts[host].result(handle, host)
 
     def collect(
-        self, handles: Mapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
+        self, handles: MutableMapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
     ) -> Iterator[tuple[int, Any]]:
         return collected(self._hosts, handles, deadline_s, of_clients)
 

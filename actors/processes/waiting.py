@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import ray
@@ -14,20 +14,21 @@ from rayfl.engine.requests import SERVER
 
 
 def collected(
-    hosts: Sequence[RayHost], handles: Mapping[Any, int], deadline_s: float | None, of_clients: bool
+    hosts: Sequence[RayHost], handles: MutableMapping[Any, int], deadline_s: float | None, of_clients: bool
 ) -> Iterator[tuple[int, Any]]:
     """The results of hosts as they arrive; see ``actors.processes.pool.HostPool.collect``.
 
     Args:
         hosts: by position.
-        handles: by handle, the position of the host that was asked; may grow while results arrive.
+        handles: by handle, the position of the host that was asked; may grow while results arrive, and loses
+            those that have arrived.
         deadline_s: for how long a host may be at the same clients, or say nothing; None: for any time.
         of_clients: whether the hosts run clients' procedures.
     """
-    waiting, known = list(handles), len(handles)
-    heard = dict.fromkeys(handles.values(), time.monotonic())
-    while waiting:
-        timeout = None
+    heard, known = dict[int, float](), set[Any]()
+    while waiting := list(handles):
+        heard |= {handles[handle]: time.monotonic() for handle in waiting if handle not in known}
+        known, timeout = set(waiting), None
         if deadline_s is not None:
             silent = min({handles[handle] for handle in waiting}, key=heard.__getitem__)
             timeout = max(heard[silent] + deadline_s - time.monotonic(), 0.0)
@@ -41,9 +42,10 @@ def collected(
             continue
         host = handles[ready[0]]
         heard[host] = time.monotonic()
-        yield host, hosts[host].result(ready[0], host)
-        waiting += list(handles)[known:]
-        known = len(handles)
+        result = hosts[host].result(ready[0], host)
+        del handles[ready[0]], ready
+        yield host, result
+        del result
 
 
 def _has_answered(handles: Iterable[Any]) -> bool:

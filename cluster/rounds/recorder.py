@@ -86,7 +86,7 @@ class Recorder:
         results: ResultTables,
         counters: dict[str, int],
         federation: Federation,
-        handles: Mapping[Any, int],
+        handles: dict[Any, int],
     ) -> Manifest:
         for name, rows in results.by_name().items():
             table = self._tables.setdefault(name, PartedTable(name))

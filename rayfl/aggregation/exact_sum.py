@@ -146,9 +146,15 @@ class ExactSum:
         taken.common = parts[0].common
         return _restore(mean_of([*parts, taken], float(rest)), self.template)
 
+    def joined(self) -> Limbs:
+        """All contributions in one sum of integers, which may be read where another process has it."""
+        if len(self.received) == 1 and self.limbs is None and not self.waiting:
+            return self.received[0]
+        return self._join()
+
     def __getstate__(self) -> dict[str, Any]:
         """NumPy arrays instead of tensors: Ray moves them through shared memory without a copy."""
-        if self.count > 1:
+        if self.count > 1 and (self.waiting or self.received):
             self._join()
         state = dict(self.__dict__)
         state["waiting"] = [replace(one, tree=to_numpy(one.tree)) for one in self.waiting]

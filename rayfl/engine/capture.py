@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -42,12 +43,12 @@ class CudaGraphs:
         self._device = device
         self._stream: Any = None
         self._pool: Any = None
+        self._living = WeakSet[Any]()
 
     def warm(self, work: Work) -> None:
         """See :class:`Recorder`."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            self._pool = torch.cuda.graph_pool_handle()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             work()
@@ -56,6 +57,9 @@ class CudaGraphs:
     def record(self, work: Work) -> Work:
         """See :class:`Recorder`."""
         graph = torch.cuda.CUDAGraph()
+        if not self._living:
+            # A pool of memory ends with the last of its graphs: those of the next stack cannot be recorded into it.
+            self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(self._device)
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -66,6 +70,7 @@ class CudaGraphs:
                     graph.capture_end()
                 raise
             graph.capture_end()
+        self._living.add(graph)
         replay: Work = graph.replay
         return replay
 

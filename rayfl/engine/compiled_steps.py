@@ -38,7 +38,7 @@ def check_compilable(task: Task) -> None:
         task: what is learned.
 
     Raises:
-        ConfigError: clients with this network cannot be stacked.
+        ConfigError: clients with this network cannot be stacked, or it has a pretrained base.
         ResourceError: this machine has no C++ compiler.
     """
     for candidate in task.candidates:
@@ -46,6 +46,11 @@ def check_compilable(task: Task) -> None:
             raise ConfigError(
                 f"engine.compile: stacked clients alone are compiled, but {candidate.network.why_not_vectorizable}: "
                 "leave engine.compile out, or choose another model"
+            )
+        if candidate.network.rows_per_sample:
+            raise ConfigError(
+                "engine.compile: steps over a pretrained base cannot be compiled, since its tensors are in no tree "
+                "that a trace reads (and model.checkpointing=auto may change the steps later): leave it out"
             )
     check_tools(torch.device("cpu"))
 

@@ -80,18 +80,18 @@ def test_checks_are_listed_and_their_limits_leave_each_part_below_nine_minutes()
     for line in listed.splitlines():
         part, _, limit, *_ = line.split()
         limits[part] = limits.get(part, 0.0) + float(limit)
-    assert sorted(limits) == ["a", "b", "c", "d"]
+    assert sorted(limits) == ["a", "b", "c", "d", "e"]
     assert max(limits.values()) <= 540, limits
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7000)
-@pytest.mark.parametrize("part", ["a", "b", "c", "d"])
+@pytest.mark.parametrize("part", ["a", "b", "c", "d", "e"])
 def test_every_check_can_be_rehearsed_on_a_cpu(part: str, tmp_path: Path) -> None:
     command = [*SCRIPT, "--part", part, "--device", "cpu", "--out", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=False, timeout=6900)
     answers = json.loads((tmp_path / f"campaign-{part}.json").read_text())
     failed = {name: answer["reason"] for name, answer in answers.items() if answer["status"] == "failed"}
     assert not failed
-    assert sum(answer["status"] == "ok" for answer in answers.values()) >= 6
+    assert sum(answer["status"] == "ok" for answer in answers.values()) >= 4
     assert "A rehearsal on a CPU" in (tmp_path / f"campaign-{part}.md").read_text()

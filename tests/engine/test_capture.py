@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import logging
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +20,7 @@ from torch import Tensor
 
 from rayfl.data.images.augment import Augmentation, AugmentConfig, Variations
 from rayfl.engine import vectorized
-from rayfl.engine.capture import Capture
+from rayfl.engine.capture import Capture, CudaGraphs
 from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.optimizers import Kept, Rule
@@ -143,6 +149,45 @@ def test_memory_that_runs_out_is_no_refusal() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         vectorized.train(updates_of(network, IMAGE), Classification(network), CPU, capture)
     assert not capture.refused
+
+
+class Graph:
+    """A CUDA graph as PyTorch's allocator sees it: a pool ends with its last graph, and takes no other one then."""
+
+    pools: ClassVar[Counter[int]] = Counter()
+    begun: ClassVar[set[int]] = set()
+
+    def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+        if pool in self.begun and not self.pools[pool]:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        self.begun.add(pool)
+        self.pools[pool] += 1
+        weakref.finalize(self, self.pools.subtract, [pool])
+
+    def capture_end(self) -> None:
+        pass
+
+    def replay(self) -> None:
+        pass
+
+
+def test_stacks_after_the_first_are_recorded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = mock.Mock()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", itertools.count().__next__)
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    capture = Capture(CudaGraphs(CPU))
+    for _ in range(3):
+        capture.recorder.warm(lambda: None)
+        graphs = [capture.record(lambda: None) for _ in range(2)]
+        assert all(graphs), capture.refused
+        assert max(Graph.pools.values()) == 2  # those of one stack share their memory
+        del graphs  # as at a stack's end
+        gc.collect()
+        assert not sum(Graph.pools.values())
 
 
 def test_capture_without_a_gpu_is_said(caplog: pytest.LogCaptureFixture) -> None:

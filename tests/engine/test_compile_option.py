@@ -82,6 +82,14 @@ def test_networks_that_cannot_be_stacked_are_refused() -> None:
         check_compilable(Classification(Network(Gated)))
 
 
+@pytest.mark.parametrize("checkpointing", [False, "auto"])
+def test_steps_over_a_pretrained_base_are_refused(checkpointing: Any) -> None:
+    from tests.support.bases import network
+
+    with pytest.raises(ConfigError, match=r"engine\.compile: steps over a pretrained base cannot be compiled"):
+        check_compilable(Classification(network("vit", checkpointing=checkpointing)))
+
+
 def test_without_a_compiler_no_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor.cpp, "cxx", (None, "no-such-compiler"))
     config = small_experiment(tmp_path, "uncompiled", "fedavg") | {"engine": {"compile": True}}

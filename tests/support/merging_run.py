@@ -24,10 +24,12 @@ def submit_apart(self: RayHost, method: str, *args: Any) -> tuple[Any, Any]:
 
 
 def result(self: RayHost, handle: Any, position: int) -> Any:
-    """Counts results that have sums."""
+    """Counts results that have sums, or a piece of one."""
     found = _result(self, handle, position)
     if getattr(found, "totals", None):
         received["sums"] += 1
+    if getattr(found, "piece", None):
+        received["pieces"] += 1
     return found
 
 

@@ -7,8 +7,9 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import rayfl
@@ -18,7 +19,7 @@ from checks.running import Check, Record, SkippedError
 from rayfl.tracking.callback import RunInfo
 
 
-class _Watching(rayfl.Callback):
+class Watching(rayfl.Callback):
     """Notes a run's plan, hosts and failures, and may kill an actor.
 
     Args:
@@ -48,8 +49,18 @@ class _Watching(rayfl.Callback):
         self.failures.append(reason)
 
 
-def _run(folder: str, name: str, watching: _Watching, **cluster: Any) -> Path:
-    """A run of SCAFFOLD on scikit-learn's digits, long enough to be disturbed; returns its folder."""
+def run_digits(
+    folder: str, name: str, watching: Watching, sections: Mapping[str, Any] = MappingProxyType({}), **cluster: Any
+) -> Path:
+    """A run of SCAFFOLD on scikit-learn's digits, long enough to be disturbed; returns its folder.
+
+    Args:
+        folder: of runs.
+        name: of the run.
+        watching: sees it.
+        sections: of the configuration, in place of these.
+        cluster: of the cluster's section.
+    """
     try:
         import ray  # noqa: F401
     except ImportError:
@@ -65,6 +76,7 @@ def _run(folder: str, name: str, watching: _Watching, **cluster: Any) -> Path:
             "train": {"rounds": 4, "clients_per_round": "all", "local_epochs": 20, "batch_size": 10, "lr": 0.05},
             "evaluation": {"every": 4},
             "tracking": {"tensorboard": False},
+            **sections,
             "cluster": {"device": "cpu" if REHEARSAL else "cuda", **cluster},
         },
         callbacks=[watching],
@@ -86,8 +98,8 @@ def _server(folder: Path) -> Any:
 def plan_of_a_run(record: Record) -> None:
     """What a run plans, and what its actors then take of the GPU."""
     with tempfile.TemporaryDirectory() as folder:
-        watching = _Watching()
-        _run(folder, "plan", watching)
+        watching = Watching()
+        run_digits(folder, "plan", watching)
     record.note("plan", watching.plan)
     record.note("processes on the GPU", watching.used or "none")
     record.note("s a round", watching.seconds)
@@ -97,9 +109,9 @@ def actor_killed(record: Record) -> None:
     """An actor that is killed in the midst of a round: the run rewinds, and ends with the same model."""
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {"num_actors": 1} if not REHEARSAL else {"num_actors": 2}
-        calm = _server(_run(folder, "calm", _Watching(), **options))
-        watching = _Watching(kill_after=2)
-        disturbed = _server(_run(folder, "disturbed", watching, **options))
+        calm = _server(run_digits(folder, "calm", Watching(), **options))
+        watching = Watching(kill_after=2)
+        disturbed = _server(run_digits(folder, "disturbed", watching, **options))
     record.note("failures", watching.failures)
     apart = difference(disturbed, calm)
     record.note("largest difference", apart)
@@ -112,9 +124,9 @@ def actors_share(record: Record) -> None:
     expected = None
     with tempfile.TemporaryDirectory() as folder:
         for actors in (1, 2) if REHEARSAL else (1, 2, 4):
-            watching, begun = _Watching(), time.monotonic()
+            watching, begun = Watching(), time.monotonic()
             options = {"num_actors": actors, **({} if REHEARSAL else {"actors_per_gpu": actors})}
-            found = _server(_run(folder, f"shared-{actors}", watching, **options))
+            found = _server(run_digits(folder, f"shared-{actors}", watching, **options))
             expected = expected or found
             apart = difference(found, expected)
             about = {"s in all": time.monotonic() - begun, "s a round": watching.seconds[-1], "differs by": apart}

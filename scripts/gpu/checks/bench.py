@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import Architecture
+from rayfl.models.base import Network
 from tests.support.elsewhere import elsewhere
 from tests.support.toys import ListDataset, Toy
 
@@ -116,6 +118,8 @@ def federation(
     device: torch.device = DEVICE,
     cohort: int | None = None,
     data_memory: int | None = None,
+    network: Network | None = None,
+    engine: Mapping[str, Any] = MappingProxyType({}),
     **train: Any,
 ) -> Toy:
     """One host in this process, with a client for each of the sizes.
@@ -130,16 +134,18 @@ def federation(
         device: where.
         cohort: clients in a round; None for all.
         data_memory: bytes of samples that stay on the device.
+        network: in place of the architecture's.
+        engine: further options of the engine.
         train: of the training section.
     """
     generator = torch.Generator().manual_seed(0)
     data = ListDataset([samples(spec, size, generator) for size in sizes], spec.num_classes)
     data.spec = spec
     settings = {"rounds": 99, "clients_per_round": cohort or "all", "local_epochs": 1, "batch_size": 10, "lr": 0.01}
-    task = Classification(architecture.network(spec))
+    task = Classification(network or architecture.network(spec))
     toy = Toy(method, data, task, TrainConfig(**{**settings, **train}), device=device, data_memory=data_memory)
     for host in toy.client_hosts:
-        host.engine = Engine(task, device, EngineConfig(mode=mode, width=width))  # type: ignore[arg-type]
+        host.engine = Engine(task, device, EngineConfig(mode=mode, width=width, **engine))  # type: ignore[arg-type]
     return toy
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from checks.adapters import BASES, _network, _stack
+from checks.bases import BASES, network_of, stack_of
 from checks.bench import DEVICE, REHEARSAL, peak_bytes, scaled, seconds
 from checks.running import Check, Record
 from rayfl.engine.further_tasks import LanguageModel
@@ -20,8 +20,8 @@ _NAME = "many words"
 
 def in_parts(record: Record) -> None:
     """Losses and gradients of two clients' adapters: they must be the same, for a third of the bytes at most."""
-    network = _network(_NAME, checkpointing=True, head={"train": False})
-    task, stack = LanguageModel(network), _stack(network, 2)
+    network = network_of(_NAME, checkpointing=True, head={"train": False})
+    task, stack = LanguageModel(network), stack_of(network, 2)
     spec = BASES[_NAME][2]
     shape = (2, scaled(4, 2), scaled(spec.shape[0], 16) + 1)
     tokens = torch.randint(spec.vocabulary, shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)

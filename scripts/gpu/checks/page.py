@@ -16,6 +16,7 @@ _TITLES = {
     "b": "How fast is it?",
     "c": "What if something goes wrong?",
     "d": "Adapters over a pretrained base",
+    "e": "What else could be done?",
 }
 _REHEARSAL = "**A rehearsal on a CPU**, with less work: its numbers say nothing about GPUs, nor about the goals."
 

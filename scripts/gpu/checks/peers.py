@@ -39,7 +39,7 @@ def _work() -> Work:
     return replace(work, clients=4, cohort=4, samples=20, rounds=3) if REHEARSAL else work
 
 
-def _interpreter(contender: str) -> str:
+def interpreter(contender: str) -> str:
     """Python that has the contender's package.
 
     Raises:
@@ -71,7 +71,7 @@ def _prepared(work: Work, folder: Path) -> Path:
 
 def _raced(contender: str) -> dict[str, Any]:
     """What a contender says of its rounds."""
-    python, work = _interpreter(contender), _work()
+    python, work = interpreter(contender), _work()
     with tempfile.TemporaryDirectory(prefix="rayfl-campaign-") as scratch:
         path = Path(scratch) / "task.json"
         files = _prepared(work, Path(scratch))

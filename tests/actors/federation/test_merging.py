@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from actors.federation import merging
 from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
 from actors.hosting.job import JobResult
 from actors.hosting.sums import LEAST_BYTES, PartialSums, taken_from
-from actors.processes.pool import InlinePool
+from actors.processes.pool import HostDiedError, InlinePool
 from algorithms.fedavg import FedAvg
 from algorithms.scaffold import Scaffold
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
@@ -32,21 +34,35 @@ class Machines(InlinePool):
 
     Attributes:
         least: bytes of sums that are merged.
+        dies_with: the piece that a host does not send any more.
         messages: what the driver received, by kind.
     """
 
     least = 0
+    dies_with: int | None = None
 
     def __init__(self, hosts: list[Any]) -> None:
         super().__init__(hosts)
         self.messages: Counter[str] = Counter()
+
+    @property
+    def home(self) -> str | None:
+        return "one"
 
     def machine(self, host: int) -> str | None:
         return MACHINES[host]
 
     def submit(self, host: int, method: str, *args: Any) -> Any:
         done = super().submit(host, method, *args)
-        self.messages["sums with a result"] += isinstance(done.value, JobResult) and bool(done.value.totals)
+        if method == "part":
+            assert MACHINES[host] != self.home
+            if self.messages["pieces"] == self.dies_with:
+                self.dies_with = None
+                raise HostDiedError(host, "gone")
+            done.value = pickle.loads(pickle.dumps(done.value))
+            self.messages["pieces" if done.value.piece else "heads"] += 1
+        else:
+            self.messages["sums with a result"] += isinstance(done.value, JobResult) and bool(done.value.totals)
         return done
 
     def submit_apart(self, host: int, method: str, *args: Any) -> tuple[Any, Any]:
@@ -93,12 +109,41 @@ def test_one_sum_a_machine_reaches_the_driver_with_the_same_bits(method: Any) ->
     own.run()
     assert_equal(own.server, expected.server)
     assert_equal({str(k): v for k, v in own.states().items()}, {str(k): v for k, v in expected.states().items()})
-    # A host that is alone on its machine sends its sums with its result.
-    calls = pool.messages["sums with a result"]
+    # A sum of the driver's own machine is read where it lies; those of the two others come in pieces.
+    calls = pool.messages["fetched"]
     assert calls >= 3
-    assert pool.messages["fetched"] == 2 * calls
-    assert pool.messages["run_apart"] == 5 * calls
+    assert not pool.messages["sums with a result"]
+    assert pool.messages["heads"] == 2 * calls
+    assert pool.messages["pieces"] >= 2 * calls
+    assert pool.messages["run_apart"] == 6 * calls
     assert pool.messages["merged"] == 3 * calls
+
+
+@pytest.mark.parametrize("size", [160, 1600, 1 << 20])
+def test_a_sum_comes_in_as_many_pieces_as_it_has_bytes_for(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "PIECE_BYTES", size)
+    expected, own = toy(FedAvg(), 1), toy(FedAvg(), len(MACHINES))
+    pool = on_machines(own)
+    expected.step()
+    own.federation.begin_round(0, ())
+    own.server = {**own.server, **own.algorithm.round(own.server, list(range(12)), own.federation)}
+    assert_equal(own.server, expected.server)
+    numbers = sum(leaf.numel() for leaf in own.server["model"].values())
+    assert pool.messages["pieces"] == 2 * -(-numbers // (size // 16))
+
+
+def test_a_host_that_dies_between_pieces_leaves_nothing_of_its_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round is undone and repeated: what had been added belongs to no later sum."""
+    monkeypatch.setattr(merging, "PIECE_BYTES", 160)
+    expected, own = toy(FedAvg(), 1), toy(FedAvg(), len(MACHINES))
+    pool = on_machines(own)
+    expected.step()
+    pool.dies_with = 3
+    with pytest.raises(HostDiedError, match=r"gone \(it had the sums of local_update in round 0\)"):
+        own.step()
+    own.federation.rewind()
+    own.step()
+    assert_equal(own.server, expected.server)
 
 
 def test_sums_that_are_small_come_with_the_results() -> None:

@@ -154,8 +154,10 @@ def test_each_node_sends_the_driver_one_sum_a_call(cluster: Cluster, tmp_path: P
     assert ran.returncode == 0, ran.stdout + ran.stderr
     counted = json.loads(ran.stdout.partition("COUNTED ")[2])
     rounds = config["train"]["rounds"]
-    # Two actors on each of two nodes: each node merges once a round, and sends one sum.
-    assert counted == {"run_apart": 4 * rounds, "merged": 2 * rounds, "sums": 2 * rounds}
+    # Two actors on each of two nodes: each node merges once a round, and sends one sum, of 19 MB in three pieces; the
+    # sum of the updates' norms is a fourth.
+    expected = {"run_apart": 4 * rounds, "merged": 2 * rounds, "sums": 2 * rounds, "pieces": 2 * 4 * rounds}
+    assert counted == expected
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "merged"))
 
 

@@ -1,0 +1,190 @@
+"""Part e: what else could be done, in what time: which defaults are right on this GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from algorithms.fedavg import FedAvg
+from algorithms.superfed import SuPerFed
+from checks.actors import Watching, run_digits
+from checks.bases import batches, folder_of, gradients_of, network_of, section_of, spec_of, stack_of
+from checks.bench import DEVICE, REHEARSAL, federation, peak_bytes, play, scaled, seconds
+from checks.correct import difference
+from checks.peers import interpreter
+from checks.running import Check, Record, SkippedError
+from rayfl.examples import InputSpec
+from rayfl.models.zoo import LeafCNN, ResNet9, TwoCNN, TwoNN
+from tests.support.unfolding import convolving
+
+_HERE = Path(__file__).resolve().parents[1]
+_DIGITS, _LETTERS = InputSpec("image", (1, 28, 28), 10), InputSpec("image", (1, 28, 28), 62)
+_WORKS: dict[str, tuple[Any, Any, InputSpec]] = {
+    "fedavg, TwoNN": (FedAvg(), TwoNN(), _DIGITS),
+    "superfed, TwoNN": (SuPerFed(start=0.0), TwoNN(), _DIGITS),
+    "fedavg, LeafCNN": (FedAvg(), LeafCNN(), _LETTERS),
+}
+
+
+def _with_option(record: Record, option: str, exactly: bool) -> None:
+    """Rounds of 100 clients as steps are written, and with an option of the engine."""
+    for name, (method, architecture, spec) in _WORKS.items():
+        sizes, found, servers = [scaled(100, 10)] * scaled(100, 2), dict[str, Any](), []
+        for way, engine in (("as written", {}), (option, {option: True})):
+            toy = federation(method, sizes, architecture, spec, engine=engine)
+            begun = time.perf_counter()
+            play(toy)
+            found[f"{way}: s of the first round"] = time.perf_counter() - begun
+            servers.append(toy.server)
+            found[f"{way}: s a round"] = seconds(lambda toy=toy: play(toy), 2)  # type: ignore[misc]
+            found[f"{way}: peak bytes"] = peak_bytes(lambda toy=toy: play(toy))  # type: ignore[misc]
+        apart = difference(*servers)
+        record.note(name, {**found, "differs by": apart})
+        assert apart <= (0.0 if exactly else 1e-4), f"{name}: other results with engine.{option}, by {apart:.3g}"
+
+
+def captured(record: Record) -> None:
+    """Rounds with and without engine.capture: the same bits."""
+    if DEVICE.type != "cuda":
+        raise SkippedError("CUDA graphs need a GPU")
+    _with_option(record, "capture", exactly=True)
+
+
+def compiled(record: Record) -> None:
+    """Rounds with and without engine.compile."""
+    _with_option(record, "compile", exactly=False)
+
+
+def convolutions(record: Record) -> None:
+    """Rounds of 32 clients whose convolutions are grouped, as they are, or products of unfolded inputs."""
+    works: dict[str, tuple[Any, InputSpec]] = {
+        "two_cnn": (TwoCNN(), InputSpec("image", (3, 32, 32), 10)),
+        "leaf_cnn": (LeafCNN(), _LETTERS),
+        "resnet9": (ResNet9(norm="group"), InputSpec("image", (3, 32, 32), 10)),
+    }
+    for name, (architecture, spec) in works.items():
+        found, servers = dict[str, Any](), []
+        for way, unfold in (("grouped", False), ("unfolded", True)):
+            network = convolving(architecture, spec, unfold)
+            toy = federation(FedAvg(), [scaled(50, 10)] * scaled(32, 2), architecture, spec, network=network)
+            play(toy)
+            servers.append(toy.server)
+            found[f"{way}: s a round"] = seconds(lambda toy=toy: play(toy), 2)  # type: ignore[misc]
+            found[f"{way}: peak bytes"] = peak_bytes(lambda toy=toy: play(toy))  # type: ignore[misc]
+        ratio = found["unfolded: s a round"] / found["grouped: s a round"]
+        record.note(name, {**found, "unfolded to grouped": ratio})
+        apart = difference(*servers)
+        assert apart <= 1e-3, f"{name}: unfolded convolutions give other results, by {apart:.3g}"
+
+
+def actors_on_a_gpu(record: Record) -> None:
+    """Stacked clients of one actor on the GPU, and of two: a perceptron, and adapters of a small transformer."""
+    sections: dict[str, dict[str, Any]] = {"two_nn": {}}
+    adapter = {"name": "pretrained", "folder": folder_of("digits ViT"), "adapter": {"r": 8, "alpha": 16}}
+    sections["adapters"] = {"model": adapter}
+    train = {"rounds": 3, "clients_per_round": "all", "local_epochs": scaled(5, 1), "batch_size": 10, "lr": 0.05}
+    for name, own in sections.items():
+        for actors in (1, 2):
+            watching = Watching()
+            options = {"num_actors": actors, **({} if REHEARSAL else {"actors_per_gpu": actors})}
+            settings = {"algorithm": {"name": "fedavg"}, "train": train, "engine": {"mode": "vectorized"}, **own}
+            with tempfile.TemporaryDirectory() as folder:
+                run_digits(folder, "choice", watching, settings, **options)
+            record.note(f"{name}, {actors} actors", {"s a round": watching.seconds[1:], "processes": watching.used})
+
+
+def adapters_without_folds(record: Record) -> None:
+    """A step of several clients' adapters: folded, as a plain vmap of grad over a module of peft, and one by one."""
+    name, batch = "ViT-B/16", scaled(10, 2)
+    folder = folder_of(name)
+    if importlib.util.find_spec("peft") is None:
+        raise SkippedError("peft is not installed")
+    from peft_clients import PeftClients
+
+    base, network = PeftClients(folder, DEVICE.type), network_of(name)
+
+    def loss(tree: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        outputs = functional_call(base.model, dict(tree), (), {"pixel_values": x.bfloat16()})
+        return F.cross_entropy(outputs.logits.float(), y)
+
+    for clients in (1, 4, scaled(16, 4)):
+        x, y = batches(name, clients, batch)
+        folds = stack_of(network, clients)
+        stack = {path: leaf.expand(clients, *leaf.shape).clone() for path, leaf in base.state().items()}
+
+        def each(stack: Any = stack, x: Tensor = x, y: Tensor = y, clients: int = clients) -> None:
+            for k in range(clients):
+                grad(loss)({path: leaf[k] for path, leaf in stack.items()}, x[k], y[k])
+
+        def together(stack: Any = stack, x: Tensor = x, y: Tensor = y) -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # fused attention has no batching rule: a loop, which this measures
+                vmap(grad(loss), randomness="different")(stack, x, y)
+
+        ways = {
+            "folded": lambda folds=folds, x=x, y=y: gradients_of(network, folds, x, y),
+            "vmap(grad)": together,
+            "one by one": each,
+        }
+        taken = {way: seconds(work, 2) for way, work in ways.items()}  # type: ignore[arg-type]
+        bytes_ = {f"{way}: peak bytes": peak_bytes(work) for way, work in ways.items()}  # type: ignore[arg-type]
+        record.note(f"{clients} clients", {f"{way}: s a step": each_s for way, each_s in taken.items()} | bytes_)
+        ratio = taken["vmap(grad)"] / taken["folded"]
+        record.note(f"{clients} clients: vmap(grad) to folded", ratio)
+        if clients > 1:
+            record.goal(f"{name}, a step of {clients} clients: vmap(grad) to folded", "at least 1", ratio, ratio >= 1)
+
+
+def adapters_in_flower(record: Record) -> None:
+    """Rounds of 16 ViT-B clients in Flower, whose workers train adapters of peft, and in rayfl."""
+    name, clients, steps, batch = "ViT-B/16", scaled(16, 2), scaled(4, 2), scaled(10, 2)
+    folder, spec = folder_of(name), spec_of(name)
+    python = interpreter("flower")
+    if subprocess.run([python, "-c", "import peft, transformers"], capture_output=True).returncode:
+        raise SkippedError("peft and transformers are not installed beside flwr")
+    settings = {
+        "folder": folder, "device": DEVICE.type, "clients": clients, "steps": steps, "batch": batch, "rounds": 4,
+        "shape": spec.shape, "classes": spec.num_classes, "gpu_share": 0.0 if REHEARSAL else 0.25,
+        "workers": scaled(4, 1),
+    }  # fmt: skip
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": str(_HERE),
+        "CAMPAIGN_FLOWER": json.dumps(settings),
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [python, "-c", "from flower_adapters import main; main()"]
+        ran = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True)
+    line = next((line for line in ran.stdout.splitlines() if line.startswith("FLOWER ")), None)
+    if ran.returncode or line is None:
+        raise RuntimeError((ran.stdout + ran.stderr)[-2500:])
+    flower = min(json.loads(line.removeprefix("FLOWER ")))
+    toy = federation(FedAvg(), [steps * batch] * clients, section_of(name), spec, batch_size=batch)
+    if not REHEARSAL:
+        toy.task.network.compute_in(torch.bfloat16)
+    own = seconds(lambda: play(toy), 2)
+    record.note("s a round", {"flower": flower, "rayfl": own})
+    record.note("in Flower", "four workers share the GPU; each keeps its base; a client repeats one mini-batch")
+    record.goal(f"{name}, {clients} clients: Flower to rayfl", "at least 1", flower / own, flower >= own)
+
+
+CHECKS = (
+    Check("choice_capture", 50, "engine.capture against steps that are launched", captured),
+    Check("choice_compile", 160, "engine.compile against steps as they are written", compiled),
+    Check("choice_convolutions", 45, "Grouped convolutions against unfolded products", convolutions),
+    Check("choice_actors", 110, "One actor on the GPU and two, with stacked clients", actors_on_a_gpu),
+    Check("choice_folds", 60, "Folded adapters against vmap(grad) and one by one", adapters_without_folds),
+    Check("peer_flower_adapters", 110, "Adapters of a ViT-B/16 in Flower and in rayfl", adapters_in_flower),
+)
