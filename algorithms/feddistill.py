@@ -77,8 +77,14 @@ class FedDistill(Algorithm):
         "D",
         "of p from the target: cross-entropy; KL divergence (its gradients are the same); or cross-entropy with the "
         "target's logits in the place of probabilities (PFLlib, unbounded below; needs output=logits)",
+        unless={"distillation_weight": (0,)},
     )
-    leave_one_out: bool = setting(True, "", "leave a client's own outputs out of its targets; false: one mean for all")
+    leave_one_out: bool = setting(
+        True,
+        "",
+        "leave a client's own outputs out of its targets; false: one mean for all",
+        unless={"distillation_weight": (0,)},
+    )
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)

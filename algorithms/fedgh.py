@@ -65,7 +65,11 @@ class FedGH(Algorithm):
     mixes_architectures: ClassVar[bool] = True
 
     server_lr: float | None = setting(
-        None, "eta_W", "learning rate of the server's training of the head; null: the clients' of the round", ge=0
+        None,
+        "eta_W",
+        "learning rate of the server's training of the head; null: the clients' of the round",
+        ge=0,
+        unless={"server_epochs": (0,)},
     )
     server_epochs: int = setting(1, "", "passes of the server over the class means", ge=0)
 
