@@ -117,7 +117,9 @@ class FedFomo(Algorithm):
     base: Literal["before", "trained"] = setting(
         "before", "b_i", "what others are compared with: w_i before its last training (paper), or w_i"
     )
-    fallback: Literal["own", "base"] = setting("own", "", "where a client goes on if nothing has merit: w_i or b_i")
+    fallback: Literal["own", "base"] = setting(
+        "own", "", "where a client goes on if nothing has merit: w_i or b_i", unless={"base": ("trained",)}
+    )
     select_on: Literal["validation", "train"] = setting(
         "validation", "", "samples of the losses L_i (training samples where a client has none for validation)"
     )

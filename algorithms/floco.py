@@ -122,13 +122,7 @@ class Floco(Averaging):
     assignment_round: int = setting(
         100, "tau", "round (0-indexed) at whose start clients get their points; never, if there are fewer rounds", ge=0
     )
-    radius: float = setting(
-        0.1,
-        "rho",
-        "L1 radius of a client's subregion; from 2 on it is the whole simplex",
-        ge=0,
-        unless={"simplex_dimension": (0,)},
-    )
+    radius: float = setting(0.1, "rho", "L1 radius of a client's subregion; from 2 on it is the whole simplex", ge=0)
     energy_on: Literal["alpha", "beta"] = setting(
         "alpha",
         "",
@@ -157,7 +151,7 @@ class Floco(Averaging):
         False,
         "",
         "reproduce a defect of the public code: draws around a client's point that leave the simplex",
-        unless={"simplex_dimension": (0,), "radius": (0,)},
+        unless={"radius": (0,)},
     )
 
     @property

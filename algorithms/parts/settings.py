@@ -52,4 +52,4 @@ def idle_settings(method: BaseModel) -> list[str]:
 
 def _shown(value: Any) -> str:
     """A value as it is written in a configuration."""
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -18,6 +18,7 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.errors import RayflError
 from tests.support.adapted import adapted_toy, images
 from tests.support.cases import ALGORITHMS, TRAIN
+from tests.support.fedme_toys import two_architectures
 from tests.support.toys import ListDataset, Toy, normalized_layers, random_clients, recurrent_layers, two_layers
 
 BASES: dict[str, dict[str, Any]] = {
@@ -57,6 +58,9 @@ BASES: dict[str, dict[str, Any]] = {
 """Settings with which three rounds on few samples reach what a method does."""
 
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
+    ("apple", "peer_base"): {"peers": 4},
+    ("apple", "peer_growth"): {"peers": 4},
+    ("fedamp", "clip_self"): {"heuristic": False, "alpha": 100.0},
     ("fedala", "start_threshold"): {"start_threshold": 1e-9, "start_passes": 6, "start_window": 2},
     ("fedala", "start_window"): {"start_threshold": 1e9, "start_passes": 6, "start_window": 2},
     ("fedbuff", "staleness"): {"unit_staleness": 1.0},
@@ -65,31 +69,50 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("fedbuff", "stale_factor"): {"staleness": "threshold", "unit_staleness": 2.0},
     ("feddistill", "divergence"): {"output": "logits"},
     ("fedfomo", "explore_decay"): {"explore": 0.9},
+    ("fedfomo", "fallback"): {"select_on": "validation"},
+    ("fedfusion", "smoothing"): {"operator": "multi"},
+    ("fedmd", "consensus"): {"digest_loss": "mse"},
+    ("fedme", "cluster_outputs"): {"cluster_rounds": (1, 1, 2)},
+    ("fedme", "initial_epochs"): {"warm": True},
+    ("fedphp", "kd_form"): {"transfer": "kd"},
+    ("fedphp", "temperature"): {"transfer": "kd"},
+    ("mapper", "select_on"): {"grid": (0.0, 0.3, 0.6, 1.0)},
+    ("per_fedavg", "delta"): {"version": "hf"},
     ("superfed", "lm_lstm_per_layer"): {"mode": "lm"},
     ("superfed", "start"): {"start": 0.4},
 }
 """What else must be set for an option to have an effect in a small run."""
 
 OTHERS: dict[tuple[str, str], tuple[Any, ...]] = {
+    ("apple", "peer_base"): (1e9,),
+    ("apple", "peer_growth"): (1e9,),
+    ("apple", "relation_lr"): (0.01,),
     ("cfl", "gap"): (1.0,),
     ("cfl", "min_size"): (9,),
     ("cfl", "max_norm"): (1e9,),
     ("cfl", "mean_norm"): (0.0,),
     ("feddf", "server_max_grad_norm"): (1e-3,),
     ("fedme", "cluster_rounds"): ((0,), (2,)),
+    ("fedme", "initial_architecture"): (1,),
     ("l2gd", "aggregation_probability"): (0.9,),
     ("mapper", "grid"): ((0.5,),),
     ("pfedhn", "server_max_grad_norm"): (1e-3,),
+    ("pfedme", "personal_lr"): (0.02,),
     ("superfed", "start"): (0.0, 0.8),
 }
 """Values to try in place of the generic ones."""
 
-NO_MOMENTUM = {
-    ("fednova", "proximal_weight"),
-    ("pfedme", "momentum_on_personal"),
-    ("scaffold", "momentum_on_corrected"),
+TRAINING: dict[tuple[str, str], dict[str, Any]] = {
+    ("fedfomo", "fallback"): {"lr": 3.0},
+    ("fedme", "cluster_outputs"): {"lr": 1.0},
+    ("fedme", "model_tuning"): {"lr": 1.0},
+    ("fednova", "proximal_weight"): {"momentum": 0.0},
+    ("mapper", "select_on"): {"lr": 1.0},
 }
-"""Options that are tried without momentum: with it they are refused, or demanded."""
+"""How to train for an option to have an effect in a small run."""
+
+PERMISSIONS = {("pfedme", "momentum_on_personal"), ("scaffold", "momentum_on_corrected")}
+"""Options without which momentum is refused, and which do nothing more."""
 
 
 def declared(name: str) -> Iterator[tuple[str, str, Any]]:
@@ -141,7 +164,7 @@ ADAPTED = {"feddpa", "fedalt"}
 COHORTS = ([0, 2, 3], [1, 2, 4], [2, 3, 4])
 
 
-def toy_of(name: str, settings: Mapping[str, Any], momentum: float) -> Toy:
+def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) -> Toy:
     """The method on six clients with validation samples, the last of which takes no part if the method allows that."""
     method = METHODS[name](**settings)
     unseen = 0 if method.no_newcomers else 1
@@ -155,20 +178,21 @@ def toy_of(name: str, settings: Mapping[str, Any], momentum: float) -> Toy:
     clients = [(x, y if client == 0 else y % 2) for client, (x, y) in enumerate(clients)]
     held = [(x[::2] + 0.3, y[::2]) for x, y in clients]
     dataset = ListDataset(clients, public=data.load_public() if case.public else None, validation=held)
-    task = normalized_layers() if name == "fedbn" else two_layers()
+    task = {"fedbn": normalized_layers, "fedme": two_architectures}.get(name, two_layers)()
     if settings.get("mode") == "lm":
         task = recurrent_layers()
-    update = {**TRAIN.model_dump(), "rounds": 3, "momentum": momentum, **case.train}
+    update = {**TRAIN.model_dump(), "rounds": 3, "momentum": 0.5, **case.train, **training}
     if case.everyone:
         update["clients_per_round"] = "all"
     return Toy(method, dataset, task, TrainConfig(**update), unseen=unseen)
 
 
 @cache
-def outcome(name: str, settings: tuple[tuple[str, Any], ...], momentum: float) -> str | None:
+def outcome(name: str, settings: tuple[tuple[str, Any], ...], training: tuple[tuple[str, Any], ...]) -> str | None:
     """A hash of all that three rounds leave and of every score; None where the settings are refused."""
     try:
-        toy = toy_of(name, dict(settings), momentum)
+        toy = toy_of(name, dict(settings), dict(training))
+        toy.algorithm.check_task(toy.task)
         toy.algorithm.check(toy.task, toy.context)
     except (ValidationError, RayflError):
         return None
@@ -200,22 +224,23 @@ def add(found: Any, tree: Any) -> None:
 
 
 def run(name: str, option: str, settings: Mapping[str, Any]) -> str | None:
-    momentum = 0.0 if (name, option) in NO_MOMENTUM else 0.5
-    return outcome(name, tuple((key, settings[key]) for key in sorted(settings)), momentum)
+    return outcome(name, tuple(sorted(settings.items())), tuple(TRAINING.get((name, option), {}).items()))
 
 
 OPTIONS = [
     pytest.param(name, option, id=f"{name}-{option}")
     for name, method in METHODS.items()
     for option, field in method.model_fields.items()
-    if option != "name" and len(choices(field.annotation)) != 1
+    if option != "name" and len(choices(field.annotation)) != 1 and (name, option) not in PERMISSIONS
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
 def test_every_option_has_an_effect(name: str, option: str) -> None:
-    beside = {"finetune_epochs": 3} if option.startswith("finetune_") else {}
+    beside: dict[str, Any] = {"finetune_epochs": 3} if option.startswith("finetune_") else {}
+    if option == "finetune_select":
+        beside["finetune_lr"] = 3.0  # so that some epoch but the last is the best
     settings = {**BASES.get(name, {}), **beside, **BESIDE.get((name, option), {})}
     before = run(name, option, settings)
     assert before is not None, "the settings of this test are refused"
