@@ -102,19 +102,43 @@ class APPLE(Algorithm):
     }
 
     relation_lr: float = setting(0.001, "eta_2", "learning rate of p_i; it follows train.schedule", ge=0)
-    relation_penalty: float = setting(0.1, "mu", "weight of the distance of p_i from p_0", ge=0)
-    penalty_half: bool = setting(True, "", "mu/2 (paper); false: mu (official code)")
-    relation_schedule: Literal["exponential", "cosine"] = setting(
-        "exponential", "lambda", "how the penalty falls: 1e-3^(t/L), or (cos(pi t/L) + 1)/2; 0 from t = L on"
+    relation_penalty: float = setting(
+        0.1, "mu", "weight of the distance of p_i from p_0", ge=0, unless={"relation_lr": (0,), "relation_share": (0,)}
     )
-    relation_share: float = setting(0.1, "L/T", "share of the rounds in which there is a penalty", ge=0, le=1)
+    penalty_half: bool = setting(
+        True,
+        "",
+        "mu/2 (paper); false: mu (official code)",
+        unless={"relation_lr": (0,), "relation_penalty": (0,), "relation_share": (0,)},
+    )
+    relation_schedule: Literal["exponential", "cosine"] = setting(
+        "exponential",
+        "lambda",
+        "how the penalty falls: 1e-3^(t/L), or (cos(pi t/L) + 1)/2; 0 from t = L on",
+        unless={"relation_lr": (0,), "relation_penalty": (0,), "relation_share": (0,)},
+    )
+    relation_share: float = setting(
+        0.1,
+        "L/T",
+        "share of the rounds in which there is a penalty",
+        ge=0,
+        le=1,
+        unless={"relation_lr": (0,), "relation_penalty": (0,)},
+    )
     peers: int | None = setting(None, "M", "cores of others that a client downloads in a round; null: all", ge=0)
-    peer_base: float = setting(1.5, "", "peers: least base b of the weights b^|p_ij| by which they are drawn", ge=1)
+    peer_base: float = setting(
+        1.5,
+        "",
+        "peers: least base b of the weights b^|p_ij| by which they are drawn",
+        ge=1,
+        unless={"peers": (None, 0)},
+    )
     peer_growth: float = setting(
         1.0,
         "lambda_M",
         "peers: if larger, b is this times a core's mean number of downloads so far, t M / K",
         ge=0,
+        unless={"peers": (None, 0)},
     )
     fresh_peers: bool = setting(False, "", "personalized model: of the newest cores, rather than as last trained")
 

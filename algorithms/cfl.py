@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
-from algorithms.parts.partial import part, separated
-from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from algorithms.parts.means import mean_of
+from algorithms.parts.partial import joined, part, separated
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
@@ -82,14 +83,15 @@ class CFL(Algorithm):
     newcomer: ClassVar[str] = "the model of the cluster that fits it best"
 
     mean_norm: float = setting(0.4, "eps_1", "a cluster may be split if its mean change is shorter; 0: never", ge=0)
-    max_norm: float = setting(1.6, "eps_2", "and if a member's change is longer", ge=0)
-    split_from: int = setting(20, "", "rounds before the first split", ge=0)
-    min_size: int = setting(2, "", "clusters of this size or smaller are not split", ge=1)
+    max_norm: float = setting(1.6, "eps_2", "and if a member's change is longer", ge=0, unless={"mean_norm": (0,)})
+    split_from: int = setting(20, "", "rounds before the first split", ge=0, unless={"mean_norm": (0,)})
+    min_size: int = setting(2, "", "clusters of this size or smaller are not split", ge=1, unless={"mean_norm": (0,)})
     linkage: Literal["single", "complete"] = setting(
         "single",
         "",
         "which bipartition: the one whose largest cosine between the groups is least (paper), or complete linkage "
         "(public codes)",
+        unless={"mean_norm": (0,)},
     )
     gap: float | None = setting(
         None,
@@ -97,6 +99,7 @@ class CFL(Algorithm):
         "split only if sqrt((1 - largest cosine between the groups) / 2) is larger (paper); null: always (public code)",
         ge=0,
         le=1,
+        unless={"mean_norm": (0,)},
     )
     aggregation: Literal["uniform", "samples"] = setting(
         "uniform", "q_k", "weights of a cluster's mean: uniform (authors' code), or samples n_k (paper)"
@@ -143,8 +146,8 @@ class CFL(Algorithm):
             for group, child in zip(groups, (number, str(len(models))), strict=False):
                 clusters.update({str(client): int(child) for client in group})
                 if group:
-                    mean = _mean([Weighted(trained[client], weights[client]) for client in group])
-                    models[child] = part({**mean["parameters"], **mean.get("buffers", {})}, model)
+                    mean = mean_of(Weighted(trained[client], weights[client]) for client in group)
+                    models[child] = joined(mean, model)
         return {"models": models, "clusters": clusters}
 
     def groups(self, changes: Sequence[Tree], weights: Sequence[float]) -> list[list[int]]:
@@ -191,10 +194,3 @@ class CFL(Algorithm):
         losses = {number: (await client.score(Predictor.of(model), "train")).loss for number, model in models.items()}
         found: Tree = models[min(losses, key=lambda number: (losses[number], int(number)))]
         return found
-
-
-def _mean(contributions: Sequence[Weighted]) -> Tree:
-    total = ExactSum()
-    for contribution in contributions:
-        total.add(contribution)
-    return total.mean()

@@ -45,7 +45,10 @@ class Ditto(PersonalCopy):
     server_keeps: ClassVar[str] = "w"
 
     proximal_form: Literal["half_squared", "norm_per_layer"] = setting(
-        "half_squared", "", "1/2 ||.||^2 (paper), or sum of unsquared norms per weight tensor (official SuPerFed code)"
+        "half_squared",
+        "",
+        "1/2 ||.||^2 (paper), or sum of unsquared norms per weight tensor (official SuPerFed code)",
+        unless={"proximal_weight": (0,), "personal_epochs": (0,)},
     )
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:

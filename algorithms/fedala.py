@@ -56,16 +56,28 @@ class FedALA(Averaging):
     layers: int = setting(1, "p", "layers, from the last one, that are mixed element by element", ge=1)
     weight_lr: float = setting(1.0, "eta", "learning rate of the weights; 0 is federated averaging", ge=0)
     data_share: float = setting(
-        0.8, "s", "share of the samples that a pass of the weights uses, up to a whole mini-batch", gt=0, le=1
+        0.8,
+        "s",
+        "share of the samples that a pass of the weights uses, up to a whole mini-batch",
+        gt=0,
+        le=1,
+        unless={"weight_lr": (0,)},
     )
     start_threshold: float | None = setting(
         0.1,
         "",
         "the start ends when the standard deviation of the last losses is below this; null: after start_passes passes",
         gt=0,
+        unless={"weight_lr": (0,)},
     )
-    start_window: int = setting(10, "", "how many last losses, one a pass, that of its last mini-batch", ge=2)
-    start_passes: int = setting(100, "", "largest number of passes of the start", ge=1)
+    start_window: int = setting(
+        10,
+        "",
+        "how many last losses, one a pass, that of its last mini-batch",
+        ge=2,
+        unless={"weight_lr": (0,), "start_threshold": (None,)},
+    )
+    start_passes: int = setting(100, "", "largest number of passes of the start", ge=1, unless={"weight_lr": (0,)})
 
     def check(self, task: Task, context: RoundContext) -> None:
         available = len(task.network.layers)

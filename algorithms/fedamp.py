@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
+from algorithms.parts.partial import joined, separated
 from algorithms.parts.proximity import proximity
 from rayfl.engine.client import Client
 from rayfl.engine.points import TRAINED
@@ -94,11 +95,14 @@ class FedAMP(Algorithm):
     heuristic: bool = setting(True, "", "weights from cosines (HeurFedAMP); false: from distances (FedAMP)")
     proximal_weight: float = setting(1.0, "lambda", "weight of the pull, which alpha_t divides; 0: local only", ge=0)
     proximal_form: Literal["half_squared", "norm_per_layer"] = setting(
-        "half_squared", "", "1/2 ||.||^2 (paper), or sum of unsquared norms per weight tensor"
+        "half_squared",
+        "",
+        "1/2 ||.||^2 (paper), or sum of unsquared norms per weight tensor",
+        unless={"proximal_weight": (0,)},
     )
     alpha: float = setting(1e4, "alpha_0", "step of the mixtures, and divisor of the pull", gt=0)
     alpha_decay: float = setting(0.1, "", "factor on alpha every alpha_every rounds", gt=0, le=1)
-    alpha_every: int = setting(30, "", "rounds between two such factors", ge=1)
+    alpha_every: int = setting(30, "", "rounds between two such factors", ge=1, unless={"alpha_decay": (1,)})
     sigma: float = setting(25.0, "sigma", "sharpness of the weights (heuristic), or scale of distances", ge=0)
     self_weight: float | None = setting(
         None,
@@ -131,9 +135,7 @@ class FedAMP(Algorithm):
         known = [client for client in cohort if str(client) in own]
         for client, row in zip(known, self.weights(known, own, clients.context.round).tolist(), strict=True):
             mixed = weighted_sum(list(own.values()), row)
-            # in the order of the initial model
-            tree = {**mixed["parameters"], **mixed.get("buffers", {})}
-            payloads[client] = {"cloud": {name: tree[name] for name in server["model"]}}
+            payloads[client] = {"cloud": joined(mixed, server["model"])}
         trained = clients.map(self.local_update, cohort, broadcast={}, payloads=payloads)
         return {"own": {**own, **{str(client): parts for client, parts in trained.items()}}}
 
@@ -164,9 +166,7 @@ class FedAMP(Algorithm):
         if self.start == "own":
             client.state["personal"] = copy(trained)  # what is sent is the server's
         client.publish(personalized=Predictor.of(trained), cloud=Predictor.of(cloud))
-        buffers = {name: trained[name] for name in client.task.network.buffer_names}
-        parameters = {name: leaf for name, leaf in trained.items() if name not in buffers}
-        return {"parameters": parameters, **({"buffers": buffers} if buffers else {})}
+        return separated(trained, client.task.network)
 
     @property
     def objective(self) -> Any:
@@ -177,14 +177,12 @@ class FedAMP(Algorithm):
         return {}
 
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
-        own = server.get("own", {}).items()
-        models = {int(client): {"own": {**w["parameters"], **w.get("buffers", {})}} for client, w in own}
-        return {"model": server["model"]}, models
+        own, initial = server.get("own", {}), server["model"]
+        return {"model": initial}, {int(client): {"own": joined(w, initial)} for client, w in own.items()}
 
     async def join(self, client: Client, server: Tree) -> Tree:
         """Trains from the initial model, as every client does at first."""
-        found = await self.local_update(client, server["model"])
-        return {"own": {**found["parameters"], **found.get("buffers", {})}}
+        return {"own": joined(await self.local_update(client, server["model"]), server["model"])}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return {"personalized": Predictor.of(server.get("own") or server["model"])}

@@ -72,14 +72,18 @@ class FedAS(PartialModel):
         only={"aggregation": ("fisher",)},
     )
     alignment_epochs: int = setting(1, "E_a", "epochs of the alignment; 0: none", ge=0)
-    alignment_lr: float = setting(0.01, "", "learning rate of the alignment", ge=0)
+    alignment_lr: float = setting(0.01, "", "learning rate of the alignment", ge=0, unless={"alignment_epochs": (0,)})
     alignment_form: Literal["samples", "means"] = setting(
         "samples",
         "",
         "what is drawn to mu_y: features of each sample (official code), or their mean in the mini-batch (FL-bench)",
+        unless={"alignment_epochs": (0,)},
     )
     align_first: bool = setting(
-        True, "", "align in a client's first participation too, to features of the initial model"
+        True,
+        "",
+        "align in a client's first participation too, to features of the initial model",
+        unless={"alignment_epochs": (0,)},
     )
 
     def check(self, task: Task, context: RoundContext) -> None:

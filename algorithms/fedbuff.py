@@ -48,7 +48,11 @@ class Buffered(Averaging):
     staleness_threshold: int = setting(1, "", "the largest age whose factor is 1 (threshold)", ge=0)
     stale_factor: float = setting(0.001, "", "the factor of older updates (threshold)", gt=0, le=1)
     unit_staleness: float = setting(
-        0.0, "", "the age whose factor is 1, as all factors are divided by its own; the authors' code has 1", ge=0
+        0.0,
+        "",
+        "the age whose factor is 1, as all factors are divided by its own; the authors' code has 1",
+        ge=0,
+        unless={"staleness_exponent": (0,)},
     )
 
     def check(self, task: Task, context: RoundContext) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, setting
-from algorithms.parts.partial import part, separated
-from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from algorithms.parts.means import mean_of, mean_over_cohort
+from algorithms.parts.partial import joined, separated
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor
@@ -104,27 +105,23 @@ class FedCAC(Averaging):
         "the rest staying on the old server model",
     )
     critical_share: float = setting(0.5, "tau", "share of each tensor's elements that are critical", ge=0, le=1)
-    collaboration_rounds: int = setting(100, "beta", "rounds after which clients have no partners any more", ge=1)
+    collaboration_rounds: int = setting(
+        100, "beta", "rounds after which clients have no partners any more", ge=1, unless={"critical_share": (0,)}
+    )
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         model = server["model"]
         received = {client: self.received_by(client, server) for client in cohort}
         payloads = {client: {"model": tree} for client, tree in received.items()}
         trained = clients.map(self.personal_update, cohort, broadcast={}, payloads=payloads)
-        total = ExactSum()
+        mean = mean_over_cohort(self, trained, separated(model, clients.task.network), clients)
         parts = [trained[client]["parameters"] for client in cohort]
-        rest = self.remainder(_alike(model, trained[cohort[0]]), cohort, clients)
-        if rest is not None:
-            total.add(rest)
-        for client, samples in zip(cohort, clients.num_samples(cohort).tolist(), strict=True):
-            total.add(Weighted(trained[client], 1 if self.aggregation == "uniform" else samples))
         masks = [critical(w, received[client], self.critical_share) for client, w in zip(cohort, parts, strict=True)]
         progress = (clients.context.round + 1) / self.collaboration_rounds
         own = dict(server.get("own", {}))
         for i, members in enumerate(partners(overlaps(masks), progress)):
-            own[str(cohort[i])] = {"mask": masks[i], "model": _mean([parts[j] for j in members])}
-        mean = total.mean()
-        return {"model": part({**mean["parameters"], **mean.get("buffers", {})}, model), "own": own}
+            own[str(cohort[i])] = {"mask": masks[i], "model": mean_of(Weighted(parts[j]) for j in members)}
+        return {"model": joined(mean, model), "own": own}
 
     def received_by(self, client: int, server: Tree) -> Tree:
         """The client's next model."""
@@ -147,15 +144,3 @@ class FedCAC(Averaging):
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         model = server["model"]
         return {"global": Predictor.of(model), "personalized": Predictor.of(server.get("own") or model)}
-
-
-def _alike(model: Tree, parts: Tree) -> Tree:
-    """The model in as many parts as another one."""
-    return {key: part(model, names) for key, names in parts.items()}
-
-
-def _mean(trees: Sequence[Tree]) -> Tree:
-    total = ExactSum()
-    for tree in trees:
-        total.add(Weighted(tree))
-    return total.mean()

@@ -52,7 +52,9 @@ class FedDBE(Averaging):
     newcomer: ClassVar[str] = "w, and m_k after a local update"
 
     mean_weight: float = setting(50.0, "kappa", "weight of the pull of mean features; 0: none, and no start", ge=0)
-    mean_momentum: float = setting(1.0, "beta", "share of a mini-batch in the running mean of features", gt=0, le=1)
+    mean_momentum: float = setting(
+        1.0, "beta", "share of a mini-batch in the running mean of features", gt=0, le=1, unless={"mean_weight": (0,)}
+    )
     vector_lr: float | None = setting(
         None, "", "learning rate of the bias vector; null: that of the round, 0: no bias vector", ge=0
     )
@@ -61,12 +63,14 @@ class FedDBE(Averaging):
         "",
         "epochs of the copies before round 0; null: train.local_epochs, 0: mean features of the initial model",
         ge=0,
+        unless={"mean_weight": (0,)},
     )
     start_mean: Literal["running", "all"] = setting(
         "running",
         "",
         "what a client sends at the start: its running mean (official code; with mean_momentum=1 that of one "
         "mini-batch), or the mean over all its samples at the trained copy",
+        unless={"mean_weight": (0,), "start_epochs": (0,)},
     )
 
     def check(self, task: Task, context: RoundContext) -> None:

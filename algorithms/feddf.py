@@ -64,18 +64,31 @@ class FedDF(FineTuned):
         "",
         "what the student learns: the softmax of the mean logits, the mean of the probabilities, or by the mean of the "
         "divergences from each teacher",
+        unless={"distill_steps": (0,)},
     )
-    temperature: float = setting(1.0, "tau", "divides the logits of teachers and student", gt=0)
+    temperature: float = setting(
+        1.0, "tau", "divides the logits of teachers and student", gt=0, unless={"distill_steps": (0,)}
+    )
     server_optimizer: OptimizerName = setting(
-        "adam", "", "optimizer of the server; without weight decay, so that adamw is adam"
+        "adam",
+        "",
+        "optimizer of the server; without weight decay, so that adamw is adam",
+        unless={"distill_steps": (0,)},
     )
-    server_lr: float = setting(1e-3, "eta_s", "learning rate of the server's first step", ge=0)
+    server_lr: float = setting(
+        1e-3, "eta_s", "learning rate of the server's first step", ge=0, unless={"distill_steps": (0,)}
+    )
     server_schedule: Literal["cosine", "constant"] = setting(
-        "cosine", "", "course of the server's learning rate over the steps of a round: down to 0, or constant"
+        "cosine",
+        "",
+        "course of the server's learning rate over the steps of a round: down to 0, or constant",
+        unless={"distill_steps": (0,)},
     )
-    server_batch_size: int = setting(128, "", "public samples in a mini-batch of the server", ge=1)
+    server_batch_size: int = setting(
+        128, "", "public samples in a mini-batch of the server", ge=1, unless={"distill_steps": (0,)}
+    )
     server_max_grad_norm: float | None = setting(
-        5.0, "", "largest norm of a gradient of the server; null: no limit", gt=0
+        5.0, "", "largest norm of a gradient of the server; null: no limit", gt=0, unless={"distill_steps": (0,)}
     )
 
     def check_data(self, task: Task, sizes: Any, public: int) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
+from algorithms.parts.architectures import task_of
 from algorithms.parts.prototypes import class_means
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -43,9 +44,11 @@ class FedDistill(Algorithm):
     Afterwards it sends F_k[y], its mean output over all its samples of class y in evaluation mode, for each class it
     has. T_k[y] is the mean of F_j[y] over the other clients of the last cohort that have the class.
 
-    Server: F_k of the last cohort. Client: v_k, at first the common initial model; never sent. Down: T_k, and a mark
-    for each class that there is. Up: F_k and marks. Evaluated: v_k (``personalized``); a client never sampled has the
-    initial model. There is no global model.
+    Clients may have different architectures (``model.candidates``), each a draw of the client's own.
+
+    Server: F_k of the last cohort. Client: v_k, at first the initial model of its architecture; never sent. Down: T_k,
+    and a mark for each class that there is. Up: F_k and marks. Evaluated: v_k (``personalized``); a client never
+    sampled has the initial model. There is no global model.
 
     In public code outputs may be logits, of which the target's softmax is taken (``output``), D the Kullback-Leibler
     divergence, or the cross-entropy with logits in the place of probabilities (``divergence``), and T the mean over
@@ -63,6 +66,7 @@ class FedDistill(Algorithm):
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "F_k"
     newcomer: ClassVar[str] = "a model that it trains alone, with the mean outputs by class"
+    mixes_architectures: ClassVar[bool] = True
 
     distillation_weight: float = setting(1.0, "lambda", "weight of the distillation; 0 is local training", ge=0)
     output: Literal["probabilities", "logits"] = setting(
@@ -73,8 +77,14 @@ class FedDistill(Algorithm):
         "D",
         "of p from the target: cross-entropy; KL divergence (its gradients are the same); or cross-entropy with the "
         "target's logits in the place of probabilities (PFLlib, unbounded below; needs output=logits)",
+        unless={"distillation_weight": (0,)},
     )
-    leave_one_out: bool = setting(True, "", "leave a client's own outputs out of its targets; false: one mean for all")
+    leave_one_out: bool = setting(
+        True,
+        "",
+        "leave a client's own outputs out of its targets; false: one mean for all",
+        unless={"distillation_weight": (0,)},
+    )
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
@@ -102,14 +112,16 @@ class FedDistill(Algorithm):
     async def local_update(self, client: Client, targets: Tree) -> Tree:
         """Trains v_k; returns its mean outputs and marks."""
         taught = self.distillation_weight > 0 and bool(targets["exist"].any())
+        task = task_of(client)
         trained = await client.train(
             self._own(client),
             self.taught_objective if taught else self.objective,
             frozen={"targets": targets["means"], "exist": targets["exist"]} if taught else None,
+            task=task,
         )
         client.state["local"] = trained
-        client.publish(personalized=Predictor.of(trained))
-        outputs = await client.outputs(lambda x, task: task.network.logits(trained, x))
+        client.publish(personalized=Predictor.of(trained, task=task))
+        outputs = await client.outputs(lambda x, task: task.network.logits(trained, x), task=task)
         outputs = outputs.softmax(-1) if self.output == "probabilities" else outputs
         counts, means = class_means(outputs, client.examples().y, outputs.shape[1])
         return {"means": means.to(outputs), "exist": (counts > 0).to(outputs)}
@@ -141,10 +153,10 @@ class FedDistill(Algorithm):
         return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
-        return {"personalized": Predictor.of(self._own(client))}
+        return {"personalized": Predictor.of(self._own(client), task=task_of(client))}
 
     @staticmethod
     def _own(client: Client) -> Tree:
-        """v_k, the initial model until the client has trained."""
+        """v_k, the initial model of its architecture until the client has trained."""
         stored: Tree | None = client.state.get("local")
-        return client.initial_model() if stored is None else stored
+        return client.initial_model(task_of(client)) if stored is None else stored

@@ -65,7 +65,10 @@ class FedDPA(Averaging):
         None, "E_l", "epochs of the local adapter's training; null: train.local_epochs", ge=0
     )
     global_beside_local: bool = setting(
-        False, "", "version T: train the global adapter next to the local one too, which stays as it is meanwhile"
+        False,
+        "",
+        "version T: train the global adapter next to the local one too, which stays as it is meanwhile",
+        only={"version": ("T",)},
     )
     instances: int = setting(5, "S", "training inputs that an input is compared with; all, if there are fewer", ge=1)
     weight_scale: float = setting(0.5, "c", "share of the local adapter for an input like these", ge=0, le=1)

@@ -103,14 +103,23 @@ class FedFomo(Algorithm):
 
     peers: int = setting(5, "M", "models of others that a client is sent at most", ge=0)
     explore: float = setting(
-        0.3, "epsilon_0", "probability of a client chosen at random, in the first round", ge=0, le=1
+        0.3,
+        "epsilon_0",
+        "probability of a client chosen at random, in the first round",
+        ge=0,
+        le=1,
+        unless={"peers": (0,)},
     )
-    explore_decay: float = setting(0.05, "", "how much this falls in a round, to 0 at last", ge=0)
+    explore_decay: float = setting(
+        0.05, "", "how much this falls in a round, to 0 at last", ge=0, unless={"peers": (0,), "explore": (0,)}
+    )
     norm: Literal["l2", "l1"] = setting("l2", "", "norm of w_n - b_i")
     base: Literal["before", "trained"] = setting(
         "before", "b_i", "what others are compared with: w_i before its last training (paper), or w_i"
     )
-    fallback: Literal["own", "base"] = setting("own", "", "where a client goes on if nothing has merit: w_i or b_i")
+    fallback: Literal["own", "base"] = setting(
+        "own", "", "where a client goes on if nothing has merit: w_i or b_i", unless={"base": ("trained",)}
+    )
     select_on: Literal["validation", "train"] = setting(
         "validation", "", "samples of the losses L_i (training samples where a client has none for validation)"
     )

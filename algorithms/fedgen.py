@@ -90,9 +90,23 @@ class FedGen(FineTuned):
     needs: ClassVar[Mapping[Trait, str]] = {"classes": "the generator makes features of each class"}
     server_keeps: ClassVar[str] = "w, G, its moments"
 
-    label_weight: float = setting(10.0, "a", "weight in round 0 of the heads' loss on generated features", ge=0)
-    feature_weight: float = setting(10.0, "b", "weight in round 0 of the divergence from generated features", ge=0)
-    weight_decay_by_round: float = setting(0.98, "", "factor on both weights per round", gt=0, le=1)
+    label_weight: float = setting(
+        10.0,
+        "a",
+        "weight in round 0 of the heads' loss on generated features",
+        ge=0,
+        unless={"regularized_epochs": (0,)},
+    )
+    feature_weight: float = setting(
+        10.0,
+        "b",
+        "weight in round 0 of the divergence from generated features",
+        ge=0,
+        unless={"regularized_epochs": (0,)},
+    )
+    weight_decay_by_round: float = setting(
+        0.98, "", "factor on both weights per round", gt=0, le=1, unless={"regularized_epochs": (0,)}
+    )
     regularized_epochs: int = setting(20, "", "local epochs with these terms; later ones are without", ge=0)
     generated_batch: int | None = setting(
         None,
@@ -100,14 +114,20 @@ class FedGen(FineTuned):
         "generated features in a mini-batch, at clients and at the server; null: train.batch_size, or 32",
         ge=1,
     )
-    diversity_weight: float = setting(1.0, "eta", "weight of the diversity of features", ge=0)
+    diversity_weight: float = setting(
+        1.0, "eta", "weight of the diversity of features", ge=0, unless={"generator_steps": (0,)}
+    )
     noise: Literal["gaussian", "uniform"] = setting("gaussian", "", "eps: standard normal, or uniform in [0, 1)")
     noise_dim: int = setting(32, "m", "length of eps", ge=1)
     generator_hidden: int = setting(256, "", "width of G's hidden layer", ge=1)
     generator_steps: int = setting(50, "", "steps of G in a round", ge=0)
-    generator_lr: float = setting(3e-4, "", "learning rate of G in round 0", ge=0)
-    generator_lr_decay: float = setting(0.98, "", "factor on it per round", gt=0, le=1)
-    generator_weight_decay: float = setting(1e-2, "", "weight decay of G (added to the gradient)", ge=0)
+    generator_lr: float = setting(3e-4, "", "learning rate of G in round 0", ge=0, unless={"generator_steps": (0,)})
+    generator_lr_decay: float = setting(
+        0.98, "", "factor on it per round", gt=0, le=1, unless={"generator_steps": (0,), "generator_lr": (0,)}
+    )
+    generator_weight_decay: float = setting(
+        1e-2, "", "weight decay of G (added to the gradient)", ge=0, unless={"generator_steps": (0,)}
+    )
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
@@ -130,7 +150,7 @@ class FedGen(FineTuned):
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         model, generator = server["model"], server["generator"]
         sent = {"model": model, "generator": generator}
-        zeros = model[clients.task.network.head_weight].new_zeros(len(model[clients.task.network.head_weight]))
+        zeros = model[clients.task.network.head_weight].new_zeros(clients.task.network.head_shape[0])
         rest = self.remainder({"model": model, "counts": zeros}, cohort, clients)
         changed: Tree = {"model": clients.mean(self.guided_update, cohort, sent, also=rest)["model"]}
         if self.generator_steps:
@@ -153,7 +173,7 @@ class FedGen(FineTuned):
     async def guided_update(self, client: Client, model: Tree, generator: Tree) -> Weighted:
         """Trains the received model, with generated features after the first round."""
         a, b = self.weights_in(client.round)
-        head = client.task.network.head_names
+        head, classes = client.task.network.head_names, client.task.network.head_shape[0]
         if a or b:
             train = client.context.train
             size = train.batch_size or client.num_samples
@@ -162,7 +182,7 @@ class FedGen(FineTuned):
 
             def draw(generator: np.random.Generator, steps: int) -> Tree:
                 return {
-                    "labels": generator.integers(len(model[client.task.network.head_weight]), size=(steps, count)),
+                    "labels": generator.integers(classes, size=(steps, count)),
                     "noise": self.drawn(generator, (steps, count, self.noise_dim)),
                     "other_noise": self.drawn(generator, (steps, size, self.noise_dim)),
                     "active": (np.arange(steps) < self.regularized_epochs * epoch).astype(np.float64),
@@ -172,7 +192,7 @@ class FedGen(FineTuned):
             trained = await client.train(model, self.regularized, frozen=frozen, draw=draw)
         else:
             trained = await client.train(model, self.objective)
-        counts = class_counts(client.examples().y, len(model[client.task.network.head_weight])).to(trained[head[0]])
+        counts = class_counts(client.examples().y, classes).to(trained[head[0]])
         if self.generator_steps:
             client.state["sent"] = {"head": part(trained, head), "counts": counts}
         client.publish(local=Predictor.of(trained))
@@ -245,10 +265,9 @@ class FedGen(FineTuned):
         made = generated(network, draw["noise"], draw["labels"], found)
         teachers = heads_loss(made, draw["labels"].long(), frozen["heads"], frozen["shares"])
         unbiased = found[1] * (len(hidden) / max(len(hidden) - 1, 1))
-        collected = averaging(statistics["mean"], found[0], _SHARE) + averaging(
-            statistics["variance"], unbiased, _SHARE
-        )
-        return teachers + self.diversity_weight * diversity(draw["noise"], made) + collected
+        value = teachers + self.diversity_weight * diversity(draw["noise"], made)
+        mean, variance = statistics["mean"], statistics["variance"]
+        return value + averaging(mean, found[0], _SHARE) + averaging(variance, unbiased, _SHARE)
 
     def drawn(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """eps."""

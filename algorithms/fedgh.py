@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, check_head, setting
+from algorithms.parts.architectures import task_of
 from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_means
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task, Trait
+from rayfl.errors import ConfigError
 from rayfl.params import Tree
 
 
@@ -41,11 +43,12 @@ class FedGH(Algorithm):
     keeps B_k, drops W_k, and sends the mean features mu_ky of each class y it has, from all its samples at the trained
     body in evaluation mode. The server goes down the cross-entropy of W on all pairs (mu_ky, y) of the cohort, with
     plain SGD over mini-batches of ``train.batch_size`` of them. Every class mean weighs the same. Features are what
-    the head reads, the last linear layer.
+    the head reads, the last linear layer. Clients may have different architectures (``model.candidates``) with heads of
+    one shape, each a draw of the client's own.
 
-    Server: head W. Client: body B_k with its buffers, at first that of the common initial model; never sent. Down: W.
-    Up: mu_ky, and a mark for each class that there is. Evaluated: B_k with the latest W (``personalized``), and right
-    after training (B_k, W_k) (``local``); a client never sampled has the initial body. There is no global model.
+    Server: head W. Client: body B_k with its buffers, at first the initial one of its architecture; never sent. Down:
+    W. Up: mu_ky, and a mark for each class that there is. Evaluated: B_k with the latest W (``personalized``), and
+    right after training (B_k, W_k) (``local``); a client never sampled has the initial body. There is no global model.
 
     References:
         Yi, Wang, Liu, Shi, Yu: FedGH: Heterogeneous Federated Learning with Generalized Global Header, ACM MM 2023,
@@ -59,15 +62,29 @@ class FedGH(Algorithm):
     client_keeps: ClassVar[str] = "B_k"
     server_keeps: ClassVar[str] = "W"
     newcomer: ClassVar[str] = "W, and a body after a local update"
+    mixes_architectures: ClassVar[bool] = True
 
     server_lr: float | None = setting(
-        None, "eta_W", "learning rate of the server's training of the head; null: the clients' of the round", ge=0
+        None,
+        "eta_W",
+        "learning rate of the server's training of the head; null: the clients' of the round",
+        ge=0,
+        unless={"server_epochs": (0,)},
     )
     server_epochs: int = setting(1, "", "passes of the server over the class means", ge=0)
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
-        check_head("FedGH", task.network, bias=True)
+        heads = []
+        for candidate in task.candidates:
+            check_head("FedGH", candidate.network, bias=True)
+            heads.append((candidate.network.head_shape, len(candidate.network.head_names) > 1))
+        if len(set(heads)) > 1:
+            found = ", ".join(f"{inputs} inputs{' and a bias' * biased}" for (_, inputs), biased in heads)
+            raise ConfigError(
+                f"FedGH's clients share their last layer, but those of model.candidates differ ({found}): choose "
+                "models whose last layers have as many inputs, and a bias in all of them or in none"
+            )
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         model = super().init(task, context)["model"]
@@ -112,20 +129,24 @@ class FedGH(Algorithm):
 
     async def local_update(self, client: Client, shared: Tree) -> Tree:
         """Trains the whole model and keeps the body; returns class means and marks."""
-        network = client.task.network
-        trained = await client.train(self.assembled(client, shared), self.objective)
-        client.state["personal"] = {name: leaf for name, leaf in trained.items() if name not in network.head_names}
-        client.publish(local=Predictor.of(trained))
-        features = await client.outputs(lambda x, task: task.network.head_inputs_and_logits(trained, x)[0])
-        counts, means = class_means(features, client.examples().y, network.head_shape[0])
+        task = task_of(client)
+        trained = await client.train(self.assembled(client, shared), self.objective, task=task)
+        own_names = task.network.body_names + task.network.buffer_names
+        client.state["personal"] = part(trained, own_names)
+        client.publish(local=Predictor.of(trained, task=task))
+        features = await client.outputs(lambda x, task: task.network.head_inputs_and_logits(trained, x)[0], task=task)
+        counts, means = class_means(features, client.examples().y, task.network.head_shape[0])
         return {"means": means.to(features), "exist": (counts > 0).to(features)}
 
     def assembled(self, client: Client, shared: Tree) -> Tree:
         """The whole model of the received head and the client's body, which is the initial one until it trains."""
-        network = client.task.network
+        task = task_of(client)
         own: Tree | None = client.state.get("personal")
-        model = {**(client.initial_model() if own is None else own), **shared}
-        return part(model, network.parameter_names + network.buffer_names)
+        # the head has the names of the first architecture
+        named = {name.rpartition(".")[2]: leaf for name, leaf in shared.items()}
+        head = {name: named[name.rpartition(".")[2]] for name in task.network.head_names}
+        model = {**(client.initial_model(task) if own is None else own), **head}
+        return part(model, task.network.parameter_names + task.network.buffer_names)
 
     async def join(self, client: Client, server: Tree) -> Tree:
         """Does what a client of a cohort does, and sends nothing."""
@@ -133,7 +154,7 @@ class FedGH(Algorithm):
         return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
-        return {"personalized": Predictor.of(self.assembled(client, server["shared"]))}
+        return {"personalized": Predictor.of(self.assembled(client, server["shared"]), task=task_of(client))}
 
     def update(self, trained: Any, received: Tree, task: Task) -> None:
         """None: clients send no layer."""

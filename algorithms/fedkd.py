@@ -12,8 +12,9 @@ from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.low_rank import compressed, restored
+from algorithms.parts.means import mean_of
 from algorithms.parts.transfer import distillation
-from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
@@ -73,7 +74,10 @@ class FedKD(Algorithm):
         "one computes is a constant",
     )
     kl_reduction: Literal["batch", "elements"] = setting(
-        "batch", "", "KL is the mean over samples, or over samples and classes (PFLlib), C times weaker"
+        "batch",
+        "",
+        "KL is the mean over samples, or over samples and classes (PFLlib), C times weaker",
+        unless={"distillation_weight": (0,)},
     )
     mentee_lr: float | None = setting(None, "", "learning rate of the mentee; null: that of the round", ge=0)
     compress: Literal["updates", "parameters", "none"] = setting(
@@ -115,10 +119,8 @@ class FedKD(Algorithm):
         if self.compress == "none":
             return {"model": clients.mean(self.whole_update, cohort, broadcast={"model": model})}
         replies = clients.map(self.compressed_update, cohort, broadcast={"model": model})
-        total = ExactSum()
-        for reply in replies.values():
-            total.add(Weighted(restored(reply, model)))
-        mean = restored(compressed(total.mean(), self.energy(clients.context)), model)
+        mean = mean_of(Weighted(restored(reply, model)) for reply in replies.values())
+        mean = restored(compressed(mean, self.energy(clients.context)), model)
         return {"model": mean if self.compress == "parameters" else map_leaves(torch.add, model, mean)}
 
     async def whole_update(self, client: Client, model: Tree) -> Weighted:

@@ -49,22 +49,33 @@ class FedMD(Algorithm):
         ("statistics", "all"), "clients send no model, all of whose layers stay with them anyway"
     )
 
-    alignment_samples: int = setting(5000, "|A|", "public samples of a round; all, if there are no more", ge=1)
+    alignment_samples: int = setting(
+        5000, "|A|", "public samples of a round; all, if there are no more", ge=1, unless={"digest_epochs": (0,)}
+    )
     digest_epochs: int = setting(1, "N_d", "epochs on the public samples; 0: local training alone", ge=0)
-    digest_batch_size: int = setting(256, "", "public samples in a mini-batch", ge=1)
-    digest_lr: float | None = setting(None, "", "learning rate on them; null: that of the round", ge=0)
+    digest_batch_size: int = setting(256, "", "public samples in a mini-batch", ge=1, unless={"digest_epochs": (0,)})
+    digest_lr: float | None = setting(
+        None, "", "learning rate on them; null: that of the round", ge=0, unless={"digest_epochs": (0,)}
+    )
     digest_loss: Literal["mae", "mse"] = setting(
-        "mae", "", "mean absolute or mean squared difference of the logits from their mean"
+        "mae",
+        "",
+        "mean absolute or mean squared difference of the logits from their mean",
+        unless={"digest_epochs": (0,)},
     )
     digest_deadband: float = setting(
         0.0,
         "",
         "differences up to so much have no gradient: of absolute ones none is small, however close the logits",
         ge=0,
+        unless={"digest_epochs": (0,)},
     )
     initial_epochs: int = setting(0, "", "epochs of a client on its own samples before it first says anything", ge=0)
     consensus: Literal["uniform", "samples"] = setting(
-        "uniform", "", "weights of the mean of the logits: equal, or the clients' training samples"
+        "uniform",
+        "",
+        "weights of the mean of the logits: equal, or the clients' training samples",
+        unless={"digest_epochs": (0,)},
     )
 
     def check_data(self, task: Task, sizes: Any, public: int) -> None:

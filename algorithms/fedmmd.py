@@ -48,7 +48,7 @@ class FedMMD(FineTuned):
         0.1, "lambda", "weight of the squared maximum mean discrepancy; 0 is federated averaging", ge=0
     )
 
-    one_sample: OneSample = setting("skip", "", ONE_SAMPLE)
+    one_sample: OneSample = setting("skip", "", ONE_SAMPLE, unless={"transfer_weight": (0,)})
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         if self.transfer_weight:

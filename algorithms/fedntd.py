@@ -47,7 +47,9 @@ class FedNTD(FineTuned):
     needs: ClassVar[Mapping[Trait, str]] = {"classes": "it distills the classes that a sample is not of"}
 
     distillation_weight: float = setting(1.0, "beta", "weight of the distillation; 0 is federated averaging", ge=0)
-    temperature: float = setting(1.0, "tau", "temperature of the distillation", gt=0)
+    temperature: float = setting(
+        1.0, "tau", "temperature of the distillation", gt=0, unless={"distillation_weight": (0,)}
+    )
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         trained = await client.train(model, self.objective, frozen={"received": model})

@@ -81,7 +81,9 @@ class FedAvgM(FedOpt):
 
     server_lr: float = setting(1.0, "eta_g", "learning rate of the server", gt=0)
     server_momentum: float = setting(0.9, "beta", "momentum of the server", ge=0, lt=1)
-    nesterov: bool = setting(False, "", "Nesterov's momentum in place of the heavy ball")
+    nesterov: bool = setting(
+        False, "", "Nesterov's momentum in place of the heavy ball", unless={"server_momentum": (0,)}
+    )
 
     def moments(self, zeros: Tree) -> Tree:
         return {"first": zeros}

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from algorithms.base import Clients, check_head, setting
 from algorithms.parts.combination import combination_weights, pruned
+from algorithms.parts.means import mean_over_cohort
 from algorithms.parts.partial import PartialModel, part, shared_part
 from algorithms.parts.prototypes import class_means, renewed
-from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Predictor, Task, Trait
@@ -78,7 +79,9 @@ class FedPAC(PartialModel):
     head_group: Literal["last_layer"] = setting("last_layer", "", "the head: the last linear layer")
     alignment_weight: float = setting(1.0, "lambda", "weight of the distance of features to prototypes", ge=0)
     head_epochs: int = setting(1, "tau_h", "epochs of the head's pass", ge=0)
-    head_lr: float | None = setting(0.1, "", "learning rate of the head's pass; null: that of the round", ge=0)
+    head_lr: float | None = setting(
+        0.1, "", "learning rate of the head's pass; null: that of the round", ge=0, unless={"head_epochs": (0,)}
+    )
     combine_heads: bool = setting(True, "", "combine the heads of the cohort for each client; false: keep the own one")
     eigenvalue_clip: float | None = setting(
         None,
@@ -114,7 +117,7 @@ class FedPAC(PartialModel):
         reports = clients.map(self.report, cohort, broadcast={})
         clients.map(self.adopt, cohort, broadcast={}, payloads=self.combined(reports))
         heads = {client: report["head"] for client, report in reports.items()}
-        return changed | {"head": self.mean_head(server["head"], heads, clients)}
+        return changed | {"head": mean_over_cohort(self, heads, server["head"], clients)}
 
     async def aligned_update(self, client: Client, shared: Tree, prototypes: Tree) -> Weighted:
         """Trains head, then body; keeps the head, and what :meth:`report` sends of the model before training."""
@@ -173,17 +176,6 @@ class FedPAC(PartialModel):
         """Takes the combined head for its own."""
         client.state["personal"] = head
         return {}
-
-    def mean_head(self, old: Tree, heads: dict[int, Tree], clients: Clients) -> Tree:
-        """The mean of the cohort's heads, weighted like the bodies."""
-        cohort = list(heads)
-        total = ExactSum()
-        rest = self.remainder(old, cohort, clients)
-        if rest is not None:
-            total.add(rest)
-        for client, samples in zip(cohort, clients.num_samples(cohort).tolist(), strict=True):
-            total.add(Weighted(heads[client], 1 if self.aggregation == "uniform" else samples))
-        return total.mean()
 
     def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
         return {"global": Predictor.of({**server["head"], **shared_part(server)})} if self.combine_heads else {}

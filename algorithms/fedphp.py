@@ -94,26 +94,34 @@ class FedPHP(Averaging):
         ge=0,
         le=1,
         only={"momentum_schedule": ("a",)},
+        unless={"macro_momentum": (0,)},
     )
     count: Literal["before", "after"] = setting(
         "before",
         "z_k",
         "whether z leaves out the current selection (Algorithm 1) or includes it (text)",
         only={"momentum_schedule": ("a",)},
+        unless={"macro_momentum": (0,)},
     )
-    temperature: float = setting(4.0, "tau", "temperature of distillation", gt=0, only={"transfer": ("kd",)})
+    temperature: float = setting(
+        4.0, "tau", "temperature of distillation", gt=0, only={"transfer": ("kd",)}, unless={"transfer_weight": (0,)}
+    )
     kd_form: Literal["paper", "code"] = setting(
         "paper",
         "",
         "distillation with both models softened (paper), or with the teacher alone (official code)",
         only={"transfer": ("kd",)},
+        unless={"transfer_weight": (0,)},
     )
-    one_sample: OneSample = setting("skip", "", f"transfer=mmd: {ONE_SAMPLE}", only={"transfer": ("mmd",)})
+    one_sample: OneSample = setting(
+        "skip", "", f"transfer=mmd: {ONE_SAMPLE}", only={"transfer": ("mmd",)}, unless={"transfer_weight": (0,)}
+    )
     skip_first_transfer: bool = setting(
         False,
         "",
         "train without transfer in a client's first selection, when its HPM is still the initial model",
         only={"transfer": _TRANSFERS},
+        unless={"transfer_weight": (0,)},
     )
 
     def needed(self) -> Mapping[Trait, str]:

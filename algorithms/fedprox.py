@@ -47,6 +47,7 @@ class FedProx(FineTuned):
         "",
         "1/2 ||.||^2 (original), ||.||^2 (SuPerFed papers), sum of unsquared norms per weight tensor (official "
         "SuPerFed code), or mean smooth L1 (official FedPHP code)",
+        unless={"proximal_weight": (0,)},
     )
     finetune_proximal: bool = setting(False, "", "keep the proximal term in fine-tuning, towards the final model")
 

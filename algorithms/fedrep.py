@@ -41,10 +41,17 @@ class FedRep(PartialModel, FineTuning):
     client_keeps: ClassVar[str] = "P_k"
     server_keeps: ClassVar[str] = "G"
 
-    head_epochs: int | None = setting(10, "tau_h", "epochs of the head's pass; null: train.local_epochs", ge=0)
-    body_epochs: int | None = setting(1, "tau_b", "epochs of the body's pass; null: train.local_epochs", ge=0)
+    head_epochs: int | None = setting(
+        10, "tau_h", "epochs of the head's pass; null: train.local_epochs", ge=0, unless={"head_group": ("none",)}
+    )
+    body_epochs: int | None = setting(
+        1, "tau_b", "epochs of the body's pass; null: train.local_epochs", ge=0, unless={"head_group": ("all",)}
+    )
     finetune_scope: Literal["full", "head", "body"] = setting(
-        "head", "", "which parameters fine-tuning after the last round moves (original: the head)"
+        "head",
+        "",
+        "which parameters fine-tuning after the last round moves (original: the head)",
+        unless={"finetune_epochs": (0,)},
     )
 
     async def train_model(self, client: Client, model: Tree) -> Tree:

@@ -63,7 +63,10 @@ class FedRoD(Averaging):
         "copy", "", "a client's first personal head: a copy of the initial generic head, or zeros"
     )
     unseen: Literal["init", "global"] = setting(
-        "init", "", "what is evaluated for a client never sampled: its first personal head, or the generic head alone"
+        "init",
+        "",
+        "what is evaluated for a client never sampled: its first personal head, or the generic head alone",
+        unless={"personal_init": ("zero",)},
     )
 
     def check(self, task: Task, context: RoundContext) -> None:

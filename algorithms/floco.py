@@ -124,13 +124,22 @@ class Floco(Averaging):
     )
     radius: float = setting(0.1, "rho", "L1 radius of a client's subregion; from 2 on it is the whole simplex", ge=0)
     energy_on: Literal["alpha", "beta"] = setting(
-        "alpha", "", "choose the scale by the energy of the points (public codes) or of z times the points (paper)"
+        "alpha",
+        "",
+        "choose the scale by the energy of the points (public codes) or of z times the points (paper)",
+        unless={"simplex_dimension": (0,)},
     )
     scale_grid: Literal["linear", "log"] = setting(
-        "linear", "z", "spacing of the 1000 scales tried between 1e-4 and 1 (paper and codes: linear)"
+        "linear",
+        "z",
+        "spacing of the 1000 scales tried between 1e-4 and 1 (paper and codes: linear)",
+        unless={"simplex_dimension": (0,)},
     )
     rescale_signals: bool = setting(
-        False, "", "divide all principal coordinates by the largest, so that the scales fit any learning rate"
+        False,
+        "",
+        "divide all principal coordinates by the largest, so that the scales fit any learning rate",
+        unless={"simplex_dimension": (0,)},
     )
     simplex_over: Literal["head", "adapters"] = setting(
         "head",
@@ -139,7 +148,10 @@ class Floco(Averaging):
         "summed",
     )
     legacy_sampler: bool = setting(
-        False, "", "reproduce a defect of the public code: draws around a client's point that leave the simplex"
+        False,
+        "",
+        "reproduce a defect of the public code: draws around a client's point that leave the simplex",
+        unless={"radius": (0,)},
     )
 
     @property

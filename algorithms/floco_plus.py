@@ -49,7 +49,10 @@ class FlocoPlus(PersonalCopy, Floco):
     newcomer: ClassVar[str] = "the simplex at its barycentre, and a copy that it trains from it and near it"
 
     unseen: Literal["init", "global"] = setting(
-        "global", "", "personalized model of a client never sampled: the initial simplex, or the server's, at alpha_k"
+        "global",
+        "",
+        "personalized model of a client never sampled: the initial simplex, or the server's, at alpha_k",
+        unless={"posthoc": (True,)},
     )
     posthoc: bool = setting(
         False, "", "one personal pass from the final simplex after the last round, instead of one a round"

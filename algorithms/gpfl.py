@@ -64,7 +64,9 @@ class GPFL(PartialModel):
     guidance_weight: float = setting(
         0.01, "lambda", "weight of the distance of global features to the embeddings of their classes", ge=0
     )
-    module_weight_decay: float = setting(0.1, "mu", "weight decay of valve and embeddings", ge=0)
+    module_weight_decay: float = setting(
+        0.1, "mu", "weight decay of valve and embeddings", ge=0, unless={"module_lr": (0,)}
+    )
     module_lr: float | None = setting(
         None, "", "learning rate of valve and embeddings; null: that of the round, 0: they stay as they are", ge=0
     )

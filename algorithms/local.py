@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from algorithms.base import Algorithm, Clients, setting
+from algorithms.parts.architectures import task_of
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
@@ -19,7 +20,8 @@ class Local(Algorithm):
     The baseline that a personalized model has to beat. A client's update is that of federated averaging, started
     from its own v_k. With ``schedule`` ``sampled`` a client trains in the rounds it is sampled in, so that its
     compute is that of the federated methods, each time with empty momentum buffers. With ``all`` every client
-    trains in every round, E T epochs with momentum that goes on from round to round: one long run of SGD.
+    trains in every round, E T epochs with momentum that goes on from round to round: one long run of SGD. Clients may
+    have different architectures (``model.candidates``), each a draw of the client's own.
 
     Server: nothing. Client: v_k, at first the common initial model, or its own draw. Down: nothing. Up: nothing.
     Evaluated: v_k; a client never sampled has its initial model.
@@ -36,6 +38,7 @@ class Local(Algorithm):
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "-"
     newcomer: ClassVar[str] = "a model that it trains alone"
+    mixes_architectures: ClassVar[bool] = True
 
     schedule: Literal["sampled", "all"] = setting(
         "sampled", "", "who trains in a round: the sampled clients, or all (needs train.clients_per_round=all)"
@@ -50,6 +53,8 @@ class Local(Algorithm):
                 f"algorithm.schedule is all, but train.clients_per_round is {context.train.clients_per_round} of "
                 f"{context.num_clients} clients: set train.clients_per_round=all, or algorithm.schedule=sampled"
             )
+        if self.local_init == "own" and len(task.candidates) > 1:
+            raise ConfigError("algorithm.local_init is own, which model.candidates does not have: set it to shared")
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         return {}
@@ -60,10 +65,10 @@ class Local(Algorithm):
 
     async def local_update(self, client: Client) -> Tree:
         """Trains v_k; uploads nothing."""
-        keep = True if self.schedule == "all" else None
-        trained = await client.train(self._own(client), self.objective, keep_optimizer=keep)
+        keep, task = True if self.schedule == "all" else None, task_of(client)
+        trained = await client.train(self._own(client), self.objective, keep_optimizer=keep, task=task)
         client.state["local"] = trained
-        client.publish(personalized=Predictor.of(trained))
+        client.publish(personalized=Predictor.of(trained, task=task))
         return {}
 
     async def join(self, client: Client, server: Tree) -> Tree:
@@ -72,11 +77,11 @@ class Local(Algorithm):
         return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
-        return {"personalized": Predictor.of(self._own(client))}
+        return {"personalized": Predictor.of(self._own(client), task=task_of(client))}
 
     def _own(self, client: Client) -> Tree:
         """v_k, the initial model until the client has trained."""
         stored: Tree | None = client.state.get("local")
         if stored is not None:
             return stored
-        return client.initial_model() if self.local_init == "shared" else client.fresh_model()
+        return client.initial_model(task_of(client)) if self.local_init == "shared" else client.fresh_model()

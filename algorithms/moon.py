@@ -40,9 +40,14 @@ class MOON(FineTuned):
     client_keeps: ClassVar[str] = "u_k"
 
     contrast_weight: float = setting(1.0, "mu", "weight of the contrastive term; 0 is federated averaging", ge=0)
-    temperature: float = setting(0.5, "tau", "temperature of the contrastive term", gt=0)
+    temperature: float = setting(
+        0.5, "tau", "temperature of the contrastive term", gt=0, unless={"contrast_weight": (0,)}
+    )
     first_previous: Literal["none", "initial"] = setting(
-        "none", "", "a client's previous model in its first participation: none, and no such term, or the initial model"
+        "none",
+        "",
+        "a client's previous model in its first participation: none, and no such term, or the initial model",
+        unless={"contrast_weight": (0,)},
     )
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:

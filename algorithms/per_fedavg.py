@@ -67,9 +67,12 @@ class PerFedAvg(Averaging):
         ge=1e-4,
         only={"version": ("hf",)},
     )
-    adapt_steps: int = setting(1, "", "steps from w to the personalized model", ge=0)
+    adapt_steps: int = setting(1, "", "steps from w to the personalized model", ge=0, unless={"alpha": (0,)})
     adapt_batch: Literal["full", "batch"] = setting(
-        "full", "", "samples of such a step: all training samples of the client, or a mini-batch"
+        "full",
+        "",
+        "samples of such a step: all training samples of the client, or a mini-batch",
+        unless={"adapt_steps": (0,), "alpha": (0,)},
     )
 
     def check(self, task: Task, context: RoundContext) -> None:

@@ -98,7 +98,10 @@ class PFedGraph(Algorithm):
     )
     alignment_weight: float = setting(0.01, "lambda", "weight of the direction's term", ge=0)
     alignment: Literal["towards", "code"] = setting(
-        "towards", "", "towards: to the neighbours' direction; code: away from it, the sign of the official code"
+        "towards",
+        "",
+        "towards: to the neighbours' direction; code: away from it, the sign of the official code",
+        unless={"alignment_weight": (0,)},
     )
     local_steps: int | None = setting(
         None, "", "mini-batches of a local update (official code: 400); null: train.local_epochs", ge=0

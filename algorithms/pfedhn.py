@@ -76,7 +76,7 @@ class PFedHN(Algorithm):
         None, "e", "length of v_i; null: 1 + (number of clients) / 4, rounded down", ge=1
     )
     trunk_layers: int = setting(4, "", "linear layers of the trunk; 0: h is linear in v_i", ge=0)
-    hidden: int = setting(100, "", "width of the trunk's layers", ge=1)
+    hidden: int = setting(100, "", "width of the trunk's layers", ge=1, unless={"trunk_layers": (0,)})
     server_lr: float = setting(0.01, "alpha", "learning rate of phi", ge=0)
     embedding_lr: float | None = setting(None, "", "learning rate of the embeddings; null: that of phi", ge=0)
     server_momentum: float = setting(0.9, "", "momentum of the server's SGD", ge=0, lt=1)

@@ -87,6 +87,14 @@ class PFedSim(Averaging):
         """Returns whether the second phase has begun."""
         return self.personalizes(round, rounds)
 
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        if self.personalizes(context.rounds - 1, context.rounds):
+            return ()
+        return (
+            f"it is federated averaging: algorithm.warmup is {self.warmup}, so that the second phase would begin after "
+            f"the last of the run's {context.rounds} rounds",
+        )
+
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
         check_head("pFedSim", task.network)

@@ -92,6 +92,14 @@ class Scaffold(Algorithm):
                 "algorithm.control_update=option1"
             )
 
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        if self.control_update == "option1" or context.train.max_grad_norm is None:
+            return ()
+        return (
+            "c_k is read off the distance moved: where train.max_grad_norm shortens corrected gradients, it is no mean "
+            "of the client's gradients (algorithm.control_update=option1 takes the gradient itself)",
+        )
+
     def init(self, task: Task, context: RoundContext) -> Tree:
         server = super().init(task, context)
         return {**server, "control": zeros_like(parameters(server["model"], task))}

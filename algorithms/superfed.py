@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -62,7 +63,10 @@ class SuPerFed(Averaging):
     )
     proximal_weight: float = setting(0.01, "mu (gamma)", "weight of ||w^f - w^g||^2", ge=0)
     proximal_form: Literal["squared", "norm_per_layer"] = setting(
-        "squared", "", "squared norm (papers), or the sum of unsquared norms per weight tensor (official code)"
+        "squared",
+        "",
+        "squared norm (papers), or the sum of unsquared norms per weight tensor (official code)",
+        unless={"proximal_weight": (0,)},
     )
     local_init: Literal["own", "shared", "copy"] = setting(
         "own", "", "initial w^l: an own draw per client, one draw shared by all, or a copy of the first w^g received"
@@ -95,6 +99,14 @@ class SuPerFed(Averaging):
         super().check(task, context)
         if self.adapters == "products":
             check_products("algorithm.adapters=products", task.network)
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        if self.mixes(context.rounds - 1, context.rounds):
+            return ()
+        return (
+            f"no client trains a local model: algorithm.start is {self.start}, so that mixing would begin after the "
+            f"last of the run's {context.rounds} rounds",
+        )
 
     def mixes(self, round: int, rounds: int) -> bool:
         """Returns whether round t (0-indexed) belongs to the second phase, t >= floor(L R)."""

@@ -29,14 +29,21 @@ class FineTuning(Algorithm):
         None, "E_ft", "epochs of fine-tuning after the last round; null: no fine-tuning", ge=0
     )
     finetune_lr: float | None = setting(
-        None, "eta_ft", "learning rate of fine-tuning; null: that of the last round", ge=0
+        None,
+        "eta_ft",
+        "learning rate of fine-tuning; null: that of the last round",
+        ge=0,
+        unless={"finetune_epochs": (0,)},
     )
-    finetune_scope: Literal["full", "head", "body"] = setting("full", "", "which parameters fine-tuning moves")
+    finetune_scope: Literal["full", "head", "body"] = setting(
+        "full", "", "which parameters fine-tuning moves", unless={"finetune_epochs": (0,)}
+    )
     finetune_select: Literal["last", "best_val"] = setting(
         "last",
         "",
         "the model after the last epoch, or after the epoch with the lowest validation loss (never the model before "
         "fine-tuning; the last where a client has no validation samples)",
+        unless={"finetune_epochs": (0,)},
     )
 
     def check(self, task: Task, context: RoundContext) -> None:

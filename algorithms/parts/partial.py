@@ -195,3 +195,8 @@ def separated(model: Model, network: Network) -> Tree:
     """A model as ``parameters`` and, if there are any, ``buffers``, for a server that treats these in another way."""
     buffers = part(model, network.buffer_names)
     return {"parameters": part(model, network.parameter_names), **({"buffers": buffers} if buffers else {})}
+
+
+def joined(parts: Tree, like: Model) -> Tree:
+    """The model that :func:`separated` has taken apart, with its tensors in the order of another's."""
+    return part({**parts["parameters"], **parts.get("buffers", {})}, like)

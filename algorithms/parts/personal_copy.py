@@ -19,7 +19,11 @@ class PersonalCopy(Averaging):
     newcomer: ClassVar[str] = "w, and a copy that it trains from w and near it"
 
     proximal_weight: float = setting(
-        1.0, "lambda", "weight of the proximal term that holds the personal copy near the received one", ge=0
+        1.0,
+        "lambda",
+        "weight of the proximal term that holds the personal copy near the received one",
+        ge=0,
+        unless={"personal_epochs": (0,)},
     )
     personal_epochs: int | None = setting(
         None, "E_D", "epochs of the personal copy's training; null: train.local_epochs", ge=0

@@ -9,7 +9,12 @@ from pydantic import BaseModel, Field
 
 
 def setting(
-    default: Any, symbol: str, description: str, only: Mapping[str, Sequence[Any]] | None = None, **bounds: Any
+    default: Any,
+    symbol: str,
+    description: str,
+    only: Mapping[str, Sequence[Any]] | None = None,
+    unless: Mapping[str, Sequence[Any]] | None = None,
+    **bounds: Any,
 ) -> Any:
     """A hyper-parameter: its default, the paper's symbol (empty for our own options), meaning and range.
 
@@ -18,9 +23,11 @@ def setting(
         symbol: in the paper.
         description: of what it does.
         only: other options, and with which of their values it does that; see :func:`idle_settings`.
+        unless: other options, and with which of their values it has no effect.
         bounds: as of ``pydantic.Field``.
     """
-    extra: dict[str, Any] = {"symbol": symbol} if only is None else {"symbol": symbol, "only": dict(only)}
+    extra: dict[str, Any] = {"symbol": symbol}
+    extra |= {key: dict(given) for key, given in (("only", only), ("unless", unless)) if given is not None}
     return Field(default, description=description, json_schema_extra=extra, **bounds)
 
 
@@ -28,16 +35,21 @@ def idle_settings(method: BaseModel) -> list[str]:
     """Says of settings that differ from their defaults and have no effect beside the others, a sentence each."""
     found = []
     for name, field in type(method).model_fields.items():
+        if getattr(method, name) == field.default:
+            continue
         extra: Any = field.json_schema_extra or {}
-        for other, values in (extra.get("only") or {}).items():
-            if getattr(method, name) != field.default and (there := getattr(method, other)) not in values:
+        for other, values in extra.get("only", {}).items():
+            if (there := getattr(method, other)) not in values:
                 needed = " or ".join(map(_shown, values))
                 found.append(
                     f"algorithm.{name} has no effect: it is for algorithm.{other}={needed}, and that is {_shown(there)}"
                 )
+        for other, values in extra.get("unless", {}).items():
+            if (there := getattr(method, other)) in values:
+                found.append(f"algorithm.{name} has no effect: algorithm.{other} is {_shown(there)}")
     return found
 
 
 def _shown(value: Any) -> str:
     """A value as it is written in a configuration."""
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

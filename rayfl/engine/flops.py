@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rayfl.engine import looped
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Task
+from rayfl.engine.texts import cutter_of
 
 _log = logging.getLogger("rayfl")
 
@@ -47,15 +48,12 @@ class FlopCounter:
         if self.total is None:
             return
         try:
-            bounds = request.plan.bounds
-            widths: dict[int, int] = {}
-            for step in range(request.plan.steps):
-                widths.setdefault(bounds[step + 1] - bounds[step], step)
-            counts = Counter(bounds[step + 1] - bounds[step] for step in range(request.plan.steps))
-            shape = replace(request, kept=None).group() if request.plan.steps else ()
+            sizes = _sizes_of_steps(request, task)
+            counts, shape = Counter(sizes), replace(request, kept=None).group() if sizes else ()
+            first = {size: sizes.index(size) for size in counts}
             self.total += sum(
-                counts[width] * self._of_step(request.part(step, step + 1), task, (shape, width))
-                for width, step in widths.items()
+                counts[size] * self._of_step(request.part(step, step + 1), task, (shape, size))
+                for size, step in first.items()
             )
         except Exception as error:
             self.total = None
@@ -67,3 +65,14 @@ class FlopCounter:
                 looped.train(replace(request, kept=None), task, self._device)
             self._known[shape] = int(counter.get_total_flops())
         return self._known[shape]
+
+
+def _sizes_of_steps(request: TrainRequest, task: Task) -> list[tuple[int, int]]:
+    """Samples of each step, and the columns of its texts; 0 columns where nothing is cut off."""
+    plan, cutter = request.plan, cutter_of(task)
+    bounds = [(plan.bounds[step], plan.bounds[step + 1]) for step in range(plan.steps)]
+    if cutter is None:
+        return [(end - begin, 0) for begin, end in bounds]
+    x, y = request.examples.x, request.examples.y
+    lengths = cutter.lengths(x, y)[plan.order]
+    return [(end - begin, cutter.width(lengths[begin:end], x.shape[1])) for begin, end in bounds]

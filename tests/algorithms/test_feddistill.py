@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.feddistill import FedDistill, targets
 from algorithms.local import Local
+from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
@@ -20,6 +22,7 @@ from tests.support.toys import (
     Toy,
     assert_close,
     assert_equal,
+    normalized_layers,
     random_clients,
     softmax_regression,
     two_layers,
@@ -211,3 +214,20 @@ def test_what_others_make_of_a_class_helps_against_few_samples() -> None:
         toy.run()
         found[algorithm.name] = validation_loss(toy, "personalized")
     assert found["feddistill"] < found["local"] - 0.1
+
+
+@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+def test_clients_of_several_architectures_teach_each_other(mode: str) -> None:
+    single, deep = two_layers(), normalized_layers()
+    pair, sizes = Classification(single.network, [single, deep]), (*SIZES, *SIZES)
+    toy = toy_of(FedDistill(), dataset=random_clients(sizes), task=pair, mode=mode)
+    for _ in range(2):
+        toy.step(range(len(sizes)))
+    found, scores = models(toy), toy.scores()
+    assert {tuple(model) for model in found.values()} == {
+        tuple(task.network.parameter_names + task.network.buffer_names) for task in (single, deep)
+    }
+    for client, model in found.items():
+        examples, network = toy.dataset.load(client)["test"], (deep if "norm.weight" in model else single).network
+        expected = F.cross_entropy(network.logits(model, examples.x, training=False), examples.y)
+        assert abs(scores[client]["personalized"].loss - float(expected)) < 1e-6

@@ -16,10 +16,11 @@ from algorithms.local import Local
 from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
-from rayfl.models.base import Network
+from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree, copy, num_bytes
 from tests.support.partial_toys import held_out_accuracy, planted_clients
 from tests.support.toys import (
+    DoubleNetwork,
     ListDataset,
     RelabelledStreams,
     Toy,
@@ -175,6 +176,74 @@ def test_buffers_belong_to_the_body() -> None:
     toy.step([0, 1])
     assert {"norm.running_mean", "norm.running_var", "norm.weight"} <= set(toy.states()[0]["personal"])
     assert set(toy.server["shared"]) == {"head.weight", "head.bias"}
+
+
+class DeepLayers(ClassificationModel):
+    """Three linear layers, of which the last one has another name than those of the others."""
+
+    head_module = "top"
+    classifier_modules = ("top",)
+
+    def __init__(self, inputs: int = 7, bias: bool = True) -> None:
+        super().__init__()
+        self.first, self.second, self.top = nn.Linear(5, 6), nn.Linear(6, inputs), nn.Linear(inputs, 3, bias=bias)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(torch.relu(self.first(x))))
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.top(features)  # type: ignore[no-any-return]
+
+
+def two_architectures(**options: Any) -> Classification:
+    """MLP2 and :class:`DeepLayers`."""
+    single = two_layers()
+    return Classification(single.network, [single, Classification(DoubleNetwork(lambda: DeepLayers(**options)))])
+
+
+@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+def test_clients_of_several_architectures_share_a_head(mode: str) -> None:
+    pair, sizes = two_architectures(), (*SIZES, *SIZES)
+    toy = toy_of(FedGH(), task=pair, dataset=random_clients(sizes), mode=mode)
+    FedGH().check(pair, toy.context)
+    before = copy(toy.server["shared"])
+    everyone = list(range(len(sizes)))
+    toy.step(everyone)
+    deep = [client for client, state in toy.states().items() if "first.weight" in state["personal"]]
+    assert 0 < len(deep) < len(sizes)
+    for client, state in toy.states().items():
+        layers = ("first", "second") if client in deep else ("inner",)
+        assert set(state["personal"]) == {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
+    moved = toy.step(everyone)["shared"]
+    assert set(moved) == {"head.weight", "head.bias"}
+    assert not torch.equal(moved["head.weight"], before["head.weight"])
+    rows = toy.scores()
+    assert all(set(found) == {"personalized"} for found in rows.values())
+
+
+def test_a_client_trains_its_architecture_from_the_common_head() -> None:
+    pair, sizes = two_architectures(), (*SIZES, *SIZES)
+    idle = TRAIN.model_copy(update={"local_epochs": 0, "batch_size": None})
+    toy = toy_of(FedGH(server_lr=0.7), idle, task=pair, dataset=random_clients(sizes))
+    seed = toy.context.streams.integer("init.global")
+    toy.step(range(len(sizes)))
+    head, scores = toy.server["shared"], toy.scores()
+    for client, state in toy.states().items():
+        deep = "first.weight" in state["personal"]
+        task = pair.candidates[int(deep)]
+        model = task.network.initialize(seed)
+        names = {f"head.{kind}": f"{'top' if deep else 'head'}.{kind}" for kind in ("weight", "bias")}
+        model |= {own: head[name] for name, own in names.items()}
+        examples = toy.dataset.load(client)["test"]
+        expected = F.cross_entropy(task.network.logits(model, examples.x), examples.y)
+        assert abs(scores[client]["personalized"].loss - float(expected)) < 1e-6
+
+
+@pytest.mark.parametrize("options", [{"inputs": 9}, {"bias": False}])
+def test_heads_of_unlike_shapes_are_refused(options: dict[str, Any]) -> None:
+    pair = two_architectures(**options)
+    with pytest.raises(ConfigError, match=r"model\.candidates differ"):
+        FedGH().check(pair, toy_of(FedGH()).context)
 
 
 def test_vectorized_agrees_with_looped() -> None:

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from algorithms.fedavg import FedAvg
+from algorithms.fedproto import FedProto
 from algorithms.local import Local
 from algorithms.superfed import SuPerFed
 from rayfl.engine.batches import plan_batches
+from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
@@ -176,6 +178,24 @@ def test_vectorized_agrees_with_looped(schedule: Any, train: TrainConfig) -> Non
     looped.run()
     stacked.run()
     assert_close(looped.states(), stacked.states())
+
+
+def test_clients_of_several_architectures_train_those_that_other_methods_give_them() -> None:
+    single = two_layers()
+    pair = Classification(single.network, [single, normalized_layers()])
+    alone, together = (
+        Toy(algorithm, random_clients((8, 12, 6, 10, 9, 7)), pair, TRAIN, mode="vectorized")
+        for algorithm in (Local(), FedProto(alignment_weight=0))
+    )
+    for run in (alone, together):
+        run.step(range(6))
+    found = alone.states()
+    assert len({tuple(state["local"]) for state in found.values()}) == 2
+    assert_close(found, together.states())
+    losses = {client: rows["head"].loss for client, rows in together.scores().items()}
+    assert {client: rows["personalized"].loss for client, rows in alone.scores().items()} == pytest.approx(losses)
+    with pytest.raises(ConfigError, match=r"algorithm\.local_init is own"):
+        Local(local_init="own").check(pair, alone.context)
 
 
 def test_where_clients_disagree_local_models_beat_the_common_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from pydantic import TypeAdapter
 
 import rayfl
 from algorithms import registry
+from algorithms.scaffold import Scaffold
+from rayfl.engine.round_context import RoundContext
+from rayfl.engine.settings import TrainConfig
+from rayfl.randomness import RandomStreams
 from tests.support.experiments import EVERY, small_experiment
 
 
@@ -23,21 +28,31 @@ def remarks(caplog: pytest.LogCaptureFixture, folder: Path, method: str, **optio
 
 
 @pytest.mark.parametrize(
-    ("method", "late", "words"),
+    ("method", "option", "late", "early", "words"),
     [
-        ("floco", {"assignment_round": 2}, "algorithm.assignment_round is 2, but the run has 2 rounds"),
-        ("cfl", {"split_from": 2}, "algorithm.split_from is 2, but the run has 2 rounds"),
-        ("fedme", {"cluster_rounds": [2]}, r"algorithm.cluster_rounds is [2], of which none is before"),
+        ("floco", "assignment_round", 2, 1, "algorithm.assignment_round is 2, but the run has 2 rounds"),
+        ("cfl", "split_from", 2, 1, "algorithm.split_from is 2, but the run has 2 rounds"),
+        ("fedme", "cluster_rounds", [2], [1], r"algorithm.cluster_rounds is [2], of which none is before"),
+        ("superfed-mm", "start", 1, 0.9, "no client trains a local model: algorithm.start is 1"),
+        ("pfedsim", "warmup", 1, 0.9, "it is federated averaging: algorithm.warmup is 1"),
     ],
 )
 def test_a_phase_that_no_round_reaches_is_named(
-    method: str, late: dict[str, Any], words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    method: str, option: str, late: Any, early: Any, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (said,) = remarks(caplog, tmp_path, method, **late)
+    (said,) = remarks(caplog, tmp_path, method, **{option: late})
     assert words in said
     caplog.clear()
-    name, value = next(iter(late.items()))
-    assert remarks(caplog, tmp_path / "reached", method, **{name: [1] if isinstance(value, list) else 1}) == []
+    assert remarks(caplog, tmp_path / "reached", method, **{option: early}) == []
+
+
+def test_clipped_gradients_that_control_variates_are_read_from_are_named() -> None:
+    train = TrainConfig(max_grad_norm=1.0)
+    context = RoundContext(0, 2, 5, train, RandomStreams(0))
+    (said,) = Scaffold().remarks(context)
+    assert "train.max_grad_norm shortens corrected gradients" in said
+    assert Scaffold(control_update="option1").remarks(context) == ()
+    assert Scaffold().remarks(replace(context, train=TrainConfig())) == ()
 
 
 def test_one_cluster_by_choice_needs_no_remark(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -56,6 +71,18 @@ def test_one_cluster_by_choice_needs_no_remark(tmp_path: Path, caplog: pytest.Lo
         ),
         ("superfed-mm", {"lm_lstm_per_layer": True}, {"mode": "lm"}, "algorithm.mode=lm, and that is mm"),
         ("fedamp", {"self_weight": 0.5, "heuristic": False}, {"heuristic": True}, "=true, and that is false"),
+        (
+            "apple",
+            {"peer_base": 2.0, "peers": None},
+            {"peers": 2},
+            "algorithm.peer_base has no effect: algorithm.peers is null",
+        ),
+        (
+            "apple",
+            {"penalty_half": False, "relation_penalty": 0},
+            {"relation_penalty": 0.1},
+            "algorithm.penalty_half has no effect: algorithm.relation_penalty is 0",
+        ),
     ],
 )
 def test_a_setting_without_effect_is_named(
@@ -76,7 +103,7 @@ def test_options_that_settings_depend_on_are_there() -> None:
     for method in registry.METHODS.values():
         for name, field in method.model_fields.items():
             extra: Any = field.json_schema_extra or {}
-            for other, values in (extra.get("only") or {}).items():
+            for other, values in [*extra.get("only", {}).items(), *extra.get("unless", {}).items()]:
                 for value in values:
                     adapted = TypeAdapter(method.model_fields[other].annotation)
                     assert adapted.validate_python(value) == value, (method, name)

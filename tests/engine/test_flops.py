@@ -6,12 +6,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from rayfl.engine import flops as module
+from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
-from tests.support.toys import Toy, assert_equal, normalized_layers, random_clients, softmax_regression, two_layers
+from rayfl.models.base import ClassificationModel, Network
+from tests.support.toys import (
+    ListDataset,
+    Toy,
+    assert_equal,
+    normalized_layers,
+    random_clients,
+    softmax_regression,
+    two_layers,
+)
 
 SIZES = (7, 4, 10)
 TRAIN = TrainConfig(rounds=2, clients_per_round="all", local_epochs=3, batch_size=3, lr=0.1, momentum=0.5)
@@ -40,6 +51,35 @@ def test_of_two_layers_there_are_five() -> None:
     toy.step()
     a_sample = 2 * (2 * 5 * 7 + 3 * 7 * 3)  # the gradient of what the second layer reads, too
     assert toy.federation.costs.flops == TRAIN.local_epochs * sum(SIZES) * a_sample
+
+
+class EachToken(ClassificationModel):
+    """A linear layer over every token of a text, and one over their mean."""
+
+    padding = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.inner, self.head = nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.inner(self.embedding(x)).mean(1)  # type: ignore[no-any-return]
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+def test_of_texts_each_step_counts_the_columns_that_it_has(mode: str) -> None:
+    lengths = [2, 2, 8, 2, 8]  # one mini-batch each
+    x = (torch.arange(16) < torch.tensor(lengths)[:, None]).long()
+    train = TRAIN.model_copy(update={"batch_size": 1, "local_epochs": 1, "momentum": 0.0})
+    task = Classification(Network(EachToken))
+    toy = Toy(FedAvg(), ListDataset([(x, torch.zeros(5, dtype=torch.int64))]), task, train, mode=mode)
+    toy.client_hosts[0].engine.count_flops()
+    toy.step()
+    # forward, and both gradients, of the layer over tokens and of the head
+    assert toy.federation.costs.flops == 3 * (sum(lengths) * 2 * 4 * 6 + len(lengths) * 2 * 6 * 3)
 
 
 def test_counting_changes_no_bit_also_with_dropout_and_kept_momentum() -> None:
