@@ -62,14 +62,15 @@ def _measured(comparisons: Mapping[str, Comparison], headings: Sequence[str], by
     seeds = sorted({line.seeds for line in lines})
     first = next(iter(comparisons.values()))
     model = "" if len(first.wanted.models) > 1 else f" of {shown_model(first.groups)}"
-    cohorts = {"all": "", "selected": " in the cohort", "unseen": " held out from training"}
+    cohorts = {"all": "", "selected": " in the round's cohort", "unseen": " held out from training"}
     whose = f"of each client{cohorts[measured.cohort]}"
-    when = f"after {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]}"
+    last = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    when = f"after {last} rounds" if measured.phase == "received" else f"right after local training in round {last}"
     over = f", then over {seeds[-1]} seeds" if seeds[-1] > 1 else ""
     if seeds[0] != seeds[-1]:
         over = f", then over {seeds[0]} to {seeds[-1]} seeds"
     yield (
-        f"{_capital(', '.join(headings))}{model} on {measured.split} data {whose}{measured.when} {when} rounds; "
+        f"{_capital(', '.join(headings))}{model} on {measured.split} data {whose} {when}; "
         f"mean over clients{over}."
     )
     if by_seed is not None:
