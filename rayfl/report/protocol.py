@@ -69,10 +69,7 @@ def _measured(comparisons: Mapping[str, Comparison], headings: Sequence[str], by
     over = f", then over {seeds[-1]} seeds" if seeds[-1] > 1 else ""
     if seeds[0] != seeds[-1]:
         over = f", then over {seeds[0]} to {seeds[-1]} seeds"
-    yield (
-        f"{_capital(', '.join(headings))}{model} on {measured.split} data {whose} {when}; "
-        f"mean over clients{over}."
-    )
+    yield (f"{_capital(', '.join(headings))}{model} on {measured.split} data {whose} {when}; mean over clients{over}.")
     if by_seed is not None:
         what = "sample standard deviation over seeds" if by_seed else "population standard deviation over clients"
         yield f"±: {what}."

@@ -120,8 +120,8 @@ def lacking(run: Run) -> str:
         )
     known = ", ".join(dict.fromkeys(key.model for key in final_by_key(run)))
     return (
-        f"it has no row {run.own.model!r}, the method's personalized model, in this evaluation; there are {known}: name "
-        "one with --model"
+        f"it has no row {run.own.model!r}, the method's personalized model, in this evaluation; there are {known}: "
+        "name one with --model"
     )
 
 
