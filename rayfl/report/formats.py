@@ -167,6 +167,7 @@ def as_latex(table: PaperTable) -> str:
         "\\centering",
         f"\\caption{{{' '.join([_in_latex(table.caption), *map(_in_latex, table.notes)])}}}",
         "\\label{tab:comparison}",
+        "\\smallskip",
         f"\\begin{{tabular}}{{{'l' * len(table.heads)}{'c' * columns}}}",
         "\\toprule",
         *head,

@@ -40,7 +40,8 @@ def protocol(comparisons: Mapping[str, Comparison]) -> str:
             differing.append(path)
         elif values[0] is not None:
             parts.append(text.format(values[0]))
-    apart = f"; {', '.join(differing)} differ between the runs" if differing else ""
+    verb = "differs" if len(differing) == 1 else "differ"
+    apart = f"; {', '.join(differing)} {verb} between the runs" if differing else ""
     return f"Protocol: {', '.join(parts)}{apart}."
 
 

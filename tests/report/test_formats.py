@@ -185,7 +185,7 @@ def test_best_and_second_are_found_on_each_data_set_apart(copied: Copied, folder
         *[("letters_&_more", 1)] * 2,
     ]
     assert sorted(n["rank"] for n in numbers) == [1, 1, 2, 2]
-    text = ran("compare", *folders, *others, "--by-dataset", "--format", "markdown", "--metric", "top1").stdout
+    text = ran("compare", *folders, *others, "--by-dataset", "--format", "markdown").stdout
     # One table has spreads of one kind: one of the data sets has a single seed.
     assert "population standard deviation over clients" in text and "over seeds." not in text
     assert "| method | digits accuracy % | letters\\_&\\_more accuracy % |" in text
