@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster.sweep.trial import FAILURE, OBJECTIVE, ROUND
+from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.trials import Sweep, Trial
+from rayfl.tracking.live import clock
 
 _EVERY_S = 10.0
 """The rounds of an experiment are said at most so often, in seconds."""
@@ -19,6 +21,7 @@ class SweepProgress:
     Args:
         sweep: all experiments.
         left: those that are run, in contrast to those that only report again.
+        measure: what an experiment's number is.
         say: takes the lines.
         failures: receives why an experiment failed, by name.
         judged: called with an experiment that the scheduler has stopped, and its rounds; None without a scheduler.
@@ -28,17 +31,20 @@ class SweepProgress:
         self,
         sweep: Sweep,
         left: Sequence[Trial],
+        measure: Measure,
         say: Callable[[str], None],
         failures: dict[str, str],
         judged: Callable[[Trial, int], None] | None,
     ) -> None:
         self._sweep = sweep
         self._left = {trial.name for trial in left}
+        self._measure = measure
         self._say = say
         self._failures = failures
         self._judged = judged
         self._ended = 0
         self._said: dict[str, float] = {}
+        self._first: dict[str, tuple[float, int]] = {}
 
     def callback(self, tune: Any, running: Sequence[Trial]) -> Any:
         """The listener that Ray Tune takes."""
@@ -69,13 +75,14 @@ class SweepProgress:
     def reported(self, trial: Trial, result: Mapping[str, Any]) -> None:
         """An experiment has done some rounds: said now and then, of each apart."""
         now, rounds = time.monotonic(), int(result.get(ROUND, 0))
+        self._first.setdefault(trial.name, (now, rounds))
         if trial.name not in self._left or FAILURE in result or rounds >= trial.config.train.rounds:
             return
         if now - self._said.get(trial.name, -_EVERY_S) >= _EVERY_S:
             self._said[trial.name] = now
-            objective = f", {result[OBJECTIVE]:.4f}" if OBJECTIVE in result else ""
-            done = f"round {rounds}/{trial.config.train.rounds}{objective}"
-            self._say(f"{time.strftime('%H:%M:%S')}  {done}: {self._sweep.described(trial)}")
+            done = f"round {rounds}/{trial.config.train.rounds}"
+            parts = [time.strftime("%H:%M:%S"), done, *self._pace(trial, now, rounds), *self._score(result)]
+            self._say(f"{'  '.join(parts)}: {self._sweep.described(trial)}")
 
     def completed(self, trial: Trial, last: dict[str, Any]) -> None:
         """An experiment has ended, was stopped, or has said why it failed."""
@@ -85,7 +92,7 @@ class SweepProgress:
         if FAILURE in last:
             self.failed(trial, last[FAILURE])
             return
-        objective = f", {last[OBJECTIVE]:.4f}" if OBJECTIVE in last else ""
+        objective = "".join(f", {score}" for score in self._score(last))
         if rounds < trial.config.train.rounds:
             if self._judged is None:
                 self.failed(trial, f"its process ended after {rounds} rounds, without an error")
@@ -94,6 +101,20 @@ class SweepProgress:
             self._end(f"stopped after {rounds} rounds{objective}", trial)
         else:
             self._end(f"finished{objective}", trial)
+
+    def _pace(self, trial: Trial, now: float, rounds: int) -> list[str]:
+        """Seconds a round since its first report, evaluations and commits included, and the time left."""
+        since, before = self._first[trial.name]
+        if rounds <= before:
+            return []
+        seconds = (now - since) / (rounds - before)
+        return [f"{seconds:.3g} s a round", f"{clock(seconds * (trial.config.train.rounds - rounds))} left"]
+
+    def _score(self, result: Mapping[str, Any]) -> list[str]:
+        if OBJECTIVE not in result:
+            return []
+        metric = self._measure.shown
+        return [f"{self._measure.judge} {metric.label} {metric.told(result[OBJECTIVE])}"]
 
     def failed(self, trial: Trial, reason: str) -> None:
         """An experiment has ended for good."""

@@ -141,7 +141,7 @@ def _run(
                 stopped[trial.name] = rounds
                 write_stopped(sweep, stopped)
 
-        progress = SweepProgress(sweep, left, say, failures, judged if options.scheduler else None)
+        progress = SweepProgress(sweep, left, options.measure, say, failures, judged if options.scheduler else None)
         tuner = tune.Tuner(
             tune.with_resources(_trainable(running, left, options.measure, plan), _placement(tune, plan)),
             param_space={"trial": tune.grid_search(list(range(len(running))))},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -38,7 +39,12 @@ def compare(
         ),
     ] = "means",
     by_dataset: Annotated[
-        bool, typer.Option("--by-dataset", help="Runs on different data: a column for each data set.")
+        bool,
+        typer.Option(
+            "--by-dataset",
+            help="Runs on different data: a column for each data set. Markdown and LaTeX have the first metric, "
+            "unless --metric names some.",
+        ),
     ] = False,
     metrics: Metrics = None,
     models: Models = None,
@@ -47,6 +53,7 @@ def compare(
     phase: Phase = "received",
 ) -> None:
     """Print runs side by side, with the best marked and tests of the differences."""
+    from rayfl.report.columns import metrics_for
     from rayfl.report.comparison import compare as compared
     from rayfl.report.datasets import compare_by_dataset
     from rayfl.report.formats import formatted
@@ -61,6 +68,8 @@ def compare(
     wanted = wanted_of(loaded, metrics, models, papers=chosen in PAPERS)
     if len(loaded) < 2 and about == "means":
         raise ConfigError("rayfl compare needs at least two runs; `rayfl report` describes a single one")
+    if by_dataset and chosen in PAPERS and not metrics:
+        wanted = replace(wanted, metrics=metrics_for(loaded)[:1])
     comparisons = compare_by_dataset(loaded, wanted) if by_dataset else {loaded[0].dataset: compared(loaded, wanted)}
     if about != "means":
         _print_about(comparisons, about, chosen)

@@ -31,7 +31,9 @@ def plot(
     out: Annotated[
         Path | None, typer.Option(help="File to write: .png, .svg or .pdf; default: the kind, .png, in this folder.")
     ] = None,
-    x: Annotated[str | None, typer.Option(help="curves: rounds, bytes or seconds; default: all three.")] = None,
+    x: Annotated[
+        str | None, typer.Option(help="curves: rounds, bytes or seconds; default: all three, in a column rounds.")
+    ] = None,
     metric: Annotated[str | None, typer.Option(help="curves, lambda, clients: top1, top5, loss, ece or mce.")] = None,
     model: Annotated[
         str | None, typer.Option(help="curves, clients: a row of the tables; default: the personalized model.")

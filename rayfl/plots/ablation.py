@@ -80,8 +80,8 @@ def _over_weights(runs: Sequence[RunFolder], split: Split) -> tuple[Figure, pa.T
             if j == len(mus) - 1:
                 place = {"xycoords": "axes fraction", "rotation": 270, "ha": "left", "va": "center"}
                 axes.annotate(f"{NU} = {nu:g}", (1.03, 0.5), **place)
-    figure.supxlabel(LAMBDA, fontsize=10)
-    figure.supylabel("accuracy (%)", fontsize=10)
+    figure.supxlabel(LAMBDA, fontsize="medium")
+    figure.supylabel("accuracy (%)", fontsize="medium")
     if len({row["mode"] for row in rows}) > 1:
         fullest = max(
             (axes for line in panels for axes in line), key=lambda axes: len(axes.get_legend_handles_labels()[1])
@@ -125,7 +125,7 @@ def _panel(axes: Axes, rows: list[dict[str, Any]]) -> None:
         best, overall = mean.max(), mine[0]["global_top1"]
         notes.append(f"{100 * best:.1f} ({100 * overall:.1f})")
     axes.annotate(
-        "\n".join(notes), (0.5, 0.04), xycoords="axes fraction", ha="center", va="bottom", fontsize=8,
+        "\n".join(notes), (0.5, 0.04), xycoords="axes fraction", ha="center", va="bottom", fontsize="small",
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
     )  # fmt: skip
     axes.set_xlim(-0.05, 1.05)

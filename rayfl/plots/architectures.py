@@ -12,13 +12,18 @@ import pyarrow as pa
 from rayfl.errors import ConfigError
 from rayfl.models.zoo import Candidates
 from rayfl.plots.series import Series, series_of
-from rayfl.plots.style import colour, legend_below, need_accuracy, new_figure
+from rayfl.plots.style import colour, legend_below, need_accuracy, new_panels
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_round, personalized_model, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_LEAST = 3.0
+"""Width of a panel in inches below which the architectures' names cover each other."""
+_MOST_LETTERS = 45
+"""Of all names in one line; longer ones are turned."""
 
 
 def draw(runs: Sequence[RunFolder], split: Split = "test") -> tuple[Figure, pa.Table]:
@@ -41,8 +46,7 @@ def draw(runs: Sequence[RunFolder], split: Split = "test") -> tuple[Figure, pa.T
     series = series_of(runs)
     names = _names(runs[0])
     rows = [row for one in series for row in _rows(one, names, split)]
-    figure = new_figure(8.2, 3.6)
-    counts, accuracies = figure.subplots(1, 2, width_ratios=[1.4, 1])
+    figure, (counts, accuracies) = new_panels(2, 4.1, 3.6, _LEAST)
     width = 0.8 / len(series)
     places = np.arange(len(names))
     for position, one in enumerate(series):
@@ -50,13 +54,15 @@ def draw(runs: Sequence[RunFolder], split: Split = "test") -> tuple[Figure, pa.T
         values = [row["clients"] for row in mine]
         at = places + (position - (len(series) - 1) / 2) * width
         bars = counts.bar(at, values, width, color=colour(position), label=one.label)
-        counts.bar_label(bars, [f"{value:g}" for value in values], fontsize=8, padding=2)
+        counts.bar_label(bars, [f"{value:g}" for value in values], fontsize="small", padding=2)
         mean, spread = 100 * mine[0]["all_top1"], 100 * mine[0]["all_top1_std_over_clients"]
         accuracies.bar(position, mean, 0.7, color=colour(position))
         up = min(spread, 100 - mean)
         accuracies.errorbar(position, mean, [[spread], [up]], fmt="none", ecolor="0.3", elinewidth=0.8, capsize=3)
-        accuracies.annotate(f"{mean:.1f}", (position, 2), ha="center", va="bottom", fontsize=9, color="white")
-    counts.set_xticks(places, [name.replace(" ", "\n", 1).replace("; ", "\n") for name in names])
+        accuracies.annotate(f"{mean:.1f}", (position, 2), ha="center", va="bottom", fontsize="small", color="white")
+    ticks = [name.replace(" ", "\n", 1).replace("; ", "\n") for name in names]
+    turned = len(ticks) * max(len(line) for tick in ticks for line in tick.split("\n")) > _MOST_LETTERS
+    counts.set_xticks(places, ticks, rotation=30 if turned else 0, ha="right" if turned else "center")
     counts.yaxis.set_major_locator(MaxNLocator(integer=True))
     counts.set_ylabel("clients")
     counts.margins(y=0.12)

@@ -13,7 +13,16 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.metrics import Metric
 from rayfl.plots.phases import mark_phases
 from rayfl.plots.series import Series, seeds_together, series_of
-from rayfl.plots.style import bounds_of, draw_curve, first_of, legend_below, measure, new_figure, whole_numbers
+from rayfl.plots.style import (
+    bounds_of,
+    columns_for,
+    draw_curve,
+    first_of,
+    legend_below,
+    measure,
+    new_figure,
+    whole_numbers,
+)
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Cohort, Measured, Split
 from rayfl.runs.rows import model_rows, models_in, received, where
@@ -23,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _AXES = {"rounds": "round", "bytes": "sent, both ways (MB)", "seconds": "training time (s)"}
+_LEAST = 1.8
+"""Width of a panel in inches below which the three are no figure to read."""
 _COLUMNS = {"rounds": "round", "bytes": "megabytes", "seconds": "seconds"}
 
 
@@ -39,7 +50,7 @@ def draw(
     Args:
         runs: any; those that differ in their seeds only are one curve, with a band of one sample standard deviation.
         x: ``rounds``, ``bytes`` (of all messages until then) or ``seconds`` (clients, server and commits, without
-            evaluation); None: all three.
+            evaluation); None: all three, or ``rounds`` alone in a figure as narrow as a paper's column.
         metric: the only one that is drawn, one of the task's; None: the first metric, and below it the loss.
         model: a row; None: the personalized model, and dashed the global one.
         split: ``validation``, ``test`` or ``official``.
@@ -50,7 +61,7 @@ def draw(
     """
     if x is not None and x not in _AXES:
         raise ConfigError(f"--x: there is no {x!r}; there are {', '.join(_AXES)}")
-    shown = list(_AXES) if x is None else [x]
+    shown = [x] if x is not None else list(_AXES) if columns_for(len(_AXES), _LEAST) == len(_AXES) else ["rounds"]
     first, tables = first_of(runs).name, [run.rounds for run in runs]
     names = dict.fromkeys((first, "loss") if metric is None else (metric,))
     metrics = {name: measure(name, tables) for name in names}

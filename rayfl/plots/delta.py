@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rayfl.errors import RunError
 from rayfl.plots.series import Series, seeds_together, series_of
-from rayfl.plots.style import DELTA, colour, draw_curve, legend_below, need_accuracy, new_figure, whole_numbers
+from rayfl.plots.style import DELTA_T, colour, draw_curve, legend_below, need_accuracy, new_panels, whole_numbers
 from rayfl.runs.curves import accuracy_curve, download_effect
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import where
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_LEAST = 2.4
+"""Width of a panel in inches below which its title is cut off."""
 _OWN = "hpm"
 """The row of what FedPHP's clients go on with, after training and after the next download."""
 _TRAINED = ((_OWN,), ("local", "lambda=0.0"))
@@ -40,8 +42,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
     """
     need_accuracy(runs, "the figure delta")
     rows = [row for series in series_of(runs) for row in _rows(series)]
-    figure = new_figure(8.2, 3.5)
-    stages, deltas = figure.subplots(1, 2)
+    figure, (stages, deltas) = new_panels(2, 4.1, 3.5, _LEAST)
     for position, label in enumerate(dict.fromkeys(row["series"] for row in rows)):
         mine = [row for row in rows if row["series"] == label]
         _stages(stages, mine, position)
@@ -49,7 +50,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
         draw_curve(deltas, position, str(label), xs, 100 * delta)
     deltas.axhline(0, color="0.4", linewidth=0.8)
     stages.set(xlabel="round", ylabel="accuracy (%)", title="+ after training, x next download")
-    deltas.set(xlabel="round", ylabel=f"{DELTA}_t (percentage points)", title="effect of the next download")
+    deltas.set(xlabel="round", ylabel=f"{DELTA_T} (percentage points)", title="effect of the next download")
     for axes in (stages, deltas):
         whole_numbers(axes)
     legend_below(figure, deltas)

@@ -73,4 +73,4 @@ def _panel(axes: Axes, cells: np.ndarray, taus: Sequence[int], rhos: Sequence[fl
             dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
             axes.text(j, i, f"{value:.1f}", ha="center", va="center", color="white" if dark else "black")
         else:
-            axes.text(j, i, "no run", ha="center", va="center", color="0.5", fontsize=8)
+            axes.text(j, i, "no run", ha="center", va="center", color="0.5", fontsize="small")

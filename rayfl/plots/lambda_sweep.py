@@ -64,7 +64,7 @@ def _rows(series: Series, metric: str, split: Split) -> list[dict[str, Any]]:
     if algorithm.name == "apfl":
         return [
             _row(
-                "apfl",
+                series.runs[0].printed,
                 series,
                 metric,
                 algorithm.alpha,

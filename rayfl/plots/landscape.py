@@ -15,7 +15,7 @@ from rayfl.examples import Examples
 from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses
 from rayfl.plots.planes import Plane, plane_around, plane_through
 from rayfl.plots.series import experiment, series_of
-from rayfl.plots.style import SEQUENTIAL, new_figure, subscript
+from rayfl.plots.style import SEQUENTIAL, columns_for, new_figure, subscript
 from rayfl.runs.committed import CommittedModels, check_client, single_model
 from rayfl.runs.folder import RunFolder
 
@@ -30,6 +30,8 @@ _REACH = 1.0
 _MARGIN = 0.3
 _FEWEST = 5
 _LEVELS = 14
+_LEAST = 2.2
+"""Width of a panel in inches below which the labels of its surface cover each other."""
 _SHOWN = 0.85
 """Of the range of losses; what lies above is cut off, so that the valley can be seen."""
 
@@ -74,6 +76,11 @@ def draw(
     """
     check_counts(points, _FEWEST, samples)
     _check(runs, plane, clients)
+    wanted = len(runs) if plane == "random" else 1
+    if (room := columns_for(wanted, _LEAST)) < wanted:
+        raise ConfigError(
+            f"landscape: this --size has room for {room} of {wanted} panels: choose a wider one, or give fewer runs"
+        )
     models = [CommittedModels(run) for run in runs]
     labels = {series.runs[0].uri: series.label for series in series_of(runs)}
     titles = [labels.get(run.uri, run.name) for run in runs]
@@ -175,8 +182,9 @@ def _figure(panels: Sequence[_Panel]) -> Figure:
             ccount=len(panel.a), linewidth=0.2, edgecolor="0.4", antialiased=True,
         )  # fmt: skip
         surface.set_title(panel.title)
-        surface.set(xlabel="a", ylabel="b", zlabel=f"log{subscript(10)} loss")
-        surface.tick_params(labelsize=7, pad=0)
+        last = column == len(panels) - 1
+        surface.set(xlabel="a", ylabel="b", zlabel=f"log{subscript(10)} loss" if last else None)
+        surface.tick_params(labelsize="x-small", pad=0)
         for axis in (surface.xaxis, surface.yaxis, surface.zaxis):
             axis.set_major_locator(MaxNLocator(4))
             axis.labelpad = -2
@@ -202,7 +210,7 @@ def _anchors(axes: Axes, panel: _Panel) -> None:
         below = position % 2 == 1
         axes.plot(a, b, marker="*", color="white", markeredgecolor="black", markersize=11)
         axes.annotate(
-            name, (a, b), xytext=(0, -9 if below else 9), textcoords="offset points", ha="center", fontsize=8,
+            name, (a, b), xytext=(0, -9 if below else 9), textcoords="offset points", ha="center", fontsize="small",
             va="top" if below else "bottom", bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1},
         )  # fmt: skip
 

@@ -43,7 +43,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
         axes.errorbar(at, mean, [np.minimum(spread, mean), spread], fmt="none", ecolor="0.3", elinewidth=0.8, capsize=2)
         for place, value, above in zip(at, mean, mean + spread, strict=True):
             axes.annotate(
-                f"{value:.2g}", (place, above), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8
+                f"{value:.2g}", (place, above), xytext=(0, 3), textcoords="offset points", ha="center", fontsize="small"
             )
     long = max(len(str(row["series"])) for row in rows) > 12
     names = [str(row["series"]).replace(", ", "\n") for row in rows]

@@ -94,8 +94,8 @@ def seeds_together(curves: Sequence[dict[int, float]]) -> dict[int, tuple[float,
 
 
 def _labels(runs: Sequence[RunFolder]) -> list[str]:
-    """Returns the method's name of each, and where several have it the options in which they differ."""
-    methods = [run.title for run in runs]
+    """Returns each method's name as papers print it, with the options in which runs that share it differ."""
+    methods = [run.printed for run in runs]
     result = []
     for run, method in zip(runs, methods, strict=True):
         rivals = [other for other, name in zip(runs, methods, strict=True) if name == method]

@@ -14,7 +14,7 @@ from rayfl.models.pretrained.mixing import at_point
 from rayfl.params import Tree
 from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses
 from rayfl.plots.series import need_methods
-from rayfl.plots.style import SEQUENTIAL, THETA, new_figure, subscript
+from rayfl.plots.style import SEQUENTIAL, THETA, new_panels, subscript
 from rayfl.runs.committed import CommittedModels, check_client
 from rayfl.runs.folder import RunFolder
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 _FEWEST = 4
 _LEVELS = 13
+_LEAST = 1.6
+"""Width of a panel in inches below which the names of its corners cover its title."""
 
 
 def draw(
@@ -73,8 +75,8 @@ def draw(
 
     values = {name: losses(models, task, model_at, grid, examples) for name, examples in panels.items()}
     stars = {"all clients": alphas} | {f"client {client}": alphas[[client]] for client in chosen}
-    figure = new_figure(0.6 + 2.9 * len(panels), 3.3)
-    for axes, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    figure, places_of = new_panels(len(panels), 3.1, 3.3, _LEAST)
+    for axes, name in zip(places_of, panels, strict=True):
         _panel(figure, axes, name, grid, values[name], stars[name])
     return figure, _table(grid, values, alphas, list(run.parts.dataset.names))
 
@@ -128,11 +130,11 @@ def _panel(figure: Figure, axes: Axes, title: str, grid: np.ndarray, values: np.
             f"{THETA}{subscript(corner + 1)}", _CORNERS[corner], xytext=offset, textcoords="offset points", ha=side,
             va="bottom" if corner == 2 else "top",
         )  # fmt: skip
-    axes.set_title(title)
+    axes.set_title(title, pad=14)
     axes.set(aspect="equal", xticks=[], yticks=[], xlim=(-0.08, 1.08), ylim=(-0.12, 1.02))
     axes.spines[:].set_visible(False)
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.8, label="loss (nats)")
-    bar.ax.xaxis.set_major_locator(MaxNLocator(nbins=4))
+    bar.ax.xaxis.set_major_locator(MaxNLocator(nbins=3))
 
 
 def _table(grid: np.ndarray, values: dict[str, np.ndarray], alphas: np.ndarray, names: Sequence[str]) -> pa.Table:

@@ -32,19 +32,19 @@ MOST_MARKED = 40
 SEQUENTIAL = "viridis"
 """The colour map of values; its order survives grey printing."""
 
-LAMBDA, MU, NU, RHO, TAU, THETA, DELTA = (
+LAMBDA, MU, NU, RHO, TAU, THETA, DELTA_T = (
     "\N{GREEK SMALL LETTER LAMDA}",
     "\N{GREEK SMALL LETTER MU}",
     "\N{GREEK SMALL LETTER NU}",
     "\N{GREEK SMALL LETTER RHO}",
     "\N{GREEK SMALL LETTER TAU}",
     "\N{GREEK SMALL LETTER THETA}",
-    "\N{GREEK SMALL LETTER DELTA}",
+    "\N{GREEK SMALL LETTER DELTA}\N{LATIN SUBSCRIPT SMALL LETTER T}",
 )
 """The papers' symbols. Matplotlib's formulas are switched off, for the sake of names that look like some."""
 
-_LEGEND_HANDLE_IN, _LEGEND_CHARACTER_IN = 0.5, 0.075
-"""About how much room an entry of a legend takes, in inches."""
+_LEGEND_HANDLE_IN, _LEGEND_CHARACTER_IN, _LEGEND_SERIF_IN = 0.5, 0.075, 0.056
+"""About how much room an entry of a legend takes, in inches at 9 points; papers' letters are narrower."""
 
 COMMON: Any = {
     "axes.spines.top": False,
@@ -144,7 +144,8 @@ SIZES = {
     "jmlr": Size(6.0, 9),
 }
 """Widths by venue, from memory: look at the style file for a figure that must fit. Fonts are STIX, which looks like the
-Times of these styles and comes with Matplotlib, so that a figure is the same on every machine."""
+Times of these styles and comes with Matplotlib, so that a figure is the same on every machine; the
+subscripts that STIX lacks are of DejaVu Serif, which comes with it too."""
 
 _size: ContextVar[Size | None] = ContextVar("size", default=None)
 _FLATTER = 0.7
@@ -179,7 +180,7 @@ def _printed(size: Size) -> dict[str, Any]:
     small = dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize"), size.font - 1)
     large = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), size.font)
     lines = {"lines.linewidth": 1.2, "lines.markersize": 3, "axes.linewidth": 0.6, "grid.linewidth": 0.5}
-    return {"font.family": "STIXGeneral", **large, **small, **lines}
+    return {"font.family": ["STIXGeneral", "DejaVu Serif"], **large, **small, **lines}
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -195,6 +196,34 @@ def new_figure(width: float, height: float) -> Figure:
     if size is not None:
         width, height = size.width, height * (size.width / width) ** _FLATTER
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def columns_for(panels: int, least: float) -> int:
+    """Returns how many panels of a figure have room side by side.
+
+    Args:
+        panels: of the figure.
+        least: width in inches below which a panel's labels would cover each other.
+    """
+    size = _size.get()
+    return panels if size is None else max(1, min(panels, int(size.width / least)))
+
+
+def new_panels(panels: int, each: float, height: float, least: float) -> tuple[Figure, list[Axes]]:
+    """Returns a figure with panels side by side, or in several lines if they would be too narrow.
+
+    Args:
+        panels: how many.
+        each: width of one in inches, unless :func:`paper_style` has a size.
+        height: of one in inches for that width.
+        least: width in inches below which a line has fewer panels.
+    """
+    columns = columns_for(panels, least)
+    lines = -(-panels // columns)
+    figure = new_figure(each * columns, height)
+    if lines > 1:
+        figure.set_figheight(figure.get_figheight() * lines)
+    return figure, [figure.add_subplot(lines, columns, position + 1) for position in range(panels)]
 
 
 def colour(position: int) -> str:
@@ -270,7 +299,8 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     if len(labels) > 1 or (labels and len(figure.axes) > 1):
         size = _size.get()
         scale = 1 if size is None else (size.font - 1) / _STYLE["legend.fontsize"]
-        widest = scale * (_LEGEND_HANDLE_IN + _LEGEND_CHARACTER_IN * max(map(len, labels)))
+        character = _LEGEND_CHARACTER_IN if size is None else _LEGEND_SERIF_IN
+        widest = scale * (_LEGEND_HANDLE_IN + character * max(map(len, labels)))
         columns = max(1, min(len(labels), int(figure.get_figwidth() / widest)))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 

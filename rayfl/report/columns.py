@@ -93,11 +93,13 @@ def metrics_for(runs: Sequence[Run]) -> tuple[Metric, ...]:
         RunError: the runs have different tasks.
     """
     evaluated = [run for run in runs if final_by_key(run)] or runs
-    found = list(dict.fromkeys(metrics_of(run.rounds) for run in evaluated))
+    found: dict[tuple[TaskMetric, ...], Run] = {}
+    for run in evaluated:
+        found.setdefault(metrics_of(run.rounds), run)
     if len(found) > 1:
-        names = "; ".join(", ".join(metric.name for metric in metrics) for metrics in found)
-        raise RunError(f"the runs have different tasks, whose numbers cannot be compared: they are judged by {names}")
-    metrics = found[0]
+        names = "; ".join(f"{run.uri} by {', '.join(m.name for m in metrics)}" for metrics, run in found.items())
+        raise RunError(f"the runs have different tasks, whose numbers cannot be compared; judged are {names}")
+    metrics = next(iter(found))
     if metrics[0] == CLASSIFICATION.first:
         further = [metric for metric in metrics if metric not in CLASSIFICATION.metrics]
         return (*METRICS, *map(_column_of, further))

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -120,9 +120,10 @@ def as_markdown(table: PaperTable) -> str:
         for name in table.datasets
         for metric in table.metrics
     ]
-    lines = [f"| method | {' | '.join(map(_in_markdown, headings))} |", f"|---{'|---:' * len(headings)}|"]
-    for label, cells in table.rows.items():
-        lines.append(f"| {_in_markdown(label)} | {' | '.join(map(_markdown_cell, cells))} |")
+    head, rule = [*table.heads, *map(_in_markdown, headings)], "|---" * len(table.heads) + "|---:" * len(headings)
+    lines = [f"| {' | '.join(head)} |", f"{rule}|"]
+    for names, cells in table.rows.items():
+        lines.append(f"| {' | '.join([*map(_in_markdown, names), *map(_markdown_cell, cells)])} |")
     return (
         "\n".join([*lines, "", _in_markdown(table.caption), *(f"\n{_in_markdown(note)}" for note in table.notes)])
         + "\n"
@@ -145,14 +146,20 @@ def _in_markdown(text: str) -> str:
 def as_latex(table: PaperTable) -> str:
     """Returns a table environment for the package booktabs, with its caption."""
     columns, several = len(table.datasets) * len(table.metrics), len(table.datasets) > 1
-    head = [f" & {' & '.join(_in_latex(metric.heading) for _ in table.datasets for metric in table.metrics)} \\\\"]
+    metrics = [_in_latex(metric.heading) for _ in table.datasets for metric in table.metrics]
+    head = [f"{' & '.join([*table.heads, *metrics])} \\\\"]
     if several:
-        width = len(table.metrics)
-        names = [f"\\multicolumn{{{width}}}{{c}}{{{_in_latex(name)}}}" for name in table.datasets]
-        rules = [f"\\cmidrule(lr){{{2 + n * width}-{1 + (n + 1) * width}}}" for n in range(len(names))]
-        head = [f" & {' & '.join(names)} \\\\", "".join(rules), *head]
-    rows = [f"{_in_latex(label)} & {' & '.join(map(_latex_cell, cells))} \\\\" for label, cells in table.rows.items()]
-    texts = [table.caption, *table.notes, *table.datasets, *table.rows]
+        width, names = len(table.metrics), len(table.heads)
+        over = [f"\\multicolumn{{{width}}}{{c}}{{{_in_latex(name)}}}" for name in table.datasets]
+        rules = [
+            f"\\cmidrule(lr){{{names + 1 + n * width}-{names + (n + 1) * width}}}" for n in range(len(table.datasets))
+        ]
+        head = [f"{' & ' * names}{' & '.join(over)} \\\\", "".join(rules), *head]
+    rows = [
+        f"{' & '.join([*map(_in_latex, label), *map(_latex_cell, cells)])} \\\\"
+        for label, cells in zip(_once(table.rows), table.rows.values(), strict=True)
+    ]
+    texts = [table.caption, *table.notes, *table.datasets, *(name for names in table.rows for name in names)]
     unknown = "".join(sorted({character for text in texts for character in text if not _pdflatex_has(character)}))
     lines = [
         "% needs \\usepackage{booktabs}",
@@ -160,7 +167,9 @@ def as_latex(table: PaperTable) -> str:
         "\\begin{table}",
         "\\centering",
         f"\\caption{{{' '.join([_in_latex(table.caption), *map(_in_latex, table.notes)])}}}",
-        f"\\begin{{tabular}}{{l{'c' * columns}}}",
+        "\\label{tab:comparison}",
+        "\\smallskip",
+        f"\\begin{{tabular}}{{{'l' * len(table.heads)}{'c' * columns}}}",
         "\\toprule",
         *head,
         "\\midrule",
@@ -170,6 +179,15 @@ def as_latex(table: PaperTable) -> str:
         "\\end{table}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _once(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Returns what names each row, without the method where it is that of the row above."""
+    named = list(rows)
+    return [
+        ("", *names[1:]) if above is not None and len(names) > 1 and names[0] == above[0] else names
+        for above, names in zip([None, *named], named, strict=False)
+    ]
 
 
 def _latex_cell(cell: PaperCell | None) -> str:

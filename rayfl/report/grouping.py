@@ -42,6 +42,11 @@ class Group:
     runs: Sequence[Run]
 
     @property
+    def printed(self) -> str:
+        """Returns the label with the method's name as papers print it."""
+        return self.runs[0].printed + self.label.removeprefix(self.runs[0].title)
+
+    @property
     def finished(self) -> bool:
         """Returns whether all rounds of its runs are done."""
         return all(run.finished for run in self.runs)

@@ -164,7 +164,8 @@ def with_best(lines: Sequence[Line], metrics: Sequence[Metric]) -> list[Line]:
     order = {}
     for metric in metrics:
         values = set() if metric.chosen else {rank(line, metric) for line in eligible}
-        order[metric.column] = sorted((value for value in values if np.isfinite(value)), reverse=True)[:2]
+        found = sorted((value for value in values if np.isfinite(value)), reverse=True)
+        order[metric.column] = found[:2] if len(values) > 1 else []  # no line is the best where all are equal
 
     def marked(line: Line) -> Line:
         cells = {}

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from rayfl.report.columns import Metric
 from rayfl.report.comparison import Comparison
 from rayfl.report.grouping import Group
-from rayfl.report.lines import Cell
+from rayfl.report.lines import Cell, Line
 from rayfl.report.protocol import marks_caption, paper_caption
 from rayfl.report.significance import PairTest, over_clients, over_seeds
+from rayfl.runs.rows import row_label
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,16 @@ class PaperTable:
         caption: plain text.
         datasets: names of the data sets, in the order of the columns.
         metrics: what each of them has a column for.
-        rows: by the method's label, a cell for each data set and metric; None where there is no number.
+        heads: of the columns that name a row: the method, and its model if a method has several rows.
+        rows: by what names them, a cell for each data set and metric; None where there is no number.
         notes: what else a reader must know, a sentence each.
     """
 
     caption: str
     datasets: Sequence[str]
     metrics: Sequence[Metric]
-    rows: Mapping[str, Sequence[PaperCell | None]]
+    heads: Sequence[str]
+    rows: Mapping[tuple[str, ...], Sequence[PaperCell | None]]
     notes: Sequence[str]
 
 
@@ -63,11 +66,12 @@ def paper_table(comparisons: Mapping[str, Comparison]) -> PaperTable:
     by_seed = all(line.seeds > 1 for line in everything)
     alone = all(len({line.method for line in one.lines}) == len(one.lines) for one in comparisons.values())
     marks = {(name, metric.column): _marks(one, metric) for name, one in comparisons.items() for metric in metrics}
-    rows: dict[str, dict[tuple[str, str], PaperCell]] = {}
+    rows: dict[tuple[str, ...], dict[tuple[str, str], PaperCell]] = {}
     for name, one in comparisons.items():
+        labels = {group.label: group.printed for group in one.groups}
         for line in one.lines:
-            label = line.method if alone else f"{line.method}, {line.model}"
-            row = rows.setdefault(f"{label}{'' if line.finished else ' †'}", {})
+            method = f"{labels[line.method]}{'' if line.finished else ' †'}"
+            row = rows.setdefault((method,) if alone else (method, _model(line)), {})
             for metric in metrics:
                 marked = marks[name, metric.column].get(line.method, "")
                 row[name, metric.column] = _cell(line.cells[metric.column], metric, by_seed, marked)
@@ -83,9 +87,15 @@ def paper_table(comparisons: Mapping[str, Comparison]) -> PaperTable:
         f"{caption} {tested}".strip(),
         list(comparisons),
         metrics,
+        ("method",) if alone else ("method", "model"),
         {label: [row.get(column) for column in columns] for label, row in rows.items()},
         [*unfinished, *seen],
     )
+
+
+def _model(line: Line) -> str:
+    """Returns what a row is called; of a choice among a sweep without the values that were chosen."""
+    return row_label(*line.key).replace("lambda", "λ")
 
 
 def _cell(cell: Cell, metric: Metric, by_seed: bool, marks: str) -> PaperCell:

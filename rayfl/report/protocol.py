@@ -40,7 +40,8 @@ def protocol(comparisons: Mapping[str, Comparison]) -> str:
             differing.append(path)
         elif values[0] is not None:
             parts.append(text.format(values[0]))
-    apart = f"; {', '.join(differing)} differ between the runs" if differing else ""
+    verb = "differs" if len(differing) == 1 else "differ"
+    apart = f"; {', '.join(differing)} {verb} between the runs" if differing else ""
     return f"Protocol: {', '.join(parts)}{apart}."
 
 
@@ -62,16 +63,14 @@ def _measured(comparisons: Mapping[str, Comparison], headings: Sequence[str], by
     seeds = sorted({line.seeds for line in lines})
     first = next(iter(comparisons.values()))
     model = "" if len(first.wanted.models) > 1 else f" of {shown_model(first.groups)}"
-    cohorts = {"all": "", "selected": " in the cohort", "unseen": " held out from training"}
+    cohorts = {"all": "", "selected": " in the round's cohort", "unseen": " held out from training"}
     whose = f"of each client{cohorts[measured.cohort]}"
-    when = f"after {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]}"
+    last = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    when = f"after {last} rounds" if measured.phase == "received" else f"right after local training in round {last}"
     over = f", then over {seeds[-1]} seeds" if seeds[-1] > 1 else ""
     if seeds[0] != seeds[-1]:
         over = f", then over {seeds[0]} to {seeds[-1]} seeds"
-    yield (
-        f"{_capital(', '.join(headings))}{model} on {measured.split} data {whose}{measured.when} {when} rounds; "
-        f"mean over clients{over}."
-    )
+    yield (f"{_capital(', '.join(headings))}{model} on {measured.split} data {whose} {when}; mean over clients{over}.")
     if by_seed is not None:
         what = "sample standard deviation over seeds" if by_seed else "population standard deviation over clients"
         yield f"±: {what}."

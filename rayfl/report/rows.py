@@ -118,7 +118,11 @@ def lacking(run: Run) -> str:
             f"it has no {run.own.sweep} that was chosen on validation data: its second phase has not begun, or no "
             "client has validation samples (holdout.validation, evaluation.splits)"
         )
-    return f"it has no row {run.own.model!r} yet, which is the method's personalized model"
+    known = ", ".join(dict.fromkeys(key.model for key in final_by_key(run)))
+    return (
+        f"it has no row {run.own.model!r}, the method's personalized model, in this evaluation; there are {known}: "
+        "name one with --model"
+    )
 
 
 def evaluated(run: Run) -> str:

@@ -22,6 +22,7 @@ from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.redaction import redact
 from rayfl.data.partitions.assignment import ASSIGNMENT_SCHEMA, assignment_hash
 from rayfl.errors import DamageError, RunError
+from rayfl.naming.printed import PRINTED
 from rayfl.results.personalized import PersonalizedRows, personalized_rows_of, recorded_clients, recorded_unseen
 from rayfl.results.schemas import ALL_TABLES, METHOD_KEY
 from rayfl.runs.damage import described
@@ -91,6 +92,11 @@ class Run:
         """Returns the method's name in legends and tables; of a user's own method the one that its class says."""
         recorded = (self.rounds.schema.metadata or {}).get(METHOD_KEY)
         return self.method.rpartition(":")[2] if recorded is None else recorded.decode()
+
+    @property
+    def printed(self) -> str:
+        """Returns the method's name as papers print it, for figures and tables of papers."""
+        return PRINTED.get(self.method, self.title)
 
     @property
     def dataset(self) -> str:

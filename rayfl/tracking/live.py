@@ -92,7 +92,7 @@ class LiveView:
         if self.seconds_a_round is None:
             return []
         speed = [f"{self.clients_per_second:.1f} clients/s"] if self.clients_per_second else []
-        return [*speed, f"{self.seconds_a_round:.3g} s a round", f"{_clock(self.seconds_left)} left"]
+        return [*speed, f"{self.seconds_a_round:.3g} s a round", f"{clock(self.seconds_left)} left"]
 
     def __rich__(self) -> Group:
         actors = ", ".join(f"{count} on {device}" for device, count in sorted(self._devices.items()))
@@ -150,7 +150,7 @@ def newcomers_text(rows: Sequence[Mapping[str, Any]], own: PersonalizedRows, met
     return f"clients held out: {said}" if said else ""
 
 
-def _clock(seconds: float | None) -> str:
+def clock(seconds: float | None) -> str:
     """A duration as hours, minutes and seconds."""
     if seconds is None:
         return "-"

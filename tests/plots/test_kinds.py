@@ -46,19 +46,19 @@ def test_a_kind_takes_the_options_it_says(name: str) -> None:
 def test_curves(made: Runs, tmp_path: Path) -> None:
     runs = [made("superfed-mm"), made("superfed-mm", seed=1), made("fedavg")]
     table = drawn("curves", runs, tmp_path)
-    assert set(table["series"].to_pylist()) == {"superfed", "fedavg"}
+    assert set(table["series"].to_pylist()) == {"SuPerFed", "FedAvg"}
     curves = [accuracy_curve(run.rounds, "global") for run in runs[:2]]
-    for row in rows(table, series="superfed", model="global"):
+    for row in rows(table, series="SuPerFed", model="global"):
         values = [curve[row["round"]] for curve in curves]
         assert row["top1"] == pytest.approx(sum(values) / 2)
         assert row["top1_std_over_seeds"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
         assert row["seeds"] == 2
-    last = rows(table, series="fedavg", round=3)[0]
+    last = rows(table, series="FedAvg", round=3)[0]
     sent = rows(runs[2].rounds, round=3, cohort="all")[0]
     assert last["megabytes"] == pytest.approx((sent["bytes_down"] + sent["bytes_up"]) / 1e6)
     lines = [json.loads(line) for line in runs[2].storage.read("timings.jsonl").decode().splitlines()]
     assert last["seconds"] == pytest.approx(sum(line["clients"] + line["server"] + line["commit"] for line in lines))
-    chosen = rows(table, series="superfed", model="best lambda")
+    chosen = rows(table, series="SuPerFed", model="best lambda")
     assert {row["round"] for row in chosen} == set(personalized_rows(runs[0])["round"].to_pylist())
 
 
@@ -91,7 +91,7 @@ def test_curves_of_one_metric(made: Runs, tmp_path: Path) -> None:
 def test_lambda(made: Runs, tmp_path: Path) -> None:
     runs = [made("superfed-mm"), made("apfl", algorithm={"name": "apfl", "alpha": 0.25}), made("superfed-lm")]
     table = drawn("lambda", runs, tmp_path, ".pdf", metric="loss")
-    mine = rows(table, series="superfed, mode=mm")
+    mine = rows(table, series="SuPerFed, mode=mm")
     assert [row["lambda"] for row in mine] == [round(0.1 * i, 1) for i in range(11)]
     for row in mine:
         found = rows(model_rows(runs[0], f"lambda={row['lambda']}"), round=3)[0]
@@ -99,7 +99,7 @@ def test_lambda(made: Runs, tmp_path: Path) -> None:
             pytest.approx(found["loss"]),
             pytest.approx(found["loss_std"]),
         )
-    assert [row["lambda"] for row in rows(table, series="apfl")] == [0.25]
+    assert [row["lambda"] for row in rows(table, series="APFL")] == [0.25]
 
 
 def test_seeds_at_different_rounds_have_no_mean(made: Runs, tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_heatmap(made: Runs, tmp_path: Path) -> None:
 def test_variance(made: Runs, tmp_path: Path) -> None:
     run = made("fedavg")
     table = drawn("variance", [run, made("fedavg", seed=1), made("floco")], tmp_path)
-    assert [row["round"] for row in rows(table, series="floco")] == [1, 2, 3]
+    assert [row["round"] for row in rows(table, series="FLOCO")] == [1, 2, 3]
     assert all(row["update_variance"] > 0 for row in table.to_pylist())
-    assert {row["seeds"] for row in rows(table, series="fedavg")} == {2}
+    assert {row["seeds"] for row in rows(table, series="FedAvg")} == {2}
 
 
 def test_delta(made: Runs, tmp_path: Path) -> None:
@@ -152,10 +152,10 @@ def test_delta(made: Runs, tmp_path: Path) -> None:
     runs = [made(method, **received) for method in ("fedphp", "fedavg", "superfed-mm")]
     table = drawn("delta", runs, tmp_path)
     # What its clients go on with is what they had: the point of FedPHP.
-    assert {row["delta"] for row in rows(table, series="fedphp")} == {0.0}
-    for row in rows(table, series="fedavg"):
+    assert {row["delta"] for row in rows(table, series="FedPHP")} == {0.0}
+    for row in rows(table, series="FedAvg"):
         assert row["delta"] == pytest.approx(row["next_download"] - row["after_training"])
-    assert [row["round"] for row in rows(table, series="superfed")] == [1, 2, 3]
+    assert [row["round"] for row in rows(table, series="SuPerFed")] == [1, 2, 3]
 
 
 def test_rounds_time(made: Runs, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_architectures(made: Runs, tmp_path: Path) -> None:
 def test_clients(made: Runs, tmp_path: Path) -> None:
     run = made("superfed-mm")
     table = drawn("clients", [run, made("fedavg")], tmp_path, metric="loss", split="validation")
-    mine = rows(table, series="superfed")
+    mine = rows(table, series="SuPerFed")
     losses = [row["loss"] for row in mine]
     assert losses == sorted(losses) and len(losses) == 5
     summary = rows(model_rows(run, mine[0]["model"], "validation"), round=3)[0]

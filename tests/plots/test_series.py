@@ -41,7 +41,7 @@ from tests.plots.conftest import Runs
 def test_labels_say_what_differs_and_no_more(made: Runs) -> None:
     runs = [made("superfed-mm"), made("superfed-mm", seed=1), made("superfed-lm"), made("fedavg")]
     found = series_of(runs)
-    assert [series.label for series in found] == ["superfed, mode=mm", "superfed, mode=lm", "fedavg"]
+    assert [series.label for series in found] == ["SuPerFed, mode=mm", "SuPerFed, mode=lm", "FedAvg"]
     assert [len(series.runs) for series in found] == [2, 1, 1]
 
 
@@ -123,7 +123,7 @@ def test_figures_for_papers_have_the_venues_width_and_fonts(tmp_path: Path) -> N
         assert screen.get_size_inches().tolist() == [5.0, 4.0]
     with paper_style(size_of("icml-column")):
         figure = new_figure(5.0, 4.0)
-        assert matplotlib.rcParams["font.family"] == ["STIXGeneral"]
+        assert matplotlib.rcParams["font.family"][0] == "STIXGeneral"
         assert (matplotlib.rcParams["font.size"], matplotlib.rcParams["legend.fontsize"]) == (8, 7)
     width, height = figure.get_size_inches()
     assert width == 3.25

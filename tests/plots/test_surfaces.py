@@ -80,7 +80,7 @@ def test_models_of_other_architectures_have_no_plane() -> None:
 def test_the_middle_of_a_landscape_is_the_loss_in_the_tables(made: Runs, tmp_path: Path) -> None:
     runs = [made("fedavg"), made("superfed-mm")]
     table = pyarrow.csv.read_csv(write_plot("landscape", runs, tmp_path / "l.png", plane="random", points=5))
-    for run, panel in zip(runs, ("fedavg", "superfed"), strict=True):
+    for run, panel in zip(runs, ("FedAvg", "SuPerFed"), strict=True):
         middle = where(table, panel=panel, a=0.0, b=0.0)["loss"][0].as_py()
         rows = model_rows(run, "global")
         recorded = where(rows, round=last_round(rows))["pooled_loss"][0].as_py()

@@ -92,7 +92,7 @@ def test_markdown_marks_the_best_and_the_second(folders: list[Path]) -> None:
     text = ran("compare", *folders, "--format", "markdown", "--metric", "top1", "--metric", "ece").stdout
     head, rule, *rows = [line for line in text.splitlines() if line.startswith("|")]
     assert head == "| method | accuracy % | ECE |" and rule == "|---|---:|---:|"
-    assert [row.split(" | ")[0] for row in rows] == ["| fedavg", "| superfed"]
+    assert [row.split(" | ")[0] for row in rows] == ["| FedAvg", "| SuPerFed"]
     assert text.count("**") == 2 * 2 and text.count("<u>") == 2
     assert "Accuracy %, ECE of each method's personalized model" in text.replace("\\", "")
     assert "local epochs: 1, batches of 32" in text
@@ -130,14 +130,45 @@ def test_latex_compiles_with_greek_brackets_and_runs_that_diverged(tmp_path: Pat
     first = (ord("\N{GREEK CAPITAL LETTER ALPHA}"), ord("\N{GREEK SMALL LETTER ALPHA}"))
     greek = "".join(chr(letter + number) for letter in first for number in range(25) if letter + number != 0x3A2)
     cells = [PaperCell("91.20", "0.50", 1, "cs"), PaperCell("inf", "", 2, ""), PaperCell(NO_NUMBER, "", 0, ""), None]
-    rows = {"[1] own_method": cells, f"50 % {greek}, a|b ≤ 1 Åé": cells, "~{x}^2\\ #&$ <†> ±": cells}
-    text = as_latex(PaperTable(f"With λ and {greek}.", ["mnist_Δ", "CIFAR-10"], METRICS[:2], rows, ["* chosen"]))
+    names = ("[1] own_method", f"50 % {greek}, a|b ≤ 1 Åé", "~{x}^2\\ #&$ <†> ±")
+    rows = {(name,): cells for name in names}
+    caption = f"With λ and {greek}."
+    text = as_latex(PaperTable(caption, ["mnist_Δ", "CIFAR-10"], METRICS[:2], ["method"], rows, ["* chosen"]))
     assert "may lack" not in text
     assert r"$\mathbf{91.20} \pm 0.50^{\mathrm{c,s}}$ & $\underline{\infty}$ & -- & --" in text
     said = compiled(text, tmp_path)
     assert "Missing character" not in said + (tmp_path / "table.log").read_text()
-    foreign = as_latex(PaperTable("caption", ["digits"], METRICS[:1], {"«方法»": cells[:1]}, []))
+    foreign = as_latex(PaperTable("caption", ["digits"], METRICS[:1], ["method"], {("«方法»",): cells[:1]}, []))
     assert "% pdfLaTeX may lack «»方法: use XeLaTeX or LuaLaTeX" in foreign
+
+
+def test_rows_of_several_models_name_method_and_model_in_columns(folders: list[Path], tmp_path: Path) -> None:
+    arguments = [*folders, "--model", "global", "--model", "personalized", "--model", "lambda=0.5", "--metric", "top1"]
+    text = ran("compare", *arguments, "--format", "markdown").stdout
+    names = [line.split(" | ")[:2] for line in text.splitlines() if line.startswith("|")]
+    assert names[0] == ["| method", "model"]
+    assert ["| FedAvg", "global"] in names and ["| SuPerFed", "λ=0.5"] in names
+    assert ["| SuPerFed", "λ, by validation"] in names
+    latex = ran("compare", *arguments, "--format", "latex").stdout
+    assert r"\begin{tabular}{llc}" in latex and r"\label{tab:comparison}" in latex
+    assert latex.count("SuPerFed &") == 1 and re.search(r"(?m)^ & \$\\lambda\$=0.5 & ", latex)
+    assert "Overfull" not in compiled(latex, tmp_path)
+
+
+def test_a_column_in_which_all_are_equal_has_no_best(copied: Copied) -> None:
+    equal = [copied("fedavg-0"), copied("superfed-mm-0")]
+    for run in equal:
+        with_accuracy(run, dict.fromkeys(range(5), 0.5))
+    arguments = [*equal, "--model", "global", "--metric", "top1", "--metric", "loss"]
+    numbers = json.loads(ran("compare", *arguments, "--json").stdout)["numbers"]
+    assert {n["rank"] for n in numbers if n["metric"] == "top1"} == {None}
+    assert {n["rank"] for n in numbers if n["metric"] == "loss"} == {1, 2}
+
+
+def test_a_caption_says_when_models_of_cohorts_were_measured(folders: list[Path]) -> None:
+    chosen = ("--cohort", "selected", "--phase", "trained", "--model", "local")
+    text = ran("compare", *folders, "--format", "markdown", *chosen).stdout
+    assert "of each client in the round's cohort right after local training in round 4;" in text
 
 
 def test_best_and_second_are_found_on_each_data_set_apart(copied: Copied, folders: list[Path]) -> None:
@@ -154,7 +185,7 @@ def test_best_and_second_are_found_on_each_data_set_apart(copied: Copied, folder
         *[("letters_&_more", 1)] * 2,
     ]
     assert sorted(n["rank"] for n in numbers) == [1, 1, 2, 2]
-    text = ran("compare", *folders, *others, "--by-dataset", "--format", "markdown", "--metric", "top1").stdout
+    text = ran("compare", *folders, *others, "--by-dataset", "--format", "markdown").stdout
     # One table has spreads of one kind: one of the data sets has a single seed.
     assert "population standard deviation over clients" in text and "over seeds." not in text
     assert "| method | digits accuracy % | letters\\_&\\_more accuracy % |" in text
@@ -170,7 +201,7 @@ def test_methods_that_the_best_is_significantly_better_than_are_marked(copied: C
             (run / "config.yaml").write_text(yaml.safe_dump(content))
     runs = sorted(run.parent.iterdir())
     text = ran("compare", *runs, "--format", "markdown", "--metric", "top1").stdout
-    worse, better = [line for line in text.splitlines() if line.startswith("| fedavg")]
+    worse, better = [line for line in text.splitlines() if line.startswith("| FedAvg")]
     assert worse.endswith("<sup>c</sup> |") and "<sup>" not in better
     assert "c: paired over clients" in text and "s: over seeds" not in text
     latex = ran("compare", *runs, "--format", "latex", "--metric", "top1").stdout

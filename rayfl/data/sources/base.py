@@ -114,5 +114,6 @@ class Source(BaseModel, ABC):
             DataError: as for :meth:`open`.
         """
         raise ConfigError(
-            f"evaluation.official_test: dataset {self.name!r} has no official test part; leave the option out"
+            f"dataset {self.name!r} has no official test part: leave out evaluation.official_test and "
+            "evaluation.official_personalized"
         )

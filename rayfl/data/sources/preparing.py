@@ -145,7 +145,8 @@ class ImageSource(PreparableSource):
         """The part ``test``, if there is one and the clients have the part ``train``."""
         if "test" not in self.parts:
             raise ConfigError(
-                f"evaluation.official_test: dataset {self.name!r} has no official test part; leave it out"
+                f"dataset {self.name!r} has no official test part: leave out evaluation.official_test and "
+                "evaluation.official_personalized"
             )
         check_part(self.part)
         return self.model_copy(update={"part": "test"}).open(streams)

@@ -10,6 +10,7 @@ import pytest
 from algorithms.registry import Experiment
 from cluster.sweep.progress import SweepProgress
 from cluster.sweep.trial import FAILURE, OBJECTIVE, ROUND
+from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.space import parse_space
 from rayfl.sweeps.trials import plan_sweep
 from tests.support.experiments import small_experiment
@@ -24,7 +25,7 @@ def test_the_rounds_of_each_experiment_are_said_at_most_every_ten_seconds(
     first, second, before = sweep.trials
     said: list[str] = []
     failures: dict[str, str] = {}
-    progress = SweepProgress(sweep, [first, second], said.append, failures, None)
+    progress = SweepProgress(sweep, [first, second], Measure(), said.append, failures, None)
     for trial in (first, before):
         progress.started(trial)
     progress.reported(first, {ROUND: 1, OBJECTIVE: 0.5})
@@ -38,10 +39,10 @@ def test_the_rounds_of_each_experiment_are_said_at_most_every_ten_seconds(
     progress.completed(second, {ROUND: 2, FAILURE: "no luck"})
     assert [re.sub(r"^\d\d:\d\d:\d\d  ", "", line) for line in said] == [
         "starts: seed=0",
-        "round 1/4, 0.5000: seed=0",
+        "round 1/4  validation accuracy 50.00%: seed=0",
         "round 1/4: seed=1",
-        "round 3/4, 0.7000: seed=0",
-        "[1/2] seed=0: finished, 0.7500",
+        "round 3/4  5.5 s a round  00:00:06 left  validation accuracy 70.00%: seed=0",
+        "[1/2] seed=0: finished, validation accuracy 75.00%",
         "[2/2] seed=1: failed: no luck",
     ]
     assert failures == {second.name: "no luck"}

@@ -181,7 +181,10 @@ def test_clients_that_are_divided_again_leave_the_test_rows(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": {"name": "digits"}}, "dataset 'digits' has no official test part; leave the option out"),
+        (
+            {"dataset": {"name": "digits"}},
+            "no official test part: leave out evaluation.official_test and evaluation.official_personalized",
+        ),
         ({"dataset": "tests.support.own_data:from_seed"}, "dataset 'custom' has no official test part"),
     ],
 )
