@@ -20,7 +20,7 @@ from algorithms.registry import Experiment
 from rayfl.cli.entry import app
 from rayfl.config.loading import as_recorded, load_config
 from rayfl.engine.classification import Classification
-from rayfl.engine.further_tasks import ErrorLoss, LanguageModel, Multilabel, Regression
+from rayfl.engine.further_tasks import ErrorLoss, LanguageModel, Multilabel, Regression, Segmentation
 from rayfl.engine.tasks import Batch, NetworkTask, Predictor
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
@@ -29,6 +29,7 @@ from rayfl.metrics import Measures, Metric
 from rayfl.metrics.language import IGNORED
 from rayfl.models.perceptron import TwoNN
 from rayfl.models.tokens import FastText, WindowModel
+from rayfl.models.unet import UNetModel
 from rayfl.runs.rows import where
 from rayfl.runs.summary import summary_table
 
@@ -45,6 +46,12 @@ def made(task: str) -> tuple[NetworkTask, Tensor, Tensor]:
         y = text[:, 1:].clone()
         y[2, 3:] = IGNORED
         return LanguageModel(WindowModel(embedding=3, hidden=4).network(spec), (), spec), text[:, :-1], y
+    if task == "segmentation":
+        spec = InputSpec("image", (1, 4, 5), OUTPUTS, target="mask")
+        masks = torch.randint(OUTPUTS, (N, 4, 5), generator=generator)
+        masks[1, :2] = IGNORED
+        images = torch.randn(N, 1, 4, 5, generator=generator)
+        return Segmentation(UNetModel(width=2, depth=1).network(spec), (), spec), images, masks
     target: Any = {"regression": "values", "multilabel": "labels"}[task]
     spec = InputSpec("image", (4,), OUTPUTS, target=target)
     network = TwoNN(hidden=(5,)).network(spec)
@@ -53,7 +60,7 @@ def made(task: str) -> tuple[NetworkTask, Tensor, Tensor]:
     return Multilabel(network, (), spec), x, (torch.rand(N, OUTPUTS, generator=generator) < 0.5).float()
 
 
-TASKS = ("regression", "multilabel", "language_model")
+TASKS = ("regression", "multilabel", "language_model", "segmentation")
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -65,8 +72,11 @@ def test_losses_are_those_of_pytorch(task: str) -> None:
         "regression": lambda: F.mse_loss(outputs, y),
         "multilabel": lambda: F.binary_cross_entropy_with_logits(outputs, y),
         "language_model": lambda: F.cross_entropy(outputs.flatten(0, 1), y.flatten(), ignore_index=IGNORED),
+        "segmentation": lambda: learned.measures.values(
+            learned.measures.statistics(outputs.log_softmax(-1), y).detach().numpy()
+        )["loss"],
     }[task]()
-    torch.testing.assert_close(learned.loss(model, Batch(x, y)), expected)
+    torch.testing.assert_close(learned.loss(model, Batch(x, y)), torch.as_tensor(expected, dtype=torch.float32))
     assert not isinstance(learned, Classification)
 
 
@@ -128,6 +138,7 @@ def test_several_models_predict_their_mean(task: str) -> None:
         "regression": lambda: outputs.mean(0),
         "multilabel": lambda: outputs.sigmoid().mean(0).logit(),
         "language_model": lambda: outputs.softmax(-1).mean(0).log(),
+        "segmentation": lambda: outputs.softmax(-1).mean(0).log(),
     }[task]()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -260,6 +271,11 @@ def test_a_task_that_the_loss_alone_judges_has_tables_and_a_report(tmp_path: Pat
         ({"task": f"{__name__}:ColumnTwice"}, r"'n' makes a column n, which tables have for something else"),
         ({"dataset": "digits"}, r"task: regression learns from numbers to predict, but dataset 'digits' has a class"),
         ({"task": "classification"}, r"but dataset 'diabetes' has numbers to predict: set task=regression"),
+        (
+            {"task": "segmentation"},
+            r"segmentation learns from a class of each pixel, but dataset 'diabetes' has numbers to predict",
+        ),
+        ({"dataset": "synthetic_masks", "partition": "natural"}, r"a class of each pixel: set task=segmentation"),
         ({"task": "multilabel"}, r"multilabel learns from several labels of each sample"),
         ({"algorithm": "fedproto"}, r"fedproto cannot learn task=regression, which has not one class a sample: proto"),
         ({"algorithm": {"name": "fedphp", "transfer": "kd"}}, r"fedphp cannot learn .*transfer=kd distills"),

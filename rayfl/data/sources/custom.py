@@ -14,7 +14,7 @@ from pydantic import Field
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.base import LABELS, Labels, Samples, Source
 from rayfl.data.sources.remarks import Remark, on_texts, remarks_on
-from rayfl.data.sources.targets import WANTED, Wanted, as_targets, count_of
+from rayfl.data.sources.targets import WANTED, Wanted, as_targets, check_masks, count_of
 from rayfl.data.sources.tokenizers import PADDING
 from rayfl.errors import DataError, RayflError, text_of
 from rayfl.examples import InputSpec, Target
@@ -113,6 +113,8 @@ class CustomSource(Source):
                 raise DataError(f"{whose}: clients have the shape {names.shape}; needed is a name or number each")
         y = as_targets(y, target, f"{whose}: y", len(x), names)
         count = count_of(num_classes, y, target, whose)
+        if target == "mask":
+            check_masks(x, y, count, whose, names)
         if x.dtype == np.float64:
             with np.errstate(over="ignore"):  # what is too large is named below
                 x = x.astype(np.float32)

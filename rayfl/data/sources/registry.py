@@ -20,6 +20,7 @@ from rayfl.data.sources.instructions import InstructionsSource
 from rayfl.data.sources.isic import Isic2019Source
 from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticTextSource
 from rayfl.data.sources.made_up_instructions import SyntheticInstructionsSource
+from rayfl.data.sources.made_up_masks import SyntheticMasksSource
 from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
@@ -52,6 +53,7 @@ DatasetConfig = Annotated[
         SyntheticSource,
         SyntheticLabelsSource,
         SyntheticTextSource,
+        SyntheticMasksSource,
         SyntheticInstructionsSource,
         ParquetSource,
         HuggingFaceSource,
