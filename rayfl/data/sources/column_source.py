@@ -38,7 +38,8 @@ class ColumnSource(CopiedSource):
     y: str | tuple[str, ...] = Field(
         default=AUTO,
         description="Column of the labels, integers from 0; of several labels and of numbers also several columns, or "
-        "one of lists; auto: y or label, or of those all y... columns that are numbered.",
+        "one of lists; of masks lists of integers or grey images; auto: y or label (or mask), or of several all y... "
+        "columns that are numbered.",
     )
     target: TargetOption = Field(default="auto", description=WANTED)
     kind: Literal["auto", "tokens"] = Field(
@@ -142,7 +143,7 @@ class ColumnSource(CopiedSource):
 
     def _other_part(self, part: Part, opened: Samples | NaturalPath) -> Self:
         num_classes = self.num_classes
-        if isinstance(opened, Samples) and self._learns == "class":
+        if isinstance(opened, Samples) and self._learns in ("class", "mask"):
             num_classes = opened.spec.num_classes
         return self.model_copy(update={"part": part, "num_classes": num_classes})
 
@@ -166,11 +167,11 @@ class ColumnSource(CopiedSource):
         return remarks_on(rows.x, rows.y, num_classes, counted, rows.integers, rows.unused)
 
     def _num_classes(self, rows: Rows) -> int:
-        if self._learns != "class":
+        if self._learns not in ("class", "mask"):
             if self.num_classes is not None:
                 raise DataError("dataset.num_classes is for classes, and there are none: leave it out")
             return 0
-        needed = int(rows.y.max()) + 1 if self.labels == "as_found" else rows.num_labels
+        needed = max(int(rows.y.max()), 0) + 1 if self.labels == "as_found" else rows.num_labels
         if self.num_classes is not None and needed > self.num_classes:
             found = f"there is a label {needed - 1}" if self.labels == "as_found" else f"there are {needed} labels"
             raise DataError(f"dataset.num_classes is {self.num_classes}, but {found}; labels are integers from 0")
