@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 import rayfl
 from algorithms.registry import Experiment
+from rayfl.cli.entry import app
 from rayfl.config.loading import load_config
 from rayfl.data.files.natural_file import NaturalHeader, write_natural
 from rayfl.data.files.targets import to_column
@@ -63,6 +65,15 @@ def outside(seed: int) -> Any:
         return y
 
     return made("flat", change)
+
+
+def nowhere(seed: int) -> Any:
+    return made("flat", lambda y: np.full(y.shape, IGNORED))
+
+
+def binary(seed: int) -> Any:
+    x, y, _, clients = made("flat", lambda y: np.where(y == 2, IGNORED, 255 * y.astype(np.int16)))
+    return x, y, 2, clients
 
 
 def numbers(seed: int) -> Any:
@@ -116,6 +127,9 @@ def test_masks_of_a_users_function_are_learned_and_scored(name: str, tmp_path: P
     [
         ({"dataset": f"{__name__}:outside"}, r"y of sample 13 \(client 'south'\) has a pixel of class 255, but with "
          r"num_classes=3 classes are 0 to 2: .*255 stands for pixels that do not count, return int16 with -100"),
+        ({"dataset": f"{__name__}:nowhere"}, r"nowhere: y: no pixel of any mask counts, all are -100"),
+        ({"dataset": {"name": f"{__name__}:outside", "labels": "renumbered"}},
+         r"num_classes is 3, but there are 4 different labels"),
         ({"dataset": f"{__name__}:numbers"}, r"y has the type float64 .* needed are masks, integers of shape \(30, H"),
         ({"dataset": f"{__name__}:one_hot"}, r"y has the type uint8 and the shape \(30, 4, 5, 6, 3\); needed"),
         ({"dataset": f"{__name__}:cut"}, r"x has the shape \(30, 1, 7, 8\) and y \(30, 6, 8\); .* the same sides"),
@@ -261,15 +275,49 @@ def test_masks_in_columns_of_files_are_lists_or_grey_images(
     assert np.array_equal(loaded["test"].y, y[12:20:3])
 
 
+def test_masks_of_0_and_255_are_two_classes_if_renumbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
+    _, y, _, _ = binary(0)
+    expected = np.where(y == 255, 1, y)
+    own = parts(dataset={"name": f"{__name__}:binary", "labels": "renumbered"}).dataset
+    assert own.spec.num_classes == 2 and own.spec.target == "mask"
+    assert np.array_equal(own.load(1)["train"].y, expected[own.places(1)["train"]])
+    masks = np.where(y == 255, 255, 0).astype(np.uint8)
+    columns = {"image": [png(one) for one in masks], "mask": [png(one) for one in masks], "client": CLIENTS}
+    pq.write_table(pa.table(columns), tmp_path / "own.parquet")
+    section = {"name": "parquet", "path": str(tmp_path / "own.parquet")}
+    found = parts(dataset={**section, "labels": "renumbered"}).dataset
+    assert found.spec.num_classes == 2
+    assert np.array_equal(found.load(1)["train"].y, masks[10:20][found.places(1)["train"]] // 255)
+    asked = parts(dataset=section).dataset
+    assert asked.spec.num_classes == 256
+    assert any("the labels are 0, 255, which makes 256 classes" in remark for remark in asked.remarks())
+
+
+def test_prepared_masks_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
+    for kind in ("images", "volumes"):
+        options, _ = table_of(kind, tmp_path)
+        _ = parts(dataset=options, holdout={}).dataset
+    said = CliRunner().invoke(app, ["data", "list"]).output
+    assert "30 samples of 3 clients, 1 x 7 x 8, 3 classes of pixels" in said and "1 x 4 x 5 x 6" in said
+    assert CliRunner().invoke(app, ["data", "verify"]).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "words"),
     [
+        ({"mask": [[IGNORED] * 56]}, {}, r"own.parquet: column 'mask': no pixel of any mask counts"),
         ({"mask": [png(np.zeros((7, 8, 3), np.uint8), "RGB")]}, {}, r"column 'mask' holds images in colour or with a"),
         ({"mask": [png(np.zeros((8, 7), np.uint8))]}, {}, r"'mask' have 8 x 7 pixels, but images have 7 x 8"),
         ({"mask": [[0] * 50]}, {}, r"column 'mask' have 50 values, but images have 7 x 8: bring both to one size"),
         ({"mask": [[0.5] * 56]}, {}, r"has the type list<.*double>; masks are lists of integers"),
         ({"mask": [[0] * 55 + [-1]]}, {}, r"column 'mask', row 0 \(client 'a'\) has a pixel of class -1; classes are"),
-        ({"mask": [[0] * 55 + [4]]}, {"num_classes": 3}, r"num_classes is 3, but there is a label 4"),
+        (
+            {"mask": [[0] * 55 + [4]]},
+            {"num_classes": 3},
+            r"num_classes is 3, but there is a label 4; .*any with labels=renumbered",
+        ),
         ({"outlines": [[0] * 56]}, {}, r"has no column y or mask or label, only image, outlines, client"),
         ({"mask": [[0] * 56], "n": [1]}, {"x": ["n"]}, r"masks belong to images"),
         ({"mask": [[0] * 56], "n": [1]}, {"y": ["mask", "n"]}, r"names 2 columns .*, but a mask is one"),

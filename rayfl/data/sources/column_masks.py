@@ -13,6 +13,7 @@ import pyarrow as pa
 from rayfl.data.images.images import is_encoded
 from rayfl.data.sources.column_inputs import Layout, read_inputs
 from rayfl.data.sources.table_files import owner
+from rayfl.data.sources.targets import mask_classes, ranked
 from rayfl.errors import DataError
 from rayfl.metrics.language import IGNORED
 
@@ -20,15 +21,16 @@ _MOST = 2**15
 
 
 def read_masks(
-    filled: Sequence[tuple[Path, pa.Table]], name: str, client: str | None, shape: tuple[int, ...]
-) -> np.ndarray:
-    """The masks of some files, one after the other: int16 of shape (N, H, W) or (N, H, W, D).
+    filled: Sequence[tuple[Path, pa.Table]], name: str, client: str | None, shape: tuple[int, ...], renumbered: bool
+) -> tuple[np.ndarray, int]:
+    """The masks of some files, int16 of shape (N, H, W) or (N, H, W, D), and how many classes occur in them.
 
     Args:
         filled: files and their tables, at least one row each.
         name: of the column.
         client: the clients' column, for messages.
         shape: of an image, channels first.
+        renumbered: whether classes are numbered from 0 by their rank, such as 0 and 255.
 
     Raises:
         DataError: naming file, column, row, client and the fix.
@@ -64,7 +66,8 @@ def read_masks(
             f"{where}: column {name!r}, row {at}{owner(own, client, at)} has a pixel of class {found}; classes are "
             f"numbers from 0 to {_MOST - 1}, and {IGNORED} where none counts"
         )
-    return masks.astype(np.int16)
+    present = mask_classes(masks, f"{path}: column {name!r}")
+    return ranked(masks, present) if renumbered else masks.astype(np.int16), len(present)
 
 
 def _kind(path: Path, table: pa.Table, name: str) -> Literal["lists", "files", "bytes"]:

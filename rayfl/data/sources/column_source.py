@@ -23,6 +23,7 @@ from rayfl.data.tables import Standardize, TableColumns, TableOptions
 from rayfl.errors import DataError
 from rayfl.examples import Target
 
+_CLASSES = ("class", "mask")
 _YOUNGER = ("labels", "kind", "tokenizer", "length", "vocabulary", "missing", "padding")
 
 
@@ -97,7 +98,7 @@ class ColumnSource(CopiedSource):
         for option in ("missing", "standardize", "shape"):
             if texts and getattr(self, option) != type(self).model_fields[option].default:
                 raise ValueError(f"{option} is for numbers, and the inputs are texts: leave it out")
-        if self.labels == "renumbered" and (texts or self.target not in ("auto", "class")):
+        if self.labels == "renumbered" and (texts or self.target not in ("auto", *_CLASSES)):
             raise ValueError("labels=renumbered is for classes of numbers or images: leave it out")
         return self
 
@@ -117,7 +118,7 @@ class ColumnSource(CopiedSource):
     def aimed_at(self, target: Target) -> Self:
         """See the base class; raises DataError for labels that are numbered again where none are learned."""
         found = self.model_copy(update={"target": target}) if self.target == "auto" else self
-        if found.labels == "renumbered" and found._learns != "class":
+        if found.labels == "renumbered" and found._learns not in _CLASSES:
             raise DataError("dataset.labels=renumbered is for classes, and there are none: leave it out")
         return found
 
@@ -143,7 +144,7 @@ class ColumnSource(CopiedSource):
 
     def _other_part(self, part: Part, opened: Samples | NaturalPath) -> Self:
         num_classes = self.num_classes
-        if isinstance(opened, Samples) and self._learns in ("class", "mask"):
+        if isinstance(opened, Samples) and self._learns in _CLASSES:
             num_classes = opened.spec.num_classes
         return self.model_copy(update={"part": part, "num_classes": num_classes})
 
@@ -161,19 +162,21 @@ class ColumnSource(CopiedSource):
     def _remarks(self, rows: Rows, num_classes: int) -> list[Remark]:
         if rows.vocabulary:
             return on_texts(rows.cut, rows.inner, rows.x.shape)
-        if self._learns != "class" or rows.table is not None:
+        if self._learns not in _CLASSES or rows.table is not None:
             return on_columns(rows.unused)
         counted = self.num_classes is None and rows.known_classes is None
         return remarks_on(rows.x, rows.y, num_classes, counted, rows.integers, rows.unused)
 
     def _num_classes(self, rows: Rows) -> int:
-        if self._learns not in ("class", "mask"):
+        if self._learns not in _CLASSES:
             if self.num_classes is not None:
                 raise DataError("dataset.num_classes is for classes, and there are none: leave it out")
             return 0
         needed = max(int(rows.y.max()), 0) + 1 if self.labels == "as_found" else rows.num_labels
         if self.num_classes is not None and needed > self.num_classes:
-            found = f"there is a label {needed - 1}" if self.labels == "as_found" else f"there are {needed} labels"
-            raise DataError(f"dataset.num_classes is {self.num_classes}, but {found}; labels are integers from 0")
+            found = f"there are {needed} labels"
+            if self.labels == "as_found":
+                found = f"there is a label {needed - 1}; labels are integers from 0, or any with labels=renumbered"
+            raise DataError(f"dataset.num_classes is {self.num_classes}, but {found}")
         known = rows.known_classes if self.labels == "as_found" else None
         return self.num_classes or max(needed, known or 0)

@@ -98,13 +98,35 @@ def check_masks(x: np.ndarray, y: np.ndarray, classes: int, whose: str, clients:
         if wrong.any():
             owner = "" if clients is None else f" (client {str(clients[sample])!r})"
             found = int(mask[wrong][0])
-            fix = "number the classes from 0, or return as many as there are"
+            fix = "return as many classes as there are, or set dataset.labels=renumbered"
             if found == _VOID:
                 fix += f"; if {_VOID} stands for pixels that do not count, return int16 with {IGNORED} there"
             raise DataError(
                 f"{whose}: y of sample {sample}{owner} has a pixel of class {found}, but with num_classes={classes} "
                 f"classes are 0 to {classes - 1}: {fix}"
             )
+
+
+def mask_classes(y: np.ndarray, whose: str) -> np.ndarray:
+    """Returns which classes masks have at some pixel that counts, ascending.
+
+    Raises:
+        DataError: no pixel counts.
+    """
+    found = set[int]().union(*(np.unique(mask).tolist() for mask in y)) - {IGNORED}
+    if not found:
+        raise DataError(f"{whose}: no pixel of any mask counts, all are {IGNORED}: nothing can be learned")
+    return np.array(sorted(found))
+
+
+def ranked(y: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Masks whose classes are numbered from 0 by their rank, int16; pixels that do not count stay so.
+
+    Args:
+        y: masks.
+        present: their classes, see :func:`mask_classes`.
+    """
+    return np.where(y == IGNORED, IGNORED, np.searchsorted(present, y)).astype(np.int16)
 
 
 def next_tokens(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
