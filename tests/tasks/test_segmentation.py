@@ -1,4 +1,4 @@
-"""What users do with runs of segmentation: compare, report, export, replay; held-out clients and a centralized model."""
+"""What users do with runs of segmentation: compare, report, export, replay; held-out clients, a centralized model."""
 
 from __future__ import annotations
 

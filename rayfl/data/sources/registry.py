@@ -7,6 +7,7 @@ from typing import Annotated, Union
 from pydantic import BeforeValidator, Field
 
 from rayfl.data.sources.ag_news import AgNewsSource
+from rayfl.data.sources.arrays import ArraysSource
 from rayfl.data.sources.camelyon import Camelyon17Source
 from rayfl.data.sources.cifar import Cifar10Source, Cifar100Source
 from rayfl.data.sources.custom import CustomSource, data_named_by_object
@@ -56,6 +57,7 @@ DatasetConfig = Annotated[
         SyntheticMasksSource,
         SyntheticInstructionsSource,
         ParquetSource,
+        ArraysSource,
         HuggingFaceSource,
         InstructionsSource,
         CustomSource,
