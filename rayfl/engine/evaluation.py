@@ -11,7 +11,7 @@ from torch import Tensor
 from rayfl.diagnosis.device_errors import Pieces
 from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.engine.texts import cutter_of
-from rayfl.examples import Examples
+from rayfl.examples import Examples, InputSpec
 from rayfl.metrics import Statistics
 
 _ROWS = 1 << 14
@@ -27,7 +27,7 @@ def samples_at_a_time(batch_size: int, task: Task) -> int:
         batch_size: the most.
         task: what is learned.
     """
-    spec = getattr(task, "spec", None)
+    spec: InputSpec | None = getattr(task, "spec", None)
     if spec is not None and spec.target == "mask":
         return min(batch_size, max(_PIXELS // math.prod(spec.places), 1))
     # What a task of one's own has for a network need not be one.

@@ -68,8 +68,9 @@ class PixelModel(SplitModel):
 
 def is_pixelwise(layer: nn.Module) -> bool:
     """Returns whether a layer is a convolution that makes each pixel of the same pixel, as a linear layer would."""
-    plain = isinstance(layer, nn.Conv2d | nn.Conv3d) and layer.groups == 1 and set(layer.stride) == {1}
-    return plain and set(layer.kernel_size) == {1} and set(layer.padding) == {0}
+    if not isinstance(layer, nn.Conv2d | nn.Conv3d) or layer.groups != 1:
+        return False
+    return set(layer.stride) == {1} and set(layer.kernel_size) == {1} and set(layer.padding) == {0}
 
 
 def last_linear_layer(module: nn.Module) -> str | None:

@@ -73,7 +73,7 @@ class UNet(ClassificationModel):
         maps = [self.begin(x)]
         for down in self.down:
             maps.append(down(maps[-1]))
-        found = maps.pop()
+        found: Tensor = maps.pop()
         for level in reversed(range(len(maps))):
             grown = self.up[level](found)
             for axis, size in enumerate(maps[level].shape[2:], 2):

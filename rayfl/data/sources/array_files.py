@@ -154,6 +154,8 @@ def scaled(x: np.ndarray, scale: Literal["none", "sample"] | tuple[float, float]
     if scale == "sample":
         x = x.astype(np.float32)
         std = x.std(dtype=np.float64)
-        return ((x - x.mean(dtype=np.float64)) / (std if std > 0 else 1)).astype(np.float32)
-    low, high = scale
-    return ((np.clip(x, low, high) - low) / (high - low)).astype(np.float32)
+        found = (x - x.mean(dtype=np.float64)) / (std if std > 0 else 1)
+    else:
+        low, high = scale
+        found = (np.clip(x, low, high) - low) / (high - low)
+    return np.asarray(found, dtype=np.float32)
