@@ -14,10 +14,11 @@ SPLITS = ("train", "validation", "test")
 Places = Mapping[str, np.ndarray]
 """By split, which samples: ascending int64 indices."""
 
-Target = Literal["class", "labels", "values", "tokens"]
+Target = Literal["class", "labels", "values", "tokens", "mask"]
 """What is known of a sample: ``class``, one of C, int64; ``labels``, each of L that it has or not, float32 of shape
 (L,), 0 or 1; ``values``, D numbers to predict, float32 of shape (D,); ``tokens``, one for each position of the input,
-int64 of shape (T,), -100 where none is asked for."""
+int64 of shape (T,), -100 where none is asked for; ``mask``, one of C classes for each pixel or voxel, int64 of shape
+(H, W) or (H, W, D), -100 where none counts."""
 
 BYTE_TOKENS, END_OF_BYTES = 258, 1
 """How many tokens there are of bytes: 0 fills up, 1 ends a text, and the bytes are 2 to 257."""
@@ -36,7 +37,8 @@ class InputSpec:
         kind: ``image`` (float32 inputs, in [0, 1] unless normalized; also vectors of any numbers) or ``tokens`` (int64
             indices).
         shape: shape of one input, e.g. ``(1, 28, 28)``, ``(80,)`` for tokens or ``(60,)`` for vectors.
-        num_classes: number of outputs: classes, labels, values to predict, or tokens to choose from.
+        num_classes: number of outputs: classes (of a sample, or of each pixel), labels, values to predict, or tokens to
+            choose from.
         vocabulary: number of distinct tokens; 0 for images.
         target: what is known of a sample.
         padding: the token that fills rows of tokens up to their length, on the right; None where nothing does.
@@ -55,7 +57,13 @@ class InputSpec:
     @property
     def target_shape(self) -> tuple[int, ...]:
         """Shape of what is known of one sample: () for a class."""
-        return {"class": (), "labels": (self.num_classes,), "values": (self.num_classes,)}.get(self.target, self.shape)
+        count = (self.num_classes,)
+        return {"class": (), "labels": count, "values": count, "mask": self.shape[1:]}.get(self.target, self.shape)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where a model has outputs: the shape of positions or pixels; () where it has one row a sample."""
+        return self.target_shape if self.target in ("tokens", "mask") else ()
 
     @property
     def target_type(self) -> type[np.generic]:
@@ -76,6 +84,7 @@ class InputSpec:
             "labels": f"{self.num_classes} labels each",
             "values": f"{self.num_classes} numbers to predict each",
             "tokens": "the next token to predict at each position",
+            "mask": f"one of {self.num_classes} classes at each {'pixel' if len(self.shape) == 3 else 'voxel'}",
         }
         return f"{inputs} with {learned[self.target]}"
 

@@ -157,16 +157,21 @@ def _divided_by(config: DataSections, samples: Samples) -> np.ndarray:
     ordered = ", pathological (which sorts by the number)" if spec.target == "values" and spec.num_classes == 1 else ""
     raise ConfigError(
         f"partition.name: {config.partition.name!r} divides samples by their classes, and those of dataset "
-        f"{config.dataset.name!r} have none: choose iid{ordered}, partition.path, or data that name their clients"
+        f"{config.dataset.name!r} have {_one_at_each_pixel(spec) or 'none'}: choose iid{ordered}, partition.path, or "
+        "data that name their clients"
     )
 
 
 def _check_noise(config: DataSections, spec: InputSpec) -> None:
     if config.noise.active and spec.target != "class":
         raise ConfigError(
-            f"noise: wrong labels are those of another class, and samples of dataset {config.dataset.name!r} have no "
-            "class: leave out the section noise"
+            f"noise: wrong labels are those of another class, and samples of dataset {config.dataset.name!r} have "
+            f"{_one_at_each_pixel(spec) or 'no class'}: leave out the section noise"
         )
+
+
+def _one_at_each_pixel(spec: InputSpec) -> str:
+    return "one at each pixel" if spec.target == "mask" else ""
 
 
 def _natural(config: DataSections) -> NaturalPartition:

@@ -39,8 +39,9 @@ def check_targets(y: Tensor, spec: InputSpec, whose: str, first: int = 0) -> Non
     if spec.target == "class":
         _check_range(y, spec.num_classes, f"{whose}: the label", "classes", first)
         return
-    if spec.target == "tokens":
-        _check_range(y.masked_fill(y == IGNORED, 0), spec.num_classes, f"{whose}: a token to predict", "tokens", first)
+    if spec.target in ("tokens", "mask"):
+        what, kind = ("a token to predict", "tokens") if spec.target == "tokens" else ("a class of the mask", "classes")
+        _check_range(y.masked_fill(y == IGNORED, 0), spec.num_classes, f"{whose}: {what}", kind, first)
         return
     wrong = ~isfinite(y) if spec.target == "values" else (y != 0) & (y != 1)
     if wrong.any():

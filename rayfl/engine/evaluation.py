@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -10,11 +11,13 @@ from torch import Tensor
 from rayfl.diagnosis.device_errors import Pieces
 from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.engine.texts import cutter_of
-from rayfl.examples import Examples
+from rayfl.examples import Examples, InputSpec
 from rayfl.metrics import Statistics
 
 _ROWS = 1 << 14
 """Positions of a pass where there are outputs at each: what a model remembers of them should fit into memory."""
+_PIXELS = 1 << 18
+"""Pixels of a pass where each has a class: a map of 16 channels is then of 16 MiB."""
 
 
 def samples_at_a_time(batch_size: int, task: Task) -> int:
@@ -24,6 +27,9 @@ def samples_at_a_time(batch_size: int, task: Task) -> int:
         batch_size: the most.
         task: what is learned.
     """
+    spec: InputSpec | None = getattr(task, "spec", None)
+    if spec is not None and spec.target == "mask":
+        return min(batch_size, max(_PIXELS // math.prod(spec.places), 1))
     # What a task of one's own has for a network need not be one.
     each = task.network.rows_per_sample if getattr(task.network, "output_rows", None) else 0
     return min(batch_size, max(_ROWS // each, 1)) if each else batch_size

@@ -174,7 +174,7 @@ def _parts(
 
 def _outputs(task: NetworkTask, examples: Examples) -> int:
     """Returns the bytes of a sample's predictions, where they are made all at once."""
-    positions = examples.y[0].numel() if task.target == "tokens" else 1
+    positions = examples.y[0].numel() if task.target in ("tokens", "mask") else 1
     return 0 if task.network.output_rows is not None else 4 * positions * task.network.head_shape[0]
 
 

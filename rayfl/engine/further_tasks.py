@@ -1,4 +1,4 @@
-"""Tasks other than classification: several labels, numbers, the next token."""
+"""Tasks other than classification: several labels, numbers, the next token, a class of each pixel."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rayfl.metrics import Measures
 from rayfl.metrics.language import IGNORED, LanguageMeasures
 from rayfl.metrics.multilabel import MultilabelMeasures
 from rayfl.metrics.regression import RegressionMeasures
+from rayfl.metrics.segmentation import SegmentationMeasures, SoftMaskLoss
 from rayfl.models.base import Network
 
 Error = Literal["squared", "absolute", "huber"]
@@ -124,6 +125,53 @@ class Multilabel(NetworkTask):
         return F.logsigmoid(stacked).logsumexp(0) - F.logsigmoid(-stacked).logsumexp(0)
 
 
+class Segmentation(NetworkTask):
+    """Each pixel or voxel has a class; the loss is a mean over samples.
+
+    The network's outputs are of shape (b, H, W, C) or (b, H, W, D, C); predictions are log-probabilities. Several
+    models predict the logarithm of their mean probability.
+
+    Args:
+        network: its outputs are the classes' logits at each pixel.
+        candidates: one task per architecture, if clients may differ in it.
+        spec: says how many classes there are.
+        error: the loss of a sample.
+        background: whether class 0 counts in the overlaps that are scored.
+    """
+
+    name = "segmentation"
+    target = "mask"
+
+    def __init__(
+        self,
+        network: Network,
+        candidates: Sequence[Segmentation] = (),
+        spec: InputSpec | None = None,
+        error: SoftMaskLoss | None = None,
+        background: bool = True,
+    ) -> None:
+        super().__init__(network, candidates, spec)
+        self._background = background
+        self._error = SoftMaskLoss(background=background) if error is None else error
+
+    @cached_property
+    def measures(self) -> Measures:
+        """Returns how predictions are scored."""
+        return SegmentationMeasures(_outputs(self), self._error, self._background)
+
+    def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """See the base class."""
+        return batch.mean(self._error(outputs.log_softmax(-1), batch.y))
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """See the base class."""
+        return outputs.log_softmax(-1)
+
+    def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
+        """The logarithm of the mean probability."""
+        return _log_of_mean(predictions)
+
+
 class LanguageModel(NetworkTask):
     """The next token is predicted at every position: cross-entropy, a mean over the positions that count.
 
@@ -158,7 +206,7 @@ class LanguageModel(NetworkTask):
 
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
         """The logarithm of the mean probability."""
-        return torch.stack(list(predictions)).logsumexp(0) - torch.tensor(float(len(predictions))).log()
+        return _log_of_mean(predictions)
 
     def statistics(self, predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor) -> Tensor:
         """See the base class."""
@@ -237,6 +285,10 @@ def _mean_over_tokens(losses: Tensor, batch: Batch) -> Tensor:
     if batch.mask is not None:
         counts = counts * batch.mask[:, None]
     return (losses * counts).sum() / counts.sum().clamp(min=1)
+
+
+def _log_of_mean(predictions: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(predictions)).logsumexp(0) - torch.tensor(float(len(predictions))).log()
 
 
 def _outputs(task: NetworkTask) -> int:

@@ -83,7 +83,7 @@ def _batches(request: TrainRequest, device: torch.device, cutter: Cutter | None)
         index = order[start:stop]
         inputs, labels = x.index_select(0, index), y.index_select(0, index)
         if variations is not None:
-            inputs = variations.part(start, stop).applied(inputs)
+            inputs, labels = variations.part(start, stop).applied(inputs, labels)
         sizes = [bounds[step + 1] - bounds[step] for step in range(first, last)]
         parts = zip(torch.split(inputs, sizes), torch.split(labels, sizes), strict=True)
         if cutter is None or lengths is None:

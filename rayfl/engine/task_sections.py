@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rayfl.engine.classification import Classification
-from rayfl.engine.further_tasks import Error, ErrorLoss, LanguageModel, Multilabel, Regression
+from rayfl.engine.further_tasks import Error, ErrorLoss, LanguageModel, Multilabel, Regression, Segmentation
 from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError, RayflError, text_of
 from rayfl.examples import InputSpec, Target
@@ -18,6 +18,7 @@ from rayfl.metrics.classification import ClassificationMeasures
 from rayfl.metrics.language import LanguageMeasures
 from rayfl.metrics.multilabel import MultilabelMeasures
 from rayfl.metrics.regression import RegressionMeasures
+from rayfl.metrics.segmentation import MaskLoss, SegmentationMeasures, SoftMaskLoss
 from rayfl.models.base import Network
 from rayfl.naming.objects import import_object, names_an_object
 from rayfl.naming.texts import ObjectPath
@@ -28,6 +29,7 @@ TARGETS: dict[Target, str] = {
     "labels": "several labels of each sample",
     "values": "numbers to predict",
     "tokens": "the next token at each position",
+    "mask": "a class of each pixel",
 }
 """What data may say of their samples, in words."""
 
@@ -48,16 +50,15 @@ class TaskSection(BaseModel, ABC):
         assert self.learns_from is not None
         return self.learns_from
 
-    def task(self, networks: Sequence[Network], spec: InputSpec, dataset: str) -> NetworkTask:
-        """The task, with one candidate for each network.
+    def check(self, spec: InputSpec, dataset: str) -> None:
+        """Makes sure that the data say what is to be learned.
 
         Args:
-            networks: one per architecture.
             spec: of the data.
             dataset: what to call the data in messages.
 
         Raises:
-            ConfigError: the data do not say what is to be learned, or an option does not fit them.
+            ConfigError: naming the task that would fit.
         """
         if spec.target != self.target:
             fitting = next((name for name, learned in _LEARNED.items() if learned == spec.target), "another one")
@@ -65,6 +66,17 @@ class TaskSection(BaseModel, ABC):
                 f"task: {self.name} learns from {TARGETS[self.target]}, but dataset {dataset!r} has "
                 f"{TARGETS[spec.target]}: set task={fitting}, or choose other data (docs/tasks.md)"
             )
+
+    def task(self, networks: Sequence[Network], spec: InputSpec) -> NetworkTask:
+        """The task, with one candidate for each network.
+
+        Args:
+            networks: one per architecture.
+            spec: of the data.
+
+        Raises:
+            ConfigError: an option does not fit the data.
+        """
         make = self.maker(spec)
         return make(networks[0], [make(network, ()) for network in networks] if len(networks) > 1 else ())
 
@@ -173,6 +185,29 @@ class LanguageModelSection(TaskSection):
         return lambda network, candidates: LanguageModel(network, candidates, spec)
 
 
+class SegmentationSection(TaskSection):
+    """A class of each pixel or voxel: cross-entropy, Dice loss or both; Dice, IoU and pixel accuracy."""
+
+    learns_from = "mask"
+
+    name: Literal["segmentation"] = Field("segmentation", description="What is learned.")
+    loss: MaskLoss = Field(
+        "cross_entropy_dice", description="Of each sample: cross_entropy, dice, or their sum cross_entropy_dice."
+    )
+    background: bool = Field(True, description="Whether class 0 counts in Dice and IoU, and in the Dice loss.")
+
+    def judged_by(self) -> tuple[Metric, ...]:
+        """See the base class."""
+        return SegmentationMeasures.metrics
+
+    def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        """See the base class."""
+        if not self.background and spec.num_classes < 2:
+            raise ConfigError("task.background=false leaves no class: the data have class 0 alone; leave it out")
+        error = SoftMaskLoss(self.loss, self.background)
+        return lambda network, candidates: Segmentation(network, candidates, spec, error, self.background)
+
+
 class CustomTask(TaskSection):
     """Your own task: a subclass of :class:`rayfl.engine.tasks.NetworkTask`, or of one of rayfl's tasks."""
 
@@ -230,7 +265,13 @@ class CustomTask(TaskSection):
 
 _LEARNED = {
     section.model_fields["name"].default: section.learns_from
-    for section in (ClassificationSection, MultilabelSection, RegressionSection, LanguageModelSection)
+    for section in (
+        ClassificationSection,
+        MultilabelSection,
+        RegressionSection,
+        LanguageModelSection,
+        SegmentationSection,
+    )
 }
 
 
@@ -243,7 +284,12 @@ def task_named_by_object(content: Any) -> Any:
 
 TaskConfig = Annotated[
     Union[  # noqa: UP007
-        ClassificationSection, MultilabelSection, RegressionSection, LanguageModelSection, CustomTask
+        ClassificationSection,
+        MultilabelSection,
+        RegressionSection,
+        LanguageModelSection,
+        SegmentationSection,
+        CustomTask,
     ],
     Field(discriminator="name"),
     BeforeValidator(task_named_by_object),

@@ -99,6 +99,7 @@ class Parts:
             ModelError: the model does not fit the inputs.
         """
         spec = self.dataset.spec
+        self.config.task.check(spec, self.config.dataset.name)
         networks = self.config.model.networks(spec)
         for network in networks:
             network.settle(self.streams.integer("init.global"))
@@ -107,7 +108,7 @@ class Parts:
             raise ConfigError("init.from: clients of several architectures (model.candidates) have no model in common")
         if model is not None:
             networks[0].begin_from(self.streams.integer("init.global"), model, str(self.config.init.source))
-        return self.config.task.task(networks, spec, self.config.dataset.name)
+        return self.config.task.task(networks, spec)
 
     @cached_property
     def context(self) -> RoundContext:

@@ -55,6 +55,8 @@ class Architecture(BaseModel):
         """Channels, height and width of the inputs; raises ModelError if they are no images."""
         if spec.kind != "image" or len(spec.shape) != 3:
             raise self.misfit(spec, "images of shape (channels, height, width)")
+        if spec.target == "mask":
+            raise self.misfit(spec, "one target each (unet has one at each pixel)")
         channels, rows, columns = spec.shape
         return channels, rows, columns
 

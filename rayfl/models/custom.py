@@ -13,7 +13,7 @@ from rayfl.errors import ModelError, RayflError, text_of
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import NAME, Architecture
 from rayfl.models.base import ClassificationModel, Network
-from rayfl.models.split import SplitModel
+from rayfl.models.split import PixelModel, SplitModel, is_pixelwise
 from rayfl.models.tryout import made_up_inputs, try_out
 from rayfl.naming.objects import import_object, names_an_object
 from rayfl.naming.texts import ObjectPath
@@ -24,8 +24,9 @@ class CustomModel(Architecture):
 
     The function is called with an :class:`~rayfl.examples.InputSpec` and returns a
     :class:`~rayfl.models.base.ClassificationModel`, or any module whose last linear layer ``head`` names: the features
-    are then the input of that layer, and the classifier block is the layer. It must draw its initial values from
-    PyTorch's generator alone. The model is tried on made-up inputs when the experiment starts.
+    are then the input of that layer, and the classifier block is the layer. Where pixels have classes, ``head`` may
+    also name a convolution of one pixel, which makes logits of shape (b, C, H, W[, D]). It must draw its initial values
+    from PyTorch's generator alone. The model is tried on made-up inputs when the experiment starts.
     """
 
     name: Literal["custom"] = Field(default="custom", description=NAME)
@@ -42,13 +43,15 @@ class CustomModel(Architecture):
             if self.head is not None:
                 raise ModelError(f"{self._label}: head is {self.head!r}, but the model says itself which its head is")
             return module
-        linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear) and name]
-        if self.head is None or self.head not in linear:
+        heads = {name: child for name, child in module.named_modules() if name and _is_head(child, spec)}
+        if self.head is None or self.head not in heads:
+            of_pixels = " (or a convolution of one pixel)" if spec.target == "mask" else ""
             raise ModelError(
-                f"{self._label}: head is {self.head!r}, but must name the linear layer that makes the logits; "
-                f"there are {', '.join(linear) or 'none'}"
+                f"{self._label}: head is {self.head!r}, but must name the linear layer{of_pixels} that makes the "
+                f"logits; there are {', '.join(heads) or 'none'}"
             )
-        return SplitModel(module, self.head)
+        split = SplitModel if isinstance(heads[self.head], nn.Linear) else PixelModel
+        return split(module, self.head)
 
     def network(self, spec: InputSpec) -> Network:
         """The stateless view of :meth:`build`, tried on made-up inputs.
@@ -63,7 +66,10 @@ class CustomModel(Architecture):
             torch.default_generator.manual_seed(0)
             module = self._made(spec).eval()
             x = made_up_inputs(spec, 0)
-            if not torch.allclose(module(x), network.logits(network.initialize(0), x), rtol=1e-4, atol=1e-5):
+            made = module(x)
+            if spec.target == "mask" and _convolves(module, self.head):
+                made = made.movedim(1, -1)
+            if not torch.allclose(made, network.logits(network.initialize(0), x), rtol=1e-4, atol=1e-5):
                 after = f" its layer {self.head!r} alone makes the logits and" if self.head else ""
                 raise ModelError(
                     f"{self._label}: two calls with the same random numbers differ; see that{after} all initial values "
@@ -86,6 +92,14 @@ class CustomModel(Architecture):
         if not isinstance(module, nn.Module):
             raise ModelError(f"{self._label} returned a {type(module).__name__}; needed is a module of PyTorch")
         return module
+
+
+def _is_head(layer: nn.Module, spec: InputSpec) -> bool:
+    return isinstance(layer, nn.Linear) or (spec.target == "mask" and is_pixelwise(layer))
+
+
+def _convolves(module: nn.Module, head: str | None) -> bool:
+    return head is not None and is_pixelwise(module.get_submodule(head))
 
 
 def named_by_object(content: Any) -> Any:

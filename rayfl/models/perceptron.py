@@ -34,6 +34,8 @@ class TwoNN(Architecture):
     def build(self, spec: InputSpec) -> ClassificationModel:
         if spec.kind != "image":
             raise self.misfit(spec, "images")
+        if spec.target == "mask":
+            raise self.misfit(spec, "one target each (unet has one at each pixel)")
         model = MultilayerPerceptron(math.prod(spec.shape), self.hidden, spec.num_classes, self.bias)
         return initialized(model, self.init)
 

@@ -42,10 +42,9 @@ def try_out(network: Network, spec: InputSpec, model: str) -> None:
             before = torch.get_rng_state()
             trained = _trained(network, tree, x)
         except Exception as error:
-            raise ModelError(f"{model} cannot be applied to {spec}: {type(error).__name__}: {error}") from error
+            raise ModelError(f"{model} cannot be applied to {spec.words()}: {type(error).__name__}: {error}") from error
         draws = not torch.equal(before, torch.get_rng_state())
-        places = spec.shape if spec.target == "tokens" else ()
-        front = (2, *places)
+        front = (2, *spec.places)
         if features.shape[:-1] != front or logits.shape[:-1] != front or logits.shape[-1] < spec.num_classes:
             shown = ", ".join(map(str, front))
             raise ModelError(

@@ -20,6 +20,7 @@ from rayfl.models.residual import ResNet9
 from rayfl.models.timm_models import TimmModel
 from rayfl.models.tokens import FastText, WindowModel
 from rayfl.models.torchvision_models import ResNet18, SqueezeNet, TorchvisionModel
+from rayfl.models.unet import UNetModel
 from rayfl.models.vgg import VGG, VGG9
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "TorchvisionModel",
     "TwoCNN",
     "TwoNN",
+    "UNetModel",
     "WindowModel",
 ]
 
@@ -68,6 +70,7 @@ _Union = Union[  # noqa: UP007
     VGG9,
     ResNet9,
     MobileNet,
+    UNetModel,
     ResNet18,
     SqueezeNet,
     TorchvisionModel,

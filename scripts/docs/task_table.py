@@ -56,6 +56,10 @@ TASKS: dict[str, dict[str, Any]] = {
         "dataset": {"name": "synthetic_text", "num_clients": 4, "texts": 20, "length": 6, "vocabulary": 7},
         "model": {"name": "window_lm", "embedding": 3, "hidden": 6},
     },
+    "segmentation": {
+        "dataset": {"name": "synthetic_masks", "num_clients": 4, "samples": 20, "side": 6},
+        "model": {"name": "unet", "width": 2, "depth": 1},
+    },
 }
 """By task, small data and a model for them."""
 
@@ -109,7 +113,7 @@ def sections(method: str, task: str) -> dict[str, Any]:
     content["train"] |= TRAIN.get(method, {})
     if METHODS[method].asynchronous:
         content["system"] = {"name": "sampled", "mode": "buffered", "concurrency": 4}
-    if method == "fedbn":
+    if method == "fedbn" and task != "segmentation":  # a U-Net has normalization layers
         content["model"] = {"name": "scripts.docs.task_table:normalized", "head": "2"}
     if method in ADAPTED:
         content["model"] = {"name": "pretrained", "folder": _base(_BASES[task]), "adapter": {"r": 2}}
@@ -118,7 +122,9 @@ def sections(method: str, task: str) -> dict[str, Any]:
         else:
             content["model"]["head"] = {"train": False}
     if method == "fedme":
-        content["model"] = {"candidates": [TASKS[task]["model"], {**TASKS[task]["model"], "hidden": _others(task)}]}
+        content["model"] = {
+            "candidates": [TASKS[task]["model"], {**TASKS[task]["model"], **_OTHERS.get(task, _NARROW)}]
+        }
     return content
 
 
@@ -137,8 +143,9 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 """They are removed when the process ends."""
 
 
-def _others(task: str) -> Any:
-    return 5 if task == "language_model" else [5]
+_NARROW = {"hidden": [5]}
+_OTHERS: dict[str, dict[str, Any]] = {"language_model": {"hidden": 5}, "segmentation": {"width": 3}}
+"""By task, how FedMe's second architecture differs."""
 
 
 def tried(content: Mapping[str, Any]) -> str:

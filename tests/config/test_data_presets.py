@@ -29,6 +29,7 @@ from rayfl.data.sources.preparing import Order
 from rayfl.data.sources.tff import TffOptions, import_tff
 from rayfl.data.sources.vision import FashionMnistSource, SvhnSource
 from tests.data.sources.leaf.test_leaf_words import NEXT, SENTENCE, comments, tweets
+from tests.data.sources.test_arrays import table as write_table
 from tests.data.sources.test_field_data import digit_files, heart_files, office_files, png
 from tests.data.sources.test_isic import isic_files
 from tests.data.sources.test_preparing import idx, unpacked
@@ -186,6 +187,11 @@ def celeba(root: Path, patch: pytest.MonkeyPatch) -> None:
     import_leaf("celeba", leaf_json(root / "mine", users), root / "celeba.parquet", options)
 
 
+def ixi_tiny(root: Path, patch: pytest.MonkeyPatch) -> None:
+    (root / "ixi").mkdir()
+    write_table(root / "ixi", ".nii.gz")
+
+
 def nothing(root: Path, patch: pytest.MonkeyPatch) -> None:
     """The data are generated."""
 
@@ -213,6 +219,10 @@ PRESETS: dict[str, tuple[Maker, list[str]]] = {
         ["dataset.side=64", "model.weights=null", "train.min_local_steps=2", "train.max_local_steps=2"],
     ),
 }
+PRESETS["ixi-tiny"] = (
+    ixi_tiny,
+    ["dataset.shape=[8,8,8]", "train.min_local_steps=2", "train.max_local_steps=2", "model.width=2"],
+)
 QUICK = ("heart-disease", "stackoverflow-nwp")
 """They stand for the others, which are tables and texts or images, too."""
 

@@ -74,6 +74,11 @@ def test_a_task_that_the_loss_alone_judges_has_tables_and_a_report(tmp_path: Pat
         ({"task": f"{__name__}:ColumnTwice"}, r"'n' makes a column n, which tables have for something else"),
         ({"dataset": "digits"}, r"task: regression learns from numbers to predict, but dataset 'digits' has a class"),
         ({"task": "classification"}, r"but dataset 'diabetes' has numbers to predict: set task=regression"),
+        (
+            {"task": "segmentation"},
+            r"segmentation learns from a class of each pixel, but dataset 'diabetes' has numbers to predict",
+        ),
+        ({"dataset": "synthetic_masks", "partition": "natural"}, r"a class of each pixel: set task=segmentation"),
         ({"task": "multilabel"}, r"multilabel learns from several labels of each sample"),
         ({"algorithm": "fedproto"}, r"fedproto cannot learn task=regression, which has not one class a sample: proto"),
         ({"algorithm": {"name": "fedphp", "transfer": "kd"}}, r"fedphp cannot learn .*transfer=kd distills"),

@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from rayfl.engine.classification import Classification
-from rayfl.engine.further_tasks import ErrorLoss, LanguageModel, Multilabel, Regression
+from rayfl.engine.further_tasks import ErrorLoss, LanguageModel, Multilabel, Regression, Segmentation
 from rayfl.engine.tasks import Batch, NetworkTask, Predictor
 from rayfl.examples import InputSpec
 from rayfl.metrics.language import IGNORED
 from rayfl.models.perceptron import TwoNN
 from rayfl.models.tokens import FastText, WindowModel
+from rayfl.models.unet import UNetModel
 
 N, OUTPUTS, LENGTH, TOKENS = 7, 3, 5, 6
 
@@ -33,6 +34,12 @@ def made(task: str) -> tuple[NetworkTask, Tensor, Tensor]:
         y = text[:, 1:].clone()
         y[2, 3:] = IGNORED
         return LanguageModel(WindowModel(embedding=3, hidden=4).network(spec), (), spec), text[:, :-1], y
+    if task == "segmentation":
+        spec = InputSpec("image", (1, 4, 5), OUTPUTS, target="mask")
+        masks = torch.randint(OUTPUTS, (N, 4, 5), generator=generator)
+        masks[1, :2] = IGNORED
+        images = torch.randn(N, 1, 4, 5, generator=generator)
+        return Segmentation(UNetModel(width=2, depth=1).network(spec), (), spec), images, masks
     target: Any = {"regression": "values", "multilabel": "labels"}[task]
     spec = InputSpec("image", (4,), OUTPUTS, target=target)
     network = TwoNN(hidden=(5,)).network(spec)
@@ -41,7 +48,7 @@ def made(task: str) -> tuple[NetworkTask, Tensor, Tensor]:
     return Multilabel(network, (), spec), x, (torch.rand(N, OUTPUTS, generator=generator) < 0.5).float()
 
 
-TASKS = ("regression", "multilabel", "language_model")
+TASKS = ("regression", "multilabel", "language_model", "segmentation")
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -53,8 +60,11 @@ def test_losses_are_those_of_pytorch(task: str) -> None:
         "regression": lambda: F.mse_loss(outputs, y),
         "multilabel": lambda: F.binary_cross_entropy_with_logits(outputs, y),
         "language_model": lambda: F.cross_entropy(outputs.flatten(0, 1), y.flatten(), ignore_index=IGNORED),
+        "segmentation": lambda: learned.measures.values(
+            learned.measures.statistics(outputs.log_softmax(-1), y).detach().numpy()
+        )["loss"],
     }[task]()
-    torch.testing.assert_close(learned.loss(model, Batch(x, y)), expected)
+    torch.testing.assert_close(learned.loss(model, Batch(x, y)), torch.as_tensor(expected, dtype=torch.float32))
     assert not isinstance(learned, Classification)
 
 
@@ -116,6 +126,7 @@ def test_several_models_predict_their_mean(task: str) -> None:
         "regression": lambda: outputs.mean(0),
         "multilabel": lambda: outputs.sigmoid().mean(0).logit(),
         "language_model": lambda: outputs.softmax(-1).mean(0).log(),
+        "segmentation": lambda: outputs.softmax(-1).mean(0).log(),
     }[task]()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

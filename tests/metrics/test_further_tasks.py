@@ -22,6 +22,8 @@ from rayfl.metrics.classification import CLASSIFICATION, STATISTICS_SIZE, Classi
 from rayfl.metrics.language import IGNORED, LanguageMeasures
 from rayfl.metrics.multilabel import MultilabelMeasures
 from rayfl.metrics.regression import RegressionMeasures
+from rayfl.metrics.segmentation import SegmentationMeasures
+from tests.metrics.test_segmentation import masks
 
 torch.set_num_threads(1)
 THRESHOLDS = 101
@@ -66,6 +68,7 @@ CASES = {
     "regression": (RegressionMeasures(3, squared), *numbers(0, 60, 3)),
     "multilabel": (MultilabelMeasures(4, THRESHOLDS), *labels(0, 60, 4)),
     "language_model": (LanguageMeasures(), *tokens(0, 60, 7, 9)),
+    "segmentation": (SegmentationMeasures(4), *masks(0, 60, (3, 4), 4)),
     "classification": (ClassificationMeasures(("f1_macro", "auroc"), 5, THRESHOLDS), *classes(0, 60, 5)),
 }
 

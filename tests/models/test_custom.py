@@ -81,7 +81,7 @@ def test_what_is_wrong_with_a_model_is_said(name: str, head: str | None, reason:
 
 
 def test_inputs_it_cannot_take_and_names_it_cannot_find() -> None:
-    with pytest.raises(ModelError, match=r"own_models:Own cannot be applied to .*\(3, 5\)"):
+    with pytest.raises(ModelError, match=r"own_models:Own cannot be applied to .*3 x 5"):
         own("Own").network(InputSpec("image", (3, 5), 4))
     with pytest.raises(ConfigError, match="did you mean 'plain'"):
         own("plan").network(IMAGE)

@@ -143,7 +143,7 @@ def test_stochastic_depth_is_noticed() -> None:
 def test_what_a_model_cannot_take_is_said() -> None:
     with pytest.raises(ModelError, match="did you mean 'resnet50'"):
         TorchvisionModel(architecture="resnet5").network(COLOUR)
-    with pytest.raises(ModelError, match=r"squeezenet1_1 \(resize=None\) cannot be applied to .*\(3, 8, 8\)"):
+    with pytest.raises(ModelError, match=r"squeezenet1_1 \(resize=None\) cannot be applied to .*3 x 8 x 8"):
         SqueezeNet().network(InputSpec("image", (3, 8, 8), 5))
 
 

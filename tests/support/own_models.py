@@ -124,3 +124,13 @@ def failing(spec: InputSpec) -> nn.Module:
 
 def nothing(spec: InputSpec) -> None:
     return None
+
+
+def fully_convolutional(spec: InputSpec) -> nn.Module:
+    """Logits of shape (b, C, H, W[, D])."""
+    kind = nn.Conv2d if len(spec.shape) == 3 else nn.Conv3d
+    return nn.Sequential(kind(spec.shape[0], 5, 3, padding=1), nn.ReLU(), kind(5, spec.num_classes, 1))
+
+
+def shrinking(spec: InputSpec) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(spec.shape[0], 5, 3), nn.Conv2d(5, spec.num_classes, 1))

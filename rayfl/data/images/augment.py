@@ -1,7 +1,7 @@
 """Random changes of training images: shifts, mirror images and rotations, each a choice of source pixels.
 
 Every change is a gather of pixels without interpolation, so an augmented image has the same bits wherever and in
-whatever batch it is made.
+whatever batch it is made, and its mask, if it has one, is that of the same pixels.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
+from rayfl.metrics.language import IGNORED
 
 
 class AugmentConfig(BaseModel):
@@ -76,7 +77,7 @@ class AugmentConfig(BaseModel):
                 f"augment.crop is {self.crop}, but images of {spec.shape[1]} x {spec.shape[2]} pixels can be mirrored "
                 f"by {min(spec.shape[1:]) - 1} at most"
             )
-        return Augmentation(self, torch.as_tensor(black))
+        return Augmentation(self, torch.as_tensor(black), spec.target == "mask")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +87,12 @@ class Augmentation:
     Attributes:
         config: which changes.
         black: value of a black pixel by channel, shape (channels,).
+        of_masks: whether targets are masks, which change with their images.
     """
 
     config: AugmentConfig
     black: Tensor
+    of_masks: bool = False
 
     def draw(self, generator: np.random.Generator, count: int) -> dict[str, Tensor]:
         """Random numbers of ``count`` images, by kind of change; rows are images.
@@ -119,6 +122,21 @@ class Augmentation:
             x: images of shape (n, channels, rows, columns).
             drawn: see :meth:`draw`, of n images, on the device of ``x``.
         """
+        return self._moved(x, drawn, self.black.to(x))
+
+    def both(self, x: Tensor, y: Tensor, drawn: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Changed images, and their targets: masks are changed alike, and count nowhere outside of the old image.
+
+        Args:
+            x: see :meth:`__call__`.
+            y: the images' targets; masks have the shape (n, rows, columns).
+            drawn: see :meth:`__call__`.
+        """
+        masks = self._moved(y[:, None], drawn, y.new_tensor([IGNORED]))[:, 0] if self.of_masks else y
+        return self(x, drawn), masks
+
+    def _moved(self, x: Tensor, drawn: Mapping[str, Tensor], outside: Tensor) -> Tensor:
+        """Maps of shape (n, channels, rows, columns), changed; ``outside`` is what is beyond them, by channel."""
         count, channels, height, width = x.shape
         # where each pixel of the result comes from, from the last change back to the first
         row = torch.arange(height, device=x.device)[None, :, None].expand(count, height, width)
@@ -142,7 +160,7 @@ class Augmentation:
         found = x.reshape(count, channels, height * width).gather(2, place).view(x.shape)
         if inside is None:
             return found
-        return torch.where(inside[:, None], found, self.black.to(x)[:, None, None])
+        return torch.where(inside[:, None], found, outside[:, None, None])
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,9 +204,9 @@ class Variations:
         """Returns the variations on a device."""
         return Variations(self.augmentation, {name: values.to(device) for name, values in self.drawn.items()})
 
-    def applied(self, x: Tensor) -> Tensor:
-        """The images, one a row of the random numbers, changed."""
-        return self.augmentation(x, self.drawn)
+    def applied(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The images and their targets, one a row of the random numbers, changed."""
+        return self.augmentation.both(x, y, self.drawn)
 
 
 def _mirrored(place: Tensor, size: int) -> Tensor:

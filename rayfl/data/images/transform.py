@@ -68,6 +68,11 @@ class TransformConfig(BaseModel):
             raise ConfigError(f"transform: the inputs are {stored.kind}, which can be neither resized nor normalized")
         if self.resize is not None and len(stored.shape) != 3:
             raise ConfigError(f"transform.resize: inputs of the shape {stored.shape} are not (channels, height, width)")
+        if self.resize is not None and stored.target == "mask":
+            raise ConfigError(
+                "transform.resize: images would no longer fit their masks, which are scored as they are: resize both "
+                "where the data are made, or leave the option out"
+            )
         if self.normalize == "none":
             return Preprocessing(stored, self.resize)
         if isinstance(self.normalize, Normalization):

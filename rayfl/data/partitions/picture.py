@@ -9,6 +9,7 @@ import numpy as np
 
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.files.whole import new_file
+from rayfl.data.partitions.stats import present
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS, Target
 
@@ -40,6 +41,7 @@ KINDS: dict[Target, str] = {
     "labels": "label",
     "values": "tenth of the range of target 0",
     "tokens": "text",
+    "mask": "class",
 }
 """What the rows of a picture are, by what is known of a sample."""
 
@@ -47,13 +49,13 @@ KINDS: dict[Target, str] = {
 def label_matrix(dataset: FederatedDataset) -> np.ndarray:
     """Samples by client and class over all splits, int64 of shape (K, num_classes).
 
-    A sample with several labels counts for each. Where a sample has numbers, the columns are tenths of the range of the
-    first. Where it has tokens, there is one column.
+    A sample with several labels, or classes in its mask, counts for each. Where a sample has numbers, the columns are
+    tenths of the range of the first. Where it has tokens, there is one column.
     """
     spec = dataset.spec
     targets = [np.concatenate(list(dataset.labels(client).values())) for client in range(dataset.num_clients)]
-    if spec.target == "labels":
-        return np.stack([labels.sum(0).astype(np.int64) for labels in targets])
+    if spec.target in ("labels", "mask"):
+        return np.stack([present(labels, spec).sum(0) for labels in targets])
     if spec.target == "tokens":
         return np.array([[len(tokens)] for tokens in targets])
     if spec.target == "values":

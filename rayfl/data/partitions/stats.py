@@ -9,7 +9,7 @@ import numpy as np
 
 from rayfl.data.federated import FederatedDataset
 from rayfl.errors import DataError
-from rayfl.examples import SPLITS
+from rayfl.examples import SPLITS, InputSpec
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class DatasetStats:
         samples: samples of all clients by split.
         client_sizes: samples per client by split.
         client_classes: distinct labels per client, over all splits; None where samples have no classes or labels.
-        label_counts: samples by label over all clients and splits, int64 of shape (num_classes,); likewise.
+        label_counts: samples by label over all clients and splits, int64 of shape (num_classes,); likewise. Of masks,
+            how many samples have the class at some pixel.
         values: of numbers to predict, by number: least, mean, standard deviation and greatest, shape (D, 4); else None.
     """
 
@@ -76,8 +77,8 @@ def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
         labels = np.concatenate(list(dataset.labels(client).values()))
         if spec.target == "class":
             counts = np.bincount(_in_range(labels, spec.num_classes, name), minlength=spec.num_classes)
-        elif spec.target == "labels":
-            counts = labels.sum(0).astype(np.int64)
+        elif spec.target in ("labels", "mask"):
+            counts = present(labels, spec).sum(0)
         else:
             if spec.target == "values" and len(labels):
                 y = labels.astype(np.float64)
@@ -86,7 +87,7 @@ def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
             continue
         label_counts += counts
         classes[client] = np.count_nonzero(counts)
-    labelled = spec.target in ("class", "labels")
+    labelled = spec.target in ("class", "labels", "mask")
     return DatasetStats(
         num_clients=dataset.num_clients,
         samples={split: int(total) for split, total in zip(SPLITS, sizes.sum(axis=0), strict=True)},
@@ -95,6 +96,14 @@ def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
         label_counts=label_counts if labelled else None,
         values=_described(sums, bounds) if spec.target == "values" else None,
     )
+
+
+def present(targets: np.ndarray, spec: InputSpec) -> np.ndarray:
+    """Returns which samples have which labels, or classes at some pixel: bool of shape (n, num_classes)."""
+    if spec.target == "labels":
+        return targets > 0
+    rows = targets.reshape(len(targets), -1)
+    return np.stack([(rows == number).any(1) for number in range(spec.num_classes)], 1)
 
 
 def _in_range(labels: np.ndarray, num_classes: int, client: str) -> np.ndarray:

@@ -11,13 +11,13 @@ import pyarrow as pa
 from rayfl.data.files.content import ContentHash
 from rayfl.data.files.natural_file import NaturalHeader, write_natural
 from rayfl.data.files.targets import to_column
-from rayfl.data.images.moments import moments_of
+from rayfl.data.images.moments import Moments, moments_of
 from rayfl.data.sources.columns import Rows
 from rayfl.data.sources.pooled_file import storage_of
 from rayfl.errors import DataError
 from rayfl.examples import InputSpec
 
-_BATCH_ROWS = 4096
+_BATCH_ROWS, _BATCH_BYTES = 4096, 1 << 28
 _MOST_NATURAL_CLASSES = 2**15
 Owner = tuple[str, str]
 """A client's name, and a split."""
@@ -65,7 +65,7 @@ def write_clients(path: Path, rows: Rows, spec: InputSpec, own_test: bool, sourc
         own_test=own_test,
         target=spec.target,
         padding=spec.padding,
-        moments=None if spec.kind == "tokens" else moments_of(rows.x[train]),
+        moments=None if spec.kind == "tokens" else _moments(rows.x, train),
         sha256=digest.hexdigest(),
     )
     schema = header.arrow_schema()
@@ -73,10 +73,22 @@ def write_clients(path: Path, rows: Rows, spec: InputSpec, own_test: bool, sourc
     return digest.hexdigest()
 
 
+def _moments(x: np.ndarray, train: np.ndarray) -> Moments:
+    batch = _batch_rows(x)
+    parts = [moments_of(x[train[start : start + batch]]) for start in range(0, len(train), batch)]
+    return sum(parts[1:], start=parts[0])
+
+
+def _batch_rows(x: np.ndarray) -> int:
+    """Rows of a group: fewer of large inputs, such as volumes."""
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, x[:1].nbytes)))
+
+
 def _batches(rows: Rows, splits: np.ndarray, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, list[Owner]]]:
     assert rows.clients is not None
-    for start in range(0, len(order), _BATCH_ROWS):
-        at = order[start : start + _BATCH_ROWS]
+    batch = _batch_rows(rows.x)
+    for start in range(0, len(order), batch):
+        at = order[start : start + batch]
         yield rows.x[at], rows.y[at], list(zip(rows.clients[at], splits[at], strict=True))
 
 

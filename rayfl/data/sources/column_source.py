@@ -23,6 +23,7 @@ from rayfl.data.tables import Standardize, TableColumns, TableOptions
 from rayfl.errors import DataError
 from rayfl.examples import Target
 
+_CLASSES = ("class", "mask")
 _YOUNGER = ("labels", "kind", "tokenizer", "length", "vocabulary", "missing", "padding")
 
 
@@ -38,7 +39,8 @@ class ColumnSource(CopiedSource):
     y: str | tuple[str, ...] = Field(
         default=AUTO,
         description="Column of the labels, integers from 0; of several labels and of numbers also several columns, or "
-        "one of lists; auto: y or label, or of those all y... columns that are numbered.",
+        "one of lists; of masks lists of integers or grey images; auto: y or label (or mask), or of several all y... "
+        "columns that are numbered.",
     )
     target: TargetOption = Field(default="auto", description=WANTED)
     kind: Literal["auto", "tokens"] = Field(
@@ -96,7 +98,7 @@ class ColumnSource(CopiedSource):
         for option in ("missing", "standardize", "shape"):
             if texts and getattr(self, option) != type(self).model_fields[option].default:
                 raise ValueError(f"{option} is for numbers, and the inputs are texts: leave it out")
-        if self.labels == "renumbered" and (texts or self.target not in ("auto", "class")):
+        if self.labels == "renumbered" and (texts or self.target not in ("auto", *_CLASSES)):
             raise ValueError("labels=renumbered is for classes of numbers or images: leave it out")
         return self
 
@@ -116,7 +118,7 @@ class ColumnSource(CopiedSource):
     def aimed_at(self, target: Target) -> Self:
         """See the base class; raises DataError for labels that are numbered again where none are learned."""
         found = self.model_copy(update={"target": target}) if self.target == "auto" else self
-        if found.labels == "renumbered" and found._learns != "class":
+        if found.labels == "renumbered" and found._learns not in _CLASSES:
             raise DataError("dataset.labels=renumbered is for classes, and there are none: leave it out")
         return found
 
@@ -142,7 +144,7 @@ class ColumnSource(CopiedSource):
 
     def _other_part(self, part: Part, opened: Samples | NaturalPath) -> Self:
         num_classes = self.num_classes
-        if isinstance(opened, Samples) and self._learns == "class":
+        if isinstance(opened, Samples) and self._learns in _CLASSES:
             num_classes = opened.spec.num_classes
         return self.model_copy(update={"part": part, "num_classes": num_classes})
 
@@ -160,19 +162,21 @@ class ColumnSource(CopiedSource):
     def _remarks(self, rows: Rows, num_classes: int) -> list[Remark]:
         if rows.vocabulary:
             return on_texts(rows.cut, rows.inner, rows.x.shape)
-        if self._learns != "class" or rows.table is not None:
+        if self._learns not in _CLASSES or rows.table is not None:
             return on_columns(rows.unused)
         counted = self.num_classes is None and rows.known_classes is None
         return remarks_on(rows.x, rows.y, num_classes, counted, rows.integers, rows.unused)
 
     def _num_classes(self, rows: Rows) -> int:
-        if self._learns != "class":
+        if self._learns not in _CLASSES:
             if self.num_classes is not None:
                 raise DataError("dataset.num_classes is for classes, and there are none: leave it out")
             return 0
-        needed = int(rows.y.max()) + 1 if self.labels == "as_found" else rows.num_labels
+        needed = max(int(rows.y.max()), 0) + 1 if self.labels == "as_found" else rows.num_labels
         if self.num_classes is not None and needed > self.num_classes:
-            found = f"there is a label {needed - 1}" if self.labels == "as_found" else f"there are {needed} labels"
-            raise DataError(f"dataset.num_classes is {self.num_classes}, but {found}; labels are integers from 0")
+            found = f"there are {needed} labels"
+            if self.labels == "as_found":
+                found = f"there is a label {needed - 1}; labels are integers from 0, or any with labels=renumbered"
+            raise DataError(f"dataset.num_classes is {self.num_classes}, but {found}")
         known = rows.known_classes if self.labels == "as_found" else None
         return self.num_classes or max(needed, known or 0)

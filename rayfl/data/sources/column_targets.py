@@ -16,6 +16,7 @@ from rayfl.errors import DataError
 from rayfl.examples import Target
 
 _NAMES = ("y", "label")
+_MASKS = ("y", "mask", "label")
 _NUMBERED = re.compile(r"y[\W_]?\d+")
 _FIX = ": what is to be learned must be there"
 
@@ -43,20 +44,26 @@ def target_columns(path: Path, schema: pa.Schema, wanted: str | Sequence[str], t
         for name in given:
             if name not in schema.names:
                 raise no_column("y", path, name, schema)
+        if target == "mask" and len(given) > 1:
+            raise DataError(f"dataset.y names {len(given)} columns of {path}, but a mask is one: name one")
         if target == "class" and len(given) > 1:
             raise DataError(
                 f"dataset.y names {len(given)} columns of {path}, but a class is one: name one, or set "
                 "task=multilabel (columns of 0 and 1) or task=regression (numbers)"
             )
         return given
-    found = [name for name in _NAMES if name in schema.names]
+    names = _MASKS if target == "mask" else _NAMES
+    found = [name for name in names if name in schema.names]
     if len(found) > 1:
         raise DataError(f"{path} has columns {' and '.join(found)}; say which is meant with dataset.y")
     if found:
         return (found[0],)
-    numbered = [name for name in schema.names if _NUMBERED.fullmatch(name)] if target != "class" else []
+    several = target not in ("class", "mask")
+    numbered = [name for name in schema.names if _NUMBERED.fullmatch(name)] if several else []
     if not numbered:
-        raise DataError(f"{path} has no column y or label, only {', '.join(schema.names)}; name it with dataset.y")
+        raise DataError(
+            f"{path} has no column {' or '.join(names)}, only {', '.join(schema.names)}; name it with dataset.y"
+        )
     return tuple(numbered)
 
 

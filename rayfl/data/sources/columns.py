@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from rayfl.data.sources.column_inputs import Layout, read_inputs, refuse_nulls
 from rayfl.data.sources.column_layout import AUTO, Wanted, find_layout, unused
+from rayfl.data.sources.column_masks import read_masks
 from rayfl.data.sources.column_tables import read_table
 from rayfl.data.sources.column_targets import read_targets
 from rayfl.data.sources.column_texts import TextOptions, read_texts
@@ -67,7 +68,9 @@ class Rows:
             num_classes: of classes.
             target: what is learned.
         """
-        outputs = {"class": num_classes, "tokens": self.vocabulary}.get(target) or int(self.y.shape[-1])
+        outputs = {"class": num_classes, "mask": num_classes, "tokens": self.vocabulary}.get(target) or int(
+            self.y.shape[-1]
+        )
         kind: Literal["image", "tokens"] = "tokens" if self.vocabulary else "image"
         return InputSpec(kind, self.x.shape[1:], outputs, self.vocabulary, target, self.padding)
 
@@ -111,7 +114,10 @@ def read_rows(
         x, columns = read_table(filled, layout.x, layout.client, wanted.missing)
     else:
         x = read_inputs(filled, layout, shape or _shape(tables, layout.x[0]))
-    y, count = _targets(filled, layout, wanted, renumbered)
+    if wanted.target == "mask":
+        y, count = read_masks(filled, layout.y[0], layout.client, x.shape[1:], renumbered)
+    else:
+        y, count = _targets(filled, layout, wanted, renumbered)
     integers = layout.kind == "lists" and _of_integers(filled[0][1].schema.field(layout.x[0]).type)
     return Rows(x, y, clients, splits, integers, count, tuple(left), table=columns, known_classes=known)
 

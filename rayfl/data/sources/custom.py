@@ -14,7 +14,7 @@ from pydantic import Field
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.base import LABELS, Labels, Samples, Source
 from rayfl.data.sources.remarks import Remark, on_texts, remarks_on
-from rayfl.data.sources.targets import WANTED, Wanted, as_targets, count_of
+from rayfl.data.sources.targets import WANTED, Wanted, as_targets, check_masks, count_of, mask_classes, ranked
 from rayfl.data.sources.tokenizers import PADDING
 from rayfl.errors import DataError, RayflError, text_of
 from rayfl.examples import InputSpec, Target
@@ -104,7 +104,7 @@ class CustomSource(Source):
                 f"{whose}: dataset.vocabulary is {self.vocabulary}, but x has the type {x.dtype} and the shape "
                 f"{x.shape}: return tokens, int64 of shape (N, T), or leave the option out"
             )
-        if self.labels == "renumbered" and target != "class":
+        if self.labels == "renumbered" and target not in ("class", "mask"):
             raise DataError(f"{whose}: dataset.labels=renumbered is for classes, and there are none: leave it out")
         names = None
         if clients is not None:
@@ -113,6 +113,8 @@ class CustomSource(Source):
                 raise DataError(f"{whose}: clients have the shape {names.shape}; needed is a name or number each")
         y = as_targets(y, target, f"{whose}: y", len(x), names)
         count = count_of(num_classes, y, target, whose)
+        if target == "mask":
+            y = self._masks(x, y, count, names)
         if x.dtype == np.float64:
             with np.errstate(over="ignore"):  # what is too large is named below
                 x = x.astype(np.float32)
@@ -123,10 +125,9 @@ class CustomSource(Source):
             x, vocabulary, padding = self._tokens(x, lengths, names)
             spec = InputSpec("tokens", x.shape[1:], count, vocabulary, target, padding)
             remarks = partial(_on_rows, x, padding)
-        if target != "class":
-            return Samples(x, y, spec, names, remarks=remarks)
-        y = self._numbered(y, count, names)
-        if not tokens:
+        if target == "class":
+            y = self._numbered(y, count, names)
+        if target in ("class", "mask") and not tokens:
             remarks = partial(remarks_on, x, y, count, counted=False, integers=False)
         return Samples(x, y, spec, names, remarks=remarks)
 
@@ -169,6 +170,21 @@ class CustomSource(Source):
             "float32: remove the sample, or mend it"
         )
 
+    def _masks(self, x: np.ndarray, y: np.ndarray, num_classes: int, names: np.ndarray | None) -> np.ndarray:
+        whose = f"dataset {self.function}"
+        present = mask_classes(y, f"{whose}: y")
+        if self.labels == "renumbered":
+            self._check_count(present, num_classes)
+            y = ranked(y, present)
+        check_masks(x, y, num_classes, whose, names)
+        return y
+
+    def _check_count(self, present: np.ndarray, num_classes: int) -> None:
+        if len(present) > num_classes:
+            raise DataError(
+                f"dataset {self.function}: num_classes is {num_classes}, but there are {len(present)} different labels"
+            )
+
     def _numbered(self, y: np.ndarray, num_classes: int, names: np.ndarray | None) -> np.ndarray:
         if self.labels == "as_found":
             outside = np.flatnonzero((y < 0) | (y >= num_classes))
@@ -181,10 +197,7 @@ class CustomSource(Source):
                 )
             return y
         present, numbers = np.unique(y, return_inverse=True)
-        if len(present) > num_classes:
-            raise DataError(
-                f"dataset {self.function}: num_classes is {num_classes}, but there are {len(present)} different labels"
-            )
+        self._check_count(present, num_classes)
         return numbers.astype(np.int64)
 
 

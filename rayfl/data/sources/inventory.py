@@ -17,6 +17,7 @@ from rayfl.data.files.whole import file_digest
 from rayfl.data.sources.pooled_file import PooledFile
 from rayfl.data.sources.preparing import PREPARED
 from rayfl.errors import DataError
+from rayfl.examples import Target
 
 _ROWS = 4096
 
@@ -119,7 +120,13 @@ def _entry(path: Path) -> Entry:
     return Entry(path, opened.header.kind, content, size, "" if record is None else record.source)
 
 
-_KINDS = {"class": "classes", "labels": "labels", "values": "numbers to predict", "tokens": "tokens to choose from"}
+_KINDS: dict[Target, str] = {
+    "class": "classes",
+    "labels": "labels",
+    "values": "numbers to predict",
+    "tokens": "tokens to choose from",
+    "mask": "classes of pixels",
+}
 
 
 def _words(opened: PooledFile | NaturalFile) -> str:

@@ -131,7 +131,7 @@ class PooledFile:
         if not file.schema.equals(self.header.arrow_schema()) or batch.num_rows != rows:
             raise DataError(f"{path}: the columns are not those that the header promises; {_AGAIN}")
         self.x = batch.column("x").flatten().to_numpy(zero_copy_only=True).reshape(rows, *self.header.shape)
-        self.y = from_column(batch.column("y"))
+        self.y = from_column(batch.column("y")).reshape(rows, *self.header.spec.target_shape)
 
     def samples(self, part: Part) -> Samples:
         """A part of the samples, without copying.

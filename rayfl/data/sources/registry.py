@@ -7,6 +7,7 @@ from typing import Annotated, Union
 from pydantic import BeforeValidator, Field
 
 from rayfl.data.sources.ag_news import AgNewsSource
+from rayfl.data.sources.arrays import ArraysSource
 from rayfl.data.sources.camelyon import Camelyon17Source
 from rayfl.data.sources.cifar import Cifar10Source, Cifar100Source
 from rayfl.data.sources.custom import CustomSource, data_named_by_object
@@ -20,6 +21,7 @@ from rayfl.data.sources.instructions import InstructionsSource
 from rayfl.data.sources.isic import Isic2019Source
 from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticTextSource
 from rayfl.data.sources.made_up_instructions import SyntheticInstructionsSource
+from rayfl.data.sources.made_up_masks import SyntheticMasksSource
 from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
@@ -52,8 +54,10 @@ DatasetConfig = Annotated[
         SyntheticSource,
         SyntheticLabelsSource,
         SyntheticTextSource,
+        SyntheticMasksSource,
         SyntheticInstructionsSource,
         ParquetSource,
+        ArraysSource,
         HuggingFaceSource,
         InstructionsSource,
         CustomSource,

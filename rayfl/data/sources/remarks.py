@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rayfl.data.sources.targets import mask_classes
+
 _SHOWN = 8
 _PIXEL_VALUES = 64
 """Vectors of this many whole numbers from 0 to 255, or more, look like images that were made flat."""
@@ -34,13 +36,14 @@ def remarks_on(
 
     Args:
         x: inputs of shape (N, ...), uint8 standing for x / 255, or float32 as they are.
-        y: labels of shape (N,), in [0, num_classes).
+        y: labels of shape (N,), in [0, num_classes); or masks of shape (N, ...).
         num_classes: how many classes there are said to be.
         counted: whether that is what the labels themselves made it (the largest plus 1).
         integers: whether the inputs were lists of integers.
         unused: columns that may be inputs, and are none.
     """
-    found = [*on_columns(unused), *_on_labels(np.unique(y), len(y), num_classes, counted)]
+    present = np.unique(y) if y.ndim == 1 else mask_classes(y, "y")
+    found = [*on_columns(unused), *_on_labels(present, len(y), num_classes, counted)]
     return found if x.dtype == np.uint8 or not x.size else [*found, *_on_inputs(x, integers)]
 
 
@@ -102,7 +105,7 @@ def _on_labels(present: np.ndarray, samples: int, num_classes: int, counted: boo
 
 def _on_inputs(x: np.ndarray, integers: bool) -> list[Remark]:
     low, high = float(x.min()), float(x.max())
-    image = x.ndim == 4
+    image = x.ndim > 3
     if low >= 0 and 1 < high <= _LARGEST_PIXEL and (image or x[0].size >= _PIXEL_VALUES) and _whole(x):
         return [
             Remark(

@@ -8,18 +8,19 @@ import numpy as np
 
 from rayfl.errors import DataError
 from rayfl.examples import Target
+from rayfl.metrics.language import IGNORED
 
-Wanted = Literal["auto", "class", "labels", "values", "tokens"]
+Wanted = Literal["auto", "class", "labels", "values", "tokens", "mask"]
 """What is to be read as targets; ``auto``: what the task learns from."""
 
 WANTED = (
     "What is learned of the samples: class, one of several; labels, each 0 or 1; values, numbers to predict; tokens, "
-    "the next one at each position; auto: what the section task learns from."
+    "the next one at each position; mask, a class at each pixel; auto: what the section task learns from."
 )
 
 
 def as_targets(y: np.ndarray, target: Target, whose: str, count: int, clients: np.ndarray | None = None) -> np.ndarray:
-    """Targets of the task's type: labels and values float32 of shape (N, D), others int64.
+    """Targets of the task's type: labels and values float32 of shape (N, D), masks as they are, others int64.
 
     Args:
         y: as a user gives them.
@@ -31,12 +32,14 @@ def as_targets(y: np.ndarray, target: Target, whose: str, count: int, clients: n
     Raises:
         DataError: naming the sample, its client and the fix.
     """
-    kinds = {"class": "iu", "labels": "iufb", "values": "iuf", "tokens": "iu"}[target]
-    dimensions = {"class": (1,), "labels": (2,), "values": (1, 2), "tokens": (2,)}[target]
+    kinds = {"class": "iu", "labels": "iufb", "values": "iuf", "tokens": "iu", "mask": "iub"}[target]
+    dimensions = {"class": (1,), "labels": (2,), "values": (1, 2), "tokens": (2,), "mask": (3, 4)}[target]
     if y.dtype.kind not in kinds or y.ndim not in dimensions or len(y) != count:
         raise DataError(f"{whose} has the type {y.dtype} and the shape {y.shape}; {_needed(y, target, count)}")
     if target in ("class", "tokens"):
         return y.astype(np.int64)
+    if target == "mask":  # as small as they are: they become int64 client by client
+        return y.astype(np.uint8) if y.dtype.kind == "b" else y
     with np.errstate(over="ignore"):  # what is too large is named below
         values = y.reshape(len(y), -1).astype(np.float32)
     wrong = ~np.isfinite(values) if target == "values" else (values != 0) & (values != 1)
@@ -48,9 +51,14 @@ def as_targets(y: np.ndarray, target: Target, whose: str, count: int, clients: n
     return values
 
 
+_VOID = 255
+"""What 8-bit masks often have where no class is known (or for everything that is no background)."""
+_MASKS = "; for a class at each pixel set task=segmentation"
+
+
 def _needed(y: np.ndarray, target: Target, n: int) -> str:
     if target == "class":
-        several = "; for several labels set task=multilabel" if y.ndim == 2 else ""
+        several = {2: "; for several labels set task=multilabel", 3: _MASKS, 4: _MASKS}.get(y.ndim, "")
         other = {"f": "; to predict numbers set task=regression", "U": "; number the classes, from 0"}
         return f"needed are integers of shape ({n},), one class a sample{several}{other.get(y.dtype.kind, '')}"
     if target == "labels":
@@ -59,7 +67,66 @@ def _needed(y: np.ndarray, target: Target, n: int) -> str:
         )
     if target == "values":
         return f"needed are numbers of shape ({n},) or ({n}, D)"
+    if target == "mask":
+        return (
+            f"needed are masks, integers of shape ({n}, H, W) or ({n}, H, W, D), a class at each pixel, -100 where "
+            "none counts"
+        )
     return f"needed are tokens, integers of shape ({n}, T), -100 where none is asked for"
+
+
+def check_masks(x: np.ndarray, y: np.ndarray, classes: int, whose: str, clients: np.ndarray | None) -> None:
+    """Makes sure that masks fit their images, and name classes.
+
+    Args:
+        x: images of shape (N, channels, ...).
+        y: masks of shape (N, ...).
+        classes: how many there are.
+        whose: what to call them in messages.
+        clients: the samples' clients, for messages.
+
+    Raises:
+        DataError: naming the sample, its client and the fix.
+    """
+    if x.shape[2:] != y.shape[1:]:
+        raise DataError(
+            f"{whose}: x has the shape {x.shape} and y {y.shape}; needed are images (N, channels, H, W[, D]) and masks "
+            "(N, H, W[, D]) of the same sides"
+        )
+    for sample, mask in enumerate(y):
+        wrong = ((mask < 0) & (mask != IGNORED)) | (mask >= classes)
+        if wrong.any():
+            owner = "" if clients is None else f" (client {str(clients[sample])!r})"
+            found = int(mask[wrong][0])
+            fix = "return as many classes as there are, or set dataset.labels=renumbered"
+            if found == _VOID:
+                fix += f"; if {_VOID} stands for pixels that do not count, return int16 with {IGNORED} there"
+            raise DataError(
+                f"{whose}: y of sample {sample}{owner} has a pixel of class {found}, but with num_classes={classes} "
+                f"classes are 0 to {classes - 1}: {fix}"
+            )
+
+
+def mask_classes(y: np.ndarray, whose: str) -> np.ndarray:
+    """Returns which classes masks have at some pixel that counts, ascending.
+
+    Raises:
+        DataError: no pixel counts.
+    """
+    found = set[int]().union(*(np.unique(mask).tolist() for mask in y)) - {IGNORED}
+    if not found:
+        raise DataError(f"{whose}: no pixel of any mask counts, all are {IGNORED}: nothing can be learned")
+    return np.array(sorted(found))
+
+
+def ranked(y: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Masks whose classes are numbered from 0 by their rank, int16; pixels that do not count stay so.
+
+    Args:
+        y: masks.
+        present: their classes, see :func:`mask_classes`.
+    """
+    return np.where(y == IGNORED, IGNORED, np.searchsorted(present, y)).astype(np.int16)
 
 
 def next_tokens(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -84,7 +151,8 @@ def count_of(value: Any, targets: np.ndarray, target: Target, whose: str) -> int
         columns = targets.shape[1]
         if value is not None and value != columns:
             raise DataError(
-                f"{whose}: y has {columns} columns, but the third of what it returns is {value!r}; give None"
+                f"{whose}: y has {columns} columns, but the third of what it returns is {value!r}: give None, or, if "
+                "each is a class, set task=classification"
             )
         return int(columns)
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:

@@ -81,6 +81,7 @@ def test_killed_actor(method: str, delay_s: float, tmp_path: Path) -> None:
         pytest.param("quickstart-multilabel", marks=pytest.mark.slow),
         pytest.param("quickstart-text", marks=pytest.mark.slow),
         pytest.param("quickstart-tabular", marks=pytest.mark.slow),
+        pytest.param("quickstart-segmentation", marks=pytest.mark.slow),
     ],
 )
 def test_killed_actor_of_another_task(preset: str, tmp_path: Path) -> None:

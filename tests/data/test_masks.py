@@ -1,0 +1,333 @@
+"""Masks: from a user's function to clients, moved with augmented images, and what is refused of them by name."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import rayfl
+from algorithms.registry import Experiment
+from rayfl.cli.entry import app
+from rayfl.config.loading import load_config
+from rayfl.data.files.natural_file import NaturalHeader, write_natural
+from rayfl.data.files.targets import to_column
+from rayfl.data.images.augment import AugmentConfig
+from rayfl.data.partitions.holdout import HoldoutConfig
+from rayfl.data.partitions.picture import label_matrix
+from rayfl.data.partitions.stats import dataset_stats
+from rayfl.data.sources.base import Samples
+from rayfl.data.sources.made_up_masks import SyntheticMasksSource
+from rayfl.data.sources.pooled import PooledDataset
+from rayfl.data.sources.pooled_file import PooledFile, write_pooled
+from rayfl.errors import ConfigError, DataError, RayflError
+from rayfl.examples import Examples, InputSpec
+from rayfl.experiment.parts import Parts
+from rayfl.metrics.language import IGNORED
+from rayfl.randomness import RandomStreams
+
+SHAPES = {"flat": (7, 8), "solid": (4, 5, 6)}
+CLIENTS = np.repeat(["north", "south", "west"], 10)
+
+
+def made(shape: str, change: Callable[[np.ndarray], Any] = lambda y: y, clients: bool = True) -> Any:
+    sides = SHAPES[shape]
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 3, (30, *sides)).astype(np.uint8)
+    x = (y[:, None] + generator.normal(size=(30, 1, *sides))).astype(np.float32)
+    return (x, change(y), 3, CLIENTS) if clients else (x, change(y), 3)
+
+
+def flat(seed: int) -> Any:
+    return made("flat")
+
+
+def solid(seed: int) -> Any:
+    return made("solid", lambda y: np.where(y == 2, IGNORED, y.astype(np.int16)))
+
+
+def pooled(seed: int) -> Any:
+    return made("flat", clients=False)
+
+
+def outside(seed: int) -> Any:
+    def change(y: np.ndarray) -> np.ndarray:
+        y[13, 2, 1] = 255
+        return y
+
+    return made("flat", change)
+
+
+def nowhere(seed: int) -> Any:
+    return made("flat", lambda y: np.full(y.shape, IGNORED))
+
+
+def binary(seed: int) -> Any:
+    x, y, _, clients = made("flat", lambda y: np.where(y == 2, IGNORED, 255 * y.astype(np.int16)))
+    return x, y, 2, clients
+
+
+def numbers(seed: int) -> Any:
+    return made("flat", lambda y: y / 2)
+
+
+def cut(seed: int) -> Any:
+    return made("flat", lambda y: y[:, 1:])
+
+
+def one_hot(seed: int) -> Any:
+    return made("solid", lambda y: np.eye(3, dtype=np.uint8)[y])
+
+
+def sections(**changes: Any) -> dict[str, Any]:
+    return {
+        "task": "segmentation",
+        "dataset": f"{__name__}:flat",
+        "partition": "natural",
+        "holdout": {"test": 0.3},
+        "model": {"name": "unet", "width": 2, "depth": 1},
+        "algorithm": "fedavg",
+        "train": {"rounds": 2, "clients_per_round": 2, "local_epochs": 1, "batch_size": 4, "lr": 0.1},
+        "cluster": {"backend": "inline"},
+        **changes,
+    }
+
+
+def parts(**changes: Any) -> Parts:
+    return Parts(load_config(Experiment, sections(**changes), {}))
+
+
+@pytest.mark.parametrize("name", ["flat", "solid"])
+def test_masks_of_a_users_function_are_learned_and_scored(name: str, tmp_path: Path) -> None:
+    content = sections(dataset=f"{__name__}:{name}", tracking={"tensorboard": False})
+    result = rayfl.run(content, storage_path=str(tmp_path), name="run")
+    rows = result.clients.to_pylist()
+    assert {row["name"] for row in rows} == {"north", "south", "west"}
+    assert all(0 <= row["dice"] <= 1 and row["n"] == 3 for row in rows if row["split"] == "test")
+    dataset = parts(dataset=f"{__name__}:{name}").dataset
+    x, y, _, _ = solid(0) if name == "solid" else flat(0)
+    for client in range(3):
+        loaded, places = dataset.load(client), dataset.places(client)
+        for split, at in places.items():
+            assert loaded[split].y.dtype == torch.int64
+            assert np.array_equal(loaded[split].y, y[at].astype(np.int64)) and np.array_equal(loaded[split].x, x[at])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dataset": f"{__name__}:outside"}, r"y of sample 13 \(client 'south'\) has a pixel of class 255, but with "
+         r"num_classes=3 classes are 0 to 2: .*255 stands for pixels that do not count, return int16 with -100"),
+        ({"dataset": f"{__name__}:nowhere"}, r"nowhere: y: no pixel of any mask counts, all are -100"),
+        ({"dataset": {"name": f"{__name__}:outside", "labels": "renumbered"}},
+         r"num_classes is 3, but there are 4 different labels"),
+        ({"dataset": f"{__name__}:numbers"}, r"y has the type float64 .* needed are masks, integers of shape \(30, H"),
+        ({"dataset": f"{__name__}:one_hot"}, r"y has the type uint8 and the shape \(30, 4, 5, 6, 3\); needed"),
+        ({"dataset": f"{__name__}:cut"}, r"x has the shape \(30, 1, 7, 8\) and y \(30, 6, 8\); .* the same sides"),
+        ({"task": "classification"}, r"needed are integers of shape \(30,\).*at each pixel set task=segmentation"),
+        ({"dataset": f"{__name__}:pooled", "partition": {"name": "dirichlet", "num_clients": 3, "alpha": 1.0}},
+         r"'dirichlet' divides samples by their classes, and those of .* have one at each pixel: choose iid"),
+        ({"dataset": f"{__name__}:pooled", "partition": {"name": "pathological", "num_clients": 3}},
+         r"'pathological' divides .* have one at each pixel: choose iid"),
+        ({"noise": {"kind": "pair", "ratio": 0.2}}, r"noise: .* have one at each pixel: leave out the section noise"),
+        ({"transform": {"resize": 4}}, r"transform.resize: images would no longer fit their masks"),
+        ({"dataset": f"{__name__}:solid", "augment": {"flip": True}}, r"augment: only images .* of the shape \(1, 4"),
+        ({"model": "two_cnn"}, r"two_cnn needs one target each \(unet"),
+        ({"algorithm": "fedproto"}, r"fedproto cannot learn task=segmentation, which has not one class a sample"),
+        ({"algorithm": {"name": "fedavg", "aggregation": "tokens"}}, r"tokens"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_masks_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(RayflError, match=words):
+        _ = parts(**changes).check(), parts(**changes).augmentation
+
+
+def test_pooled_masks_are_divided_without_looking_at_them() -> None:
+    dataset = parts(dataset=f"{__name__}:pooled", partition={"name": "iid", "num_clients": 4}).dataset
+    assert dataset.num_clients == 4 and dataset.sizes().sum() == 30
+
+
+def test_classes_of_masks_are_counted_by_the_samples_that_have_them() -> None:
+    def one(seed: int) -> Samples:
+        masks = np.zeros((3, 2, 2), dtype=np.int16)
+        masks[1, 0, 0], masks[2] = 2, IGNORED
+        return Samples(np.zeros((3, 1, 2, 2), np.float32), masks, InputSpec("image", (1, 2, 2), 3, target="mask"))
+
+    samples = one(0)
+    division = [np.array([0, 1]), np.array([2])]
+    dataset = PooledDataset(samples.x, samples.y, samples.spec, division, HoldoutConfig(), RandomStreams(0))
+    stats = dataset_stats(dataset)
+    assert stats.label_counts is not None and stats.label_counts.tolist() == [2, 0, 1]
+    assert label_matrix(dataset).tolist() == [[2, 0, 1], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("padding", ["black", "reflect"])
+def test_a_mask_is_changed_with_its_image(padding: Any) -> None:
+    """Where an image is its own mask, both are the same after any change; outside of the image no pixel counts."""
+    spec = InputSpec("image", (1, 9, 7), 64, target="mask")
+    augment = AugmentConfig(crop=3, padding=padding, flip=True, rotate=0 if padding == "reflect" else 40)
+    augmentation = augment.build(spec, np.array([IGNORED], dtype=np.float32))
+    assert augmentation is not None
+    y = torch.arange(63).view(1, 9, 7).repeat(20, 1, 1)
+    x, masks = augmentation.both(y[:, None].float(), y, augmentation.draw(np.random.default_rng(0), 20))
+    assert torch.equal(x[:, 0].long(), masks) and not torch.equal(masks, y)
+    assert bool((masks == IGNORED).any()) == (padding == "black")
+
+
+@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+def test_augmented_training_differs_and_is_the_same_looped_and_stacked(mode: str, tmp_path: Path) -> None:
+    def trained(name: str, **changes: Any) -> np.ndarray:
+        result = rayfl.run(sections(**changes), storage_path=str(tmp_path), name=name)
+        return np.array(result.clients["loss"])
+
+    augment = {"crop": 1, "flip": True}
+    plain = trained("plain")
+    found = trained("augmented", augment=augment, engine={"mode": mode})
+    np.testing.assert_allclose(found, trained("looped", augment=augment, engine={"mode": "looped"}), rtol=1e-4)
+    assert np.abs(found - plain).max() > 1e-3
+
+
+def test_masks_keep_their_values_in_files(tmp_path: Path) -> None:
+    x, y, _, _ = solid(0)
+    spec = InputSpec("image", x.shape[1:], 3, target="mask")
+    write_pooled(tmp_path / "masks.arrow", "own", {"train": (x, y)}, 3, "made", spec)
+    again = PooledFile(tmp_path / "masks.arrow").samples("train")
+    assert np.array_equal(again.x, x) and np.array_equal(again.y, y) and again.spec == spec
+    header = NaturalHeader(
+        kind="own", input="image", shape=spec.shape, num_classes=3, vocabulary=0, storage="float32", target="mask"
+    )
+    schema = header.arrow_schema()
+    flat = pa.array(np.ascontiguousarray(x).reshape(-1))
+    columns = [
+        pa.array(CLIENTS.tolist()),
+        pa.array(["train"] * 30),
+        pa.FixedSizeListArray.from_arrays(flat, type=schema.field("x").type),
+        to_column(y, schema.field("y").type),
+    ]
+    write_natural(tmp_path / "masks.parquet", schema, [pa.Table.from_arrays(columns, schema=schema)])
+    dataset = parts(dataset={"name": "leaf", "path": str(tmp_path / "masks.parquet")}, holdout={}).dataset
+    loaded: Examples = dataset.load(1)["train"]
+    rows = [int(np.flatnonzero((x == one).all((1, 2, 3, 4)))[0]) for one in loaded.x.numpy()]
+    assert np.array_equal(loaded.y, y[rows]) and loaded.y.dtype == torch.int64 and set(CLIENTS[rows]) == {"south"}
+
+
+def test_made_up_masks_are_what_they_say() -> None:
+    streams = RandomStreams(3)
+    for dimensions in (2, 3):
+        source = SyntheticMasksSource(num_clients=3, samples=30, side=12, dimensions=dimensions, beta=0, noise=0.01)
+        samples = source.open(streams)
+        assert samples.x.shape == (90, 1, *[12] * dimensions) and samples.y.shape == samples.x[:, 0].shape
+        np.testing.assert_allclose(samples.x[:, 0], samples.y, atol=0.1)  # alike at all clients
+        assert all((samples.y == label).any(tuple(range(1, dimensions + 1))).mean() > 0.5 for label in range(3))
+        again = source.open(RandomStreams(3))
+        assert np.array_equal(again.x, samples.x) and np.array_equal(again.y, samples.y)
+    apart = SyntheticMasksSource(num_clients=2, samples=30, noise=0, beta=1).open(streams)
+    means = [apart.x[rows, 0][apart.y[rows] == 1].mean() for rows in (slice(0, 30), slice(30, 60))]
+    assert abs(means[0] - means[1]) > 0.1
+    with pytest.raises((ConfigError, DataError, ValueError)):
+        SyntheticMasksSource(side=2)
+
+
+def png(pixels: np.ndarray, mode: str = "L") -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def table_of(kind: str, folder: Path) -> tuple[dict[str, Any], np.ndarray]:
+    """A Parquet file with masks, the section that reads it, and the masks."""
+    sides = (4, 5, 6) if kind == "volumes" else (7, 8)
+    generator = np.random.default_rng(1)
+    y = generator.integers(0, 3, (30, *sides)).astype(np.uint8)
+    x = generator.integers(0, 256, (30, *sides)).astype(np.uint8)
+    options: dict[str, Any] = {"name": "parquet", "path": str(folder / f"{kind}.parquet"), "target": "mask"}
+    if kind == "images":
+        columns = {"image": [png(one) for one in x], "mask": [png(one) for one in y]}
+    else:
+        options["shape"] = [1, *sides]
+        columns = {"x": [one.ravel().tolist() for one in x.astype(float)], "y": [one.ravel().tolist() for one in y]}
+    split = np.where(np.arange(30) % 3 == 0, "test", "train")
+    pq.write_table(pa.table({**columns, "client": CLIENTS, "split": split}), options["path"])
+    return options, y
+
+
+@pytest.mark.parametrize("kind", ["images", "lists", "volumes"])
+def test_masks_in_columns_of_files_are_lists_or_grey_images(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
+    options, y = table_of(kind, tmp_path)
+    opened = parts(dataset=options, holdout={})
+    assert opened.dataset.spec.num_classes == 3 and opened.dataset.names == ("north", "south", "west")
+    opened.check()
+    train = np.arange(10, 20)[np.arange(10, 20) % 3 != 0]
+    loaded = opened.dataset.load(1)
+    assert np.array_equal(loaded["train"].y, y[train]) and loaded["train"].y.dtype == torch.int64
+    assert np.array_equal(loaded["test"].y, y[12:20:3])
+
+
+def test_masks_of_0_and_255_are_two_classes_if_renumbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
+    _, y, _, _ = binary(0)
+    expected = np.where(y == 255, 1, y)
+    own = parts(dataset={"name": f"{__name__}:binary", "labels": "renumbered"}).dataset
+    assert own.spec.num_classes == 2 and own.spec.target == "mask"
+    assert np.array_equal(own.load(1)["train"].y, expected[own.places(1)["train"]])
+    masks = np.where(y == 255, 255, 0).astype(np.uint8)
+    columns = {"image": [png(one) for one in masks], "mask": [png(one) for one in masks], "client": CLIENTS}
+    pq.write_table(pa.table(columns), tmp_path / "own.parquet")
+    section = {"name": "parquet", "path": str(tmp_path / "own.parquet")}
+    found = parts(dataset={**section, "labels": "renumbered"}).dataset
+    assert found.spec.num_classes == 2
+    assert np.array_equal(found.load(1)["train"].y, masks[10:20][found.places(1)["train"]] // 255)
+    asked = parts(dataset=section).dataset
+    assert asked.spec.num_classes == 256
+    assert any("the labels are 0, 255, which makes 256 classes" in remark for remark in asked.remarks())
+
+
+def test_prepared_masks_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
+    for kind in ("images", "volumes"):
+        options, _ = table_of(kind, tmp_path)
+        _ = parts(dataset=options, holdout={}).dataset
+    said = CliRunner().invoke(app, ["data", "list"]).output
+    assert "30 samples of 3 clients, 1 x 7 x 8, 3 classes of pixels" in said and "1 x 4 x 5 x 6" in said
+    assert CliRunner().invoke(app, ["data", "verify"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "words"),
+    [
+        ({"mask": [[IGNORED] * 56]}, {}, r"own.parquet: column 'mask': no pixel of any mask counts"),
+        ({"mask": [png(np.zeros((7, 8, 3), np.uint8), "RGB")]}, {}, r"column 'mask' holds images in colour or with a"),
+        ({"mask": [png(np.zeros((8, 7), np.uint8))]}, {}, r"'mask' have 8 x 7 pixels, but images have 7 x 8"),
+        ({"mask": [[0] * 50]}, {}, r"column 'mask' have 50 values, but images have 7 x 8: bring both to one size"),
+        ({"mask": [[0.5] * 56]}, {}, r"has the type list<.*double>; masks are lists of integers"),
+        ({"mask": [[0] * 55 + [-1]]}, {}, r"column 'mask', row 0 \(client 'a'\) has a pixel of class -1; classes are"),
+        (
+            {"mask": [[0] * 55 + [4]]},
+            {"num_classes": 3},
+            r"num_classes is 3, but there is a label 4; .*any with labels=renumbered",
+        ),
+        ({"outlines": [[0] * 56]}, {}, r"has no column y or mask or label, only image, outlines, client"),
+        ({"mask": [[0] * 56], "n": [1]}, {"x": ["n"]}, r"masks belong to images"),
+        ({"mask": [[0] * 56], "n": [1]}, {"y": ["mask", "n"]}, r"names 2 columns .*, but a mask is one"),
+    ],
+)
+def test_masks_in_columns_that_are_none_are_named(
+    columns: dict[str, Any], options: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
+    path = tmp_path / "own.parquet"
+    pq.write_table(pa.table({"image": [png(np.zeros((7, 8), np.uint8))], **columns, "client": ["a"]}), path)
+    with pytest.raises(DataError, match=words):
+        _ = parts(dataset={"name": "parquet", "path": str(path), **options}).dataset
