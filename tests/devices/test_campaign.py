@@ -6,8 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch.autograd import DeviceType
+
+from scripts.gpu.checks.bench import counted
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = [sys.executable, str(ROOT / "scripts" / "gpu" / "campaign.py")]
@@ -95,3 +99,21 @@ def test_every_check_can_be_rehearsed_on_a_cpu(part: str, tmp_path: Path) -> Non
     assert not failed
     assert sum(answer["status"] == "ok" for answer in answers.values()) >= 4
     assert "A rehearsal on a CPU" in (tmp_path / f"campaign-{part}.md").read_text()
+
+
+def test_a_kernel_s_time_is_counted_once() -> None:
+    def row(key: str, device: DeviceType, micros: float, count: int = 1, annotation: bool = False) -> SimpleNamespace:
+        return SimpleNamespace(
+            key=key, device_type=device, self_device_time_total=micros, count=count, is_user_annotation=annotation
+        )
+
+    found = counted(
+        [
+            row("aten::bmm", DeviceType.CPU, 3000.0, count=2),
+            row("cudaLaunchKernel", DeviceType.CPU, 0.0, count=2),
+            row("gemm", DeviceType.CUDA, 3000.0, count=2),
+            row("Step#1", DeviceType.CUDA, 3500.0, annotation=True),
+        ]
+    )
+    assert found["ms on the GPU"] == 3.0 and found["launches"] == 2
+    assert found["longest"] == ["gemm x 2: 3.00 ms"]

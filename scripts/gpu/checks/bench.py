@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
 
 from algorithms.base import Algorithm
 from rayfl.engine.classification import Classification
@@ -89,13 +90,23 @@ def profiled(work: Callable[[], object]) -> dict[str, Any]:
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
         work()
         wait()
-    rows = found.key_averages()
-    busy = sorted((row for row in rows if row.self_device_time_total), key=lambda row: -row.self_device_time_total)
+    return counted(found.key_averages())
+
+
+def counted(rows: Sequence[Any]) -> dict[str, Any]:
+    """What a profile's rows tell.
+
+    Args:
+        rows: of ``key_averages``. A kernel's time is in its own row and once more in that of the operator on the CPU
+            which launched it: the kernels' rows alone are added.
+    """
+    kernels = [row for row in rows if row.device_type is not DeviceType.CPU and not row.is_user_annotation]
+    busy = sorted(kernels, key=lambda row: -row.self_device_time_total)
     return {
         "launches": sum(row.count for row in rows if "LaunchKernel" in row.key or "GraphLaunch" in row.key),
         "waits": {row.key: row.count for row in rows if "Synchronize" in row.key or row.key == "cudaMalloc"},
         "copies": sum(row.count for row in rows if row.key == "cudaMemcpyAsync"),
-        "ms on the GPU": sum(row.self_device_time_total for row in busy) / 1e3,
+        "ms on the GPU": sum(row.self_device_time_total for row in kernels) / 1e3,
         "longest": [f"{row.key[:60]} x {row.count}: {row.self_device_time_total / 1e3:.2f} ms" for row in busy[:5]],
     }
 
