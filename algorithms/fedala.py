@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import statistics
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,7 +125,7 @@ class FedALA(Averaging):
     def _settled(self, losses: list[float]) -> bool:
         if self.start_threshold is None or len(losses) <= self.start_window:
             return False
-        return statistics.pstdev(losses[-self.start_window :]) < self.start_threshold
+        return bool(np.std(losses[-self.start_window :]) < self.start_threshold)
 
     async def _pass(self, client: Client, model: Tree, weights: Tree) -> tuple[Tree, float]:
         """One pass of the weights over their share of the samples, and the loss of its last mini-batch."""

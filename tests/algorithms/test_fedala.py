@@ -14,8 +14,8 @@ from algorithms.local import Local
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client
 from rayfl.engine.tasks import Batch
-from rayfl.errors import ConfigError
-from rayfl.params import Tree, copy, tensors
+from rayfl.errors import ClientError, ConfigError
+from rayfl.params import Tree, copy, map_leaves, tensors
 from tests.support.partial_toys import (
     COHORTS,
     TRAIN,
@@ -222,6 +222,16 @@ def test_the_start_ends_when_the_loss_has_settled() -> None:
     assert passes(FedALA(start_threshold=1e3, start_window=3)) == 4
     assert passes(FedALA(start_threshold=1e-12, start_passes=25, weight_lr=1e-3)) == 25
     assert passes(FedALA(start_threshold=None, start_passes=7)) == 7
+
+
+def test_losses_that_are_not_finite_do_not_end_the_start_and_training_says_that_it_diverged() -> None:
+    toy = toy_of(FedALA(), task=two_layers())
+    toy.step([0, 1])
+    states = toy.client_hosts[0].states
+    state = states.all()[0]
+    states.replace(0, {**state, "upper": map_leaves(lambda leaf: leaf + 1e308, state["upper"])}, toy.round)
+    with pytest.raises(ClientError, match=r"client 0, round 1, local_update: non-finite values"):
+        toy.step([0])
 
 
 def test_evaluated_is_the_mixture_for_the_latest_model_and_nothing_is_kept() -> None:
