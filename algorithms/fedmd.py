@@ -42,7 +42,7 @@ class FedMD(Algorithm):
     citation: ClassVar[str] = "Li & Wang, arXiv 2019"
     needs: ClassVar[Mapping[Trait, str]] = {"distribution": "clients exchange scores of classes"}
     client_keeps: ClassVar[str] = "v_k"
-    server_keeps: ClassVar[str] = "U"
+    server_keeps: ClassVar[str] = "-"
     newcomer: ClassVar[str] = "a model that it trains alone, without a consensus"
     mixes_architectures: ClassVar[bool] = True
     no_private_norm: ClassVar[Mapping[str, str]] = dict.fromkeys(
