@@ -144,8 +144,12 @@ def test_classes_of_masks_may_be_renumbered_and_not_count(tmp_path: Path) -> Non
     dataset = opened(table(tmp_path, **files), labels="renumbered")
     assert dataset.spec.num_classes == 2
     assert np.array_equal(dataset.load(0)["test"].y[0], np.array([0, 1, IGNORED])[scan(0)[1]])
-    with pytest.raises(RayflError, match=r"num_classes is 3, but the targets need 5"):
+    with pytest.raises(RayflError, match=r"num_classes is 3, but the targets need 5: .* or dataset.ignore"):
         opened(tmp_path / "table.csv", num_classes=3)
+    dataset = opened(tmp_path / "table.csv", ignore=4, num_classes=3)
+    assert np.array_equal(dataset.load(0)["test"].y[0], np.array([0, IGNORED, IGNORED])[scan(0)[1]])
+    with pytest.raises(RayflError, match=r"dataset.ignore is for masks, and there are none"):
+        opened(tmp_path / "table.csv", "regression", y="age", ignore=4)
 
 
 @pytest.mark.parametrize(
