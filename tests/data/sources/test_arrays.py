@@ -14,6 +14,7 @@ import rayfl
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.data.sources import client_rows
+from rayfl.data.sources.inventory import inventory
 from rayfl.errors import ConfigError, RayflError
 from rayfl.experiment.parts import Parts
 from rayfl.metrics.language import IGNORED
@@ -89,6 +90,12 @@ def test_scans_and_masks_are_read_as_they_are_and_learned(kind: str, tmp_path: P
     result = rayfl.run(sections(path), storage_path=str(tmp_path / "runs"), name="run")
     assert {row["name"] for row in result.clients.to_pylist() if row["split"] == "test"} == {"north", "south"}
     assert all(0 <= row["dice"] <= 1 for row in result.clients.to_pylist())
+
+
+def test_the_copy_is_listed_as_what_it_is(tmp_path: Path) -> None:
+    opened(table(tmp_path))
+    (entry,) = inventory(tmp_path / "root")
+    assert (entry.kind, entry.source) == ("arrays", str(tmp_path / "table.csv"))
 
 
 def test_the_copy_is_made_again_when_a_file_changes(tmp_path: Path) -> None:
