@@ -11,6 +11,7 @@ ADDED: Mapping[str, Any] = {
     "algorithm.adapters": "factors",
     "algorithm.one_sample": "paper",
     "algorithm.simplex_over": "head",
+    "dataset.ignore": None,
     "dataset.labels": "as_found",
     "system.concurrency": None,
     "system.mode": "synchronous",

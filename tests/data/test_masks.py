@@ -237,10 +237,21 @@ def test_made_up_masks_are_what_they_say() -> None:
         SyntheticMasksSource(side=2)
 
 
-def png(pixels: np.ndarray, mode: str = "L") -> bytes:
+def png(pixels: np.ndarray, mode: str = "L", kind: str = "PNG") -> bytes:
+    return saved(Image.fromarray(pixels).convert(mode), kind)
+
+
+def saved(image: Image.Image, kind: str = "PNG") -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(buffer, "PNG")
+    image.save(buffer, kind)
     return buffer.getvalue()
+
+
+def with_palette(pixels: np.ndarray) -> Image.Image:
+    """An image of classes in colours that have nothing to do with them, as Pascal VOC's masks."""
+    image = Image.fromarray(pixels, "P")
+    image.putpalette(np.random.default_rng(2).integers(0, 256, 768).astype(np.uint8).tobytes())
+    return image
 
 
 def table_of(kind: str, folder: Path) -> tuple[dict[str, Any], np.ndarray]:
@@ -273,6 +284,52 @@ def test_masks_in_columns_of_files_are_lists_or_grey_images(
     loaded = opened.dataset.load(1)
     assert np.array_equal(loaded["train"].y, y[train]) and loaded["train"].y.dtype == torch.int64
     assert np.array_equal(loaded["test"].y, y[12:20:3])
+
+
+@pytest.mark.parametrize("kind", ["palette", "1 bit", "16 bits"])
+def test_pixels_of_images_are_classes_whatever_their_colours(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
+    y = np.random.default_rng(1).integers(0, 2 if kind == "1 bit" else 4, (6, 7, 8))
+    if kind == "16 bits":
+        y[y == 3] = 300
+    made: dict[str, Callable[[np.ndarray], Image.Image]] = {
+        "palette": lambda one: with_palette(one.astype(np.uint8)),
+        "1 bit": lambda one: Image.fromarray(one.astype(bool)),
+        "16 bits": lambda one: Image.fromarray(one.astype(np.uint16)),
+    }
+    columns = {"image": [png(one.astype(np.uint8)) for one in y], "mask": [saved(made[kind](one)) for one in y]}
+    pq.write_table(
+        pa.table({**columns, "client": ["a"] * 6, "split": ["train"] * 5 + ["test"]}), tmp_path / "own.parquet"
+    )
+    dataset = parts(dataset={"name": "parquet", "path": str(tmp_path / "own.parquet")}, holdout={}).dataset
+    assert dataset.spec.num_classes == y.max() + 1
+    assert np.array_equal(dataset.load(0)["train"].y, y[:5])
+
+
+@pytest.mark.parametrize("kind", ["palette", "lists", "bytes"])
+def test_pixels_of_a_value_that_is_ignored_do_not_count(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
+    y = np.random.default_rng(1).integers(0, 4, (6, 7, 8))
+    y[y == 3] = 255
+    masks = {
+        "palette": [saved(with_palette(one.astype(np.uint8))) for one in y],
+        "lists": [one.ravel().tolist() for one in y],
+        "bytes": pa.array([one.ravel().tolist() for one in y], pa.list_(pa.uint8())),
+    }[kind]
+    columns = {"image": [png(one.astype(np.uint8)) for one in y], "mask": masks, "split": ["train"] * 5 + ["test"]}
+    pq.write_table(pa.table({**columns, "client": ["a"] * 6}), tmp_path / "own.parquet")
+    section = {"name": "parquet", "path": str(tmp_path / "own.parquet")}
+    void = parts(dataset=section, holdout={}).dataset
+    assert any("set dataset.ignore=255" in remark for remark in void.remarks())
+    dataset = parts(dataset={**section, "ignore": 255}, holdout={}).dataset
+    assert dataset.spec.num_classes == 3 and not any("labels" in remark for remark in dataset.remarks())
+    assert np.array_equal(dataset.load(0)["train"].y, np.where(y == 255, IGNORED, y)[:5])
+    with pytest.raises(DataError, match=r"dataset.ignore is for masks, and there are none"):
+        _ = parts(task="classification", dataset={**section, "ignore": 255}, model="two_nn").dataset
 
 
 def test_masks_of_0_and_255_are_two_classes_if_renumbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +365,14 @@ def test_prepared_masks_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("columns", "options", "words"),
     [
         ({"mask": [[IGNORED] * 56]}, {}, r"own.parquet: column 'mask': no pixel of any mask counts"),
-        ({"mask": [png(np.zeros((7, 8, 3), np.uint8), "RGB")]}, {}, r"column 'mask' holds images in colour or with a"),
+        (
+            {"mask": [png(np.zeros((7, 8, 3), np.uint8), "RGB")]},
+            {},
+            r"column 'mask', row 0 \(client 'a'\): the image is in colour \(RGB\)",
+        ),
+        ({"mask": [png(np.zeros((7, 8), np.uint8), kind="JPEG")]}, {}, r"row 0 \(client 'a'\): JPEG does not keep the"),
+        ({"mask": [[0] * 55 + [255]]}, {"num_classes": 21}, r"a label 255; .*, and dataset.ignore for pixels that do"),
+        ({"mask": [[7] * 56]}, {"ignore": 7}, r"own.parquet: column 'mask': no pixel of any mask counts"),
         ({"mask": [png(np.zeros((8, 7), np.uint8))]}, {}, r"'mask' have 8 x 7 pixels, but images have 7 x 8"),
         ({"mask": [[0] * 50]}, {}, r"column 'mask' have 50 values, but images have 7 x 8: bring both to one size"),
         ({"mask": [[0.5] * 56]}, {}, r"has the type list<.*double>; masks are lists of integers"),

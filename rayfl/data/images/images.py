@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from PIL import Image
@@ -12,6 +12,8 @@ from PIL import Image
 from rayfl.errors import DataError
 
 _GREY = ("1", "L")
+_NUMBERED = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
+"""Modes of Pillow whose pixels are one integer each; of P they are places in a palette."""
 
 
 def decode_images(
@@ -51,10 +53,7 @@ def decode_images(
         ) from error
     for position, (own, _) in enumerate(heads):
         if own != size and side is None:
-            raise DataError(
-                f"{place(position)}: the image has {own[0]} x {own[1]} pixels, but {place(0)} has {size[0]} x "
-                f"{size[1]}; bring all images to one size"
-            )
+            raise _other_size(place(position), own, place(0), size)
         try:
             with Image.open(io.BytesIO(read(position))) as image:
                 converted = image.convert(mode)
@@ -65,6 +64,42 @@ def decode_images(
         if position % 256 == 0 or position + 1 == count:
             progress(position + 1)
     return result
+
+
+def decode_masks(count: int, read: Callable[[int], bytes], place: Callable[[int], str]) -> np.ndarray:
+    """Decodes images of one size whose pixels are classes: grey ones of 1, 8 or 16 bits, or places in a palette.
+
+    Args:
+        count: how many, at least 1.
+        read: the bytes of an image.
+        place: what to call an image in messages.
+
+    Returns:
+        int32 of shape (count, height, width). The colours of palettes are not looked at.
+
+    Raises:
+        DataError: an image cannot be decoded, is in colour, is a JPEG, or has another size than the first; names it.
+    """
+    masks: list[np.ndarray] = []
+    for position in range(count):
+        where = place(position)
+        _head(read(position), where)
+        try:
+            with Image.open(io.BytesIO(read(position))) as image:
+                if image.format == "JPEG":
+                    raise DataError(f"{where}: JPEG does not keep the values of pixels: save masks as PNG")
+                if image.mode not in _NUMBERED:
+                    raise DataError(
+                        f"{where}: the image is in colour ({image.mode}); a mask's pixels are its classes, grey values "
+                        "or places in a palette: convert it"
+                    )
+                mask = np.asarray(image).astype(np.int32)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise _undecodable(where, error) from error
+        if masks and mask.shape != masks[0].shape:
+            raise _other_size(where, mask.shape[::-1], place(0), masks[0].shape[::-1])
+        masks.append(mask)
+    return np.stack(masks)
 
 
 def is_encoded(start: bytes) -> bool:
@@ -90,6 +125,13 @@ def _head(data: bytes, place: str) -> tuple[tuple[int, int], bool]:
         ) from error
     except (OSError, ValueError, SyntaxError) as error:
         raise _undecodable(place, error) from error
+
+
+def _other_size(place: str, own: Sequence[int], first: str, size: Sequence[int]) -> DataError:
+    return DataError(
+        f"{place}: the image has {own[0]} x {own[1]} pixels, but {first} has {size[0]} x {size[1]}; bring all images "
+        "to one size"
+    )
 
 
 def _undecodable(place: str, error: Exception) -> DataError:

@@ -22,7 +22,7 @@ from rayfl.data.sources.parquet import located
 from rayfl.data.sources.preparing import PREPARED
 from rayfl.data.sources.remarks import Remark, remarks_on
 from rayfl.data.sources.table_files import TableFile, no_column, owner
-from rayfl.data.sources.targets import WANTED, mask_classes, ranked
+from rayfl.data.sources.targets import IGNORE, WANTED, mask_classes, ranked, without
 from rayfl.data.sources.targets import Wanted as TargetOption
 from rayfl.errors import DataError
 from rayfl.examples import Target
@@ -71,6 +71,7 @@ class ArraysSource(CopiedSource):
         description="What becomes of an input's values: none; sample: mean 0 and standard deviation 1 of its own; "
         "[low, high]: they are cut off there, and these become 0 and 1 (Hounsfield units).",
     )
+    ignore: int | None = Field(default=None, ge=0, description=IGNORE)
     labels: Labels = Field(default="as_found", description=LABELS)
     num_classes: int | None = Field(
         default=None, ge=1, description="Number of classes; null: the largest class plus 1."
@@ -93,6 +94,8 @@ class ArraysSource(CopiedSource):
         found = self.model_copy(update={"target": target}) if self.target == "auto" else self
         if found._learns == "tokens":
             raise DataError("dataset: arrays have no next tokens; set another task, or choose other data")
+        if found.ignore is not None and found._learns != "mask":
+            raise DataError("dataset.ignore is for masks, and there are none: leave it out")
         if found._learns not in _CLASSES:
             for option in ("labels", "num_classes"):
                 if getattr(found, option) != type(self).model_fields[option].default:
@@ -152,7 +155,7 @@ class ArraysSource(CopiedSource):
         if self.num_classes is not None and needed > self.num_classes:
             raise DataError(
                 f"dataset.num_classes is {self.num_classes}, but the targets need {needed}: raise it, or set "
-                "dataset.labels=renumbered"
+                "dataset.labels=renumbered, or dataset.ignore for pixels that do not count"
             )
         return self.num_classes or needed
 
@@ -208,7 +211,7 @@ class ArraysSource(CopiedSource):
             mask_file: of the mask.
             like: those of the first row; empty for this one.
         """
-        mask = None if mask_file is None else read_mask(mask_file)
+        mask = None if mask_file is None else without(read_mask(mask_file), self.ignore)
         x = read_input(file, None if mask is None else mask.ndim)
         if mask is not None and x.shape[1:] != mask.shape:
             raise DataError(f"{mask_file} has the shape {mask.shape}, but {file}, whose mask it is, {x.shape[1:]}")

@@ -23,7 +23,7 @@ Owner = tuple[str, str]
 """A client's name, and a split."""
 
 
-def write_clients(path: Path, rows: Rows, spec: InputSpec, own_test: bool, source: str) -> str:
+def write_clients(path: Path, rows: Rows, spec: InputSpec, own_test: bool, source: str, kind: str) -> str:
     """Writes rows with clients, sorted by these, and returns the checksum of their content.
 
     Args:
@@ -32,6 +32,7 @@ def write_clients(path: Path, rows: Rows, spec: InputSpec, own_test: bool, sourc
         spec: of the samples.
         own_test: whether rows of the split test stay apart.
         source: where the rows are from, for messages.
+        kind: the data set that they are of, for lists of files.
 
     Raises:
         DataError: no client could be trained or tested, or there are too many classes.
@@ -56,7 +57,7 @@ def write_clients(path: Path, rows: Rows, spec: InputSpec, own_test: bool, sourc
     for x, y, owners in _batches(rows, splits, order):
         digest.update(x, y, [name for owner in owners for name in owner])
     header = NaturalHeader(
-        kind="parquet",
+        kind=kind,
         input=spec.kind,
         shape=rows.x.shape[1:],
         num_classes=spec.num_classes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -167,8 +167,8 @@ def _bytes(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
     return np.concatenate(chunks).reshape(table.num_rows, int(lengths[0]))
 
 
-def _encoded(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple[int, ...] | None) -> np.ndarray:
-    """Inputs that are image files."""
+def image_files(filled: Sequence[tuple[Path, pa.Table]], layout: Layout) -> tuple[list[bytes], Callable[[int], str]]:
+    """The encoded images of a column, and what to call each of them in messages."""
     name = layout.x[0]
     images: list[bytes] = []
     places: list[tuple[Path, int, pa.Table]] = []
@@ -184,6 +184,12 @@ def _encoded(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tup
         path, row, table = places[image]
         return f"{path}: column {name!r}, row {row}{owner(table, layout.client, row)}"
 
+    return images, place
+
+
+def _encoded(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple[int, ...] | None) -> np.ndarray:
+    """Inputs that are image files."""
+    images, place = image_files(filled, layout)
     x = decode_images(len(images), images.__getitem__, place)
     if shape not in (None, x.shape[1:]):
         raise DataError(f"dataset.shape is {list(shape or ())}, but the images have {list(x.shape[1:])}; leave it out")

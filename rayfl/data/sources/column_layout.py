@@ -39,6 +39,7 @@ class Wanted:
         padding: of lists of tokens, the one that fills them up.
         missing: what becomes of missing numbers.
         named: whether the columns are a table's, whatever their types.
+        ignore: of masks, the value of pixels that do not count.
     """
 
     client: str = AUTO
@@ -53,6 +54,7 @@ class Wanted:
     padding: int | None = 0
     missing: Missing = "error"
     named: bool = False
+    ignore: int | None = None
 
     @property
     def of_texts(self) -> bool:

@@ -1,4 +1,4 @@
-"""Masks in the columns of a user's own files: lists of integers, or grey images whose values are classes."""
+"""Masks in the columns of a user's own files: lists of integers, or images whose pixels are classes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from rayfl.data.images.images import is_encoded
-from rayfl.data.sources.column_inputs import Layout, read_inputs
+from rayfl.data.images.images import decode_masks, is_encoded
+from rayfl.data.sources.column_inputs import Layout, image_files, read_inputs
 from rayfl.data.sources.table_files import owner
-from rayfl.data.sources.targets import mask_classes, ranked
+from rayfl.data.sources.targets import mask_classes, ranked, without
 from rayfl.errors import DataError
 from rayfl.metrics.language import IGNORED
 
@@ -21,7 +21,12 @@ _MOST = 2**15
 
 
 def read_masks(
-    filled: Sequence[tuple[Path, pa.Table]], name: str, client: str | None, shape: tuple[int, ...], renumbered: bool
+    filled: Sequence[tuple[Path, pa.Table]],
+    name: str,
+    client: str | None,
+    shape: tuple[int, ...],
+    renumbered: bool,
+    ignored: int | None = None,
 ) -> tuple[np.ndarray, int]:
     """The masks of some files, int16 of shape (N, H, W) or (N, H, W, D), and how many classes occur in them.
 
@@ -31,6 +36,7 @@ def read_masks(
         client: the clients' column, for messages.
         shape: of an image, channels first.
         renumbered: whether classes are numbered from 0 by their rank, such as 0 and 255.
+        ignored: the value of pixels that do not count, besides ``IGNORED``.
 
     Raises:
         DataError: naming file, column, row, client and the fix.
@@ -43,20 +49,20 @@ def read_masks(
         )
     kind = _kind(path, table, name)
     lists = kind == "lists"
-    values = read_inputs(filled, Layout((name,), kind, (), client, None), None)
-    if not lists and values.shape[1] != 1:
-        raise DataError(
-            f"{path}: column {name!r} holds images in colour or with a palette; masks are grey images, in which a "
-            "pixel's value is its class: convert them"
-        )
+    layout = Layout((name,), kind, (), client, None)
+    if lists:
+        values = read_inputs(filled, layout, None)
+    else:
+        images, place = image_files(filled, layout)
+        values = decode_masks(len(images), images.__getitem__, place)
     sides = shape[1:]
-    if values[0].size != math.prod(sides) or (not lists and values.shape[2:] != sides):
-        found = f"{values.shape[1]} values" if lists else f"{values.shape[2]} x {values.shape[3]} pixels"
+    if values[0].size != math.prod(sides) or (not lists and values.shape[1:] != sides):
+        found = f"{values.shape[1]} values" if lists else f"{values.shape[1]} x {values.shape[2]} pixels"
         raise DataError(
             f"{path}: masks in column {name!r} have {found}, but images have {' x '.join(map(str, sides))}: bring both "
             "to one size"
         )
-    masks = values.reshape(len(values), *sides)
+    masks = without(values.reshape(len(values), *sides), ignored)
     wrong = ((masks < 0) & (masks != IGNORED)) | (masks >= _MOST)
     if wrong.any():
         row = int(np.argmax(wrong.reshape(len(masks), -1).any(1)))
@@ -84,7 +90,7 @@ def _kind(path: Path, table: pa.Table, name: str) -> Literal["lists", "files", "
             return "bytes"
     raise DataError(
         f"{path}: column {name!r} has the type {kind}; masks are lists of integers, a class for each pixel, or grey "
-        "images (PNG)"
+        "images (PNG) or such with a palette"
     )
 
 

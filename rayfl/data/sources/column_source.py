@@ -16,7 +16,7 @@ from rayfl.data.sources.copied import CopiedSource
 from rayfl.data.sources.pooled_file import Part
 from rayfl.data.sources.remarks import Remark, on_columns, on_texts, remarks_on
 from rayfl.data.sources.table_files import NamedTable
-from rayfl.data.sources.targets import WANTED
+from rayfl.data.sources.targets import IGNORE, WANTED
 from rayfl.data.sources.targets import Wanted as TargetOption
 from rayfl.data.sources.tokenizers import tokenizer_file
 from rayfl.data.tables import Standardize, TableColumns, TableOptions
@@ -24,7 +24,7 @@ from rayfl.errors import DataError
 from rayfl.examples import Target
 
 _CLASSES = ("class", "mask")
-_YOUNGER = ("labels", "kind", "tokenizer", "length", "vocabulary", "missing", "padding")
+_YOUNGER = ("labels", "kind", "tokenizer", "length", "vocabulary", "missing", "padding", "ignore")
 
 
 class ColumnSource(CopiedSource):
@@ -39,8 +39,8 @@ class ColumnSource(CopiedSource):
     y: str | tuple[str, ...] = Field(
         default=AUTO,
         description="Column of the labels, integers from 0; of several labels and of numbers also several columns, or "
-        "one of lists; of masks lists of integers or grey images; auto: y or label (or mask), or of several all y... "
-        "columns that are numbered.",
+        "one of lists; of masks lists of integers, or images of classes; auto: y or label (or mask), or of several all "
+        "y... columns that are numbered.",
     )
     target: TargetOption = Field(default="auto", description=WANTED)
     kind: Literal["auto", "tokens"] = Field(
@@ -74,6 +74,7 @@ class ColumnSource(CopiedSource):
         "samples of all clients (global), or of each client's own (client).",
     )
     labels: Labels = Field(default="as_found", description=LABELS)
+    ignore: int | None = Field(default=None, ge=0, description=IGNORE)
     client: str = Field(
         default=AUTO, description="Column of the clients' names; auto: client, if there is one; none: pool the samples."
     )
@@ -118,6 +119,8 @@ class ColumnSource(CopiedSource):
     def aimed_at(self, target: Target) -> Self:
         """See the base class; raises DataError for labels that are numbered again where none are learned."""
         found = self.model_copy(update={"target": target}) if self.target == "auto" else self
+        if found.ignore is not None and found._learns != "mask":
+            raise DataError("dataset.ignore is for masks, and there are none: leave it out")
         if found.labels == "renumbered" and found._learns not in _CLASSES:
             raise DataError("dataset.labels=renumbered is for classes, and there are none: leave it out")
         return found
@@ -153,7 +156,7 @@ class ColumnSource(CopiedSource):
         named = self.standardize != "none" or self.missing != "error"
         return Wanted(
             self.client, self.split_column, self.x, self.y, self._learns, self.kind == "tokens", self.tokenizer,
-            self.length, self.vocabulary, self.padding, self.missing, named,
+            self.length, self.vocabulary, self.padding, self.missing, named, self.ignore,
         )  # fmt: skip
 
     def _rows(self) -> Rows:
@@ -177,6 +180,8 @@ class ColumnSource(CopiedSource):
             found = f"there are {needed} labels"
             if self.labels == "as_found":
                 found = f"there is a label {needed - 1}; labels are integers from 0, or any with labels=renumbered"
+                if self._learns == "mask":
+                    found += ", and dataset.ignore for pixels that do not count"
             raise DataError(f"dataset.num_classes is {self.num_classes}, but {found}")
         known = rows.known_classes if self.labels == "as_found" else None
         return self.num_classes or max(needed, known or 0)

@@ -115,7 +115,7 @@ def read_rows(
     else:
         x = read_inputs(filled, layout, shape or _shape(tables, layout.x[0]))
     if wanted.target == "mask":
-        y, count = read_masks(filled, layout.y[0], layout.client, x.shape[1:], renumbered)
+        y, count = read_masks(filled, layout.y[0], layout.client, x.shape[1:], renumbered, wanted.ignore)
     else:
         y, count = _targets(filled, layout, wanted, renumbered)
     integers = layout.kind == "lists" and _of_integers(filled[0][1].schema.field(layout.x[0]).type)

@@ -149,7 +149,7 @@ class CopiedSource(PreparableSource):
             if rows.clients is None:
                 content = write_pooled(path, self.name, _by_split(rows), spec.num_classes, source, spec).sha256
             else:
-                content = write_clients(path, rows, spec, own_test=self.part == "both", source=source)
+                content = write_clients(path, rows, spec, own_test=self.part == "both", source=source, kind=self.name)
             options = {**self._noted(), "clients": rows.clients is not None}
             options["remarks"] = self._remarks(rows, num_classes)
             if rows.table is not None:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rayfl.data.sources.targets import mask_classes
+from rayfl.data.sources.targets import VOID, mask_classes
+from rayfl.metrics.language import IGNORED
 
 _SHOWN = 8
 _PIXEL_VALUES = 64
@@ -43,7 +44,7 @@ def remarks_on(
         unused: columns that may be inputs, and are none.
     """
     present = np.unique(y) if y.ndim == 1 else mask_classes(y, "y")
-    found = [*on_columns(unused), *_on_labels(present, len(y), num_classes, counted)]
+    found = [*on_columns(unused), *_on_labels(present, len(y), num_classes, counted, y.ndim > 1)]
     return found if x.dtype == np.uint8 or not x.size else [*found, *_on_inputs(x, integers)]
 
 
@@ -84,7 +85,7 @@ def on_columns(unused: Sequence[str]) -> list[Remark]:
     ]
 
 
-def _on_labels(present: np.ndarray, samples: int, num_classes: int, counted: bool) -> list[Remark]:
+def _on_labels(present: np.ndarray, samples: int, num_classes: int, counted: bool, masks: bool) -> list[Remark]:
     if len(present) == 1:
         return [
             Remark(f"all {samples} samples have the label {present[0]}: a model that always says so is never wrong")
@@ -94,6 +95,10 @@ def _on_labels(present: np.ndarray, samples: int, num_classes: int, counted: boo
     if not len(missing) or not (counted or from_one):
         return []
     meant = "" if not counted else f", or dataset.num_classes={num_classes}, if they are meant"
+    if masks and present[-1] == VOID:
+        meant += (
+            f"; if {VOID} stands for pixels that do not count, set dataset.ignore={VOID} (in arrays: {IGNORED} there)"
+        )
     return [
         Remark(
             f"the labels are {_listed(present)}, which makes {num_classes} classes, but {_listed(missing)} "

@@ -51,7 +51,7 @@ def as_targets(y: np.ndarray, target: Target, whose: str, count: int, clients: n
     return values
 
 
-_VOID = 255
+VOID = 255
 """What 8-bit masks often have where no class is known (or for everything that is no background)."""
 _MASKS = "; for a class at each pixel set task=segmentation"
 
@@ -99,8 +99,8 @@ def check_masks(x: np.ndarray, y: np.ndarray, classes: int, whose: str, clients:
             owner = "" if clients is None else f" (client {str(clients[sample])!r})"
             found = int(mask[wrong][0])
             fix = "return as many classes as there are, or set dataset.labels=renumbered"
-            if found == _VOID:
-                fix += f"; if {_VOID} stands for pixels that do not count, return int16 with {IGNORED} there"
+            if found == VOID:
+                fix += f"; if {VOID} stands for pixels that do not count, return int16 with {IGNORED} there"
             raise DataError(
                 f"{whose}: y of sample {sample}{owner} has a pixel of class {found}, but with num_classes={classes} "
                 f"classes are 0 to {classes - 1}: {fix}"
@@ -117,6 +117,14 @@ def mask_classes(y: np.ndarray, whose: str) -> np.ndarray:
     if not found:
         raise DataError(f"{whose}: no pixel of any mask counts, all are {IGNORED}: nothing can be learned")
     return np.array(sorted(found))
+
+
+IGNORE = "Of masks: the value of pixels that do not count, such as 255; null: only -100 does not."
+
+
+def without(y: np.ndarray, ignored: int | None) -> np.ndarray:
+    """Masks with ``IGNORED`` in place of a value; None: as they are."""
+    return y if ignored is None else np.where(y == ignored, np.int16(IGNORED), y)
 
 
 def ranked(y: np.ndarray, present: np.ndarray) -> np.ndarray:

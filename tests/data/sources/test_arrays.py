@@ -14,6 +14,7 @@ import rayfl
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.data.sources import client_rows
+from rayfl.data.sources.inventory import inventory
 from rayfl.errors import ConfigError, RayflError
 from rayfl.experiment.parts import Parts
 from rayfl.metrics.language import IGNORED
@@ -91,6 +92,12 @@ def test_scans_and_masks_are_read_as_they_are_and_learned(kind: str, tmp_path: P
     assert all(0 <= row["dice"] <= 1 for row in result.clients.to_pylist())
 
 
+def test_the_copy_is_listed_as_what_it_is(tmp_path: Path) -> None:
+    opened(table(tmp_path))
+    (entry,) = inventory(tmp_path / "root")
+    assert (entry.kind, entry.source) == ("arrays", str(tmp_path / "table.csv"))
+
+
 def test_the_copy_is_made_again_when_a_file_changes(tmp_path: Path) -> None:
     path = table(tmp_path)
     before = opened(path).load(0)["test"].x[0, 0]
@@ -144,8 +151,12 @@ def test_classes_of_masks_may_be_renumbered_and_not_count(tmp_path: Path) -> Non
     dataset = opened(table(tmp_path, **files), labels="renumbered")
     assert dataset.spec.num_classes == 2
     assert np.array_equal(dataset.load(0)["test"].y[0], np.array([0, 1, IGNORED])[scan(0)[1]])
-    with pytest.raises(RayflError, match=r"num_classes is 3, but the targets need 5"):
+    with pytest.raises(RayflError, match=r"num_classes is 3, but the targets need 5: .* or dataset.ignore"):
         opened(tmp_path / "table.csv", num_classes=3)
+    dataset = opened(tmp_path / "table.csv", ignore=4, num_classes=3)
+    assert np.array_equal(dataset.load(0)["test"].y[0], np.array([0, IGNORED, IGNORED])[scan(0)[1]])
+    with pytest.raises(RayflError, match=r"dataset.ignore is for masks, and there are none"):
+        opened(tmp_path / "table.csv", "regression", y="age", ignore=4)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from rayfl.data.partitions.base import IIDPartition, NaturalPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.sources.huggingface import HuggingFaceSource
+from rayfl.data.sources.inventory import inventory
 from rayfl.data.sources.preparing import Order
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
@@ -136,6 +137,7 @@ def test_tables_have_categories_by_name_and_several_labels(saved: Path, tmp_path
 def test_clients_have_the_names_of_their_classes_and_keep_the_division(saved: Path, tmp_path: Path) -> None:
     dataset = opened(saved, tmp_path, partition=NaturalPartition(), client="hospital")
     assert dataset.names == ("A", "B", "C")
+    assert [entry.kind for entry in inventory(tmp_path)] == ["huggingface"]
     sizes = dataset.sizes()
     assert sizes[:, 2].tolist() == [0, 0, 4]
     assert sizes[:, :2].sum(1).tolist() == [8, 8, 2]
