@@ -86,7 +86,7 @@ def compare(
         terminal.write(formatted(comparisons, chosen))
 
 
-def _print_about(comparisons: Mapping[str, Comparison], about: Any, chosen: str) -> None:
+def _print_about(comparisons: Mapping[str, Comparison], about: Any, chosen: Any) -> None:
     from rayfl.report.about import formatted, tables
 
     if chosen != "table":

@@ -1,4 +1,4 @@
-"""What a comparison may be about in place of means, as a table for a terminal, CSV or JSON."""
+"""What a comparison may be about in place of means: tables for a terminal, programs and papers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from typing import Any, Literal
 import pyarrow as pa
 from rich.table import Table
 
-from rayfl.errors import ConfigError
 from rayfl.report import costs, harm
+from rayfl.report.blocks import Cell
+from rayfl.report.columns import NO_NUMBER
 from rayfl.report.comparison import Comparison
+from rayfl.report.formats import Format, as_latex, as_markdown
+from rayfl.report.paper import PaperCell, PaperTable
+from rayfl.report.protocol import protocol
 from rayfl.report.several import keys_of
 from rayfl.results.plain_csv import write_csv
 from rayfl.results.schemas import first_metric
@@ -34,12 +38,13 @@ def tables(comparisons: Mapping[str, Comparison], about: About) -> tuple[list[Ta
     return found, list(dict.fromkeys(said))
 
 
-def formatted(comparisons: Mapping[str, Comparison], about: About, wanted: str) -> str:
-    """Everything that the tables show, each number in a field of its own.
-
-    Raises:
-        ConfigError: for another format than ``csv`` and ``json``.
+def formatted(comparisons: Mapping[str, Comparison], about: About, wanted: Format) -> str:
+    """Everything that the tables show: for programs, each number in a field of its own; for papers, a table for each
+    data set.
     """
+    if wanted in ("markdown", "latex"):
+        write = as_markdown if wanted == "markdown" else as_latex
+        return "\n".join(write(_paper_table(name, one, about)) for name, one in comparisons.items())
     module, rows = _MODULES[about], list[dict[str, Any]]()
     said: dict[str, None] = {}
     for name, one in comparisons.items():
@@ -50,8 +55,34 @@ def formatted(comparisons: Mapping[str, Comparison], about: About, wanted: str) 
     if wanted == "json":
         content = {"schema": JSON_SCHEMA.format(about), "rows": rows, "notes": list(said)}
         return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    if wanted != "csv":
-        raise ConfigError(f"--about {about} is printed as a table, csv or json, not as {wanted}")
     buffer = io.BytesIO()
     write_csv(pa.Table.from_pylist(rows), buffer)
     return buffer.getvalue().decode()
+
+
+def _paper_table(name: str, comparison: Comparison, about: About) -> PaperTable:
+    module = _MODULES[about]
+    lines, notes = module.found(comparison.groups, keys_of(comparison))
+    table = module.table(comparison.groups, lines)
+    printed = {group.label: group.printed for group in comparison.groups}
+    names = sum(not column.numeric for column in table.columns)
+    # a column without any number says nothing: the notes say why
+    known = [n for n in range(names, len(table.columns)) if any(_paper_cell(row[n]) for row in table.rows)]
+    rows = {}
+    for row in table.rows:
+        models = [cell.text.replace("lambda", "λ") for cell in row[1:names]]
+        rows[printed[row[0].text], *models] = [_paper_cell(row[n]) for n in known]
+    return PaperTable(
+        f"{table.caption} {protocol({name: comparison})}",
+        [name],
+        [table.columns[n].heading for n in known],
+        [column.heading for column in table.columns[:names]],
+        rows,
+        [*comparison.notes, *notes],
+        f"{about}-{name}",
+    )
+
+
+def _paper_cell(cell: Cell) -> PaperCell | None:
+    mean, _, spread = cell.text.partition(" +- ")
+    return None if mean == NO_NUMBER else PaperCell(mean, spread, 0, "")

@@ -167,14 +167,18 @@ def section(groups: Sequence[Group]) -> list[Block]:
     if not any(run.costs for group in groups for run in group.runs):
         return []
     lines, notes = found(groups, {})
-    table = Table(
+    drawn = drawing(groups)
+    return [table(groups, lines), *([] if drawn is None else [Figure(drawn)]), *map(Paragraph, notes)]
+
+
+def table(groups: Sequence[Group], lines: Sequence[CostLine]) -> Table:
+    """The lines for a page and a paper."""
+    return Table(
         "costs-table",
         CAPTION,
         [Column("method", numeric=False), *(Column(cost.heading) for cost in COSTS)],
         [[Cell(line.method), *(_cell(line.costs[cost.name], cost) for cost in COSTS)] for line in lines],
     )
-    drawn = drawing(groups)
-    return [table, *([] if drawn is None else [Figure(drawn)]), *map(Paragraph, notes)]
 
 
 def drawing(groups: Sequence[Group]) -> Drawing | None:
@@ -243,5 +247,10 @@ def _points(label: str, run: Run, metric: str) -> list[dict[str, Any]]:
 def _cell(over: Over | None, cost: Cost) -> Cell:
     if over is None:
         return Cell("-", float("inf"))
-    spread = "" if over.std is None else f" +- {cost.scale * over.std:,.3g}"
-    return Cell(f"{cost.scale * over.mean:,.4g}{spread}", cost.scale * over.mean)
+    spread = "" if over.std is None else f" +- {_shown(cost.scale * over.std, 3)}"
+    return Cell(f"{_shown(cost.scale * over.mean, 4)}{spread}", cost.scale * over.mean)
+
+
+def _shown(value: float, digits: int) -> str:
+    """Returns a number with some digits, and all of those in front of its point."""
+    return f"{value:,.0f}" if value >= 10**digits else f"{value:,.{digits}g}"

@@ -23,6 +23,9 @@ from rayfl.results.plain_csv import write_csv
 
 Format = Literal["table", "csv", "markdown", "latex", "json"]
 
+_MANY = 4
+"""LaTeX sets tables with more columns of numbers smaller and closer, and spreads below their means."""
+
 JSON_SCHEMA = "rayfl.compare/1"
 """What the JSON says of itself: a new number for another meaning of a field, not for a further one."""
 
@@ -116,9 +119,9 @@ def _test(test: PairTest) -> dict[str, Any]:
 def as_markdown(table: PaperTable) -> str:
     """Returns a table in GitHub's Markdown: the best bold, the second underlined."""
     headings = [
-        " ".join(part for part in (name if len(table.datasets) > 1 else "", metric.heading) if part)
+        " ".join(part for part in (name if len(table.datasets) > 1 else "", heading) if part)
         for name in table.datasets
-        for metric in table.metrics
+        for heading in table.headings
     ]
     head, rule = [*table.heads, *map(_in_markdown, headings)], "|---" * len(table.heads) + "|---:" * len(headings)
     lines = [f"| {' | '.join(head)} |", f"{rule}|"]
@@ -145,18 +148,18 @@ def _in_markdown(text: str) -> str:
 
 def as_latex(table: PaperTable) -> str:
     """Returns a table environment for the package booktabs, with its caption."""
-    columns, several = len(table.datasets) * len(table.metrics), len(table.datasets) > 1
-    metrics = [_in_latex(metric.heading) for _ in table.datasets for metric in table.metrics]
-    head = [f"{' & '.join([*table.heads, *metrics])} \\\\"]
+    columns, several = len(table.datasets) * len(table.headings), len(table.datasets) > 1
+    headings = [_heading_in_latex(heading) for _ in table.datasets for heading in table.headings]
+    head = [f"{' & '.join([*table.heads, *headings])} \\\\"]
     if several:
-        width, names = len(table.metrics), len(table.heads)
+        width, names = len(table.headings), len(table.heads)
         over = [f"\\multicolumn{{{width}}}{{c}}{{{_in_latex(name)}}}" for name in table.datasets]
         rules = [
             f"\\cmidrule(lr){{{names + 1 + n * width}-{names + (n + 1) * width}}}" for n in range(len(table.datasets))
         ]
         head = [f"{' & ' * names}{' & '.join(over)} \\\\", "".join(rules), *head]
     rows = [
-        f"{' & '.join([*map(_in_latex, label), *map(_latex_cell, cells)])} \\\\"
+        f"{' & '.join([*map(_in_latex, label), *(_latex_cell(cell, columns > _MANY) for cell in cells)])} \\\\"
         for label, cells in zip(_once(table.rows), table.rows.values(), strict=True)
     ]
     texts = [table.caption, *table.notes, *table.datasets, *(name for names in table.rows for name in names)]
@@ -167,8 +170,9 @@ def as_latex(table: PaperTable) -> str:
         "\\begin{table}",
         "\\centering",
         f"\\caption{{{' '.join([_in_latex(table.caption), *map(_in_latex, table.notes)])}}}",
-        "\\label{tab:comparison}",
+        f"\\label{{tab:{table.label}}}",
         "\\smallskip",
+        *(["\\footnotesize", "\\setlength{\\tabcolsep}{2pt}"] if columns > _MANY else []),
         f"\\begin{{tabular}}{{{'l' * len(table.heads)}{'c' * columns}}}",
         "\\toprule",
         *head,
@@ -181,6 +185,13 @@ def as_latex(table: PaperTable) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _heading_in_latex(heading: str) -> str:
+    """Returns the heading of a column, with what it is of or in on a second line, as columns are to be narrow."""
+    parts = re.split(r", | (?=\()", heading, maxsplit=1)
+    lines = r" \\ ".join(map(_in_latex, parts))
+    return f"\\shortstack{{{lines}}}" if len(parts) > 1 else lines
+
+
 def _once(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Returns what names each row, without the method where it is that of the row above."""
     named = list(rows)
@@ -190,14 +201,20 @@ def _once(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     ]
 
 
-def _latex_cell(cell: PaperCell | None) -> str:
+def _latex_cell(cell: PaperCell | None, narrow: bool) -> str:
     if cell is None or cell.mean == NO_NUMBER:
         return "--"
-    text = cell.mean.replace("inf", r"\infty")
+    text = _number_in_latex(cell.mean)
     text = {1: f"\\mathbf{{{text}}}", 2: f"\\underline{{{text}}}"}.get(cell.rank, text)
-    spread = rf" \pm {cell.spread}".replace("inf", r"\infty") if cell.spread else ""
+    spread = rf" \pm {_number_in_latex(cell.spread)}" if cell.spread else ""
     marks = rf"^{{\mathrm{{{','.join(cell.marks)}}}}}" if cell.marks else ""
+    if narrow and spread:
+        return rf"\begin{{tabular}}[t]{{@{{}}c@{{}}}}${text}{marks}$ \\ ${spread.strip()}$\end{{tabular}}"
     return f"${text}{spread}{marks}$"
+
+
+def _number_in_latex(text: str) -> str:
+    return text.replace("inf", r"\infty").replace(",", "{,}")
 
 
 _LATEX = {

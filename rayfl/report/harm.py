@@ -145,7 +145,7 @@ def _values(run: Run, key: RowKey) -> dict[int, float]:
 def section(groups: Sequence[Group], keys: Mapping[str, Sequence[RowKey]]) -> list[Block]:
     """The table on a page, with what a reader should know; nothing where no client was evaluated."""
     lines, notes = found(groups, keys)
-    return [harm_table(groups, lines), *map(Paragraph, notes)] if lines else []
+    return [table(groups, lines), *map(Paragraph, notes)] if lines else []
 
 
 def as_rows(lines: Sequence[Harm]) -> list[dict[str, Any]]:
@@ -167,16 +167,17 @@ def caption(groups: Sequence[Group]) -> str:
     first = first_metric(run.rounds)
     return (
         f"Who is harmed: {run.measured.split} {first.label} of {run.measured.whose}{run.measured.when} after the last "
-        "evaluation. below global, below local: share of clients for which the model is strictly worse than the same "
+        "evaluation. Below global, below local: share of clients for which the model is strictly worse than the same "
         "run's global model, or than local training (a run of the method local with the same data and seed), paired by "
-        "client. Then quantiles over clients. With several seeds: mean, and sample standard deviation over seeds."
+        f"client. Then quantiles of {first.heading} over clients. With several seeds: mean, and sample "
+        "standard deviation over seeds."
     )
 
 
-def harm_table(groups: Sequence[Group], lines: Sequence[Harm]) -> Table:
-    """The lines for a page."""
+def table(groups: Sequence[Group], lines: Sequence[Harm]) -> Table:
+    """The lines for a page and a paper."""
     first = first_metric(groups[0].runs[0].rounds)
-    heads = [*(f"below {name}, %" for name in REFERENCES), *(_heading(q, first) for q in QUANTILES)]
+    heads = [*(f"below {name}, %" for name in REFERENCES), *(_heading(q) for q in QUANTILES)]
     return Table(
         "harm-table",
         caption(groups),
@@ -195,7 +196,7 @@ def terminal_table(groups: Sequence[Group], lines: Sequence[Harm]) -> TerminalTa
         caption=caption(groups), caption_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1)
     )
     table.add_column("method\nmodel", overflow="fold")
-    for heading in (*(f"below\n{name} %" for name in REFERENCES), *(_heading(q, first, "\n") for q in QUANTILES)):
+    for heading in (*(f"below\n{name} %" for name in REFERENCES), *(_heading(q) for q in QUANTILES)):
         table.add_column(heading, justify="right", no_wrap=True)
     for line in lines:
         cells = [cell.text.replace(" +- ", "\n+-") for cell in _cells(line, first)]
@@ -203,9 +204,8 @@ def terminal_table(groups: Sequence[Group], lines: Sequence[Harm]) -> TerminalTa
     return table
 
 
-def _heading(quantile: int, metric: Metric, between: str = ", ") -> str:
-    name = "median" if quantile == 50 else f"{quantile} %"
-    return f"{name}{between}{metric.heading}" if between == ", " else name
+def _heading(quantile: int) -> str:
+    return "median" if quantile == 50 else f"{quantile} %"
 
 
 def _cells(line: Harm, metric: Metric) -> list[Cell]:

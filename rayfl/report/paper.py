@@ -39,18 +39,20 @@ class PaperTable:
     Attributes:
         caption: plain text.
         datasets: names of the data sets, in the order of the columns.
-        metrics: what each of them has a column for.
+        headings: of what each of them has a column for.
         heads: of the columns that name a row: the method, and its model if a method has several rows.
         rows: by what names them, a cell for each data set and metric; None where there is no number.
         notes: what else a reader must know, a sentence each.
+        label: what LaTeX refers to the table by, behind ``tab:``.
     """
 
     caption: str
     datasets: Sequence[str]
-    metrics: Sequence[Metric]
+    headings: Sequence[str]
     heads: Sequence[str]
     rows: Mapping[tuple[str, ...], Sequence[PaperCell | None]]
     notes: Sequence[str]
+    label: str = "comparison"
 
 
 def paper_table(comparisons: Mapping[str, Comparison]) -> PaperTable:
@@ -86,7 +88,7 @@ def paper_table(comparisons: Mapping[str, Comparison]) -> PaperTable:
     return PaperTable(
         f"{caption} {tested}".strip(),
         list(comparisons),
-        metrics,
+        [metric.heading for metric in metrics],
         ("method",) if alone else ("method", "model"),
         {label: [row.get(column) for column in columns] for label, row in rows.items()},
         [*unfinished, *seen],

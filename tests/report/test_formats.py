@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from algorithms.registry import METHODS
 from rayfl.cli.entry import app
 from rayfl.errors import RayflError
-from rayfl.report.columns import METRICS, NO_NUMBER
+from rayfl.report.columns import NO_NUMBER
 from rayfl.report.formats import JSON_SCHEMA, NUMBERS_SCHEMA, as_latex
 from rayfl.report.paper import PaperCell, PaperTable
 from rayfl.report.rows import RowKey, final_by_key
@@ -133,12 +133,14 @@ def test_latex_compiles_with_greek_brackets_and_runs_that_diverged(tmp_path: Pat
     names = ("[1] own_method", f"50 % {greek}, a|b ≤ 1 Åé", "~{x}^2\\ #&$ <†> ±")
     rows = {(name,): cells for name in names}
     caption = f"With λ and {greek}."
-    text = as_latex(PaperTable(caption, ["mnist_Δ", "CIFAR-10"], METRICS[:2], ["method"], rows, ["* chosen"]))
+    text = as_latex(
+        PaperTable(caption, ["mnist_Δ", "CIFAR-10"], ["accuracy %", "worst 5 %"], ["method"], rows, ["* chosen"])
+    )
     assert "may lack" not in text
     assert r"$\mathbf{91.20} \pm 0.50^{\mathrm{c,s}}$ & $\underline{\infty}$ & -- & --" in text
     said = compiled(text, tmp_path)
     assert "Missing character" not in said + (tmp_path / "table.log").read_text()
-    foreign = as_latex(PaperTable("caption", ["digits"], METRICS[:1], ["method"], {("«方法»",): cells[:1]}, []))
+    foreign = as_latex(PaperTable("caption", ["digits"], ["accuracy %"], ["method"], {("«方法»",): cells[:1]}, []))
     assert "% pdfLaTeX may lack «»方法: use XeLaTeX or LuaLaTeX" in foreign
 
 

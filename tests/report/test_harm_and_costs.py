@@ -105,12 +105,41 @@ def test_compare_prints_harm_in_every_format_that_there_is(folder: Path) -> None
         for name in ("below_global", "below_local", "q05", "q50", "q95_std_over_seeds"):
             assert (float(text[name]) if text[name] else None) == row[name]
     for options, words in {
-        ("--about", "harm", "--format", "latex"): "--about harm is printed as a table, csv or json",
         ("--about", "harm", "--metric", "loss"): "--metric chooses columns of --about means; --about harm has its own",
         ("--json", "--format", "csv"): "--json and --format csv: choose one",
     }.items():
         done = CliRunner().invoke(app, ["compare", str(folder / "ditto-0"), *options])
         assert words in str(done.exception)
+
+
+@pytest.mark.parametrize("about", ["harm", "costs"])
+def test_papers_have_the_numbers_of_the_csv_and_the_protocol(folder: Path, about: str) -> None:
+    read = csv.DictReader(io.StringIO(compared(folder, "--about", about, "--format", "csv")))
+    rows = [row for row in read if row.get("model") != "global"]  # papers have each method's own model
+    markdown = compared(folder, "--about", about, "--format", "markdown")
+    printed = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines() if line[:1] == "|"
+    ]
+    head, _, *lines = printed
+    assert "Protocol: " in markdown and len(lines) == len(rows)
+    name, heading, scale = {
+        "harm": ("q50", "median", 100.0),
+        "costs": ("client_seconds", "client seconds", 1.0),
+    }[about]
+    for line, row in zip(lines, rows, strict=True):
+        shown = [float(number) for number in line[head.index(heading)].split(" ± ")]
+        exact = [scale * float(row[field]) for field in (name, f"{name}_std_over_seeds")]
+        assert shown == pytest.approx(exact, rel=0.005, abs=0.005)
+    latex = compared(folder, "--about", about, "--format", "latex")
+    assert f"\\label{{tab:{about}-" in latex and "Protocol: " in latex
+    assert latex.count("\\pm ") == sum(" ± " in cell for line in lines for cell in line)
+
+
+def test_papers_have_no_column_without_a_number(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["compare", str(folder / "ditto-0"), "--about", "harm", "--format", "latex"])
+    assert done.exit_code == 0, done.output
+    assert "below global" in done.stdout and "below local \\\\" not in done.stdout
+    assert "nobody is compared with local training" in done.stdout
 
 
 def test_the_report_has_both_sections(folder: Path, tmp_path: Path) -> None:
