@@ -41,8 +41,15 @@ def result(self: RayHost, handle: Any, position: int) -> Any:
     return found
 
 
+class Told(rayfl.Callback):
+    """Counts the failures between the sums of a call."""
+
+    def on_failure(self, reason: str, rounds_completed: int) -> None:
+        received[f"lost sums, round {rounds_completed}"] += "it had the sums of" in reason
+
+
 if __name__ == "__main__":
     last_piece = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     RayHost.submit_apart, RayHost.result = submit_apart, result  # type: ignore[method-assign]
-    rayfl.run(yaml.safe_load(Path(sys.argv[1]).read_text()))
+    rayfl.run(yaml.safe_load(Path(sys.argv[1]).read_text()), callbacks=[Told()])
     print("COUNTED " + json.dumps(received))
