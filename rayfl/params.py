@@ -23,11 +23,14 @@ TINY = 1e-12
 """The smallest product of squared norms that a cosine is divided by."""
 
 
+_INNER = (dict, Mapping)
+"""What has leaves. A dict is found out at once, another mapping slowly, so tensors are asked about before it."""
+
+
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (path, leaf) in insertion order."""
     for key, value in tree.items():
-        # Tensors first: what is no mapping is found out slowly, and clients in large numbers are asked of.
-        if not isinstance(value, Tensor) and isinstance(value, Mapping):
+        if not isinstance(value, Tensor) and isinstance(value, _INNER):
             yield from leaves(value, f"{prefix}{key}/")
         else:
             yield f"{prefix}{key}", value
@@ -48,13 +51,13 @@ def map_leaves(function: Callable[..., Any], tree: Mapping[str, Any], *others: M
     if not others:
         return {
             key: map_leaves(function, value)
-            if not isinstance(value, Tensor) and isinstance(value, Mapping)
+            if not isinstance(value, Tensor) and isinstance(value, _INNER)
             else function(value)
             for key, value in tree.items()
         }
     return {
         key: map_leaves(function, value, *(other[key] for other in others))
-        if isinstance(value, Mapping)
+        if not isinstance(value, Tensor) and isinstance(value, _INNER)
         else function(value, *(other[key] for other in others))
         for key, value in tree.items()
     }
@@ -63,7 +66,7 @@ def map_leaves(function: Callable[..., Any], tree: Mapping[str, Any], *others: M
 def own_dicts(tree: Mapping[str, Any]) -> Tree:
     """The same leaves in dicts of their own: what is assigned in one tree is not assigned in the other."""
     return {
-        key: own_dicts(value) if not isinstance(value, Tensor) and isinstance(value, Mapping) else value
+        key: own_dicts(value) if not isinstance(value, Tensor) and isinstance(value, _INNER) else value
         for key, value in tree.items()
     }
 
@@ -142,7 +145,7 @@ def tensors(tree: Mapping[str, Any]) -> list[Tensor]:
 
 def num_bytes(tree: Mapping[str, Any]) -> int:
     """Bytes of all tensor leaves: what a transfer of the tree costs (plain numbers count 8)."""
-    return sum(leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 8 for _, leaf in leaves(tree))
+    return sum(leaf.nbytes if isinstance(leaf, Tensor) else 8 for _, leaf in leaves(tree))
 
 
 def to_numpy(tree: Mapping[str, Any], made: dict[int, np.ndarray] | None = None) -> Tree:

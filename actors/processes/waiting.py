@@ -43,7 +43,8 @@ def collected(
         host = handles[ready[0]]
         heard[host] = time.monotonic()
         result = hosts[host].result(ready[0], host)
-        del handles[ready[0]], ready
+        known.remove(ready[0])
+        del handles[ready[0]], ready  # the last references: Ray may free what it holds
         yield host, result
         del result
 

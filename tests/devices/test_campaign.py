@@ -9,9 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
-from scripts.gpu.checks.bench import counted
+from scripts.gpu.checks.bench import counted, shares
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = [sys.executable, str(ROOT / "scripts" / "gpu" / "campaign.py")]
@@ -101,12 +103,19 @@ def test_every_check_can_be_rehearsed_on_a_cpu(part: str, tmp_path: Path) -> Non
     assert "A rehearsal on a CPU" in (tmp_path / f"campaign-{part}.md").read_text()
 
 
-def test_a_kernel_s_time_is_counted_once() -> None:
-    def row(key: str, device: DeviceType, micros: float, count: int = 1, annotation: bool = False) -> SimpleNamespace:
-        return SimpleNamespace(
-            key=key, device_type=device, self_device_time_total=micros, count=count, is_user_annotation=annotation
-        )
+def row(key: str, device: DeviceType, micros: float, count: int = 1, annotation: bool = False) -> SimpleNamespace:
+    """A row of a profile."""
+    return SimpleNamespace(
+        key=key,
+        device_type=device,
+        self_device_time_total=micros,
+        self_cpu_time_total=10.0,
+        count=count,
+        is_user_annotation=annotation,
+    )
 
+
+def test_a_kernel_s_time_is_counted_once() -> None:
     found = counted(
         [
             row("aten::bmm", DeviceType.CPU, 3000.0, count=2),
@@ -117,3 +126,25 @@ def test_a_kernel_s_time_is_counted_once() -> None:
     )
     assert found["ms on the GPU"] == 3.0 and found["launches"] == 2
     assert found["longest"] == ["gemm x 2: 3.00 ms"]
+
+
+def test_shares_of_operators_are_of_the_time_on_the_gpu_where_there_is_one() -> None:
+    parts = {"products": ("aten::bmm", "aten::baddbmm"), "copies": ("aten::copy_",)}
+    rows = [
+        row("aten::bmm", DeviceType.CPU, 2000.0),
+        row("aten::copy_", DeviceType.CPU, 1000.0),
+        row("aten::addmm", DeviceType.CPU, 5000.0),
+        row("gemm", DeviceType.CUDA, 8000.0),
+    ]
+    assert shares(rows, parts) == {"products": 0.25, "copies": 0.125}
+    on_cpu = [row("aten::bmm", DeviceType.CPU, 0.0), row("aten::addmm", DeviceType.CPU, 0.0)]
+    assert shares(on_cpu, parts) == {"products": 0.5, "copies": 0.0}
+
+
+def test_what_ran_on_the_cpu_is_no_kernel() -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        torch.ones(20, 20) @ torch.ones(20, 20)
+    rows = list(profiled.key_averages())
+    found = counted(rows)
+    assert not found["longest"] and not found["launches"]
+    assert 0 < shares(rows, {"products": ("aten::mm",)})["products"] < 1

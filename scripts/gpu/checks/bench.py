@@ -83,14 +83,18 @@ def peak_bytes(work: Callable[[], object]) -> int | None:
 
 def profiled(work: Callable[[], object]) -> dict[str, Any]:
     """Launches, synchronisations and milliseconds on the GPU of some work; nothing on CPUs."""
-    if DEVICE.type != "cuda":
-        return {}
+    return counted(profile_rows(work)) if DEVICE.type == "cuda" else {}
+
+
+def profile_rows(work: Callable[[], object]) -> Sequence[Any]:
+    """The rows of a profile of some work: kernels, and the operators that launched them."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+    on_gpu = [ProfilerActivity.CUDA] if DEVICE.type == "cuda" else []
+    with profile(activities=[*on_gpu, ProfilerActivity.CPU]) as found:
         work()
         wait()
-    return counted(found.key_averages())
+    return list(found.key_averages())
 
 
 def counted(rows: Sequence[Any]) -> dict[str, Any]:
@@ -100,7 +104,7 @@ def counted(rows: Sequence[Any]) -> dict[str, Any]:
         rows: of ``key_averages``. A kernel's time is in its own row and once more in that of the operator on the CPU
             which launched it: the kernels' rows alone are added.
     """
-    kernels = [row for row in rows if row.device_type is not DeviceType.CPU and not row.is_user_annotation]
+    kernels = [row for row in rows if row.device_type != DeviceType.CPU and not row.is_user_annotation]
     busy = sorted(kernels, key=lambda row: -row.self_device_time_total)
     return {
         "launches": sum(row.count for row in rows if "LaunchKernel" in row.key or "GraphLaunch" in row.key),
@@ -109,6 +113,20 @@ def counted(rows: Sequence[Any]) -> dict[str, Any]:
         "ms on the GPU": sum(row.self_device_time_total for row in kernels) / 1e3,
         "longest": [f"{row.key[:60]} x {row.count}: {row.self_device_time_total / 1e3:.2f} ms" for row in busy[:5]],
     }
+
+
+def shares(rows: Sequence[Any], of: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Parts of the time of all operators, on the GPU or, where nothing ran there, on the CPU.
+
+    Args:
+        rows: of ``key_averages``. Kernels' own rows are left out: their time is in the rows of operators once more.
+        of: the operators of each part.
+    """
+    operators = [row for row in rows if row.device_type == DeviceType.CPU and not row.is_user_annotation]
+    on_gpu = any(row.self_device_time_total for row in operators)
+    taken = {row.key: row.self_device_time_total if on_gpu else row.self_cpu_time_total for row in operators}
+    total = sum(taken.values())
+    return {part: sum(taken.get(name, 0.0) for name in names) / total for part, names in of.items()}
 
 
 def samples(spec: InputSpec, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

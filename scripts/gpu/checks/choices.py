@@ -117,7 +117,8 @@ def adapters_without_folds(record: Record) -> None:
     base, network = PeftClients(folder, DEVICE.type), network_of(name)
 
     def loss(tree: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        outputs = functional_call(base.model, dict(tree), (), {"pixel_values": x.bfloat16()})
+        own = {path: leaf.to(base.own[path].dtype) for path, leaf in tree.items()}  # the head computes in bfloat16
+        outputs = functional_call(base.model, own, (), {"pixel_values": x.bfloat16()})
         return F.cross_entropy(outputs.logits.float(), y)
 
     for clients in (1, 4, scaled(16, 4)):

@@ -140,25 +140,47 @@ def test_actors_are_placed_by_labels_between_a_least_and_a_most_number(
     assert "the nodes with cluster.label_selector={kind: huge} have 0 CPUs and 0 GPUs" in output
 
 
+def merging_run(cluster: Cluster, config: dict[str, Any], folder: Path, *more: str) -> dict[str, int]:
+    """Runs an experiment; returns what its driver received of sums."""
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address}
+    command = [sys.executable, "tests/support/merging_run.py", str(file), *more]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    counted: dict[str, int] = json.loads(ran.stdout.partition("COUNTED ")[2])
+    return counted
+
+
 @pytest.mark.slow
 def test_each_node_sends_the_driver_one_sum_a_call(cluster: Cluster, tmp_path: Path) -> None:
     config = with_large_model(small_experiment(tmp_path, "merged", "fedavg", num_actors=4))
     rayfl.run(config | {"name": "calm", "cluster": {"backend": "inline"}})
     for _ in range(2):
         add(cluster, num_cpus=2)
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(config))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address}
-    command = [sys.executable, "tests/support/merging_run.py", str(file)]
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    counted = json.loads(ran.stdout.partition("COUNTED ")[2])
+    counted = merging_run(cluster, config, tmp_path)
     rounds = config["train"]["rounds"]
     # Two actors on each of two nodes: each node merges once a round, and sends one sum, of 19 MB in three pieces; the
     # sum of the updates' norms is a fourth.
     expected = {"run_apart": 4 * rounds, "merged": 2 * rounds, "sums": 2 * rounds, "pieces": 2 * 4 * rounds}
     assert counted == expected
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "merged"))
+
+
+@pytest.mark.slow
+def test_an_actor_that_dies_between_two_pieces_of_a_sum_leaves_nothing_of_it(cluster: Cluster, tmp_path: Path) -> None:
+    """The second round is undone and repeated, with a new actor: the bits are those of an undisturbed run."""
+    config = with_large_model(small_experiment(tmp_path, "struck", "scaffold", num_actors=2))
+    rayfl.run(config | {"name": "calm", "cluster": {"backend": "inline"}})
+    for _ in range(2):
+        add(cluster, num_cpus=1)
+    whole = merging_run(cluster, config | {"name": "whole"}, tmp_path)["pieces"]
+    # The first of the two senders of the second round: one of its pieces is here, others are on their way or asked for.
+    struck = merging_run(cluster, config, tmp_path, str(whole // 2 + 1))
+    assert whole < struck["pieces"] < 3 * whole // 2
+    assert struck["lost sums, round 1"] == 1
+    for name in ("whole", "struck"):
+        assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / name))
 
 
 @pytest.mark.slow
