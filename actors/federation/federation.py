@@ -27,7 +27,7 @@ from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.requests import SERVER
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Task
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.errors import MethodError
 from rayfl.metrics import Statistics
 from rayfl.params import Tree, from_numpy, num_bytes, own_dicts
@@ -144,7 +144,7 @@ class Federation(Clients):
                 commit may be reading.
             RoundUndoneError: when the clients' states must be what they were before the round, first.
         """
-        lent = Untouched({**server, **{f"(of round {round})": tree for round, tree in self._past.items()}})
+        lent = WriteGuard({**server, **{f"(of round {round})": tree for round, tree in self._past.items()}})
         while True:
             present = self.present(cohort)
             try:

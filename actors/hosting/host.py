@@ -29,7 +29,7 @@ from rayfl.engine.engine import Engine
 from rayfl.engine.requests import SERVER
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import recorded_names
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.errors import ClientError, MethodError, RayflError, ResourceError, as_error
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, from_numpy, to_numpy
@@ -192,7 +192,7 @@ class ClientHost:
     def _score_official(self, job: Job, server: Tree, result: JobResult) -> None:
         """Scores the server's own models on pieces of the official test part, which stand in the place of clients."""
         assert self._official is not None
-        task, lent = self.engine.task, Untouched(server, self._recorded)
+        task, lent = self.engine.task, WriteGuard(server, self._recorded)
         try:
             predictors = self.algorithm.global_predictors(server, task)
             check_predictors(predictors, job.procedure)

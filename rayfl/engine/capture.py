@@ -22,7 +22,7 @@ _WORTH = 6
 Work = Callable[[], None]
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records what is launched on a device."""
 
     def warm(self, work: Work) -> None:
@@ -46,7 +46,7 @@ class CudaGraphs:
         self._living = WeakSet[Any]()
 
     def warm(self, work: Work) -> None:
-        """See :class:`Recorder`."""
+        """See :class:`GraphRecorder`."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -55,7 +55,7 @@ class CudaGraphs:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def record(self, work: Work) -> Work:
-        """See :class:`Recorder`."""
+        """See :class:`GraphRecorder`."""
         graph = torch.cuda.CUDAGraph()
         if not self._living:
             # A pool of memory ends with the last of its graphs: those of the next stack cannot be recorded into it.
@@ -85,7 +85,7 @@ class Capture:
         refused: why nothing is recorded any more; empty while steps are.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: GraphRecorder) -> None:
         self.recorder = recorder
         self.refused = ""
 
@@ -105,7 +105,7 @@ class Capture:
             return None
 
 
-class Phased(Protocol):
+class DoubleBuffered(Protocol):
     """What is stepped on, and may use its memory in turns.
 
     Attributes:
@@ -115,7 +115,7 @@ class Phased(Protocol):
     phase: int
 
 
-class RecordedSteps:
+class GraphedSteps:
     """The steps of one stack: of those that are alike all but two are replays.
 
     They read the number of the step from the device, since all else that a recorded operation reads stays the same.
@@ -131,7 +131,7 @@ class RecordedSteps:
     def __init__(
         self,
         capture: Capture,
-        stack: Phased,
+        stack: DoubleBuffered,
         take: Callable[[Tensor, int], None],
         counts: Mapping[int, int],
         device: torch.device,

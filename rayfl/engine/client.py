@@ -13,9 +13,9 @@ from torch import Tensor
 from rayfl.data.images.augment import Variations
 from rayfl.engine.batches import BatchPlan, num_steps, plan_batches
 from rayfl.engine.evaluation import samples_at_a_time
-from rayfl.engine.kept_optimizers import keep_optimizer, kept_optimizer
 from rayfl.engine.local_settings import LocalOptions, LocalSettings
 from rayfl.engine.looped import moved_paths
+from rayfl.engine.optimizer_state import load_optimizer, save_optimizer
 from rayfl.engine.optimizers import rule_of
 from rayfl.engine.pieces import in_pieces
 from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
@@ -205,13 +205,13 @@ class Client:
         if local.keep_optimizer:
             moved = moved_paths(trainable, task or self.task)
             rules = {rule_of(path, local.rule, local.groups) for path in moved}
-            request = replace(request, kept=kept_optimizer(self.state, local.stream, rules))
+            request = replace(request, optimizer_state=load_optimizer(self.state, local.stream, rules))
         if not plan.steps or (each_epoch is None and schedule is None):
             trained: Tree = await Ask(request)
         else:
             epoch = num_steps(len(samples), train.batch_size, 1, train.drop_last) * local.repeats
             trained = await in_pieces(request, epoch, each_epoch, schedule)
-        keep_optimizer(self.state, request, local)
+        save_optimizer(self.state, request, local)
         return trained
 
     async def gradient(

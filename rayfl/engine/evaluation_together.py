@@ -25,7 +25,7 @@ _CPU_BYTES, _DEVICE_BYTES = 1 << 26, 1 << 30
 """Models and inputs that are stacked at a time; few on CPUs, for the sake of their caches."""
 
 
-class Asked(NamedTuple):
+class ScoringRequest(NamedTuple):
     """Which predictors are to be scored on which samples, for one client."""
 
     predictors: Mapping[str, Predictor]
@@ -41,7 +41,7 @@ class _Part(NamedTuple):
 
 
 def evaluate_together(
-    asked: Sequence[Asked], task: Task, batch_size: int, most_rows: int | None = None
+    asked: Sequence[ScoringRequest], task: Task, batch_size: int, most_rows: int | None = None
 ) -> list[dict[str, Statistics]]:
     """The mergeable statistics of what can be scored in stacks, by client and name; others are left out.
 

@@ -49,7 +49,7 @@ class FlopCounter:
             return
         try:
             sizes = _sizes_of_steps(request, task)
-            counts, shape = Counter(sizes), replace(request, kept=None).group() if sizes else ()
+            counts, shape = Counter(sizes), replace(request, optimizer_state=None).group() if sizes else ()
             first = {size: sizes.index(size) for size in counts}
             self.total += sum(
                 counts[size] * self._of_step(request.part(step, step + 1), task, (shape, size))
@@ -62,7 +62,7 @@ class FlopCounter:
     def _of_step(self, request: TrainRequest, task: Task, shape: Hashable) -> int:
         if shape not in self._known:
             with FlopCounterMode(display=False) as counter:
-                looped.train(replace(request, kept=None), task, self._device)
+                looped.train(replace(request, optimizer_state=None), task, self._device)
             self._known[shape] = int(counter.get_total_flops())
         return self._known[shape]
 

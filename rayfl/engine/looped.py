@@ -15,7 +15,7 @@ from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
 from rayfl.engine.step import step_of
 from rayfl.engine.tasks import Batch, Task, begin_step, recorded_names, tells_steps
 from rayfl.engine.texts import Cutter, cutter_of
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.errors import MethodError
 from rayfl.models.forward_pass import keys_of
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
@@ -34,7 +34,7 @@ def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
     """Runs one local update and returns the trained tree (fresh memory)."""
     moved = frozenset(moved_paths(request.trainable, task))
     memory = Memory(request, Layout.of(request.trainable, moved), device)
-    lent = Untouched(request.frozen or {}, recorded_names(task))
+    lent = WriteGuard(request.frozen or {}, recorded_names(task))
     take = step_of(request, task, memory)
     with _seeded(request.seed ^ request.begun, task, device):
         keys = step_keys([request], request.plan.steps, task, device)
@@ -62,7 +62,7 @@ def step_keys(requests: Sequence[TrainRequest], steps: int, task: Task, device: 
     return torch.from_numpy(keys).to(device)
 
 
-def check_frozen(lent: Untouched) -> None:
+def check_frozen(lent: WriteGuard) -> None:
     """Raises a MethodError if an objective has written to what it only reads, where no other step would find it."""
     if (leaf := lent.written()) is not None:
         raise MethodError(
@@ -138,7 +138,7 @@ def gradient(request: GradientRequest, task: Task, device: torch.device, pieces:
     point = {path: leaf.detach().to(device).clone().requires_grad_(path in paths) for path, leaf in pairs}
     moved = [leaf for leaf in point.values() if leaf.requires_grad]
     total = [torch.zeros_like(leaf) for leaf in moved]
-    lent = Untouched(request.frozen or {}, recorded_names(task))
+    lent = WriteGuard(request.frozen or {}, recorded_names(task))
     x, y = request.examples.x, request.examples.y
     if not len(y):
         raise ValueError("a client without training samples has no gradient")

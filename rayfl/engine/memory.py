@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rayfl.engine.flat import Layout
-from rayfl.engine.optimizers import Kept, Rule, key_of, rule_of
+from rayfl.engine.optimizers import OptimizerState, Rule, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
 
 MOVED = "moved"
@@ -37,8 +37,8 @@ class Memory:
         self.flats = {MOVED: layout.pack(request.trainable, device)}
         self.tree = layout.views(self.flats[MOVED])
         self.rules = {path: rule_of(path, request.rule, request.groups) for path in layout.moved}
-        self._kept = request.kept
-        kept = request.kept or Kept()
+        self._kept = request.optimizer_state
+        kept = request.optimizer_state or OptimizerState()
         for name in dict.fromkeys(name for rule in self.rules.values() for name in rule.slots):
             self.flats[name] = layout.zeros(device, layout.moving)
             buffers = layout.leaves(self.flats[name])

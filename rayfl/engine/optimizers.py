@@ -187,7 +187,7 @@ _OF_SGD = frozenset(SLOTS["sgd"])
 
 
 @dataclass
-class Kept:
+class OptimizerState:
     """What an optimizer keeps of a client from one pass to the next.
 
     Attributes:
@@ -199,7 +199,7 @@ class Kept:
     steps: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, stored: Mapping[str, Any], slots: Collection[str]) -> Kept:
+    def of(cls, stored: Mapping[str, Any], slots: Collection[str]) -> OptimizerState:
         """Returns what a client's state holds of an optimizer.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from rayfl.engine.optimizers import Kept
+from rayfl.engine.optimizers import OptimizerState
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.schedules import Schedule
 from rayfl.engine.trampoline import Ask
@@ -30,10 +30,10 @@ async def in_pieces(
     factors = [1.0 if schedule is None else schedule.relative(step, steps, request.rule.lr) for step in range(steps)]
     if each_epoch is None:
         epoch = steps
-    tree, kept = request.trainable, Kept() if request.kept is None else request.kept
+    tree, kept = request.trainable, OptimizerState() if request.optimizer_state is None else request.optimizer_state
     for place, whole in enumerate(request.pieces(epoch)):
         for piece in whole.paced(factors[place * epoch :][: whole.plan.steps]):
-            tree = await Ask(replace(piece, trainable=tree, kept=kept))
+            tree = await Ask(replace(piece, trainable=tree, optimizer_state=kept))
         if each_epoch is not None:
             await each_epoch(tree)
     return tree

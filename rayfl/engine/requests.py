@@ -12,7 +12,7 @@ from torch import Tensor
 from rayfl.data.images.augment import Variations
 from rayfl.engine.batches import BatchPlan
 from rayfl.engine.flat import Layout
-from rayfl.engine.optimizers import Groups, Kept, Rule
+from rayfl.engine.optimizers import Groups, OptimizerState, Rule
 from rayfl.engine.tasks import Task
 from rayfl.examples import Examples
 from rayfl.params import Tree, leaves, map_leaves
@@ -40,7 +40,7 @@ class TrainRequest:
         seed: of the random numbers of networks, such as dropout's.
         groups: first keys of ``trainable``, and how what lies under them is treated.
         max_grad_norm: largest norm of a step's gradient; None sets no limit.
-        kept: None for an optimizer that begins afresh and leaves nothing; or what it has kept, which the engine
+        optimizer_state: None for an optimizer that starts fresh and is dropped; or its state so far, which the engine
             replaces by what it keeps in the end.
         task: what the objective is given; None stands for the engine's own task.
         variations: how the samples of ``plan.order`` are changed, row by row; None: not at all.
@@ -58,7 +58,7 @@ class TrainRequest:
     seed: int
     groups: Groups = ()
     max_grad_norm: float | None = None
-    kept: Kept | None = None
+    optimizer_state: OptimizerState | None = None
     task: Task | None = None
     variations: Variations | None = None
     begun: int = 0
@@ -98,9 +98,9 @@ class TrainRequest:
 
     def _steps_before(self) -> tuple[tuple[str, int], ...] | None:
         """Returns how many steps the optimizer has made before, where that matters; None where nothing is kept."""
-        if self.kept is None:
+        if self.optimizer_state is None:
             return None
-        return tuple(sorted(self.kept.steps.items())) if any(rule.counts for rule in self.rules) else ()
+        return tuple(sorted(self.optimizer_state.steps.items())) if any(rule.counts for rule in self.rules) else ()
 
     def group(self) -> tuple[Any, ...]:
         """Requests with equal groups can be stacked and stepped together."""

@@ -12,11 +12,11 @@ from torch import Tensor
 from rayfl.engine.compiled_steps import CompiledStep, Compiler
 from rayfl.engine.feed import of_step
 from rayfl.engine.looped import moved_paths, step_keys
-from rayfl.engine.optimizers import Kept, clipped, key_of, rule_of
+from rayfl.engine.optimizers import OptimizerState, clipped, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_gradients import Loss, StackedGradients
 from rayfl.engine.tasks import Batch, Task, recorded_names
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
 
 
@@ -43,7 +43,7 @@ class StackedAutograd:
         self._moved = moved_paths(self._model, task)
         self._mover = _Mover(ranked, self._moved, [self._parameters[path] for path in self._moved], device)
         self._frozen, self._frozen_dims = _stack_frozen(ranked, device)
-        self.lent = Untouched(self._frozen or {}, recorded_names(task))
+        self.lent = WriteGuard(self._frozen or {}, recorded_names(task))
         self._draws = None if first.draws is None else _pad_draws(ranked, device)
         self._keys = step_keys(ranked, first.plan.steps, task, device)
         dims = (self._frozen_dims, None if self._draws is None else 0)
@@ -95,7 +95,7 @@ class _Mover:
         self._ranked, self._paths, self._stacks = ranked, paths, stacks
         self._max_norm = first.max_grad_norm
         self.rules = [rule_of(path, first.rule, first.groups) for path in paths]
-        kept = first.kept or Kept()
+        kept = first.optimizer_state or OptimizerState()
         keys = dict.fromkeys(map(key_of, paths))
         self._counts = {key: torch.tensor(float(kept.steps.get(key, 0)), device=device) for key in keys}
         self._slots = [
@@ -110,7 +110,7 @@ class _Mover:
     def _begun(self, name: str, path: str, stack: Tensor) -> Tensor:
         buffer = torch.zeros_like(stack)
         for rank, request in enumerate(self._ranked):
-            stored = {} if request.kept is None else request.kept.slots.get(name, {})
+            stored = {} if request.optimizer_state is None else request.optimizer_state.slots.get(name, {})
             if path in stored:
                 buffer[rank].copy_(stored[path])
         return buffer

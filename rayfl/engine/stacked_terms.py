@@ -1,6 +1,6 @@
 """A stack of clients whose steps are matrices: one block of memory, and two or three batched products a step.
 
-The block has the shape (N, rows, P): for each client the vectors of :class:`rayfl.engine.linear_program.LinearProgram`,
+The block has the shape (N, rows, P): for each client the vectors of :class:`rayfl.engine.step_matrices.StepMatrices`,
 as long as a model. There are two such blocks; a step reads one and writes the other, so that nothing is copied.
 """
 
@@ -16,14 +16,14 @@ from torch import Tensor
 from rayfl.engine.classification import Classification
 from rayfl.engine.feed import of_step
 from rayfl.engine.flat import Layout
-from rayfl.engine.linear_program import LinearProgram
 from rayfl.engine.looped import step_keys
 from rayfl.engine.points import TRAINED
 from rayfl.engine.requests import TrainRequest
-from rayfl.engine.stacked_chain import write_gradients
+from rayfl.engine.stacked_chain import compute_mlp_gradients
 from rayfl.engine.stacked_gradients import StackedGradients
+from rayfl.engine.step_matrices import StepMatrices
 from rayfl.engine.tasks import Batch, Task
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.params import Tree
 
 
@@ -40,11 +40,9 @@ class StackedTerms:
         phase: the block that holds the models.
     """
 
-    def __init__(
-        self, program: LinearProgram, ranked: Sequence[TrainRequest], task: Task, device: torch.device
-    ) -> None:
+    def __init__(self, program: StepMatrices, ranked: Sequence[TrainRequest], task: Task, device: torch.device) -> None:
         self._program, self._ranked, self._task = program, ranked, task
-        self.lent = Untouched({})  # no code of a method's is run
+        self.lent = WriteGuard({})  # no code of a method's is run
         first = _model(ranked[0].trainable, program.trained[0])
         self._layout = Layout.of(first)
         shape = (len(ranked), program.rows, self._layout.size)
@@ -109,7 +107,7 @@ class StackedTerms:
                 for name, place in self._layout.places.items():
                     path = f"{key}/{name}" if key else name
                     for rank, one in enumerate(self._ranked):
-                        stored = {} if one.kept is None else one.kept.slots.get("momentum", {})
+                        stored = {} if one.optimizer_state is None else one.optimizer_state.slots.get("momentum", {})
                         if path in stored:
                             self._blocks[0][rank, row, place][: stored[path].numel()].copy_(stored[path].flatten())
         for name in program.frozen:
@@ -119,11 +117,11 @@ class StackedTerms:
     def _pack(self, block: Tensor, row: int, models: Sequence[Mapping[str, Tensor]]) -> None:
         for name, place in self._layout.places.items():
             leaf = models[0][name]
-            room = block[:, row, place.start : place.start + leaf.numel()]
+            target = block[:, row, place.start : place.start + leaf.numel()]
             if all(model[name] is leaf for model in models):
-                room.copy_(leaf.flatten())
+                target.copy_(leaf.flatten())
             else:
-                room.copy_(torch.stack([model[name].to(block.device).flatten() for model in models]))
+                target.copy_(torch.stack([model[name].to(block.device).flatten() for model in models]))
 
     def _segments(self) -> list[slice]:
         """The columns of each segment."""
@@ -150,17 +148,17 @@ class StackedTerms:
         return found
 
     def _write_gradients(
-        self, place: int, model: dict[str, Tensor], room: dict[str, Tensor], batch: tuple[Any, ...]
+        self, place: int, model: dict[str, Tensor], buffers: dict[str, Tensor], batch: tuple[Any, ...]
     ) -> None:
         """Writes the gradients of a loss; ``batch`` is the step's key, x, y and mask."""
         task, (_, x, y, mask) = self._task, batch
         layers = task.chain(model) if isinstance(task, Classification) else None
         if layers is not None and isinstance(task, Classification):
-            write_gradients(layers, task.chain(room) or [], x, y, mask)
+            compute_mlp_gradients(layers, task.chain(buffers) or [], x, y, mask)
             return
         with torch.enable_grad():
-            made = self._gradients[place](model, list(room), *batch)
-        torch._foreach_copy_(list(room.values()), made)
+            made = self._gradients[place](model, list(buffers), *batch)
+        torch._foreach_copy_(list(buffers.values()), made)
 
     def _leaves(self, row: int, active: int) -> dict[str, Tensor]:
         """A row of the first clients as models, by name."""

@@ -87,7 +87,7 @@ class StepOnTerms:
         for name, (slopes_of, products) in self._measures.items():
             self._settle(values, number, name, slopes_of(*products.sums()))
         for loss in self._losses:
-            loss.write(batch)
+            loss.compute(batch)
         for update in self._after:
             update(values)
 

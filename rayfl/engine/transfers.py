@@ -21,7 +21,7 @@ _MOST_BYTES = 256 << 20
 """Moved at a time, since what is moved together lies in memory once more."""
 
 
-def moved_together(trees: Sequence[Mapping[str, Any]], device: torch.device) -> list[Tree]:
+def move_trees(trees: Sequence[Mapping[str, Any]], device: torch.device) -> list[Tree]:
     """The trees with all tensors on a device; each of those that were elsewhere has memory of its own.
 
     Tensors of one type travel together. What is on the device already stays as it is.
@@ -33,14 +33,14 @@ def moved_together(trees: Sequence[Mapping[str, Any]], device: torch.device) -> 
     return _with(trees, ((piece, _moved(_flat(piece), device)) for piece in _travelling(trees, device)))
 
 
-def sent_home(trees: Sequence[Mapping[str, Any]]) -> Callable[[], list[Tree]]:
+def start_copy_to_cpu(trees: Sequence[Mapping[str, Any]]) -> Callable[[], list[Tree]]:
     """Begins to bring trees to the CPU, beside what their device is asked for next.
 
     Args:
         trees: any trees; nobody changes their tensors in place.
 
     Returns:
-        A function that waits for them, and returns them as :func:`moved_together` does.
+        A function that waits for them, and returns them as :func:`move_trees` does.
     """
     sent = [(piece, _sent(_flat(piece))) for piece in _travelling(trees, _CPU)]
     return lambda: _with(trees, ((piece, arrived()) for piece, arrived in sent))
@@ -110,7 +110,7 @@ def _sent(parts: Sequence[Tensor]) -> Callable[[], Tensor]:
 
 
 @contextmanager
-def beside(device: torch.device) -> Iterator[None]:
+def copy_stream(device: torch.device) -> Iterator[None]:
     """What is transferred in its body does not wait for the device's work; :func:`join` has later work wait for it."""
     if device.type != "cuda":
         yield

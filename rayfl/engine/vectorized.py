@@ -14,18 +14,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rayfl.engine.capture import Capture, RecordedSteps
+from rayfl.engine.capture import Capture, GraphedSteps
 from rayfl.engine.compiled_steps import Compiler
 from rayfl.engine.feed import Feed
-from rayfl.engine.linear_program import LinearProgram, NotLinearError
 from rayfl.engine.looped import check_frozen, moved_paths
 from rayfl.engine.optimizers import key_of
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_autograd import StackedAutograd
 from rayfl.engine.stacked_terms import StackedTerms
+from rayfl.engine.step_matrices import NotLinearError, StepMatrices
 from rayfl.engine.tasks import Task
 from rayfl.engine.texts import bucket, cutter_of, next_power
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.params import Tree
 
 
@@ -37,7 +37,7 @@ class Stack(Protocol):
         phase: which of its memory is to be read next.
     """
 
-    lent: Untouched
+    lent: WriteGuard
     phase: int
 
     def step(self, number: int | Tensor, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None: ...
@@ -78,14 +78,14 @@ def train(
         """Takes out the last of those that are left."""
         for rank in range(len(ranked) - len(trained) - 1, len(ranked) - len(trained) - 1 - count, -1):
             trained.append(stack.model_of(rank))
-            slots.append({} if ranked[rank].kept is None else stack.slots_of(rank))
+            slots.append({} if ranked[rank].optimizer_state is None else stack.slots_of(rank))
 
     def take(step: int | Tensor, active: int) -> None:
         stack.step(step, active, *feed.batch(step, active))
 
     left = [feed.active(step) for step in range(ranked[0].plan.steps)]
     sizes = [min(bucket(count) if compiler is None else next_power(count), len(ranked)) for count in left]
-    recorded = None if capture is None else RecordedSteps(capture, stack, take, Counter(sizes), device)
+    recorded = None if capture is None else GraphedSteps(capture, stack, take, Counter(sizes), device)
     for step, (count, active) in enumerate(zip(left, sizes, strict=True)):
         take_out(len(ranked) - len(trained) - count)
         if recorded is None:
@@ -96,11 +96,11 @@ def train(
     take_out(len(ranked) - len(trained))
     # Last of all: where memory ends before, the requests are as they were, and can be run again.
     for request, kept in zip(ranked, reversed(slots), strict=True):
-        if request.kept is not None:
+        if request.optimizer_state is not None:
             keys = dict.fromkeys(map(key_of, moved_paths(request.trainable, task)))
             made = request.plan.steps if any(rule.counts for rule in request.rules) else 0
-            request.kept.steps = {key: request.kept.steps.get(key, 0) + made for key in keys}
-            request.kept.slots = kept
+            request.optimizer_state.steps = {key: request.optimizer_state.steps.get(key, 0) + made for key in keys}
+            request.optimizer_state.slots = kept
     found = dict(zip(order, reversed(trained), strict=True))
     return [found[position] for position in range(len(requests))]
 
@@ -112,7 +112,7 @@ def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device, 
     """
     if are_products(device) and compiler is None:
         try:
-            return StackedTerms(LinearProgram(ranked[0], task), ranked, task, device)
+            return StackedTerms(StepMatrices(ranked[0], task), ranked, task, device)
         except NotLinearError:
             pass
     return StackedAutograd(ranked, task, device, compiler)

@@ -19,7 +19,7 @@ from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.engine import transfers
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.transfers import beside, join, moved_together
+from rayfl.engine.transfers import copy_stream, join, move_trees
 from rayfl.params import from_numpy, tensors
 from tests.support.elsewhere import PRETENDED, context, elsewhere
 from tests.support.experiments import small_experiment
@@ -127,11 +127,11 @@ def test_what_the_next_stack_needs_is_brought_before_the_results_of_this_one_are
 def test_states_come_home_while_the_next_stack_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies home begin with the results of a stack, and are waited for once the next one has been launched."""
     events: list[str] = []
-    sent_home, run, replace = outcomes.sent_home, procedures.run_procedures, ClientStates.replace
+    start_copy_to_cpu, run, replace = outcomes.start_copy_to_cpu, procedures.run_procedures, ClientStates.replace
 
     def sending(trees: Sequence[Any]) -> Any:
         events.append(f"sent {len(trees)}")
-        return sent_home(trees)
+        return start_copy_to_cpu(trees)
 
     def running(coroutines: Any, *rest: Any) -> Any:
         found = run(coroutines, *rest)
@@ -148,7 +148,7 @@ def test_states_come_home_while_the_next_stack_is_at_work(monkeypatch: pytest.Mo
         toy, plain = ditto(device, 4 * size), ditto(device, 4 * size - 1)
         with Launches() as at_once:
             expected = plain.step()
-        monkeypatch.setattr(outcomes, "sent_home", sending)
+        monkeypatch.setattr(outcomes, "start_copy_to_cpu", sending)
         monkeypatch.setattr(procedures, "run_procedures", running)
         monkeypatch.setattr(ClientStates, "replace", storing)
         with Launches() as counted:
@@ -281,8 +281,8 @@ def test_transfers_of_gpus_go_through_pinned_memory(monkeypatch: pytest.MonkeyPa
     assert made == [5]
 
 
-def test_on_other_devices_nothing_is_beside() -> None:
-    with elsewhere() as device, beside(device):
-        (moved,) = moved_together([{"a": torch.ones(3)}], device)
+def test_on_other_devices_there_is_no_copy_stream() -> None:
+    with elsewhere() as device, copy_stream(device):
+        (moved,) = move_trees([{"a": torch.ones(3)}], device)
         join(device, [moved["a"]])
-        assert_equal(moved_together([moved], CPU)[0], {"a": torch.ones(3)})
+        assert_equal(move_trees([moved], CPU)[0], {"a": torch.ones(3)})

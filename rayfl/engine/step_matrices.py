@@ -39,7 +39,7 @@ class Measure:
     weights: np.ndarray
 
 
-class LinearProgram:
+class StepMatrices:
     """The rows of a client, and the matrices of its steps.
 
     Rows are, in this order: models at which losses are taken that are no row themselves; trained models; their momenta;

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from rayfl.engine.local_settings import LocalSettings
-from rayfl.engine.optimizers import Kept, Rule
+from rayfl.engine.optimizers import OptimizerState, Rule
 from rayfl.engine.requests import TrainRequest
 from rayfl.params import Tree
 
 
-def kept_optimizer(state: Tree, stream: str, rules: Collection[Rule]) -> Kept:
+def load_optimizer(state: Tree, stream: str, rules: Collection[Rule]) -> OptimizerState:
     """Returns what the optimizer of a stream's last pass has left; nothing before the first.
 
     Args:
@@ -19,12 +19,12 @@ def kept_optimizer(state: Tree, stream: str, rules: Collection[Rule]) -> Kept:
         rules: with which the next pass trains.
     """
     stored = state.get("optimizer", {}).get(_pass_name(stream), {})
-    return Kept.of(stored, {name for rule in rules for name in rule.slots})
+    return OptimizerState.of(stored, {name for rule in rules for name in rule.slots})
 
 
-def keep_optimizer(state: Tree, request: TrainRequest, settings: LocalSettings) -> None:
+def save_optimizer(state: Tree, request: TrainRequest, settings: LocalSettings) -> None:
     """Puts what the optimizer of an update has left into the client's state."""
-    memory, keys = request.kept, settings.keep_optimizer
+    memory, keys = request.optimizer_state, settings.keep_optimizer
     if memory is not None and memory.slots and request.plan.steps:
         stored = memory.stored(None if isinstance(keys, bool) else keys)
         state["optimizer"] = {**state.get("optimizer", {}), _pass_name(settings.stream): stored}

@@ -11,7 +11,7 @@ from torch import Tensor
 from rayfl.params import leaves
 
 
-class Untouched:
+class WriteGuard:
     """Notices writes in place, by the version that PyTorch counts for every tensor: little is compared or copied.
 
     What is written past PyTorch (through ``tensor.data``, or an array of NumPy's on the same memory) is not noticed.
