@@ -1,4 +1,4 @@
-"""The gradient of a fully connected network's cross-entropy, written out: for small networks a graph costs more."""
+"""Hand-written gradients of an MLP's cross-entropy: for small networks autograd's overhead dominates."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ Layer = tuple[Tensor, Tensor | None]
 """Weight of shape (outputs, inputs) and bias of shape (outputs,) of a linear layer."""
 
 GradientBuffers = tuple[Tensor | None, Tensor | None]
-"""Where the gradients of a layer go; None for what is not wanted."""
+"""Output tensors for the gradients of a layer's weight and bias; None if not needed."""
 
-# Named overloads: without the name PyTorch looks for the right one at every call.
+# Explicit overloads: otherwise PyTorch resolves the overload at every call.
 _softmax_into = torch.ops.aten._softmax.out
 _relu_backward_into = torch.ops.aten.threshold_backward.grad_input
 
 
 class MlpGradients:
-    """Writes the gradients of the mean cross-entropy of linear layers on flattened inputs with ReLU between them.
+    """Computes the gradients of the mean cross-entropy of an MLP: linear layers with ReLU, on flattened inputs.
 
-    What lies between is kept for the next mini-batch of that size: the operations are so short that to make room for
-    their results counts.
+    Activation buffers are reused for the next mini-batch of the same size: allocating them would take a notable share
+    of such short operations' time.
 
     Args:
         layers: from the first to the one that gives logits; their tensors are read at every call.
-        buffers: for each layer, tensors of the same shapes.
+        buffers: where the gradients are written, by layer.
     """
 
     def __init__(self, layers: Sequence[Layer], buffers: Sequence[GradientBuffers]) -> None:
@@ -35,7 +35,7 @@ class MlpGradients:
         self._between: dict[int, tuple[list[Tensor], list[Tensor], Tensor]] = {}
 
     def compute(self, x: Tensor, y: Tensor) -> None:
-        """Writes them.
+        """Computes the gradients and writes them to the buffers.
 
         Args:
             x: inputs, shape (b, *input shape).
@@ -63,7 +63,7 @@ class MlpGradients:
                 _relu_backward_into(deltas[place - 1], inputs[place], 0, grad_input=deltas[place - 1])
 
     def _of_size(self, size: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """GradientBuffers for the outputs of the layers, for the gradients there, and minus the share of a sample."""
+        """Returns buffers for the activations, for their gradients, and the constant -1/b, of mini-batches of one size."""
         if size not in self._between:
             outputs, deltas = ([weight.new_empty(size, len(weight)) for weight, _ in self._layers] for _ in range(2))
             self._between[size] = outputs, deltas, outputs[-1].new_full((size, 1), -1 / size)
