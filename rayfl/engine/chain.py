@@ -63,7 +63,7 @@ class MlpGradients:
                 _relu_backward_into(deltas[place - 1], inputs[place], 0, grad_input=deltas[place - 1])
 
     def _of_size(self, size: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Returns buffers for the activations, for their gradients, and the constant -1/b, of mini-batches of one size."""
+        """Returns buffers for activations, for their gradients, and the constant -1/b, for a mini-batch of size b."""
         if size not in self._between:
             outputs, deltas = ([weight.new_empty(size, len(weight)) for weight, _ in self._layers] for _ in range(2))
             self._between[size] = outputs, deltas, outputs[-1].new_full((size, 1), -1 / size)

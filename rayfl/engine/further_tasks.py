@@ -26,7 +26,7 @@ Error = Literal["squared", "absolute", "huber"]
 
 @dataclass(frozen=True)
 class ErrorLoss:
-    """The loss of a number that is predicted.
+    """The loss of a predicted number.
 
     Attributes:
         kind: ``squared``: (p - y)^2; ``absolute``: |p - y|; ``huber``: (p - y)^2 / 2 up to ``delta``, beyond it
@@ -38,7 +38,7 @@ class ErrorLoss:
     delta: float = 1.0
 
     def __call__(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """By sample and output, of the shape of both."""
+        """Returns the loss of each sample and output, in the shape of the targets."""
         if self.kind == "squared":
             return F.mse_loss(predictions, targets, reduction="none")
         if self.kind == "absolute":
@@ -47,13 +47,13 @@ class ErrorLoss:
 
 
 class Regression(NetworkTask):
-    """Numbers are predicted; the loss is a mean over samples and outputs.
+    """Regression: predicts numbers; the loss is a mean over samples and outputs.
 
     Args:
         network: its outputs are the predictions.
         candidates: one task per architecture, if clients may differ in it.
-        spec: says how many numbers there are.
-        error: the loss of one.
+        spec: of the data; gives the number of outputs.
+        error: the loss of one number.
     """
 
     name = "regression"
@@ -81,16 +81,16 @@ class Regression(NetworkTask):
 
 
 class Multilabel(NetworkTask):
-    """Each label is predicted by itself: binary cross-entropy, a mean over samples and labels.
+    """Multilabel classification: binary cross-entropy, a mean over samples and labels.
 
     Predictions are logits. Several models predict the logit of their mean probability.
 
     Args:
         network: its outputs are the labels' logits.
         candidates: one task per architecture, if clients may differ in it.
-        spec: says how many labels there are.
-        positive_weight: by label, of the loss where a sample has it; None: 1.
-        thresholds: at how many probabilities average precision counts.
+        spec: of the data; gives the number of labels.
+        positive_weight: by label, the weight of the loss for samples that have the label; None: 1.
+        thresholds: number of probability thresholds for average precision.
     """
 
     name = "multilabel"
@@ -126,7 +126,7 @@ class Multilabel(NetworkTask):
 
 
 class Segmentation(NetworkTask):
-    """Each pixel or voxel has a class; the loss is a mean over samples.
+    """Segmentation: a class for each pixel or voxel; the loss is a mean over samples.
 
     The network's outputs are of shape (b, H, W, C) or (b, H, W, D, C); predictions are log-probabilities. Several
     models predict the logarithm of their mean probability.
@@ -134,9 +134,9 @@ class Segmentation(NetworkTask):
     Args:
         network: its outputs are the classes' logits at each pixel.
         candidates: one task per architecture, if clients may differ in it.
-        spec: says how many classes there are.
+        spec: of the data; gives the number of classes.
         error: the loss of a sample.
-        background: whether class 0 counts in the overlaps that are scored.
+        background: whether overlap metrics (Dice, IoU) include class 0.
     """
 
     name = "segmentation"
@@ -173,11 +173,10 @@ class Segmentation(NetworkTask):
 
 
 class LanguageModel(NetworkTask):
-    """The next token is predicted at every position: cross-entropy, a mean over the positions that count.
+    """Language modelling: predicts the next token; the loss is the mean cross-entropy over the positions with a target.
 
-    The network's outputs are of shape (b, T, V); predictions are log-probabilities. Of a network with ``output_rows``
-    they are made for no more positions than that at a time, in training and in evaluation, wherever nobody asks for all
-    of them.
+    The network's outputs are of shape (b, T, V); predictions are log-probabilities. A network with ``output_rows``
+    computes them for at most that many positions at a time, in training and evaluation, unless a method asks for all.
     """
 
     name = "language_model"
@@ -196,7 +195,7 @@ class LanguageModel(NetworkTask):
         return _mean_over_tokens(losses, batch)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """See the base class; 0 for a batch in which no position counts."""
+        """Returns the mean cross-entropy of given outputs; 0 for a batch without targets."""
         losses = F.cross_entropy(outputs.flatten(0, 1), batch.y.flatten(), ignore_index=IGNORED, reduction="none")
         return _mean_over_tokens(losses.view_as(batch.y), batch)
 
@@ -236,18 +235,18 @@ class LanguageModel(NetworkTask):
         if not stacked:
             return self._found(self, [models], [self.network.features(models, x)], y)
         read = vmap(lambda model, tokens: self.network.features(model, tokens))(dict(models), x)
-        # What makes outputs of few positions at a time is the base's, and the same for all models.
+        # Computing outputs in parts is up to the base network, the same for all models.
         one = {name: leaf[0] for name, leaf in models.items()}
         return self._found(self, [one], [read.flatten(0, 1)], y.flatten(0, 1))
 
     def _found(
         self, task: LanguageModel, models: Sequence[Model], features: Sequence[Tensor], y: Tensor
     ) -> tuple[Tensor, ...]:
-        """What the measures add, of texts for which models together predict, their outputs made for few at a time.
+        """Returns the measures' summands for an ensemble's predictions, computed for a few texts at a time.
 
         Args:
-            task: of the models.
-            models: what makes outputs of features.
+            task: the models' task.
+            models: output layers: map features to outputs.
             features: by model, shape (n, T, f).
             y: targets, shape (n, T).
         """
@@ -270,7 +269,7 @@ class LanguageModel(NetworkTask):
         return y != IGNORED
 
     def _plain(self, names: Sequence[str]) -> bool:
-        """Returns whether some methods are those of this class."""
+        """Returns whether some methods are not overridden by a subclass."""
         return all(getattr(type(self), name) is getattr(LanguageModel, name) for name in names)
 
 
@@ -280,7 +279,7 @@ _OF_THE_STATISTICS = ("predictions", "predicted", "mixed", "logits", "measures")
 
 
 def _mean_over_tokens(losses: Tensor, batch: Batch) -> Tensor:
-    """The mean of losses (b, T) over the positions that count; 0 where none does."""
+    """Returns the mean of losses (b, T) over the positions with a target; 0 if there is none."""
     counts = (batch.y != IGNORED).to(losses.dtype)
     if batch.mask is not None:
         counts = counts * batch.mask[:, None]

@@ -1,4 +1,4 @@
-"""What optimizers leave in a client's state, under ``optimizer``, for the next pass of the same stream."""
+"""Loads and saves optimizers in a client's state, under ``optimizer``, for the next pass of the same stream."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rayfl.params import Tree
 
 
 def load_optimizer(state: Tree, stream: str, rules: Collection[Rule]) -> OptimizerState:
-    """Returns what the optimizer of a stream's last pass has left; nothing before the first.
+    """Returns the optimizer's state after the stream's last pass; empty before the first.
 
     Args:
         state: the client's.
         stream: suffix of the pass's streams.
-        rules: with which the next pass trains.
+        rules: the update rules of the next pass.
     """
     stored = state.get("optimizer", {}).get(_pass_name(stream), {})
     return OptimizerState.of(stored, {name for rule in rules for name in rule.slots})
 
 
 def save_optimizer(state: Tree, request: TrainRequest, settings: LocalSettings) -> None:
-    """Puts what the optimizer of an update has left into the client's state."""
+    """Saves the optimizer's state after an update in the client's state."""
     memory, keys = request.optimizer_state, settings.keep_optimizer
     if memory is not None and memory.slots and request.plan.steps:
         stored = memory.stored(None if isinstance(keys, bool) else keys)
@@ -31,5 +31,5 @@ def save_optimizer(state: Tree, request: TrainRequest, settings: LocalSettings) 
 
 
 def _pass_name(stream: str) -> str:
-    """Returns where the state keeps what the optimizer of a pass has left."""
+    """Returns the key under which a stream's optimizer is saved."""
     return stream.removeprefix(".") or "main"
