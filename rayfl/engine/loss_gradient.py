@@ -14,17 +14,17 @@ from rayfl.engine.tasks import Batch
 
 
 def layers_of(task: Any, model: Mapping[str, Tensor]) -> list[Layer] | None:
-    """Returns the layers of a model whose gradient is written out; None where it is autograd's."""
+    """Returns the layers of a model with a hand-written gradient; None if autograd is needed."""
     return task.chain(model) if isinstance(task, Classification) else None
 
 
 class LossGradient:
-    """The gradient of the task's loss; that of a fully connected network's is written out.
+    """Computes the gradient of the task's loss; for MLPs without autograd.
 
     Args:
-        task: knows the network and the loss.
+        task: has the network and the loss.
         model: its tensors, which are read at every call.
-        into: by parameter, where its gradient goes; the others are constant.
+        into: by parameter, the tensor for its gradient; other parameters are constants.
     """
 
     def __init__(self, task: Any, model: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
@@ -35,7 +35,7 @@ class LossGradient:
         self._task, self._model, self._buffers = task, {**model, **self._variables}, list(into.values())
 
     def compute(self, batch: Batch) -> None:
-        """Writes it where it belongs."""
+        """Computes the gradient on a mini-batch and writes it to ``into``."""
         if self._manual is not None:
             self._manual.compute(batch.x, batch.y)
             return

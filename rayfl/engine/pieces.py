@@ -1,4 +1,4 @@
-"""A training pass in several requests, between which its caller looks at the model or the learning rate changes."""
+"""Splits a training pass into several requests, for callbacks after epochs and changes of the learning rate."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ async def in_pieces(
     each_epoch: Callable[[Tree], Awaitable[None]] | None,
     schedule: Schedule | None,
 ) -> Tree:
-    """A training pass in pieces of an epoch, and of one learning rate, otherwise the same as in one piece.
+    """Runs a training pass in pieces, one per epoch and learning rate; the result is that of a single piece.
 
     Args:
         request: the whole pass.
-        epoch: steps of an epoch.
-        each_epoch: awaited after each epoch with the tree as trained so far; None: nobody looks at it.
-        schedule: the course of the learning rate over the steps of the pass; None: it stays.
+        epoch: number of steps of an epoch.
+        each_epoch: awaited after each epoch with the tree as trained so far; None: no callback.
+        schedule: the course of the learning rate over the steps of the pass; None: constant.
     """
     steps = request.plan.steps
     factors = [1.0 if schedule is None else schedule.relative(step, steps, request.rule.lr) for step in range(steps)]

@@ -36,15 +36,15 @@ class TrainRequest:
         objective: see :data:`Objective`.
         draws: None, or a tree of arrays with one entry a step along dimension 0.
         plan: the mini-batches.
-        rule: how steps move what is trained.
+        rule: the optimizer's update rule.
         seed: of the random numbers of networks, such as dropout's.
-        groups: first keys of ``trainable``, and how what lies under them is treated.
+        groups: parameter groups, by first key of ``trainable``.
         max_grad_norm: largest norm of a step's gradient; None sets no limit.
-        optimizer_state: None for an optimizer that starts fresh and is dropped; or its state so far, which the engine
-            replaces by what it keeps in the end.
+        optimizer_state: the optimizer's state before the update, which the engine replaces by the state after it; None
+            for a fresh optimizer whose state is dropped.
         task: what the objective is given; None stands for the engine's own task.
-        variations: how the samples of ``plan.order`` are changed, row by row; None: not at all.
-        begun: how many steps with this seed there have been before.
+        variations: augmentation of the samples of ``plan.order``, row by row; None without.
+        begun: number of earlier steps with this seed.
     """
 
     client: int
@@ -64,7 +64,7 @@ class TrainRequest:
     begun: int = 0
 
     def part(self, first: int, last: int) -> TrainRequest:
-        """The request of steps ``first`` to ``last`` (excluded) alone."""
+        """Returns the request for steps ``first`` to ``last`` (exclusive)."""
         bounds = self.plan.bounds
         return replace(
             self,
@@ -75,15 +75,15 @@ class TrainRequest:
         )
 
     def pieces(self, steps: int) -> list[TrainRequest]:
-        """The request cut into consecutive ones of ``steps`` steps each (fewer in the last)."""
+        """Splits the request into consecutive ones of ``steps`` steps each (fewer in the last)."""
         end = self.plan.steps
         return [self.part(first, min(first + steps, end)) for first in range(0, end, steps)]
 
     def paced(self, factors: Sequence[float]) -> Iterator[TrainRequest]:
-        """The request cut into consecutive ones, in each of which one factor multiplies the learning rate.
+        """Splits the request into consecutive ones, each with one factor of the learning rate.
 
         Args:
-            factors: one for each step. A group with a rate of its own keeps it.
+            factors: one for each step. Groups with their own rate keep it.
         """
         first = 0
         for factor, equal in groupby(factors):
@@ -93,17 +93,17 @@ class TrainRequest:
 
     @property
     def rules(self) -> list[Rule]:
-        """The rules of whatever may be trained."""
+        """Returns the update rules of all parameters."""
         return [self.rule, *(group.applied(self.rule) for _, group in self.groups)]
 
     def _steps_before(self) -> tuple[tuple[str, int], ...] | None:
-        """Returns how many steps the optimizer has made before, where that matters; None where nothing is kept."""
+        """Returns the optimizer's earlier steps, if the update depends on them; None for a fresh optimizer."""
         if self.optimizer_state is None:
             return None
         return tuple(sorted(self.optimizer_state.steps.items())) if any(rule.counts for rule in self.rules) else ()
 
     def group(self) -> tuple[Any, ...]:
-        """Requests with equal groups can be stacked and stepped together."""
+        """Returns a key: requests with equal keys can be stacked."""
         return (
             TrainRequest,
             self.objective,
