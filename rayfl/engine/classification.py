@@ -46,7 +46,7 @@ class Classification(NetworkTask):
         return self._measures
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Returns the mean cross-entropy of given logits."""
         return self.cross_entropy(outputs, batch)
 
     def chain(self, model: Model) -> list[Layer] | None:
@@ -65,7 +65,7 @@ class Classification(NetworkTask):
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """See the base class."""
+        """Returns log-probabilities."""
         return outputs.log_softmax(-1)
 
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
@@ -73,7 +73,7 @@ class Classification(NetworkTask):
         return torch.logsumexp(torch.stack(list(predictions)), 0) - math.log(len(predictions))
 
     def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor:
-        """See the base class."""
+        """Returns the log of the mean probabilities, shape (b, C), in evaluation mode."""
         return self.log_probabilities(models, x)
 
     def log_probabilities(self, models: Sequence[Model], x: Tensor) -> Tensor:

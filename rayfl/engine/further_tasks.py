@@ -76,7 +76,7 @@ class Regression(NetworkTask):
         return RegressionMeasures(_outputs(self), self._error)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Returns the mean :class:`ErrorLoss` over samples and outputs."""
         return batch.mean(self._error(outputs, batch.y).mean(-1))
 
 
@@ -114,13 +114,13 @@ class Multilabel(NetworkTask):
         return MultilabelMeasures(_outputs(self), self._thresholds, self._positive_weight)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Returns the mean binary cross-entropy over samples and labels."""
         weight = None if self._positive_weight is None else outputs.new_tensor(self._positive_weight)
         losses = F.binary_cross_entropy_with_logits(outputs, batch.y, pos_weight=weight, reduction="none")
         return batch.mean(losses.mean(-1))
 
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
-        """See the base class."""
+        """Returns the logits of the mean probabilities."""
         stacked = torch.stack(list(predictions))
         return F.logsigmoid(stacked).logsumexp(0) - F.logsigmoid(-stacked).logsumexp(0)
 
@@ -160,11 +160,11 @@ class Segmentation(NetworkTask):
         return SegmentationMeasures(_outputs(self), self._error, self._background)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Returns the mean of the samples' losses."""
         return batch.mean(self._error(outputs.log_softmax(-1), batch.y))
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """See the base class."""
+        """Returns log-probabilities."""
         return outputs.log_softmax(-1)
 
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
@@ -188,7 +188,7 @@ class LanguageModel(NetworkTask):
         return LanguageMeasures()
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Returns the mean cross-entropy over the positions with a target."""
         if not self._plain(_OF_THE_LOSS):
             return super().loss(model, batch)
         losses = self.network.token_losses(model, batch.x, batch.y, training=True, mask=batch.mask)
@@ -200,7 +200,7 @@ class LanguageModel(NetworkTask):
         return _mean_over_tokens(losses.view_as(batch.y), batch)
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """See the base class."""
+        """Returns log-probabilities."""
         return outputs.log_softmax(-1)
 
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
@@ -208,7 +208,7 @@ class LanguageModel(NetworkTask):
         return _log_of_mean(predictions)
 
     def statistics(self, predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor) -> Tensor:
-        """See the base class."""
+        """Returns the sums of the measures; computes few outputs at a time where the network can."""
         task = predictor.task or self
         rows = task.network.output_rows
         if rows is None or not len(y):
@@ -225,11 +225,11 @@ class LanguageModel(NetworkTask):
 
     @property
     def by_sample(self) -> LanguageMeasures | None:
-        """See the base class."""
+        """Returns the measures, unless a subclass scores in its own way."""
         return self.measures if self._plain((*_OF_THE_STATISTICS, "statistics")) else None
 
     def outcomes(self, models: Model, x: Tensor, y: Tensor, stacked: bool) -> tuple[Tensor, ...]:
-        """See the base class."""
+        """Returns the measures' summands by text; computes few outputs at a time where the network can."""
         if self.network.output_rows is None:
             return super().outcomes(models, x, y, stacked)
         if not stacked:
@@ -265,7 +265,7 @@ class LanguageModel(NetworkTask):
         return self.measures.of_tokens(chosen.view_as(y), hits.view_as(y), y)
 
     def asked(self, y: Tensor) -> Tensor:
-        """See the base class."""
+        """Returns the positions with a target."""
         return y != IGNORED
 
     def _plain(self, names: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""A stack of clients whose objective is differentiated whole: the gradient of the sum of ``vmap(objective)``."""
+"""Stacked steps by autograd: the gradient of the sum of ``vmap(objective)``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rayfl.params import Tree, from_leaves, leaves, map_leaves
 
 
 class StackedAutograd:
-    """Steps of a stack along the gradient of any objective.
+    """Steps of a stack on any objective, differentiated by autograd.
 
     Args:
         ranked: the clients, those with most steps first.
         task: what is learned.
         device: where to compute.
-        compiler: compiles the steps; None: nobody does.
+        compiler: compiles the steps; None: eager steps.
     """
 
     phase = 0
@@ -54,7 +54,7 @@ class StackedAutograd:
             self._compiled = CompiledStep(compiler, first.objective, task, *how)
 
     def step(self, number: int | Tensor, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
-        """Moves the first ``active`` clients along the gradients of a mini-batch of each."""
+        """Updates the first ``active`` clients by a step on one mini-batch each."""
         now = {path: leaf[:active] for path, leaf in self._parameters.items()}
         fixed = None if self._frozen is None else _first(self._frozen, self._frozen_dims, active)
         draw = None if self._draws is None else map_leaves(lambda leaf: of_step(leaf, number, active), self._draws)
@@ -73,19 +73,19 @@ class StackedAutograd:
             self._mover.step(gradients, active)
 
     def model_of(self, rank: int) -> Tree:
-        """Returns what is trained of one client, in fresh memory."""
+        """Returns one client's trained tree, in new memory."""
         return map_leaves(lambda rows: rows[rank].clone(), self._rows)
 
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
-        """Returns what the optimizer keeps of one client, by slot and path, in fresh memory."""
+        """Returns one client's optimizer state by slot and path, in new memory."""
         return self._mover.slots_of(rank)
 
 
 class _Mover:
-    """The optimizer of a stack: its first clients make a step together.
+    """The optimizer of a stack.
 
     Attributes:
-        rules: of the moved tensors, in the order of their paths.
+        rules: update rules, in the order of the trained paths.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class _Mover:
         return buffer
 
     def step(self, gradients: list[Tensor], active: int) -> None:
-        """One step of the first ``active`` clients."""
+        """Takes one optimizer step for the first ``active`` clients."""
         if self._max_norm is not None:
             gradients = clipped(gradients, self._max_norm, stacked=True)
         for count in self._counts.values():
@@ -130,18 +130,18 @@ class _Mover:
             )
 
     def slots(self, active: int) -> list[dict[str, Tensor]]:
-        """What is kept of the first ``active`` clients, for each moved tensor."""
+        """Returns the optimizer state of the first ``active`` clients, for each trained tensor."""
         return [{name: buffer[:active] for name, buffer in own.items()} for own in self._slots]
 
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
-        """Returns what is kept of one client, by slot and path."""
+        """Returns one client's optimizer state, by slot and path."""
         names = {name for rule in self.rules for name in rule.slots}
         rows = list(zip(self._paths, self._slots, strict=True))
         return {name: {path: slots[name][rank].clone() for path, slots in rows if name in slots} for name in names}
 
 
 def _on_tensors(request: TrainRequest, task: Task) -> Loss:
-    """The objective as a function of tensors and trees alone, as ``vmap`` needs it."""
+    """Returns the objective as a function of tensors and trees only, as ``vmap`` needs it."""
 
     def loss(
         tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, mask: Tensor | None, frozen: Any, draw: Any
@@ -156,7 +156,7 @@ def _stack(trees: Sequence[Mapping[str, Any]], device: torch.device) -> Tree:
 
 
 def _stack_frozen(ranked: Sequence[TrainRequest], device: torch.device) -> tuple[Any, Any]:
-    """Stacks what differs between clients; what they share (the broadcast model) stays one tensor."""
+    """Stacks tensors that differ between clients; those they share (the broadcast model) stay unstacked."""
     if ranked[0].frozen is None:
         return None, None
     values: dict[str, Any] = {}
@@ -178,7 +178,7 @@ def _first(tree: Tree, dims: Tree, active: int) -> Tree:
 
 
 def _pad_draws(ranked: Sequence[TrainRequest], device: torch.device) -> Tree:
-    """Draws as (steps, clients, ...); entries of finished clients are never read."""
+    """Returns the draws as (steps, clients, ...), padded; entries of finished clients are never read."""
     steps = ranked[0].plan.steps
     kind = next(leaf.dtype for _, leaf in leaves(ranked[0].trainable))
 

@@ -1,4 +1,4 @@
-"""The gradients of many fully connected networks' cross-entropies, written out in batched products."""
+"""Hand-written gradients of many MLPs' cross-entropies, in batched matrix products."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rayfl.engine.chain import GradientBuffers, Layer
 def compute_mlp_gradients(
     layers: Sequence[Layer], buffers: Sequence[GradientBuffers], x: Tensor, y: Tensor, mask: Tensor | None
 ) -> None:
-    """Writes the gradients of each client's mean cross-entropy of linear layers with ReLU between them.
+    """Computes the gradients of each client's mean cross-entropy, for linear layers with ReLU.
 
     Args:
         layers: weights of shape (N, outputs, inputs) and biases of shape (N, outputs), the last one gives logits.
-        buffers: tensors of these shapes; None for what is not wanted.
+        buffers: where the gradients are written, in the shapes of the layers; None if not needed.
         x: inputs, shape (N, b, *input shape).
         y: labels, shape (N, b).
         mask: 1 for samples and 0 for padding, shape (N, b); None if all are samples.

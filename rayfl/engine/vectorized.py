@@ -1,8 +1,8 @@
-"""Many clients at once: their models are stacked, and a step is one for all of them.
+"""Trains many clients at once: their models are stacked, and take each step together.
 
-Clients are sorted by their number of steps. The steps are taken for the first clients of the stack alone, in few
-different numbers, so that shapes repeat (:func:`bucket`). A client's model is taken out when it has finished; its place
-may be stepped on until the next smaller number suffices.
+Clients are sorted by their number of steps, most first. A step covers the first clients of the stack, rounded up to one
+of few counts so that shapes repeat (:func:`bucket`). A finished client's model is copied out; its slot may be stepped
+on until the next smaller count suffices.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rayfl.params import Tree
 
 
 class Stack(Protocol):
-    """Models of clients that are moved together.
+    """Stacked models of clients that take steps together.
 
     Attributes:
-        lent: frozen tensors that the objective is given.
-        phase: which of its memory is to be read next.
+        lent: guards the frozen tensors that the objective reads.
+        phase: index of the memory block that the next step reads.
     """
 
     lent: WriteGuard
@@ -60,12 +60,12 @@ def train(
         requests: the updates.
         task: what is learned.
         device: where to compute.
-        capture: records steps to replay them; None launches the operations of each.
-        compiler: compiles steps; None takes them as they are written. Texts then keep their columns of padding, and
-            clients are in fewer different numbers, so that few forms of steps are compiled.
+        capture: captures steps as graphs and replays them; None for eager steps.
+        compiler: compiles steps; None for eager steps. With a compiler, texts keep their padding, and there are fewer
+            different numbers of clients, so that few forms of steps are compiled.
 
     Returns:
-        What is trained, in the order given.
+        The trained trees, in the order given.
     """
     order = sorted(range(len(requests)), key=lambda i: -requests[i].plan.steps)
     ranked = [requests[i] for i in order]
@@ -75,7 +75,7 @@ def train(
     slots: list[dict[str, dict[str, Tensor]]] = []
 
     def take_out(count: int) -> None:
-        """Takes out the last of those that are left."""
+        """Copies out the last of the remaining clients, down to ``count``."""
         for rank in range(len(ranked) - len(trained) - 1, len(ranked) - len(trained) - 1 - count, -1):
             trained.append(stack.model_of(rank))
             slots.append({} if ranked[rank].optimizer_state is None else stack.slots_of(rank))
@@ -94,7 +94,7 @@ def train(
             recorded.take(active)
     check_frozen(stack.lent)
     take_out(len(ranked) - len(trained))
-    # Last of all: where memory ends before, the requests are as they were, and can be run again.
+    # Last of all: if memory runs out before, the requests are unchanged and can be run again.
     for request, kept in zip(ranked, reversed(slots), strict=True):
         if request.optimizer_state is not None:
             keys = dict.fromkeys(map(key_of, moved_paths(request.trainable, task)))
@@ -106,9 +106,9 @@ def train(
 
 
 def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device, compiler: Compiler | None) -> Stack:
-    """Returns what steps on a sum of terms where it can, and along the gradient of the whole objective where not.
+    """Returns matrix steps if the objective is a suitable sum of terms; autograd steps otherwise.
 
-    What is compiled is the whole objective.
+    Compiled steps always differentiate the whole objective.
     """
     if are_products(device) and compiler is None:
         try:
@@ -119,9 +119,9 @@ def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device, 
 
 
 def are_products(device: torch.device) -> bool:
-    """Returns whether steps on sums of terms are products of matrices there.
+    """Returns whether a device runs steps on sums of terms as matrix products.
 
-    On CPUs they are not: there is little to win by fewer launches, and methods that train the same have the same bits.
-    Where products round their factors, they would round the parameters.
+    Not on CPUs: fewer kernel launches gain little there, and equal methods give equal bits. Nor where matrix products
+    round their inputs (TF32): they would round the parameters.
     """
     return device.type != "cpu" and not (device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32)
