@@ -235,18 +235,18 @@ class LanguageModel(NetworkTask):
         if not stacked:
             return self._found(self, [models], [self.network.features(models, x)], y)
         read = vmap(lambda model, tokens: self.network.features(model, tokens))(dict(models), x)
-        # Computing outputs in parts is up to the base network, the same for all models.
+        # The output layer belongs to the base, so that of one model serves all.
         one = {name: leaf[0] for name, leaf in models.items()}
         return self._found(self, [one], [read.flatten(0, 1)], y.flatten(0, 1))
 
     def _found(
         self, task: LanguageModel, models: Sequence[Model], features: Sequence[Tensor], y: Tensor
     ) -> tuple[Tensor, ...]:
-        """Returns the measures' summands for an ensemble's predictions, computed for a few texts at a time.
+        """Returns the measures' summands for an ensemble's predictions, computed for a few positions at a time.
 
         Args:
             task: the models' task.
-            models: output layers: map features to outputs.
+            models: their output layers map features to outputs.
             features: by model, shape (n, T, f).
             y: targets, shape (n, T).
         """

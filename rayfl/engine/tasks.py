@@ -226,11 +226,11 @@ class NetworkTask(ABC):
         return found
 
     def asked(self, y: Tensor) -> Tensor | None:
-        """Returns, for texts with targets y, the positions where a token is predicted; None if samples are not texts."""
+        """Returns, for texts with targets y, the positions where a token is predicted; None without texts."""
         return None
 
     def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
-        """Returns the network's outputs, shape (b, C); ``training=False`` (teachers) means no dropout, no buffer updates."""
+        """Returns the network's outputs, shape (b, C); ``training=False`` (for teachers): no dropout, no buffer updates."""
         return self.network.logits(model, batch.x, training=training, mask=batch.mask)
 
     def features_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
