@@ -168,7 +168,7 @@ class Segmentation(NetworkTask):
         return outputs.log_softmax(-1)
 
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
-        """The logarithm of the mean probability."""
+        """Returns the logarithm of the mean probability."""
         return _log_of_mean(predictions)
 
 
@@ -204,7 +204,7 @@ class LanguageModel(NetworkTask):
         return outputs.log_softmax(-1)
 
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
-        """The logarithm of the mean probability."""
+        """Returns the logarithm of the mean probability."""
         return _log_of_mean(predictions)
 
     def statistics(self, predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor) -> Tensor:

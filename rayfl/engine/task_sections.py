@@ -218,14 +218,14 @@ class CustomTask(TaskSection):
 
     @property
     def target(self) -> Target:
-        """Returns what its class says."""
+        """Returns the kind of targets that the user's class declares."""
         return self._class().target
 
     def judged_by(self) -> tuple[Metric, ...]:
-        """Returns what its class says.
+        """Returns the metrics that the user's class declares.
 
         Raises:
-            ConfigError: it says nothing.
+            ConfigError: when it declares none.
         """
         if not (metrics := self._class().metrics):
             raise ConfigError(
