@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from actors.federation.attendance import Attendance
 from actors.federation.costs import Costs
-from actors.federation.deaths import Deaths
 from actors.federation.evaluation import Evaluation
+from actors.federation.host_deaths import HostDeaths
 from actors.federation.hosts import Hosts
+from actors.federation.participation import Participation
 from actors.federation.traffic import Traffic
 from actors.federation.updates import Updates
 from actors.hosting.contract import played
@@ -67,8 +67,8 @@ class Federation(Clients):
         self._trained_splits: tuple[str, ...] = ()
         self.trained_scores: Scores = {}
         self.traffic, self.costs, self.updates = Traffic(), Costs(), Updates()
-        self._attendance = Attendance(context.round, None, {})
-        self._deaths = Deaths(self._policy)
+        self._participation = Participation(context.round, None, {})
+        self._deaths = HostDeaths(self._policy)
         self._unscorable: dict[int, Failure] = {}
         self._past: Mapping[int, Tree] = {}
         self.unscored: dict[int, Failure] = {}
@@ -107,7 +107,7 @@ class Federation(Clients):
         self._context = replace(self._context, round=round, final=False, started=dict(started or {}))
         self._past = dict(past or {})
         self._trained_splits = tuple(trained_splits)
-        self._attendance = Attendance(round, cohort, absent or {})
+        self._participation = Participation(round, cohort, absent or {})
         self._unscorable = dict(unscorable or {})
         self._hosts.waited_s, self._hosts.lookups = 0.0, Lookups()
         self._hosts.grow()
@@ -116,16 +116,16 @@ class Federation(Clients):
     def _begin_attempt(self) -> None:
         self.trained_scores = {}
         self.traffic, self.costs, self.updates = Traffic(), Costs(), Updates()
-        self._attendance.begin_again()
+        self._participation.begin_again()
 
     @property
     def absent(self) -> Mapping[int, Failure]:
         """The clients that have failed and take no part in this round."""
-        return self._attendance.absent
+        return self._participation.absent
 
     def present(self, clients: Sequence[int]) -> list[int]:
         """Returns the clients that take part in this round."""
-        return self._attendance.present(clients)
+        return self._participation.present(clients)
 
     def play(self, algorithm: Algorithm, server: Tree, cohort: Sequence[int]) -> Tree:
         """Plays one round of a method, as if the clients that fail in it had not been sampled.
@@ -149,7 +149,7 @@ class Federation(Clients):
             present = self.present(cohort)
             try:
                 changed = played(algorithm, own_dicts(server), present, self) if present else {}
-                self._attendance.end()
+                self._participation.end()
             except ClientsFailedError:
                 changed = None
                 self._begin_attempt()
@@ -203,7 +203,7 @@ class Federation(Clients):
         job = self._job(procedure, "evaluate", splits=tuple(splits), final=final, official=official)
         left_out = {client: why for client, why in self._unscorable.items() if client in everyone}
         able = [client for client in everyone if client not in left_out]
-        with self._examined(job):
+        with self._attributed(job):
             alone = self._deaths.suspects(job)
             scores, found = self._evaluation.of_clients(job, able, server, payloads or {}, report, alone)
         self.unscored = left_out | found
@@ -231,7 +231,7 @@ class Federation(Clients):
         options = {"counted": call.counted, "summands": len(call.clients), "started": self._context.started}
         job = self._job(call.procedure, call.kind, splits=self._trained_splits, **options)
         replies = Replies()
-        with self._examined(job, call.required):
+        with self._attributed(job, call.required):
             for result in self._answers(job, call):
                 self.trained_scores.update(result.scores)
                 self.costs.add(result)
@@ -249,14 +249,14 @@ class Federation(Clients):
         alone = self._deaths.suspects(job)
         if not self._policy.skips:
             return self._hosts.dispatch(job, costs, call.broadcast, call.payloads, alone=alone)
-        results = self._attendance.kept(call)
+        results = self._participation.completed(call)
         if results is None:
             results = list(self._hosts.dispatch(job, costs, call.broadcast, call.payloads, alone=alone))
-        self._attendance.answered(call, results)
+        self._participation.record(call, results)
         return results
 
-    def _examined(self, job: Job, required: bool | None = False) -> AbstractContextManager[None]:
-        return self._deaths.examined(job, self._attendance, self._unscorable, required)
+    def _attributed(self, job: Job, required: bool | None = False) -> AbstractContextManager[None]:
+        return self._deaths.attributed(job, self._participation, self._unscorable, required)
 
     def _job(self, procedure: str, kind: str, **options: Any) -> Job:
         policy = self._policy

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actors.hosting.at_work import AtWork
-from actors.hosting.resident import Resident
+from actors.hosting.device_states import DeviceStateCache
 from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer
 from actors.hosting.state import ClientStates
@@ -31,7 +31,7 @@ class Equipment:
         scorer: scores predictors.
         at_work: is told whose code runs.
         context: of the experiment; its round is set by each job.
-        resident: states that stay on the device.
+        device_states: states that stay on the device.
         norm: the parts of models that stay with their clients.
         recorded: names of what the task's network records in its buffers.
         official: opens the official test part; None where nobody is scored on it.
@@ -44,7 +44,7 @@ class Equipment:
     scorer: Scorer
     at_work: AtWork
     context: RoundContext
-    resident: Resident
+    device_states: DeviceStateCache
     norm: PrivateNorm
     recorded: frozenset[str]
     official: Callable[[], OfficialTest] | None = None
@@ -61,12 +61,12 @@ class Equipment:
 
     def state_of(self, client: int) -> Tree:
         """A client's state for a procedure to work on: on the device if it has stayed there."""
-        there = self.resident.of(client, self.states.kept(client))
+        there = self.device_states.get(client, self.states.handle(client))
         return self.states.checkout(client) if there is None else own_dicts(there)
 
     def make_room(self, errors: Sequence[Exception]) -> None:
         """Frees memory of the device that nothing depends on, and what errors hold."""
-        self.resident.give_way()
+        self.device_states.disable()
         self.samples.give_way()
         self.engine.release()
         free_device_memory(*errors)

@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.hosting.at_work import AtWork
 from actors.hosting.contract import check_predictors
+from actors.hosting.device_states import DeviceStateCache
 from actors.hosting.equipment import Equipment
 from actors.hosting.failures import too_little_memory
 from actors.hosting.job import Job, JobResult
@@ -15,7 +16,6 @@ from actors.hosting.memory import Lookups
 from actors.hosting.metering import Meter
 from actors.hosting.outcomes import blamed
 from actors.hosting.procedures import Procedures
-from actors.hosting.resident import Resident
 from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer
 from actors.hosting.server_work import served
@@ -76,7 +76,7 @@ class ClientHost:
         self.states = states
         self.at_work = AtWork(tell)
         self._samples = Samples(dataset, engine.device, data_memory, context.unseen, read_ahead)
-        self._resident = Resident(device_state_memory if engine.device.type != "cpu" else 0)
+        self._device_states = DeviceStateCache(device_state_memory if engine.device.type != "cpu" else 0)
         self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size, engine.rows_per_step)
         self._context = context
         self._last = dataset.num_clients
@@ -143,7 +143,7 @@ class ClientHost:
             self._scorer,
             self.at_work,
             self._context,
-            self._resident,
+            self._device_states,
             self._norm,
             self._recorded,
             self._official,
@@ -219,7 +219,7 @@ class ClientHost:
     def rewind(self) -> None:
         """Forgets all states; the next jobs say which commit to restore them from."""
         self.states.rewind()
-        self._resident.forget()
+        self._device_states.clear()
 
     def held_states(self) -> dict[int, Tree]:
         """The states in memory as NumPy trees, by client."""

@@ -104,12 +104,12 @@ class LeastRecentlyUsed(Generic[Key]):
         self.bytes -= self._sizes.pop(key, 0)
 
 
-class Kept:
+class SpillHandle:
     """A tree that a :class:`Spill` holds as long as this handle is referred to.
 
     Args:
         serial: its number.
-        tree: what is kept.
+        tree: the stored tree.
         drop: called with the number when nobody refers to the handle any more.
     """
 
@@ -143,7 +143,7 @@ class Spill:
         self._parent = folder
         self._folder: Path | None = None
         self._serials = itertools.count()
-        self._handles: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
+        self._handles: weakref.WeakValueDictionary[int, SpillHandle] = weakref.WeakValueDictionary()
         self._recent = LeastRecentlyUsed[int](limit, self._write)
         # Re-entrant: a handle may die, and so call back, while this thread is inside.
         self._lock = threading.RLock()
@@ -154,26 +154,26 @@ class Spill:
         """Bytes in memory now."""
         return self._recent.bytes
 
-    def keep(self, tree: Tree) -> Kept:
+    def keep(self, tree: Tree) -> SpillHandle:
         """Takes a tree, which nobody changes in place any more."""
         with self._lock:
-            kept = Kept(next(self._serials), tree, self._drop)
-            self._handles[kept.serial] = kept
-            self._recent.touch(kept.serial, kept.size)
-            return kept
+            handle = SpillHandle(next(self._serials), tree, self._drop)
+            self._handles[handle.serial] = handle
+            self._recent.touch(handle.serial, handle.size)
+            return handle
 
-    def get(self, kept: Kept) -> Tree:
+    def get(self, handle: SpillHandle) -> Tree:
         """The tree, from memory or from its file.
 
         Raises:
             ResourceError: another tree had to go and could not be written.
         """
         with self._lock:
-            if kept.tree is None:
-                assert kept.file is not None
-                kept.tree = treefile.loads(kept.file.read_bytes(), str(kept.file))
-            self._recent.touch(kept.serial, kept.size)
-            return kept.tree
+            if handle.tree is None:
+                assert handle.file is not None
+                handle.tree = treefile.loads(handle.file.read_bytes(), str(handle.file))
+            self._recent.touch(handle.serial, handle.size)
+            return handle.tree
 
     def close(self) -> None:
         """Deletes the files."""
@@ -181,14 +181,14 @@ class Spill:
             _remove(self._folder)
 
     def _write(self, serial: int) -> None:
-        kept = self._handles.get(serial)
-        if kept is None or kept.tree is None:
+        handle = self._handles.get(serial)
+        if handle is None or handle.tree is None:
             return
-        if kept.file is None:
-            kept.file = self._store(serial, treefile.dumps(kept.tree))
-            weakref.finalize(kept, kept.file.unlink, missing_ok=True)
+        if handle.file is None:
+            handle.file = self._store(serial, treefile.dumps(handle.tree))
+            weakref.finalize(handle, handle.file.unlink, missing_ok=True)
             self.spilled += 1
-        kept.tree = None
+        handle.tree = None
 
     def _store(self, serial: int, data: bytes) -> Path:
         place = self._parent or tempfile.gettempdir()

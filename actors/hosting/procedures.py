@@ -169,8 +169,8 @@ class Procedures:
     def _bring_ahead(self) -> None:
         """Begins to bring what the next clients need: the device has still to do most of what it was asked for."""
         own, ids, self._next = self._own, self._next, ()
-        away = [kept for id in ids if (kept := own.states.kept(id)) and own.resident.of(id, kept) is None]
-        if not 0 < sum(kept.size for kept in away) <= own.resident.limit:
+        away = [kept for id in ids if (kept := own.states.handle(id)) and own.device_states.get(id, kept) is None]
+        if not 0 < sum(kept.size for kept in away) <= own.device_states.limit:
             return
         try:
             with copy_stream(own.engine.device):
@@ -179,7 +179,7 @@ class Procedures:
             if not ran_out_of_memory(error):
                 raise
             # It is brought when its turn comes, then.
-            own.resident.give_way()
+            own.device_states.disable()
             free_device_memory(error)
 
     def _begun(

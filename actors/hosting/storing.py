@@ -27,7 +27,7 @@ class Storing:
     def may_wait(self, states: Mapping[int, Tree], following: Sequence[int]) -> bool:
         """Returns whether states come home while the next clients are at work: if there are some, and is room."""
         size = sum(map(num_bytes, states.values())) if following else 0
-        return 0 < size <= self._own.resident.limit
+        return 0 < size <= self._own.device_states.limit
 
     def begin(self, states: Mapping[int, Tree], home: Home) -> None:
         """Takes the states that are to be kept.
@@ -51,6 +51,6 @@ class Storing:
         for id, there in leaving.items():
             try:
                 self._own.states.replace(id, found[id], self._job.round)
-                self._own.resident.keep(id, self._own.states.kept(id), there)
+                self._own.device_states.put(id, self._own.states.handle(id), there)
             except Exception as error:
                 raise blamed(error, id, self._job, self._own.algorithm) from error

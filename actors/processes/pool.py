@@ -21,7 +21,7 @@ class HostDiedError(Exception):
         certain: whether it has said itself that they were at work.
         suspicious: whether clients' code may have done it: not where a node or an answer was lost.
         printed: what clients had printed, where it could still be asked.
-        examined: whether what was under way is done once more to find out who is to blame.
+        investigated: whether what was under way is done once more to find out who is to blame.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class HostDiedError(Exception):
         self.certain = certain
         self.suspicious = suspicious
         self.printed = printed
-        self.examined = False
+        self.investigated = False
 
 
 class HostPool(Protocol):

@@ -230,7 +230,7 @@ class NetworkTask(ABC):
         return None
 
     def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
-        """Returns the network's outputs, shape (b, C); ``training=False`` (for teachers): no dropout, no buffer updates."""
+        """Returns the network's outputs, shape (b, C); ``training=False`` (for teachers): no dropout, fixed buffers."""
         return self.network.logits(model, batch.x, training=training, mask=batch.mask)
 
     def features_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from algorithms.clients import Call
 from rayfl.errors import ClientError
 
 
-class Attendance:
+class Participation:
     """The clients of one round.
 
     Args:
@@ -52,7 +52,7 @@ class Attendance:
         if self._kept is not None and self._kept[0].clients:
             raise RoundUndoneError(self._round, self.absent)
 
-    def kept(self, call: Call) -> list[JobResult] | None:
+    def completed(self, call: Call) -> list[JobResult] | None:
         """Returns the results of clients that have done this call already; None if none has.
 
         Raises:
@@ -65,7 +65,7 @@ class Attendance:
             raise RoundUndoneError(self._round, self.absent)
         return [replace(result, failures={}) for result in results]
 
-    def answered(self, call: Call, results: list[JobResult]) -> None:
+    def record(self, call: Call, results: list[JobResult]) -> None:
         """Takes note of a call's results, and of the clients that failed in it.
 
         Args:
@@ -78,7 +78,7 @@ class Attendance:
             RoundUndoneError: when the clients' states must be what they were before the round, first.
         """
         failures = {client: failure for result in results for client, failure in result.failures.items()}
-        sampled = self.excuse(call.procedure, failures, call.required)
+        sampled = self.check_dispensable(call.procedure, failures, call.required)
         self.absent |= failures
         if failures and self._calls:
             raise RoundUndoneError(self._round, self.absent)
@@ -87,7 +87,7 @@ class Attendance:
             raise ClientsFailedError
         self._calls += 1
 
-    def excuse(self, procedure: str, failures: Mapping[int, Failure], required: bool | None) -> list[int]:
+    def check_dispensable(self, procedure: str, failures: Mapping[int, Failure], required: bool | None) -> list[int]:
         """Makes sure that a call can do without some clients.
 
         Args:

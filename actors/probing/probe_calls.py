@@ -21,37 +21,37 @@ _STACKED_CLIENTS = 4
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class ProbeCall:
     """A call that a round of a method makes first, for a few clients.
 
     Attributes:
         job: the call; its clients are of middling size, the most middling first.
         broadcast: its keyword arguments, a NumPy tree.
-        plain: it is federated averaging's call, not the method's.
+        is_fedavg: whether it is the call of federated averaging instead of the method.
     """
 
     job: Job
     broadcast: Tree
-    plain: bool = False
+    is_fedavg: bool = False
 
 
-def rehearsals(parts: Parts, sizes: np.ndarray) -> list[Rehearsal]:
+def probe_calls(parts: Parts, sizes: np.ndarray) -> list[ProbeCall]:
     """Returns the calls to measure, best first: the method's last round, which uses all it has; its first; a plain one.
 
     Args:
         parts: the experiment.
         sizes: samples by client and split (K, 3).
     """
-    plain = Parts(parts.config.model_copy(update={"algorithm": FedAvg()}))
+    fedavg = Parts(parts.config.model_copy(update={"algorithm": FedAvg()}))
     found = [
         _first_call(parts, sizes, parts.context.rounds - 1),
         _first_call(parts, sizes, 0),
-        _first_call(plain, sizes, 0),
+        _first_call(fedavg, sizes, 0),
     ]
-    return [replace(call, plain=i == 2) for i, call in enumerate(found) if call is not None]
+    return [replace(call, is_fedavg=i == 2) for i, call in enumerate(found) if call is not None]
 
 
-def _first_call(parts: Parts, sizes: np.ndarray, round: int) -> Rehearsal | None:
+def _first_call(parts: Parts, sizes: np.ndarray, round: int) -> ProbeCall | None:
     """Returns a round's first call; None where the method cannot begin this round with what the server has at first."""
     clients = _Listening(parts.task, replace(parts.context, round=round), sizes, parts.config.evaluation.splits)
     try:
@@ -66,7 +66,7 @@ def _first_call(parts: Parts, sizes: np.ndarray, round: int) -> Rehearsal | None
 
 
 class _AskedError(Exception):
-    def __init__(self, call: Rehearsal) -> None:
+    def __init__(self, call: ProbeCall) -> None:
         super().__init__()
         self.call = call
 
@@ -87,7 +87,7 @@ class _Listening(Clients):
         made: dict[int, np.ndarray] = {}
         own = {client: to_numpy(payload, made) for client, payload in chosen.payloads.items()}
         job = Job(call.procedure, call.kind, self.context.round, chosen.clients, own, self._splits)
-        raise _AskedError(Rehearsal(job, to_numpy(call.broadcast)))
+        raise _AskedError(ProbeCall(job, to_numpy(call.broadcast)))
 
     def on_server(self, procedure: Procedure, given: Tree) -> NoReturn:
         raise _ServerAskedError

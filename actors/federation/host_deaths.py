@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from actors.federation.attendance import Attendance
+from actors.federation.participation import Participation
 from actors.hosting.failures import Failure, RoundUndoneError
 from actors.hosting.job import Job
 from actors.processes.pool import HostDiedError
@@ -40,7 +40,7 @@ class Verdict:
     explains: int
 
 
-class Deaths:
+class HostDeaths:
     """The deaths of a run's hosts.
 
     Args:
@@ -83,16 +83,16 @@ class Deaths:
         return Verdict(client, Failure(job.procedure, reason), final, self._unexplained.pop(call, 0))
 
     @contextmanager
-    def examined(
-        self, job: Job, attendance: Attendance, unscorable: Mapping[int, Failure], required: bool | None
+    def attributed(
+        self, job: Job, participation: Participation, unscorable: Mapping[int, Failure], required: bool | None
     ) -> Iterator[None]:
         """Makes the death of a host in its body a client's failure, where that is proven.
 
         Args:
             job: what the hosts do in the body.
-            attendance: who takes part in the round.
+            participation: who takes part in the round.
             unscorable: who takes no part in the evaluations after it.
-            required: as for :meth:`Attendance.excuse`.
+            required: as for :meth:`Participation.check_dispensable`.
 
         Raises:
             ClientError: when that client may not be left out.
@@ -104,17 +104,17 @@ class Deaths:
         except HostDiedError as death:
             verdict = self.judge(death, job)
             if verdict is None:
-                death.examined = death.suspicious and bool(death.clients) and self._policy.on_error != "fail"
+                death.investigated = death.suspicious and bool(death.clients) and self._policy.on_error != "fail"
                 raise
             place = f"client {verdict.client}, round {job.round}, {job.procedure}: {verdict.failure.reason}"
             if verdict.final and not self._policy.skips:
                 raise ClientError(f"{place} (it was tried {self._policy.attempts} times)") from death
             left_out = {verdict.client: verdict.failure} if verdict.final else {}
-            absent = attendance.absent
+            absent = participation.absent
             if job.kind == "evaluate":
                 unscorable = {**unscorable, **left_out}
             else:
-                attendance.excuse(job.procedure, left_out, required)
+                participation.check_dispensable(job.procedure, left_out, required)
                 absent = absent | left_out
             _log.warning("%s; the round is done again%s", place, " without this client" if left_out else "")
             raise RoundUndoneError(job.round, absent, unscorable, verdict.explains) from death
