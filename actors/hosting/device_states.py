@@ -1,4 +1,4 @@
-"""States of clients that stay on the device after a round, within a budget: those seen often need no transfer there."""
+"""An LRU cache of client states on the device, so that recently seen clients need no transfer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _log = logging.getLogger("rayfl")
 
 
 class DeviceStateCache:
-    """Copies on the device of states that a host keeps; the least recently used leave first.
+    """Copies of client states on the device; evicts the least recently used.
 
-    A copy counts as long as the host keeps the state that it is of: after a rewind or a move there is another one.
+    A copy is valid as long as the host has the same handle of the state: a rewind or a move replaces it.
 
     Args:
         limit: bytes; 0 keeps none.
@@ -28,12 +28,10 @@ class DeviceStateCache:
         self._recent = LeastRecentlyUsed[int](limit, self._drop)
 
     def put(self, client: int, handle: SpillHandle | None, state: Tree) -> None:
-        """Takes a client's state, whose tensors nobody changes in place any more, if there is room.
+        """Caches a client's state if it fits; its tensors must not be changed in place afterwards.
 
         Args:
-            client: whose.
-            handle: what the host keeps of it.
-            state: with tensors on the device.
+            client: the client's id. handle: the host's handle of the same state. state: the state on the device.
         """
         self._recent.forget(client)
         self._copies.pop(client, None)
@@ -50,7 +48,7 @@ class DeviceStateCache:
         self._recent.touch(client, size)
 
     def get(self, client: int, handle: SpillHandle | None) -> Tree | None:
-        """A client's state on the device; None if it is not there, or not of what the host keeps."""
+        """Returns a client's state on the device; None if it is not cached, or out of date."""
         held, state = self._copies.get(client, (None, None))
         if held is None or held is not handle:
             return None
@@ -58,13 +56,13 @@ class DeviceStateCache:
         return state
 
     def clear(self) -> None:
-        """Lets go of all copies."""
+        """Drops all copies."""
         for client in list(self._copies):
             self._recent.forget(client)
         self._copies.clear()
 
     def disable(self) -> None:
-        """Lets go of all copies, and keeps none from now on: the memory is needed."""
+        """Drops all copies and caches nothing from now on, because the memory is needed."""
         if self.limit:
             _log.warning("the device's memory is too small for states of clients to stay there")
         self.limit = 0
@@ -75,7 +73,7 @@ class DeviceStateCache:
 
 
 def _alone(leaf: object) -> object:
-    """A tensor that holds no more memory than its own: what a stack leaves may be a view of it."""
+    """Returns a copy of a tensor that is a view of larger memory, such as a whole stack's."""
     if isinstance(leaf, Tensor) and leaf.untyped_storage().nbytes() != leaf.nbytes:
         return leaf.detach().clone()
     return leaf.detach() if isinstance(leaf, Tensor) else leaf

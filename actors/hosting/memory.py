@@ -1,4 +1,4 @@
-"""Bounded memory: what is least recently used leaves first, and comes back from disk to the bit."""
+"""Bounded memory with LRU eviction; evicted trees are spilled to disk and restored bit for bit."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass
 class Lookups:
-    """Counts of what was asked for and found, or no longer found, in memory.
+    """Counts of memory hits and misses.
 
     Attributes:
-        hits: it was there.
-        misses: it had to be read.
+        hits: found in memory. misses: had to be read.
     """
 
     hits: int = 0
@@ -51,9 +50,9 @@ class Lookups:
 
 
 class LeastRecentlyUsed(Generic[Key]):
-    """Keeps count of bytes and says what has to go.
+    """Tracks the bytes of entries, and evicts the least recently used beyond a limit.
 
-    What goes leaves holes among what stays; from time to time they are given back to the machine.
+    Evictions fragment the heap; from time to time free memory is returned to the operating system.
 
     Args:
         limit: bytes that may stay; None for no limit. The newest entry stays even if it alone exceeds it.
@@ -105,7 +104,7 @@ class LeastRecentlyUsed(Generic[Key]):
 
 
 class SpillHandle:
-    """A tree that a :class:`Spill` holds as long as this handle is referred to.
+    """A handle of a tree in a :class:`Spill`, which holds the tree as long as the handle is referenced.
 
     Args:
         serial: its number.
@@ -121,15 +120,15 @@ class SpillHandle:
         self.file: Path | None = None
 
     def __del__(self) -> None:
-        # weakref.finalize would do the same, and take as long as all else that is done to keep a state.
+        # weakref.finalize would do the same, but would double the time to store a state.
         if self._drop is not None:
             self._drop(self.serial)
 
 
 class Spill:
-    """Trees in memory up to a limit; the least recently used go to files and come back when asked for.
+    """Holds trees in memory up to a limit; spills the least recently used to files, and loads them on demand.
 
-    A tree and its file are gone when nobody holds its handle any more. Safe to use from several threads.
+    A tree and its file are deleted when its handle is no longer referenced. Thread-safe.
 
     Args:
         limit: bytes in memory; None for no limit.
@@ -155,7 +154,7 @@ class Spill:
         return self._recent.bytes
 
     def keep(self, tree: Tree) -> SpillHandle:
-        """Takes a tree, which nobody changes in place any more."""
+        """Stores a tree, which must not be changed in place afterwards; returns its handle."""
         with self._lock:
             handle = SpillHandle(next(self._serials), tree, self._drop)
             self._handles[handle.serial] = handle
@@ -163,7 +162,7 @@ class Spill:
             return handle
 
     def get(self, handle: SpillHandle) -> Tree:
-        """The tree, from memory or from its file.
+        """Returns the tree of a handle, from memory or from its file.
 
         Raises:
             ResourceError: another tree had to go and could not be written.

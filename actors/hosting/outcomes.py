@@ -1,4 +1,4 @@
-"""What surrounds clients' procedures: messages to and from the device, and whom errors are blamed on."""
+"""Work around clients' procedures: transfers to and from the device, and errors that name the client."""
 
 from __future__ import annotations
 

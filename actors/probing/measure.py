@@ -66,11 +66,11 @@ class Measured:
 
 
 class ProbeFailedError(Exception):
-    """Nothing could be measured; the message says why."""
+    """No call could be measured; the message says why."""
 
 
 class ShortenedEngine(Engine):
-    """An engine that does the first steps of local updates only, and times them.
+    """An engine that runs and times only the first steps of local updates.
 
     Attributes:
         limit: steps of each update.
@@ -118,7 +118,7 @@ def measure(
     held_bytes: int = 0,
     divides: bool = False,
 ) -> Measured:
-    """Runs a few steps of the first call that works.
+    """Measures a few steps of the first call that works.
 
     Args:
         host: made for this; its states are not those of the experiment afterwards.
@@ -189,7 +189,7 @@ def _measure_call(
 def _of_a_stack(
     host: ClientHost, short: ShortenedEngine, call: ProbeCall, memory: DeviceMemory, together: Sequence[int], one: int
 ) -> int:
-    """Bytes that each further client of a stack takes.
+    """Returns the bytes that each further client of a stack takes.
 
     On accelerators scores are left out: stacked ones are made in pieces of bounded size, however many clients there
     are, in the memory that training has left and in the tenth that no plan uses.

@@ -1,4 +1,4 @@
-"""Finds the steps that a probe does: a round's first call, by playing the round with clients that only listen."""
+"""Finds the calls that a probe measures: runs a round with recording clients, which stop it at its first call."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rayfl.experiment.parts import Parts
 from rayfl.params import Tree, to_numpy
 
 _STACKED_CLIENTS = 4
-"""Clients whose joint training shows what each further one takes."""
+"""Number of clients to stack, to measure the memory of each further one."""
 
 
 @dataclass(frozen=True)
 class ProbeCall:
-    """A call that a round of a method makes first, for a few clients.
+    """The first call of a method's round, for a few clients.
 
     Attributes:
-        job: the call; its clients are of middling size, the most middling first.
+        job: the call; its clients are those closest to the median size, closest first.
         broadcast: its keyword arguments, a NumPy tree.
         is_fedavg: whether it is the call of federated averaging instead of the method.
     """
@@ -36,7 +36,7 @@ class ProbeCall:
 
 
 def probe_calls(parts: Parts, sizes: np.ndarray) -> list[ProbeCall]:
-    """Returns the calls to measure, best first: the method's last round, which uses all it has; its first; a plain one.
+    """Returns the calls to measure, best first: of the method's last round, of its first, of federated averaging.
 
     Args:
         parts: the experiment.
@@ -52,14 +52,14 @@ def probe_calls(parts: Parts, sizes: np.ndarray) -> list[ProbeCall]:
 
 
 def _first_call(parts: Parts, sizes: np.ndarray, round: int) -> ProbeCall | None:
-    """Returns a round's first call; None where the method cannot begin this round with what the server has at first."""
+    """Returns a round's first call; None if the method cannot run this round from the initial server state."""
     clients = _Listening(parts.task, replace(parts.context, round=round), sizes, parts.config.evaluation.splits)
     try:
         parts.config.algorithm.round(parts.initial_server(), parts.cohort(round), clients)
     except _AskedError as asked:
         return asked.call
     except Exception:
-        # A method may refuse what never comes about in a run; if it does, the run itself says so. Or its server works
+        # The method may reject a state that no run reaches (a real error shows in the run), or the server may work
         # first.
         return None
     return None
@@ -72,11 +72,11 @@ class _AskedError(Exception):
 
 
 class _ServerAskedError(Exception):
-    """The server works before any client: what clients are sent then is not known without doing that."""
+    """The server works before any client, so what clients receive is unknown without that work."""
 
 
 class _Listening(Clients):
-    """The clients of a round that answer nothing: the first call ends it."""
+    """The recording clients of a round: their first call ends it."""
 
     def __init__(self, task: Task, context: RoundContext, sizes: np.ndarray, splits: Sequence[str]) -> None:
         super().__init__(task, context, sizes[:, 0])
@@ -94,7 +94,7 @@ class _Listening(Clients):
 
 
 def middling(clients: Sequence[int], samples: np.ndarray) -> list[int]:
-    """Clients by how close they are to the median number of training samples, closest first; none without samples."""
+    """Sorts clients by distance to the median number of training samples; leaves out those without samples."""
     having = [(client, int(n)) for client, n in zip(clients, samples, strict=True) if n]
     median = float(np.median([n for _, n in having])) if having else 0.0
     return [client for client, _ in sorted(having, key=lambda one: (abs(one[1] - median), one[0]))]
