@@ -11,13 +11,12 @@ def assign(costs: Mapping[int, float], slowness: Sequence[float], home: Mapping[
     """Splits clients over hosts.
 
     Args:
-        costs: expected work by client, positive.
-        slowness: what a unit of work takes on each host, positive; only ratios matter.
-        home: the host that holds a client's state, for those that have one.
+        costs: expected work by client, positive. slowness: time per unit of work on each host, positive; only ratios
+            matter. home: the host that holds a client's state, by client.
 
     Returns:
-        Client ids by host. A client stays at home unless its host would then need a tenth longer than all hosts need
-        if they end together, and longer than another one.
+        Client ids by host. A client stays at home unless its host would then take 10 % longer than a perfect balance,
+        and longer than another host.
     """
     hosts = range(len(slowness))
     shares: list[list[int]] = [[] for _ in hosts]

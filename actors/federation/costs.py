@@ -1,4 +1,4 @@
-"""What the clients' procedures of a round took, over all hosts."""
+"""Time, operations and memory of a round's client procedures, over all hosts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Costs:
     """The costs of a round.
 
     Attributes:
-        client_seconds: of processors, or of GPUs, in clients' procedures; evaluation is no part of it.
+        client_seconds: CPU or GPU seconds in clients' procedures, without evaluation.
         flops: floating-point operations of local steps; None where they are not counted.
-        peak_bytes: the most memory that a host's process, or its GPU's allocator, has had since it began.
+        peak_bytes: largest peak memory of any host's process, or its GPU's allocator, since its start.
     """
 
     client_seconds: float = 0.0
@@ -22,12 +22,12 @@ class Costs:
     peak_bytes: int = 0
 
     def add(self, result: JobResult) -> None:
-        """Adds what one host's share of a call took."""
+        """Adds the costs of one host's share of a call."""
         self.client_seconds += result.busy_s
         self.flops = None if self.flops is None or result.flops is None else self.flops + result.flops
         self.peak_bytes = max(self.peak_bytes, result.peak_bytes)
 
     def as_line(self) -> dict[str, float]:
-        """The numbers by name, without those that are not known."""
+        """Returns the known numbers by name."""
         known = {} if self.flops is None else {"flops": self.flops}
         return {"client_seconds": self.client_seconds, "peak_bytes": self.peak_bytes, **known}

@@ -1,4 +1,4 @@
-"""Scores models of clients and of the server, spread over all hosts."""
+"""Scores models of clients and of the server, distributed over all hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AT_A_TIME = 64
 
 
 class Evaluation:
-    """Calls the hosts for scores, and puts together what they answer.
+    """Has hosts score models, and collects the results.
 
     Args:
         hosts: the hosts.
@@ -42,11 +42,10 @@ class Evaluation:
 
         Args:
             job: which procedure, on which splits.
-            clients: whose.
-            server: what all clients see of the server.
-            payloads: what single clients see in addition.
-            report: called with the number of clients scored so far and of all, as results arrive.
-            alone: clients that are done one at a time.
+            clients: whose predictors. server: the part of the server's tree that all clients receive. payloads: further
+                arguments by client.
+            report: called with the number of clients scored so far and the total, as results arrive. alone: clients
+                that are run one at a time.
 
         Returns:
             The scores by client, ascending, and the clients that failed.

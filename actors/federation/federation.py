@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from actors.federation.attendance import Attendance
 from actors.federation.costs import Costs
-from actors.federation.deaths import Deaths
 from actors.federation.evaluation import Evaluation
+from actors.federation.host_deaths import HostDeaths
 from actors.federation.hosts import Hosts
+from actors.federation.participation import Participation
 from actors.federation.traffic import Traffic
 from actors.federation.updates import Updates
 from actors.hosting.contract import played
@@ -27,7 +27,7 @@ from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.requests import SERVER
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Task
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.errors import MethodError
 from rayfl.metrics import Statistics
 from rayfl.params import Tree, from_numpy, num_bytes, own_dicts
@@ -35,14 +35,14 @@ from rayfl.storage.manifest import StoredFile
 
 
 class Federation(Clients):
-    """All clients of an experiment, spread over hosts.
+    """All clients of an experiment, distributed over hosts.
 
     Args:
-        hosts: where they are.
+        hosts: the hosts.
         task: what is learned.
         context: round context of the experiment.
         sizes: samples by client and split: train, validation, test; of all that may train, then of newcomers.
-        policy: what becomes of clients that fail; default: the run fails.
+        policy: how to treat clients that fail; by default the run fails.
 
     Attributes:
         trained_scores: of the models published in this round.
@@ -67,8 +67,8 @@ class Federation(Clients):
         self._trained_splits: tuple[str, ...] = ()
         self.trained_scores: Scores = {}
         self.traffic, self.costs, self.updates = Traffic(), Costs(), Updates()
-        self._attendance = Attendance(context.round, None, {})
-        self._deaths = Deaths(self._policy)
+        self._participation = Participation(context.round, None, {})
+        self._deaths = HostDeaths(self._policy)
         self._unscorable: dict[int, Failure] = {}
         self._past: Mapping[int, Tree] = {}
         self.unscored: dict[int, Failure] = {}
@@ -80,7 +80,7 @@ class Federation(Clients):
 
     @property
     def lookups(self) -> Lookups:
-        """Counts of clients' states and samples that hosts found in memory in this round."""
+        """Returns this round's counts of memory hits and misses for clients' states and samples."""
         return self._hosts.lookups
 
     def begin_round(
@@ -93,21 +93,20 @@ class Federation(Clients):
         started: Mapping[int, int] | None = None,
         past: Mapping[int, Tree] | None = None,
     ) -> None:
-        """Sets the round; hosts that have joined since the last one take part in it.
+        """Begins a round, and takes hosts into use that have joined since the last one.
 
         Args:
             round: t, 0-indexed.
             trained_splits: models published in the round are scored on these (none: not at all).
-            cohort: the sampled clients; None: everybody counts as sampled.
-            absent: clients known to fail in this round, from an attempt at it that was undone.
-            unscorable: clients known to fail in an evaluation after it, likewise.
+            cohort: the sampled clients; None for all clients. absent: clients that failed in an earlier attempt at this
+                round. unscorable: clients that failed in an evaluation after an earlier attempt.
             started: the earlier round in which a client of the cohort began, by client.
-            past: what was sent in these rounds, by round.
+            past: the server's tree as sent in those rounds, by round.
         """
         self._context = replace(self._context, round=round, final=False, started=dict(started or {}))
         self._past = dict(past or {})
         self._trained_splits = tuple(trained_splits)
-        self._attendance = Attendance(round, cohort, absent or {})
+        self._participation = Participation(round, cohort, absent or {})
         self._unscorable = dict(unscorable or {})
         self._hosts.waited_s, self._hosts.lookups = 0.0, Lookups()
         self._hosts.grow()
@@ -116,19 +115,19 @@ class Federation(Clients):
     def _begin_attempt(self) -> None:
         self.trained_scores = {}
         self.traffic, self.costs, self.updates = Traffic(), Costs(), Updates()
-        self._attendance.begin_again()
+        self._participation.begin_again()
 
     @property
     def absent(self) -> Mapping[int, Failure]:
         """The clients that have failed and take no part in this round."""
-        return self._attendance.absent
+        return self._participation.absent
 
     def present(self, clients: Sequence[int]) -> list[int]:
         """Returns the clients that take part in this round."""
-        return self._attendance.present(clients)
+        return self._participation.present(clients)
 
     def play(self, algorithm: Algorithm, server: Tree, cohort: Sequence[int]) -> Tree:
-        """Plays one round of a method, as if the clients that fail in it had not been sampled.
+        """Runs one round of a method, as if clients that fail in it had not been sampled.
 
         Args:
             algorithm: the method.
@@ -142,14 +141,14 @@ class Federation(Clients):
             ClientError: when a client failed that may not be left out.
             MethodError: when its code breaks the contract of methods, or writes in place to the server's tree, which a
                 commit may be reading.
-            RoundUndoneError: when the clients' states must be what they were before the round, first.
+            RoundUndoneError: when clients' states must first be rolled back to before the round.
         """
-        lent = Untouched({**server, **{f"(of round {round})": tree for round, tree in self._past.items()}})
+        lent = WriteGuard({**server, **{f"(of round {round})": tree for round, tree in self._past.items()}})
         while True:
             present = self.present(cohort)
             try:
                 changed = played(algorithm, own_dicts(server), present, self) if present else {}
-                self._attendance.end()
+                self._participation.end()
             except ClientsFailedError:
                 changed = None
                 self._begin_attempt()
@@ -162,12 +161,12 @@ class Federation(Clients):
                 return changed
 
     def received(self, client: int, server: Tree) -> Tree:
-        """The server's tree as it was when a client of the cohort began; see ``algorithms.clients.Clients``."""
+        """Returns the server's tree as of when a client of the cohort began; see ``algorithms.clients.Clients``."""
         began = self._context.started.get(client)
         return server if began is None else self._past[began]
 
     def on_server(self, procedure: Procedure, given: Tree) -> Tree:
-        """Returns what a procedure of the server's own returns, from one host; see ``algorithms.clients.Clients``."""
+        """Runs a procedure of the server on one host and returns its result; see ``algorithms.clients.Clients``."""
         job = replace(self._job(name_of(procedure), "server", counted=False), attempts=1, skips=False)
         (result,) = self._hosts.dispatch(job, {SERVER: 1.0}, given, {})
         return from_numpy(result.values[SERVER])
@@ -183,38 +182,38 @@ class Federation(Clients):
         newcomers: bool = False,
         official: bool = False,
     ) -> Scores:
-        """Scores the predictors of clients, spread over all hosts.
+        """Scores the predictors of clients, distributed over all hosts.
 
         Args:
             server: what all clients see of the server.
             splits: the splits to score on.
             final: whether this is the evaluation after the last round.
             payloads: what single clients see in addition.
-            clients: whose; None for all that may train.
-            report: called with the number of clients scored so far and of all, as results arrive.
-            newcomers: whether they are clients that take no part in training, and join for the evaluation.
+            clients: whose predictors; None for all clients that may train. report: called with the number of clients
+                scored so far and the total, as results arrive. newcomers: whether the clients are held out from
+                training and join for the evaluation.
             official: whether clients' own models are also scored on the official test part.
 
         Returns:
-            By client; without those in :attr:`unscored`.
+            The scores by client, without those in :attr:`unscored`.
         """
         everyone = range(self._context.num_clients) if clients is None else clients
         procedure = "newcomer_predictors" if newcomers else "predictors"
         job = self._job(procedure, "evaluate", splits=tuple(splits), final=final, official=official)
         left_out = {client: why for client, why in self._unscorable.items() if client in everyone}
         able = [client for client in everyone if client not in left_out]
-        with self._examined(job):
+        with self._attributed(job):
             alone = self._deaths.suspects(job)
             scores, found = self._evaluation.of_clients(job, able, server, payloads or {}, report, alone)
         self.unscored = left_out | found
         return scores
 
     def evaluate_official(self, server: Tree, samples: int) -> dict[str, Statistics]:
-        """Scores the server's own models on the official test part, in pieces spread over all hosts.
+        """Scores the server's own models on the official test set, in parts distributed over all hosts.
 
         Args:
             server: what all clients see of the server.
-            samples: size of the official test part.
+            samples: size of the official test set.
 
         Returns:
             By model.
@@ -222,7 +221,7 @@ class Federation(Clients):
         return self._evaluation.of_server(self._job("global_predictors", "official"), server, samples)
 
     def call(self, call: Call) -> Replies:
-        """Runs a procedure on those of the clients that take part; what hosts answer is added up as it arrives."""
+        """Runs a procedure on the participating clients; adds up the hosts' results as they arrive."""
         call = call.of(call.clients if call.required else self.present(call.clients))
         if call.counted:
             common = num_bytes(call.broadcast)
@@ -231,7 +230,7 @@ class Federation(Clients):
         options = {"counted": call.counted, "summands": len(call.clients), "started": self._context.started}
         job = self._job(call.procedure, call.kind, splits=self._trained_splits, **options)
         replies = Replies()
-        with self._examined(job, call.required):
+        with self._attributed(job, call.required):
             for result in self._answers(job, call):
                 self.trained_scores.update(result.scores)
                 self.costs.add(result)
@@ -244,47 +243,47 @@ class Federation(Clients):
         return replies
 
     def _answers(self, job: Job, call: Call) -> Iterable[JobResult]:
-        """The hosts' results as they arrive; all at once if clients may be left out, when it is clear who is."""
+        """Yields the hosts' results as they arrive; or all at once if failed clients may have to be left out."""
         costs = {client: float(n + 1) for client, n in zip(call.clients, self.num_samples(call.clients), strict=True)}
         alone = self._deaths.suspects(job)
         if not self._policy.skips:
             return self._hosts.dispatch(job, costs, call.broadcast, call.payloads, alone=alone)
-        results = self._attendance.kept(call)
+        results = self._participation.completed(call)
         if results is None:
             results = list(self._hosts.dispatch(job, costs, call.broadcast, call.payloads, alone=alone))
-        self._attendance.answered(call, results)
+        self._participation.record(call, results)
         return results
 
-    def _examined(self, job: Job, required: bool | None = False) -> AbstractContextManager[None]:
-        return self._deaths.examined(job, self._attendance, self._unscorable, required)
+    def _attributed(self, job: Job, required: bool | None = False) -> AbstractContextManager[None]:
+        return self._deaths.attributed(job, self._participation, self._unscorable, required)
 
     def _job(self, procedure: str, kind: str, **options: Any) -> Job:
         policy = self._policy
         return Job(procedure, kind, self._context.round, (), attempts=policy.attempts, skips=policy.skips, **options)
 
     def start_commit(self, rounds_completed: int) -> dict[Any, int]:
-        """Has every host write its changed states, while the next round may already run."""
+        """Makes every host write its changed states; the next round may already run meanwhile."""
         return self._hosts.start_commit(rounds_completed)
 
     def finish_commit(self, handles: dict[Any, int]) -> dict[int, StoredFile]:
         """Waits for a commit started earlier; returns the files of the states it wrote, by client.
 
-        May run on another thread than the rest: it changes nothing here.
+        May run on another thread, since it changes nothing here.
         """
         return self._hosts.finish_commit(handles)
 
     def adopt(self, committed: Mapping[int, StoredFile]) -> None:
-        """Takes note of where a commit has the states."""
+        """Records which files of a commit hold the states."""
         self._hosts.committed = dict(committed)
 
     def rewind(self) -> list[int]:
-        """Back to the adopted commit: dead hosts are replaced, live ones forget; returns the replaced hosts."""
+        """Rolls back to the last adopted commit: replaces dead hosts, clears live ones; returns the replaced hosts."""
         return self._hosts.rewind()
 
     def held_states(self) -> dict[int, Tree]:
-        """All client states in the hosts' memories, by client."""
+        """Returns all client states in the hosts' memory, by client."""
         return self._hosts.held_states()
 
     def close(self) -> None:
-        """Ends the hosts."""
+        """Stops the hosts."""
         self._hosts.close()

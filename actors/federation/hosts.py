@@ -31,13 +31,13 @@ class Hosts:
     Args:
         pool: the hosts.
         pinned: host i runs client i and no other (one client per actor).
-        deadline_s: a host that has not answered its call for so long, in seconds, counts as dead; None: never.
-        measured: clients are assigned by what they and the hosts took before, not by their costs alone.
+        deadline_s: seconds after which a host that has not answered counts as dead; None: never. measured: whether
+            clients are assigned by measured times instead of estimated costs alone.
 
     Attributes:
         committed: the file of a client's state in the last commit.
-        waited_s: seconds spent waiting for results, until it is set back.
-        lookups: how often clients' states and samples were in the hosts' memory; the same.
+        waited_s: seconds spent waiting for results since the last reset. lookups: memory hits and misses for clients'
+            states and samples since the last reset.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Hosts:
         self._pinned = pinned
         self._deadline_s = deadline_s
         self._pace = Pace() if measured else None
-        # the host whose memory holds a client's state
+        # by client, the host whose memory holds its state
         self._home: dict[int, int] = {}
         self.committed: dict[int, StoredFile] = {}
         self.waited_s = 0.0
@@ -73,9 +73,9 @@ class Hosts:
             costs: expected work by client, positive.
             broadcast: keyword arguments equal for all.
             payloads: further keyword arguments by client.
-            at_a_time: a host does its share in pieces of that many clients (for procedures that change no state: every
-                piece brings all states that move to its host, since a host need not begin them in order).
-            alone: clients that are done before the others, each while all hosts do nothing else.
+            at_a_time: splits a host's share into pieces of that many clients. Only for procedures that change no state:
+                every piece carries all states that move to its host, since pieces may start in any order. alone:
+                clients that run before the others, one at a time, while all hosts are idle otherwise.
 
         Raises:
             ClientError: naming the client that failed.
@@ -107,7 +107,7 @@ class Hosts:
                 continue
             step = at_a_time or len(clients)
             for piece in (tuple(clients[start : start + step]) for start in range(0, len(clients), step)):
-                made: dict[int, np.ndarray] = {}  # what several of them are given is one array, and travels once
+                made: dict[int, np.ndarray] = {}  # an array given to several clients is sent once
                 share = replace(
                     job,
                     clients=piece,
@@ -145,7 +145,7 @@ class Hosts:
         return assign(self._pace.work(procedure, costs), self._pace.slowness(self._pool.size), self._home)
 
     def _collected(self, handles: dict[Any, int]) -> Iterator[tuple[int, JobResult]]:
-        """The hosts' results; the time spent waiting for them is noted."""
+        """Yields the hosts' results, and adds up the time spent waiting for them."""
         results = self._pool.collect(handles, self._deadline_s, of_clients=True)
         while True:
             started = time.perf_counter()
@@ -156,14 +156,14 @@ class Hosts:
             yield found
 
     def _answered(self, merging: Merging, host: int, result: JobResult) -> dict[Any, int]:
-        """The handles of further results that hosts owe for their sums; the time spent waiting for sums is noted."""
+        """Returns handles of further results of sums that are sent in parts; adds up the time spent waiting."""
         started = time.perf_counter()
         further = merging.answered(host, result)
         self.waited_s += time.perf_counter() - started
         return further
 
     def _move_states(self, shares: Sequence[Sequence[int]]) -> dict[int, list[Any]]:
-        """Starts the moves of states between hosts; returns the handles each receiving host waits for."""
+        """Starts moving states between hosts; returns, by receiving host, the handles to wait for."""
         moves: dict[tuple[int, int], list[int]] = {}
         for target, clients in enumerate(shares):
             for client in clients:
@@ -183,16 +183,16 @@ class Hosts:
         }
 
     def start_commit(self, rounds_completed: int) -> dict[Any, int]:
-        """Has every host write its changed states, while the next round may already run."""
+        """Makes every host write its changed states; the next round may already run meanwhile."""
         return {self._pool.submit(host, "commit", rounds_completed): host for host in range(self._pool.size)}
 
     def finish_commit(self, handles: dict[Any, int]) -> dict[int, StoredFile]:
         """Waits for a commit started earlier; returns the files of the states it wrote, by client.
 
-        May run on another thread than the rest: it changes nothing here.
+        May run on another thread, since it changes nothing here.
         """
         newest: dict[int, tuple[Change, StoredFile]] = {}
-        # An actor that hangs now may have nothing else to answer: at the end of the run, nobody else would notice.
+        # With a deadline: no later call may notice that an actor hangs, at the end of the run.
         for _, files in self._pool.collect(handles, self._deadline_s):
             for file, changes in files:
                 for client, change in changes.items():
@@ -201,7 +201,7 @@ class Hosts:
         return {client: file for client, (_, file) in sorted(newest.items())}
 
     def rewind(self) -> list[int]:
-        """Back to the adopted commit: dead hosts are replaced, live ones forget; returns the replaced hosts."""
+        """Rolls back to the last adopted commit: replaces dead hosts, clears live ones; returns the replaced hosts."""
         self._home.clear()
         replaced = self._pool.revive()
         if self._pace is not None:
@@ -213,22 +213,22 @@ class Hosts:
         return replaced
 
     def grow(self) -> None:
-        """Takes hosts into use that have joined; clients are spread over them as well from the next call on."""
+        """Takes new hosts into use; the next call assigns clients to them too."""
         self._pool.grow()
 
     def close(self) -> None:
-        """Gives the hosts up."""
+        """Stops the hosts."""
         self._pool.close()
 
     def held_states(self) -> dict[int, Tree]:
-        """All client states in the hosts' memories, by client."""
+        """Returns all client states in the hosts' memory, by client."""
         handles = {self._pool.submit(host, "held_states"): host for host in range(self._pool.size)}
         states = {client: state for _, held in self._pool.collect(handles) for client, state in held.items()}
         return {client: from_numpy(state) for client, state in sorted(states.items())}
 
 
 def _naming(death: HostDiedError, job: Job, owed: Sequence[int]) -> HostDiedError:
-    """Returns a death with the clients that may be to blame: those at work if the host said so, else all it owed."""
+    """Returns an error that names the suspects: the clients at work if the host said so, else all it owed."""
     clients = death.clients or tuple(owed)
     if job.kind in ("official", "server"):
         clients, lost = (), f"{job.procedure} of {'the official test part' if job.kind == 'official' else 'the server'}"

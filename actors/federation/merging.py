@@ -1,4 +1,4 @@
-"""Has the hosts of one machine merge their sums, so that the driver receives one sum a machine."""
+"""Merges the sums of hosts on one machine, so that the driver receives one sum per machine."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ _UNDER_WAY = 3
 
 
 class Merging:
-    """The sums of one call.
+    """Merges the sums of one call.
 
-    Two sums that are ready on a machine are merged by the host of one of them, which has answered and is idle, while
-    others still train. The sums stay on their machine until only one is left. From other machines than the driver's it
-    arrives in pieces, one machine's after another's; on the driver's it is read where it lies. Small sums come with the
-    results of their hosts, and so do those of a host that is alone on the driver's machine.
+    Two sums on a machine are merged by one of their hosts, which is idle while others still train. The sums stay on
+    their machine until only one is left. A remote machine's sum is sent in parts, one machine after another; on the
+    driver's own machine it is read in place. Small sums, and those of a single host on the driver's machine, come with
+    the hosts' results.
 
     Args:
         pool: the hosts.
-        job: what they do.
-        taking_part: the hosts that have a share of it.
+        job: the job they run. taking_part: the hosts with a share of it.
     """
 
     def __init__(self, pool: HostPool, job: Job, taking_part: Collection[int]) -> None:
@@ -46,26 +45,26 @@ class Merging:
         self._ready: dict[str, list[int]] = {name: [] for name in self._owed}
         self._sums: dict[int, Any] = {}
         self._gathered: dict[str | None, Gathered] = {}
-        # Hosts of other machines that hold the sum of theirs; the first one's is on its way.
+        # Remote hosts that hold their machine's sum; the first one is sending it.
         self._senders: deque[int] = deque()
         self._to_ask: deque[Stretch] = deque()
         self._asked = 0
 
     def submit(self, host: int, *args: Any) -> Any:
-        """Starts a host's share; returns a handle of its result."""
+        """Starts a host's share; returns a handle for its result."""
         if host not in self._machine:
             return self._pool.submit(host, "run", *args)
         handle, self._sums[host] = self._pool.submit_apart(host, "run_apart", *args)
         return handle
 
     def answered(self, host: int, result: JobResult) -> dict[Any, int]:
-        """Takes note of a result; what it has of sums that travel apart is taken out.
+        """Records a result, and takes out its part of sums that are sent separately.
 
         Returns:
-            The handles of further results, and the hosts that owe them.
+            Handles of further results, with the hosts that will give them.
 
         Raises:
-            ClientError: when the clients' contributions make no sum together.
+            ClientError: when the clients' contributions cannot be added.
         """
         machine = self._machine.get(host)
         if machine is None:
@@ -94,7 +93,7 @@ class Merging:
         return self._ask(None) if len(self._senders) == 1 else {}
 
     def result(self) -> JobResult | None:
-        """The sums of all machines, once all results were taken note of; None if none travelled apart."""
+        """Returns the sum over all machines, once all results are recorded; None if no sum was sent separately."""
         found = {group: gathered.total for group, gathered in self._gathered.items()}
         if not found:
             return None
@@ -102,7 +101,7 @@ class Merging:
         return JobResult(totals={group: total for group, total in found.items() if group is not None}, updates=updates)
 
     def _arrived(self, result: JobResult) -> dict[Any, int]:
-        """Adds a part of the first sender's sum; asks for what follows."""
+        """Adds a part of the first sender's sum; requests the next."""
         self._asked -= 1
         if result.piece is None:
             self._begin(result.totals, result.updates)
@@ -122,13 +121,13 @@ class Merging:
         return self._ask(None) if self._senders else {}
 
     def _ask(self, stretch: Stretch | None) -> dict[Any, int]:
-        """Asks the first sender for a part of its sum."""
+        """Requests a part of the first sender's sum."""
         sender = self._senders[0]
         self._asked += 1
         return {self._pool.submit(sender, "part", self._sums[sender], stretch): sender}
 
     def _begin(self, totals: dict[str, ExactSum], updates: ExactSum) -> None:
-        """Begins to add the sums of a machine, which may lack what comes in pieces."""
+        """Starts to add a machine's sums, without what follows in parts."""
         for group, head in [*totals.items(), (None, updates)]:
             try:
                 self._gathered.setdefault(group, Gathered()).begin(head)

@@ -1,4 +1,4 @@
-"""Learns how long clients take from how long they took."""
+"""Estimates clients' times from measured ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ With 1.1 for hosts, chance alone moved clients between equal hosts: 5 to 8 % of 
 class Pace:
     """Seconds of procedures, as the product of a client's work and a host's slowness.
 
-    Only ratios matter. A client's work is what was measured of it; before that, its cost at the rate of all others. The
-    first share of every host under a procedure is not counted: memory is touched for the first time then, and kernels
-    are chosen.
+    Only ratios matter. A client's work is its measured time; before the first measurement, its cost times the average
+    rate. A host's first share of each procedure is not counted: it includes warm-up, such as memory allocation and
+    kernel selection.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Pace:
 
         Args:
             procedure: the algorithm's method that they will run.
-            costs: what is expected of those about which nothing is known, up to a factor.
+            costs: estimates for clients without measurements, up to a common factor.
         """
         rate = self._rate.get(procedure)
         if rate is None:
@@ -43,17 +43,15 @@ class Pace:
         return {k: _unless_alike(known.get(k, rate * cost), rate * cost, _CLIENTS_ALIKE) for k, cost in costs.items()}
 
     def slowness(self, hosts: int) -> list[float]:
-        """Returns the slowness of hosts 0 to n - 1; 1 where nothing is known."""
+        """Returns each host's slowness; 1 if unknown."""
         return [_unless_alike(self._slowness.get(host, 1.0), 1.0, _HOSTS_ALIKE) for host in range(hosts)]
 
     def observe(self, procedure: str, host: int, costs: Mapping[int, float], seconds: Mapping[int, float]) -> None:
-        """Takes note of a share.
+        """Records the times of a host's share.
 
         Args:
-            procedure: what was run.
-            host: where.
-            costs: as given to :meth:`work`, of these clients at least.
-            seconds: what each of them took.
+            procedure: the procedure. host: the host that ran it. costs: as given to :meth:`work`, for these clients at
+                least. seconds: measured times by client.
         """
         if (procedure, host) not in self._begun:
             self._begun.add((procedure, host))
@@ -65,7 +63,7 @@ class Pace:
         if rate is None:
             self._rate[procedure] = rate = taken / self._slowness.get(host, 1.0) / cost
         expected = self.work(procedure, {client: costs[client] for client in seconds})
-        # Of a share that is much longer or shorter than was expected, both are to blame: host and clients.
+        # Split the deviation from the expected time between the host's slowness and the clients' work.
         surprise = log(taken / (sum(expected.values()) * self._slowness.get(host, 1.0)))
         self._slowness[host] = self._slowness.get(host, 1.0) * exp(_HOST * surprise)
         self._rescale()
@@ -76,16 +74,16 @@ class Pace:
             known[client] = exp(_CLIENT * log(found) + (1 - _CLIENT) * log(known[client])) if client in known else found
 
     def forget_hosts(self) -> None:
-        """Once hosts were replaced or given up, the others may have other numbers; clients are what they were."""
+        """Resets hosts' slowness, since numbers change when hosts are replaced; keeps the clients' work."""
         self._slowness.clear()
         self._begun.clear()
 
     def _rescale(self) -> None:
-        """Makes 1 the mean: otherwise the hosts' slowness and the clients' work could drift apart."""
+        """Rescales the mean slowness to 1: otherwise slowness and work could drift apart."""
         mean = exp(sum(map(log, self._slowness.values())) / len(self._slowness))
         self._slowness = {host: slowness / mean for host, slowness in self._slowness.items()}
 
 
 def _unless_alike(found: float, usual: float, factor: float) -> float:
-    """Returns the found value, or the usual one where both are within a factor: noise would only make shares uneven."""
+    """Returns the found value, or the usual one if both are within a factor, so that noise does not matter."""
     return usual if usual / factor < found < usual * factor else found

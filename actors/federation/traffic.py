@@ -1,4 +1,4 @@
-"""Counts the bytes that a deployment would send."""
+"""Counts the bytes that a real deployment would send."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Traffic:
-    """Bytes between server and clients in a round, as a deployment would send them (before any reduction).
+    """Bytes between server and clients in a round, as a deployment would send them (before any aggregation on hosts).
 
     Attributes:
         by_client: bytes down and up of each client that took part.
@@ -17,12 +17,12 @@ class Traffic:
 
     @property
     def down(self) -> int:
-        """Bytes to clients."""
+        """Returns the bytes sent to clients."""
         return sum(down for down, _ in self.by_client.values())
 
     @property
     def up(self) -> int:
-        """Bytes from clients."""
+        """Returns the bytes sent by clients."""
         return sum(up for _, up in self.by_client.values())
 
     def add(self, client: int, down: int = 0, up: int = 0) -> None:

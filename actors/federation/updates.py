@@ -1,4 +1,4 @@
-"""What the clients' updates of a round tell beyond their mean."""
+"""Statistics of the clients' updates in a round, beyond their mean."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Updates:
         self._sum.merge(part)
 
     def variance(self) -> float | None:
-        """Total variance of the updates, sum of ||D_k - mean D||^2; None if the method reports none."""
+        """Returns the total variance of the updates, sum of ||D_k - mean D||^2; None if the method reports none."""
         mean = self._mean()
         if "change" not in mean:
             return None
@@ -26,7 +26,7 @@ class Updates:
         return self._sum.weight * max(spread, 0.0)
 
     def product_error(self) -> float | None:
-        """How far the product of the mean adapters is from the mean of their products; None without adapters."""
+        """Returns the distance from the mean adapters' product to the mean product; None without adapters."""
         mean = self._mean()
         return product_error(mean["products"]) if "products" in mean else None
 

@@ -1,4 +1,4 @@
-"""Samples of the clients that come next, read by a thread while the clients before are at work."""
+"""Prefetches samples of the next clients in a thread, while the current ones train."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Key = tuple[int, str]
 
 
 class ReadAhead:
-    """What the clients before ask for is read of the next ones, too: a split at a time, by one thread.
+    """Prefetches for the next clients the splits that the current ones have used; by one thread, one split at a time.
 
     The thread does what would be done when a client's turn comes, so results do not depend on it; an error waits until
     the client asks.
@@ -36,7 +36,7 @@ class ReadAhead:
         self._thread: ThreadPoolExecutor | None = None
 
     def expect(self, clients: Sequence[int], following: Sequence[int]) -> None:
-        """Notes who is at work and who comes next; what was read for others is let go of.
+        """Sets the current and the next clients; drops what was prefetched for others.
 
         Args:
             clients: whose turn it is.
@@ -69,7 +69,7 @@ class ReadAhead:
             self._found[key] = self._thread.submit(self._read, *key)
 
     def take(self, key: Key) -> Examples | None:
-        """What was read of a client's split, once it is there; None where nothing was begun.
+        """Waits for a prefetched split and returns it; None if it was not requested.
 
         Raises what reading it raised.
         """
@@ -77,5 +77,5 @@ class ReadAhead:
         return None if found is None or found.cancel() else found.result()
 
     def stop(self) -> None:
-        """Lets go of all that was read ahead, and reads nothing ahead until the next job."""
+        """Drops all prefetched samples, and stops prefetching until the next job."""
         self.expect((), ())

@@ -1,4 +1,4 @@
-"""What a host has to run its clients' procedures with."""
+"""The parts of a host that run clients' procedures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actors.hosting.at_work import AtWork
-from actors.hosting.resident import Resident
+from actors.hosting.device_states import DeviceStateCache
 from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer
 from actors.hosting.state import ClientStates
@@ -21,7 +21,7 @@ from rayfl.params import Tree, own_dicts
 
 @dataclass
 class Equipment:
-    """What a host runs procedures with.
+    """The parts of a host that run clients' procedures.
 
     Attributes:
         algorithm: the method.
@@ -31,7 +31,7 @@ class Equipment:
         scorer: scores predictors.
         at_work: is told whose code runs.
         context: of the experiment; its round is set by each job.
-        resident: states that stay on the device.
+        device_states: cache of client states on the device.
         norm: the parts of models that stay with their clients.
         recorded: names of what the task's network records in its buffers.
         official: opens the official test part; None where nobody is scored on it.
@@ -44,13 +44,13 @@ class Equipment:
     scorer: Scorer
     at_work: AtWork
     context: RoundContext
-    resident: Resident
+    device_states: DeviceStateCache
     norm: PrivateNorm
     recorded: frozenset[str]
     official: Callable[[], OfficialTest] | None = None
 
     def with_room(self, work: Callable[[], Tree]) -> Tree:
-        """Returns the result of some work, done again without kept samples where the device's memory is too small."""
+        """Returns the result of some work; retries without cached samples if the device runs out of memory."""
         try:
             return work()
         except Exception as error:
@@ -60,13 +60,13 @@ class Equipment:
         return work()
 
     def state_of(self, client: int) -> Tree:
-        """A client's state for a procedure to work on: on the device if it has stayed there."""
-        there = self.resident.of(client, self.states.kept(client))
+        """Returns a client's state for a procedure; from the device cache if it is there."""
+        there = self.device_states.get(client, self.states.handle(client))
         return self.states.checkout(client) if there is None else own_dicts(there)
 
     def make_room(self, errors: Sequence[Exception]) -> None:
-        """Frees memory of the device that nothing depends on, and what errors hold."""
-        self.resident.give_way()
+        """Frees caches on the device, and tensors that exceptions hold."""
+        self.device_states.disable()
         self.samples.give_way()
         self.engine.release()
         free_device_memory(*errors)

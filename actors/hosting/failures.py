@@ -1,4 +1,4 @@
-"""Clients that fail: what is said of them, and how a round goes on without them."""
+"""Failures of clients: how they are reported, and how a round continues without them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Failure:
 
 
 class ClientsFailedError(Exception):
-    """Clients failed in the first call of a round: it is begun again without them, from where it stands."""
+    """Clients failed in the first call of a round: the round restarts without them, without a rollback."""
 
 
 class RoundUndoneError(Exception):
-    """A round must be undone, and done again: clients failed after they had taken part in it, or ended their process.
+    """A round must be rolled back and repeated: clients failed after taking part in it, or ended their process.
 
     Attributes:
         round: 0-indexed.
@@ -61,7 +61,7 @@ class RoundUndoneError(Exception):
 
 
 def reason_of(error: Exception) -> str:
-    """An error in one line: its first, without addresses in memory."""
+    """Returns the first line of an error, without memory addresses."""
     if isinstance(error, NonFiniteError):
         return str(error)
     if ran_out_of_memory(error):
@@ -80,7 +80,7 @@ def too_little_memory(error: Exception) -> str:
 
 
 def named(clients: Mapping[int, object] | list[int]) -> str:
-    """Client ids for a message; only the first of many."""
+    """Formats client ids for a message; at most the first few."""
     ids = sorted(clients)
     more = f" and {len(ids) - _NAMED_AT_MOST} more" if len(ids) > _NAMED_AT_MOST else ""
     return ", ".join(str(id) for id in ids[:_NAMED_AT_MOST]) + more

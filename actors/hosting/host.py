@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.hosting.at_work import AtWork
 from actors.hosting.contract import check_predictors
+from actors.hosting.device_states import DeviceStateCache
 from actors.hosting.equipment import Equipment
 from actors.hosting.failures import too_little_memory
 from actors.hosting.job import Job, JobResult
@@ -15,7 +16,6 @@ from actors.hosting.memory import Lookups
 from actors.hosting.metering import Meter
 from actors.hosting.outcomes import blamed
 from actors.hosting.procedures import Procedures
-from actors.hosting.resident import Resident
 from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer
 from actors.hosting.server_work import served
@@ -29,7 +29,7 @@ from rayfl.engine.engine import Engine
 from rayfl.engine.requests import SERVER
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import recorded_names
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.errors import ClientError, MethodError, RayflError, ResourceError, as_error
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, from_numpy, to_numpy
@@ -76,7 +76,7 @@ class ClientHost:
         self.states = states
         self.at_work = AtWork(tell)
         self._samples = Samples(dataset, engine.device, data_memory, context.unseen, read_ahead)
-        self._resident = Resident(device_state_memory if engine.device.type != "cpu" else 0)
+        self._device_states = DeviceStateCache(device_state_memory if engine.device.type != "cpu" else 0)
         self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size, engine.rows_per_step)
         self._context = context
         self._last = dataset.num_clients
@@ -143,7 +143,7 @@ class ClientHost:
             self._scorer,
             self.at_work,
             self._context,
-            self._resident,
+            self._device_states,
             self._norm,
             self._recorded,
             self._official,
@@ -192,7 +192,7 @@ class ClientHost:
     def _score_official(self, job: Job, server: Tree, result: JobResult) -> None:
         """Scores the server's own models on pieces of the official test part, which stand in the place of clients."""
         assert self._official is not None
-        task, lent = self.engine.task, Untouched(server, self._recorded)
+        task, lent = self.engine.task, WriteGuard(server, self._recorded)
         try:
             predictors = self.algorithm.global_predictors(server, task)
             check_predictors(predictors, job.procedure)
@@ -219,7 +219,7 @@ class ClientHost:
     def rewind(self) -> None:
         """Forgets all states; the next jobs say which commit to restore them from."""
         self.states.rewind()
-        self._resident.forget()
+        self._device_states.clear()
 
     def held_states(self) -> dict[int, Tree]:
         """The states in memory as NumPy trees, by client."""

@@ -1,4 +1,4 @@
-"""Bounded memory: what is least recently used leaves first, and comes back from disk to the bit."""
+"""Bounded memory with LRU eviction; evicted trees are spilled to disk and restored bit for bit."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass
 class Lookups:
-    """Counts of what was asked for and found, or no longer found, in memory.
+    """Counts of memory hits and misses.
 
     Attributes:
-        hits: it was there.
-        misses: it had to be read.
+        hits: found in memory. misses: had to be read.
     """
 
     hits: int = 0
@@ -51,9 +50,9 @@ class Lookups:
 
 
 class LeastRecentlyUsed(Generic[Key]):
-    """Keeps count of bytes and says what has to go.
+    """Tracks the bytes of entries, and evicts the least recently used beyond a limit.
 
-    What goes leaves holes among what stays; from time to time they are given back to the machine.
+    Evictions fragment the heap; from time to time free memory is returned to the operating system.
 
     Args:
         limit: bytes that may stay; None for no limit. The newest entry stays even if it alone exceeds it.
@@ -104,12 +103,12 @@ class LeastRecentlyUsed(Generic[Key]):
         self.bytes -= self._sizes.pop(key, 0)
 
 
-class Kept:
-    """A tree that a :class:`Spill` holds as long as this handle is referred to.
+class SpillHandle:
+    """A handle of a tree in a :class:`Spill`, which holds the tree as long as the handle is referenced.
 
     Args:
         serial: its number.
-        tree: what is kept.
+        tree: the stored tree.
         drop: called with the number when nobody refers to the handle any more.
     """
 
@@ -121,15 +120,15 @@ class Kept:
         self.file: Path | None = None
 
     def __del__(self) -> None:
-        # weakref.finalize would do the same, and take as long as all else that is done to keep a state.
+        # weakref.finalize would do the same, but would double the time to store a state.
         if self._drop is not None:
             self._drop(self.serial)
 
 
 class Spill:
-    """Trees in memory up to a limit; the least recently used go to files and come back when asked for.
+    """Holds trees in memory up to a limit; spills the least recently used to files, and loads them on demand.
 
-    A tree and its file are gone when nobody holds its handle any more. Safe to use from several threads.
+    A tree and its file are deleted when its handle is no longer referenced. Thread-safe.
 
     Args:
         limit: bytes in memory; None for no limit.
@@ -143,7 +142,7 @@ class Spill:
         self._parent = folder
         self._folder: Path | None = None
         self._serials = itertools.count()
-        self._handles: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
+        self._handles: weakref.WeakValueDictionary[int, SpillHandle] = weakref.WeakValueDictionary()
         self._recent = LeastRecentlyUsed[int](limit, self._write)
         # Re-entrant: a handle may die, and so call back, while this thread is inside.
         self._lock = threading.RLock()
@@ -154,26 +153,26 @@ class Spill:
         """Bytes in memory now."""
         return self._recent.bytes
 
-    def keep(self, tree: Tree) -> Kept:
-        """Takes a tree, which nobody changes in place any more."""
+    def keep(self, tree: Tree) -> SpillHandle:
+        """Stores a tree, which must not be changed in place afterwards; returns its handle."""
         with self._lock:
-            kept = Kept(next(self._serials), tree, self._drop)
-            self._handles[kept.serial] = kept
-            self._recent.touch(kept.serial, kept.size)
-            return kept
+            handle = SpillHandle(next(self._serials), tree, self._drop)
+            self._handles[handle.serial] = handle
+            self._recent.touch(handle.serial, handle.size)
+            return handle
 
-    def get(self, kept: Kept) -> Tree:
-        """The tree, from memory or from its file.
+    def get(self, handle: SpillHandle) -> Tree:
+        """Returns the tree of a handle, from memory or from its file.
 
         Raises:
             ResourceError: another tree had to go and could not be written.
         """
         with self._lock:
-            if kept.tree is None:
-                assert kept.file is not None
-                kept.tree = treefile.loads(kept.file.read_bytes(), str(kept.file))
-            self._recent.touch(kept.serial, kept.size)
-            return kept.tree
+            if handle.tree is None:
+                assert handle.file is not None
+                handle.tree = treefile.loads(handle.file.read_bytes(), str(handle.file))
+            self._recent.touch(handle.serial, handle.size)
+            return handle.tree
 
     def close(self) -> None:
         """Deletes the files."""
@@ -181,14 +180,14 @@ class Spill:
             _remove(self._folder)
 
     def _write(self, serial: int) -> None:
-        kept = self._handles.get(serial)
-        if kept is None or kept.tree is None:
+        handle = self._handles.get(serial)
+        if handle is None or handle.tree is None:
             return
-        if kept.file is None:
-            kept.file = self._store(serial, treefile.dumps(kept.tree))
-            weakref.finalize(kept, kept.file.unlink, missing_ok=True)
+        if handle.file is None:
+            handle.file = self._store(serial, treefile.dumps(handle.tree))
+            weakref.finalize(handle, handle.file.unlink, missing_ok=True)
             self.spilled += 1
-        kept.tree = None
+        handle.tree = None
 
     def _store(self, serial: int, data: bytes) -> Path:
         place = self._parent or tempfile.gettempdir()

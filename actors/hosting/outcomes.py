@@ -1,4 +1,4 @@
-"""What surrounds clients' procedures: messages to and from the device, and whom errors are blamed on."""
+"""Work around clients' procedures: transfers to and from the device, and errors that name the client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayfl.aggregation.magnitudes import Extremes, NonFiniteError, extremes_of
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.diagnosis.tracebacks import own_definition, own_frames
 from rayfl.engine.tasks import Task
-from rayfl.engine.transfers import join, moved_together, sent_home
+from rayfl.engine.transfers import join, move_trees, start_copy_to_cpu
 from rayfl.errors import ClientError, MethodError, text_of
 from rayfl.models.pretrained.products import contribution
 from rayfl.params import Tree, from_numpy, tensors
@@ -46,7 +46,7 @@ def brought(device: torch.device, job: Job, ids: Sequence[int], state_of: Callab
     made: dict[int, Tensor] = {}
     given = [from_numpy(job.payloads.get(id, {}), made=made) for id in ids]
     common = {str(key): tensor for key, tensor in made.items()}
-    found = moved_together([*map(state_of, ids), *given, common], device)
+    found = move_trees([*map(state_of, ids), *given, common], device)
     received = {int(key): tensor for key, tensor in found.pop().items()}
     return dict(zip(ids, found, strict=False)), dict(zip(ids, found[len(ids) :], strict=True)), received
 
@@ -112,9 +112,9 @@ def settled(
         if device.type == "cpu":
             return known, lambda: states
         leaving = list(states.values())
-        arrived = sent_home(leaving) if later else _at_once(moved_together(leaving, _CPU))
+        arrived = start_copy_to_cpu(leaving) if later else _at_once(move_trees(leaving, _CPU))
         if job.kind == "map":
-            outcomes |= zip(trees, moved_together(list(trees.values()), _CPU), strict=True)
+            outcomes |= zip(trees, move_trees(list(trees.values()), _CPU), strict=True)
     except Exception as error:
         if not ran_out_of_memory(error):
             raise

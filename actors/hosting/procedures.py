@@ -22,8 +22,8 @@ from rayfl.diagnosis.tracebacks import complete
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.trampoline import run_procedures
-from rayfl.engine.transfers import beside
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.transfers import copy_stream
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.errors import ClientError, MethodError, RayflError, as_error
 from rayfl.params import Tree, own_dicts
 
@@ -111,9 +111,9 @@ class Procedures:
             return dict.fromkeys(ids, error)
         clients, coroutines, failed = self._begun(ids, states, payloads)
         before = {id: Signature(client.state) for id, client in clients.items()}
-        lent = {"what is sent to all clients": Untouched(self._common, own.recorded)}
+        lent = {"what is sent to all clients": WriteGuard(self._common, own.recorded)}
         if several := job.common_to_several(ids, received):
-            lent["what is sent to several clients"] = Untouched(several, own.recorded)
+            lent["what is sent to several clients"] = WriteGuard(several, own.recorded)
 
         def unharmed(id: int) -> None:
             self._check_lent(lent, id)
@@ -169,17 +169,17 @@ class Procedures:
     def _bring_ahead(self) -> None:
         """Begins to bring what the next clients need: the device has still to do most of what it was asked for."""
         own, ids, self._next = self._own, self._next, ()
-        away = [kept for id in ids if (kept := own.states.kept(id)) and own.resident.of(id, kept) is None]
-        if not 0 < sum(kept.size for kept in away) <= own.resident.limit:
+        away = [kept for id in ids if (kept := own.states.handle(id)) and own.device_states.get(id, kept) is None]
+        if not 0 < sum(kept.size for kept in away) <= own.device_states.limit:
             return
         try:
-            with beside(own.engine.device):
+            with copy_stream(own.engine.device):
                 self._ahead = ids, brought(own.engine.device, self._job, ids, own.state_of)
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
             # It is brought when its turn comes, then.
-            own.resident.give_way()
+            own.device_states.disable()
             free_device_memory(error)
 
     def _begun(
@@ -218,7 +218,7 @@ class Procedures:
             # Of a sum that is too large, each client has but a part.
             raise self._blame(error, "the clients" if isinstance(error, OverflowError) else id) from error
 
-    def _check_lent(self, lent: Mapping[str, Untouched], id: int) -> None:
+    def _check_lent(self, lent: Mapping[str, WriteGuard], id: int) -> None:
         """Raises an error if a client has written to what others are given, too, or what it will be given again."""
         for of, tensors in lent.items():
             if (leaf := tensors.written()) is not None:

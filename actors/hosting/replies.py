@@ -1,4 +1,4 @@
-"""What the procedure of one client has come to: checked, scored, and made fit to be sent."""
+"""Turns the outcome of a client's procedure into a result: checks, scores and converts it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rayfl.params import num_bytes, to_numpy
 def found_of(
     own: Equipment, job: Job, client: Client, outcome: Any, update: Any, scored: SplitScores, known: Extremes
 ) -> Found:
-    """Returns what one client has done, if it is fit to be part of a result.
+    """Returns one client's checked result.
 
     Args:
         own: what the procedure was run with.

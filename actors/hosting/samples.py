@@ -14,7 +14,7 @@ from actors.hosting.ahead import Key, ReadAhead
 from actors.hosting.memory import LeastRecentlyUsed, Lookups
 from rayfl.data.federated import FederatedDataset, OnDemand
 from rayfl.data.soundness import check_examples, check_finite, check_inputs, check_own
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.examples import SPLITS, Examples
 
 _log = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ class Samples:
         self._everybody = range(dataset.num_clients - unseen)
         self._device = device
         self._loaded: dict[Key, Examples] = {}
-        self._lent: dict[int, dict[str, Untouched]] = {}
+        self._lent: dict[int, dict[str, WriteGuard]] = {}
         self._recent = LeastRecentlyUsed[Key](limit, self._unload)
         self._public: torch.Tensor | None = None
-        self._lent_public = Untouched({})
+        self._lent_public = WriteGuard({})
         self._sizes: np.ndarray | None = None
         self.lookups = Lookups()
         self._reading = threading.Lock()  # data sets are read by one thread at a time
@@ -108,7 +108,7 @@ class Samples:
         moved = {name: Examples(parts[name].x.to(self._device), parts[name].y.to(self._device)) for name in names}
         for name, part in moved.items():
             self._loaded[client, name] = part
-            self._lent.setdefault(client, {})[name] = Untouched({"inputs": part.x, "labels": part.y})
+            self._lent.setdefault(client, {})[name] = WriteGuard({"inputs": part.x, "labels": part.y})
             if name != split:
                 self._recent.touch((client, name), part.x.nbytes + part.y.nbytes)
 
@@ -194,7 +194,7 @@ class Samples:
             part = read()
             check_examples(part, self._dataset.spec, "the official test part", first)
             self._loaded[key] = Examples(part.x.to(self._device), part.y.to(self._device))
-            lent = Untouched({"inputs": self._loaded[key].x, "labels": self._loaded[key].y})
+            lent = WriteGuard({"inputs": self._loaded[key].x, "labels": self._loaded[key].y})
             self._lent.setdefault(_OFFICIAL, {})[str(first)] = lent
         found = self._loaded[key]
         self._recent.touch(key, found.x.nbytes + found.y.nbytes)
@@ -209,7 +209,7 @@ class Samples:
                 check_finite(public, "the public samples")
             check_inputs(public, self._dataset.spec, "the public samples")
             self._public = public.to(self._device)
-            self._lent_public = Untouched({"samples": self._public})
+            self._lent_public = WriteGuard({"samples": self._public})
         return self._public
 
     def written(self, client: int) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from rayfl.data.soundness import check_examples
 from rayfl.diagnosis.device_errors import Pieces, check_context
 from rayfl.engine.evaluation import evaluate
-from rayfl.engine.evaluation_together import Asked, evaluate_together
+from rayfl.engine.evaluation_together import ScoringRequest, evaluate_together
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import text_of
 from rayfl.examples import Examples, InputSpec
@@ -65,7 +65,7 @@ class Scorer:
         """
         found: dict[int, SplitScores] = {client: {} for client in predictors}
         for split in splits:
-            asked = [Asked(own, samples(client)[split]) for client, own in predictors.items()]
+            asked = [ScoringRequest(own, samples(client)[split]) for client, own in predictors.items()]
             for client, statistics in zip(predictors, self._stacked(asked), strict=True):
                 found[client][split] = statistics
         return found
@@ -86,7 +86,7 @@ class Scorer:
             found[split] = {name: made[name] for name in predictors}
         return found
 
-    def _stacked(self, asked: Sequence[Asked]) -> list[dict[str, Statistics]]:
+    def _stacked(self, asked: Sequence[ScoringRequest]) -> list[dict[str, Statistics]]:
         found: list[dict[str, Statistics]] = []
         try:
             self._clients.over(len(asked), lambda here: found.extend(self._together(asked[here])))
@@ -99,7 +99,7 @@ class Scorer:
             return [{} for _ in asked]
         return found
 
-    def _together(self, asked: Sequence[Asked]) -> list[dict[str, Statistics]]:
+    def _together(self, asked: Sequence[ScoringRequest]) -> list[dict[str, Statistics]]:
         return evaluate_together(asked, self._task, self._batch_size, self._rows)
 
     def score_official(self, predictors: Mapping[str, Predictor], part: Examples, first: int) -> dict[str, Statistics]:

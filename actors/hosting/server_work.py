@@ -18,7 +18,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.engine.server import Server
 from rayfl.engine.tasks import recorded_names
 from rayfl.engine.trampoline import run_procedures
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.errors import ClientError, MethodError, as_error
 from rayfl.params import Tree
 
@@ -47,7 +47,7 @@ def served(
         ClientError: naming the server and the procedure, when that raises or returns what no tree can hold.
     """
     server = Server(engine.task, replace(context, round=job.round), engine.device, samples.public)
-    lent = Untouched(given, recorded_names(engine.task))
+    lent = WriteGuard(given, recorded_names(engine.task))
 
     def unharmed(_: int) -> None:
         if (leaf := lent.written() or samples.written(SERVER)) is not None:

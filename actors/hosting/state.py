@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from actors.hosting.memory import Kept, Lookups, Spill
+from actors.hosting.memory import Lookups, Spill, SpillHandle
 from rayfl.params import Tree, from_numpy, leaves, map_leaves, own_dicts, to_numpy
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.manifest import StoredFile
@@ -43,10 +43,10 @@ class ClientStates:
         self._commit_every = commit_every
         self._spill = spill or Spill()
         self.lookups = Lookups()
-        self._states: dict[int, Kept] = {}
+        self._states: dict[int, SpillHandle] = {}
         self._moves: dict[int, int] = {}
         # By the number of commits before it, and client: what the next commit writes.
-        self._changed: dict[int, dict[int, tuple[Change, Kept]]] = {}
+        self._changed: dict[int, dict[int, tuple[Change, SpillHandle]]] = {}
         self._lock = threading.Lock()
 
     def checkout(self, client: int) -> Tree:
@@ -57,7 +57,7 @@ class ClientStates:
         self.lookups.note(kept.tree is not None)
         return own_dicts(self._spill.get(kept))
 
-    def kept(self, client: int) -> Kept | None:
+    def handle(self, client: int) -> SpillHandle | None:
         """Returns what is kept of a client's state; another object whenever the state is another."""
         return self._states.get(client)
 
@@ -186,7 +186,7 @@ def _is_same(leaf: Any, other: Any) -> bool:
     return type(leaf) is type(other) and bool(leaf == other)
 
 
-def _pieces(states: Mapping[int, tuple[Change, Kept]]) -> Iterator[list[int]]:
+def _pieces(states: Mapping[int, tuple[Change, SpillHandle]]) -> Iterator[list[int]]:
     """The clients, ascending, in pieces whose states make up files of bounded size."""
     piece, size = list[int](), 0
     for client in sorted(states):

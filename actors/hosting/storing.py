@@ -1,4 +1,4 @@
-"""Keeps the states that clients leave: they come home while the device is at work for the next clients."""
+"""Stores clients' new states: copies them to the CPU while the device works for the next clients."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Storing:
         self._home: Home = dict
 
     def may_wait(self, states: Mapping[int, Tree], following: Sequence[int]) -> bool:
-        """Returns whether states come home while the next clients are at work: if there are some, and is room."""
+        """Returns whether states may be copied while the next clients work: if there are any, and memory for both."""
         size = sum(map(num_bytes, states.values())) if following else 0
-        return 0 < size <= self._own.resident.limit
+        return 0 < size <= self._own.device_states.limit
 
     def begin(self, states: Mapping[int, Tree], home: Home) -> None:
-        """Takes the states that are to be kept.
+        """Takes the states to store.
 
         Args:
             states: on the device, by client.
@@ -39,10 +39,10 @@ class Storing:
         self._leaving, self._home = states, home
 
     def finish(self) -> None:
-        """Keeps the states that were taken, once they are on the CPU.
+        """Stores the states taken, once they are on the CPU.
 
         Raises:
-            ClientError: naming the client whose state cannot be kept.
+            ClientError: naming the client whose state cannot be stored.
         """
         leaving, home, self._leaving, self._home = self._leaving, self._home, {}, dict
         if not leaving:
@@ -51,6 +51,6 @@ class Storing:
         for id, there in leaving.items():
             try:
                 self._own.states.replace(id, found[id], self._job.round)
-                self._own.resident.keep(id, self._own.states.kept(id), there)
+                self._own.device_states.put(id, self._own.states.handle(id), there)
             except Exception as error:
                 raise blamed(error, id, self._job, self._own.algorithm) from error

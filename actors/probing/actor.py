@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.hosting.building import build_host, data_memory_of, pin_threads
 from actors.probing.measure import Measured, ProbeFailedError, measure
 from actors.probing.memory import memory_of
-from actors.probing.rehearsal import Rehearsal
+from actors.probing.probe_calls import ProbeCall
 from actors.processes.gpus import Gpu, own_gpu
 from actors.processes.placement import ActorOptions, Node, free_nodes
 from algorithms.registry import Experiment
@@ -42,7 +42,7 @@ class ProbeActor:
         self._device = gpu.device if gpu else device
         self._numbers = ray.get_gpu_ids() if gpu else []
 
-    def measure(self, calls: Sequence[Rehearsal], samples_bytes: int, neighbours: int) -> Measured:
+    def measure(self, calls: Sequence[ProbeCall], samples_bytes: int, neighbours: int) -> Measured:
         """See :func:`actors.probing.measure.measure`.
 
         Args:
@@ -67,7 +67,7 @@ _RemoteProbe: Any = ray.remote(ProbeActor)
 
 
 def probe(
-    config: dict[str, Any], options: ActorOptions, calls: Sequence[Rehearsal], samples_bytes: int
+    config: dict[str, Any], options: ActorOptions, calls: Sequence[ProbeCall], samples_bytes: int
 ) -> list[Measured]:
     """Measures on one GPU of each node that has one free, or on one CPU of the cluster.
 

@@ -17,7 +17,7 @@ from actors.hosting.building import automatic_data_memory
 from actors.hosting.host import ClientHost
 from actors.hosting.job import Job
 from actors.probing.memory import DeviceMemory
-from actors.probing.rehearsal import Rehearsal
+from actors.probing.probe_calls import ProbeCall
 from algorithms.fedavg import FedAvg
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.engine import Engine, EngineConfig
@@ -66,11 +66,11 @@ class Measured:
 
 
 class ProbeFailedError(Exception):
-    """Nothing could be measured; the message says why."""
+    """No call could be measured; the message says why."""
 
 
 class ShortenedEngine(Engine):
-    """An engine that does the first steps of local updates only, and times them.
+    """An engine that runs and times only the first steps of local updates.
 
     Attributes:
         limit: steps of each update.
@@ -112,18 +112,18 @@ class ShortenedEngine(Engine):
 def measure(
     host: ClientHost,
     engine: EngineConfig,
-    calls: Sequence[Rehearsal],
+    calls: Sequence[ProbeCall],
     memory: DeviceMemory,
     place: str,
     held_bytes: int = 0,
     divides: bool = False,
 ) -> Measured:
-    """Runs a few steps of the first call that works.
+    """Measures a few steps of the first call that works.
 
     Args:
         host: made for this; its states are not those of the experiment afterwards.
         engine: the configuration of its engine.
-        calls: what may be run, best first (:func:`actors.probing.rehearsal.rehearsals`).
+        calls: what may be run, best first (:func:`actors.probing.probe_calls.probe_calls`).
         memory: meters the host's device.
         place: what the device is called in messages.
         held_bytes: :attr:`Measured.held_bytes`.
@@ -139,10 +139,10 @@ def measure(
             continue
         short = ShortenedEngine(host.engine.task, host.engine.device, engine)
         host.engine = short
-        if call.plain:
+        if call.is_fedavg:
             host.algorithm = FedAvg()
         try:
-            return replace(_rehearse(host, short, call, memory, place), held_bytes=held_bytes, divides=divides)
+            return replace(_measure_call(host, short, call, memory, place), held_bytes=held_bytes, divides=divides)
         except DeviceLostError as error:
             raise ProbeFailedError(str(error)) from error
         except Exception as error:
@@ -153,7 +153,9 @@ def measure(
     raise ProbeFailedError(reason)
 
 
-def _rehearse(host: ClientHost, short: ShortenedEngine, call: Rehearsal, memory: DeviceMemory, place: str) -> Measured:
+def _measure_call(
+    host: ClientHost, short: ShortenedEngine, call: ProbeCall, memory: DeviceMemory, place: str
+) -> Measured:
     started = time.perf_counter()
     together = call.job.clients[: short.width]
     host.run(replace(call.job, clients=together), call.broadcast)
@@ -185,9 +187,9 @@ def _rehearse(host: ClientHost, short: ShortenedEngine, call: Rehearsal, memory:
 
 
 def _of_a_stack(
-    host: ClientHost, short: ShortenedEngine, call: Rehearsal, memory: DeviceMemory, together: Sequence[int], one: int
+    host: ClientHost, short: ShortenedEngine, call: ProbeCall, memory: DeviceMemory, together: Sequence[int], one: int
 ) -> int:
-    """Bytes that each further client of a stack takes.
+    """Returns the bytes that each further client of a stack takes.
 
     On accelerators scores are left out: stacked ones are made in pieces of bounded size, however many clients there
     are, in the memory that training has left and in the tenth that no plan uses.

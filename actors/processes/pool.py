@@ -17,11 +17,11 @@ class HostDiedError(Exception):
         host: its position.
         reason: how it ended.
         clients: who may be to blame: those at work if it said so, else all whose results it still owed.
-        hung: whether it lived on, and would not end what it did for them.
-        certain: whether it has said itself that they were at work.
-        suspicious: whether clients' code may have done it: not where a node or an answer was lost.
+        hung: whether its process lived, but did not finish their work in time.
+        certain: whether the host itself reported that they were at work.
+        suspicious: whether clients' code may be the cause; False if a node or an answer was lost.
         printed: what clients had printed, where it could still be asked.
-        examined: whether what was under way is done once more to find out who is to blame.
+        investigated: whether the round is repeated to find out which client is to blame.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class HostDiedError(Exception):
         self.certain = certain
         self.suspicious = suspicious
         self.printed = printed
-        self.examined = False
+        self.investigated = False
 
 
 class HostPool(Protocol):

@@ -31,7 +31,7 @@ class Reply(NamedTuple):
 
 
 class Broadcast:
-    """One tree for all actors, by the way on which it reaches each of them soonest; prepared when first asked for.
+    """One tree for all actors, sent to each by the fastest way: inline, shared memory or object store; prepared lazily.
 
     Args:
         tree: with NumPy arrays.
@@ -98,7 +98,7 @@ class Sender:
 
 
 class Line:
-    """The driver's end of the way to one actor."""
+    """The driver's end of the connection to one actor."""
 
     def __init__(self) -> None:
         self._near = False
@@ -171,7 +171,7 @@ class Line:
 
 
 class ActorEnd:
-    """An actor's end of the way to the driver.
+    """An actor's end of the connection to the driver.
 
     Args:
         limit: bytes of shared memory that it may use.

@@ -12,7 +12,7 @@ from ray.util.placement_group import get_current_placement_group
 
 from actors.probing.actor import probe
 from actors.probing.measure import Measured
-from actors.probing.rehearsal import rehearsals
+from actors.probing.probe_calls import probe_calls
 from actors.processes.labels import check_version
 from actors.processes.placement import ActorOptions, Node, resources_of, whole_nodes
 from cluster.planning.autoscaling import NodesAskedFor, demand
@@ -73,7 +73,7 @@ def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
 
 def _measured(parts: Parts, config: ExperimentConfig, sizes: np.ndarray, options: ActorOptions) -> list[Measured]:
     samples_bytes = int(sizes.sum()) * sample_bytes(parts.dataset.spec)
-    return probe(config.model_dump(mode="json"), options, rehearsals(parts, sizes), samples_bytes)
+    return probe(config.model_dump(mode="json"), options, probe_calls(parts, sizes), samples_bytes)
 
 
 def _asked_for(parts: Parts, sizes: np.ndarray) -> int | None:

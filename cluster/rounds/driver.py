@@ -249,7 +249,7 @@ class Driver:
         """
         while True:
             self._failures += 1
-            if 0 <= self._config.max_failures < self._failures - death.examined:
+            if 0 <= self._config.max_failures < self._failures - death.investigated:
                 raise RunError(
                     f"gave up after {self._failures} failures (max_failures={self._config.max_failures}); "
                     f"the last: {death}. Run the same command to continue from the last commit"

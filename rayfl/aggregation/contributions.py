@@ -35,7 +35,7 @@ class Weighted:
     Attributes:
         tree: the values.
         weight: a positive number; the client's sample count, or 1 for a uniform mean. All of a mean are 2^-32 at least.
-        group: which mean it belongs to, where there are several (``Clients.means``).
+        group: the mean it belongs to, if there are several (``Clients.means``).
     """
 
     tree: Tree
@@ -45,10 +45,10 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """A contribution that is fit to be added.
+    """A checked contribution, ready to be added.
 
     Attributes:
-        summand: what is added.
+        summand: the tree and weight to add.
         weight: its exact weight.
         template: the form of each leaf.
     """
@@ -74,7 +74,7 @@ class Inspected:
 
 
 def exactly(weight: Any) -> Fraction | int:
-    """The weight as the arithmetic sees it."""
+    """Returns the weight as an exact number."""
     return int(weight) if isinstance(weight, Integral) else Fraction(float(weight))
 
 
@@ -85,7 +85,7 @@ def bound_of(largest: float, weight: Any) -> int:
 
 
 def too_large(contribution: Weighted) -> str:
-    """Returns what is too large in a contribution that does not fit into a sum, and what to do."""
+    """Returns a message: what in a contribution exceeds the range of a sum, and the fix."""
     most, path = max((largest({"": leaf}), path) for path, leaf in leaves(contribution.tree))
     return f"{path!r} holds up to {most:.3g} and has the weight {contribution.weight:.6g}: {REMEDY}"
 

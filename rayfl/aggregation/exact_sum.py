@@ -1,4 +1,4 @@
-"""Exact aggregation: sums that do not depend on who adds up what, and in which order.
+"""Exact aggregation: sums that do not depend on grouping or order.
 
 Weighted values are summed as integers (see :mod:`rayfl.aggregation.limbs`). Integer sums are associative, so any number
 of actors, any tree and any order of arrival give the same bits. One division at the end gives the mean. Where all
@@ -50,12 +50,12 @@ class ExactSum:
     Attributes:
         count: contributions so far.
         weight: their exact total weight.
-        waiting: contributions that are in no limbs yet; several are added at a time, which spares memory traffic.
+        waiting: contributions not yet added to the limbs; several are added at a time, which saves memory traffic.
         limbs: the sum of others, leaves in the order of their sorted paths.
         received: further sums, from other processes.
         template: the form of each leaf, in the order of the mean's leaves.
-        bound: what no high limb exceeds.
-        since_carry: contributions to the low limbs since their excess was carried.
+        bound: upper bound of all high limbs.
+        since_carry: contributions to the low limbs since the last carry.
         most: how many contributions may wait.
     """
 
@@ -74,18 +74,18 @@ class ExactSum:
 
         Args:
             contribution: the weight and the tree.
-            known: what :func:`extremes_of` found for leaves of the tree, which then are not looked at.
+            known: extremes of leaves by :func:`extremes_of`, so that these leaves are not scanned again.
 
         Raises:
             NonFiniteError: when a leaf holds NaN or infinity.
             OverflowError: when the magnitudes leave the fixed-point range.
             TypeError: when a leaf is an integer or boolean tensor.
-            ValueError: when the weight is not positive, or the tree unlike those before.
+            ValueError: when the weight is not positive, or the tree's structure differs from earlier ones.
         """
         self.take(Inspected.of(contribution, known))
 
     def take(self, one: Inspected) -> None:
-        """Adds a contribution that is fit to be added; it raises those errors of :meth:`add` that are about others."""
+        """Adds a checked contribution; raises the errors of :meth:`add` that depend on other contributions."""
         self._admit(one.template, one.summand.bound, 1)
         self.waiting.append(one.summand)
         self._count(1, one.weight, one.summand.bound, 1)
@@ -108,10 +108,10 @@ class ExactSum:
         self._count(other.count, other.weight, other.bound, other.since_carry)
 
     def mean(self) -> Tree:
-        """The weighted mean, in the leaves' own types; fresh memory of this process, wherever contributions were.
+        """Returns the weighted mean, in the leaves' own types, in new memory.
 
         Raises:
-            MethodError: when the weights together are so small that the mean would have few right digits.
+            MethodError: when the total weight is too small for a precise mean.
             ValueError: when nothing was added.
         """
         if self.count == 0:
@@ -124,7 +124,7 @@ class ExactSum:
         return _restore(mean_of(parts, float(self.weight)), self.template)
 
     def mean_without(self, one: Weighted) -> Tree:
-        """The weighted mean of all contributions but one of them; the sum stays as it is.
+        """Returns the weighted mean without one contribution; the sum is unchanged.
 
         Args:
             one: the contribution, of this sum. A part of its weight may be named.
@@ -142,12 +142,12 @@ class ExactSum:
         self._settle()
         parts = self.received if self.limbs is None else [self.limbs, *self.received]
         taken = Limbs.of([Summand(with_floats(one.tree), -float(one.weight), bound_of(largest(one.tree), one.weight))])
-        # What all contributions have in common, all others have too.
+        # Values on which all contributions agree are also those of all but one.
         taken.common = parts[0].common
         return _restore(mean_of([*parts, taken], float(rest)), self.template)
 
     def joined(self) -> Limbs:
-        """All contributions in one sum of integers, which may be read where another process has it."""
+        """Returns all contributions as one sum of integers, which may be read-only memory of another process."""
         if len(self.received) == 1 and self.limbs is None and not self.waiting:
             return self.received[0]
         return self._join()
@@ -162,13 +162,13 @@ class ExactSum:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """What comes out of the object store is read-only: of trees there are copies, sums are read where they lie."""
+        """Arrays from the object store are read-only: copies trees, reads sums in place."""
         self.__dict__.update(state)
         self.waiting = [replace(one, tree=from_numpy(one.tree)) for one in state["waiting"]]
         self.limbs, self.received = None, [] if state["limbs"] is None else [state["limbs"]]
 
     def _admit(self, template: dict[str, Form], bound: int, contributions: int) -> None:
-        """Makes room for further contributions; refuses these before anything changes."""
+        """Prepares for further contributions; raises before anything changes if they do not fit."""
         if self.count == 0:
             self.template, self.most = template, _most_waiting(template)
             return
@@ -178,7 +178,7 @@ class ExactSum:
             raise ValueError(f"contributions differ in structure, shape or type at {unlike}")
         if self.bound + bound >= HIGH_LIMIT:
             raise OverflowError(f"the sum of {self.count} weighted contributions and more is too large: {REMEDY}")
-        # Leaves in another order are the same sum; which order the mean has must not depend on who came first.
+        # The leaves' order does not affect the sum, and the mean's order must not depend on who came first.
         if list(template) < list(self.template):
             self.template = template
         if len(self.waiting) >= self.most:
@@ -190,7 +190,7 @@ class ExactSum:
             self.since_carry = 1
 
     def _settle(self) -> None:
-        """Adds what is waiting to the limbs."""
+        """Adds waiting contributions to the limbs."""
         if self.waiting and self.limbs is None:
             self.limbs = Limbs.of(self.waiting)
         elif self.waiting and self.limbs is not None:
@@ -198,7 +198,7 @@ class ExactSum:
         self.waiting = []
 
     def _join(self) -> Limbs:
-        """Everything in one sum."""
+        """Joins waiting and received contributions into one sum."""
         self._settle()
         if self.limbs is None:
             self.limbs = self.received.pop().on(CPU, copy=True)

@@ -44,7 +44,7 @@ _CORES = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
 
 
 def device_of(vector: Vector) -> torch.device:
-    """Returns where it lies."""
+    """Returns the device of a vector."""
     return vector.device if isinstance(vector, Tensor) else CPU
 
 
@@ -54,19 +54,19 @@ def vector_of(tensor: Tensor) -> Vector:
 
 
 def copied(vector: Vector, device: torch.device) -> Vector:
-    """A copy on ``device``, which may be written to."""
+    """Returns a writable copy on ``device``."""
     if device.type == "cpu":
         return np.array(vector if isinstance(vector, np.ndarray) else vector.cpu())
     return vector.to(device, copy=True) if isinstance(vector, Tensor) else torch.tensor(vector, device=device)
 
 
 def zeros(size: int, device: torch.device) -> Vector:
-    """Integers to add to."""
+    """Returns a vector of zeros of type int64."""
     return vector_of(torch.zeros(size, dtype=torch.int64, device=device))
 
 
 def stretches(vector: Vector) -> Iterator[slice]:
-    """Cuts a vector; accelerators lose more to the launches than they win by the cache."""
+    """Splits a vector into blocks that fit the cache; on accelerators into one, since launches cost more."""
     size = _CHUNK if isinstance(vector, np.ndarray) else max(1, len(vector))
     for start in range(0, len(vector), size):
         yield slice(start, min(start + size, len(vector)))

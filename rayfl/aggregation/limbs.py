@@ -43,7 +43,7 @@ class Summand:
     Attributes:
         tree: its magnitudes must be within the range of ``high``.
         weight: a factor.
-        bound: what no product of the two exceeds, in the units of ``high``.
+        bound: upper bound of their product, in units of ``high``.
     """
 
     tree: Mapping[str, Any]
@@ -57,14 +57,14 @@ Common = tuple[Vector, Vector]
 
 @dataclass
 class Limbs:
-    """A sum of vectors as two integers an element, and what all summands have in common.
+    """A sum of vectors as two integers per element, and the values on which all summands agree.
 
     What came from another process is read-only; only a sum in memory of its own can be added to.
 
     Attributes:
         high: the sum in units of 2^-20.
         low: the rest of the sum, in units of 2^-72.
-        common: None once no summand has anything in common with the first, as is usual after training.
+        common: values on which all summands agree; None if there are none, as is usual after training.
     """
 
     high: Vector
@@ -181,7 +181,7 @@ def _mean_on(device: torch.device, parts: Sequence[Limbs], weight: float) -> Ten
 
 
 def _total(vectors: Sequence[Vector]) -> Vector:
-    """Their sum, in memory of its own."""
+    """Returns the sum of vectors, in new memory."""
     first, second, *others = vectors if len(vectors) > 1 else (vectors[0], 0)
     total = first + second
     for other in others:
@@ -190,7 +190,7 @@ def _total(vectors: Sequence[Vector]) -> Vector:
 
 
 def _common(parts: Sequence[Limbs]) -> Common | None:
-    """Returns what all summands of some sums have in common."""
+    """Returns the values on which all summands of some sums agree."""
     known = [part.common for part in parts if part.common is not None]
     if len(known) < len(parts):
         return None

@@ -67,7 +67,7 @@ def largest(tree: Mapping[str, Any], known: Extremes | None = None) -> float:
 
 
 def _looked_at(tree: Mapping[str, Any], known: Extremes) -> float:
-    """The same of a tree with leaves of which nothing is known."""
+    """Returns the largest magnitude of a tree with leaves that were not scanned yet."""
     paths: list[str] = []
     bounds: list[Any] = []
     for path, leaf in leaves(tree):
@@ -87,7 +87,7 @@ def _looked_at(tree: Mapping[str, Any], known: Extremes) -> float:
 
 
 def _numbers(scalars: Sequence[Any]) -> list[float]:
-    """Scalars as numbers: those of an accelerator in one transfer, as each waits for all of its work."""
+    """Returns scalars as numbers; those of an accelerator in one transfer, since each one synchronizes."""
     there = [i for i, one in enumerate(scalars) if isinstance(one, Tensor) and one.device.type != "cpu"]
     brought = torch.cat([scalars[i].view(1) for i in there]).cpu().tolist() if there else []
     found = dict(zip(there, brought, strict=True))

@@ -1,4 +1,4 @@
-"""Sums that travel in pieces: their receiver adds each of them while the next ones are on their way."""
+"""Sums that are sent in pieces, so that the receiver adds one piece while the next is in transit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Piece:
 
 
 def without_limbs(total: ExactSum) -> ExactSum:
-    """The sum less what its pieces have; a sum of a single contribution is whole."""
+    """Returns a sum without its limbs, which are sent in pieces; a sum of a single contribution stays whole."""
     return total if total.count < 2 else replace(total, waiting=[], limbs=None, received=[])
 
 
@@ -62,7 +62,7 @@ def piece_of(total: ExactSum, start: int, stop: int) -> Piece:
 class Gathered:
     """A sum of sums that arrive one after the other, each in pieces, in any order of its pieces.
 
-    It has one sum's memory, however many they are.
+    It uses the memory of one sum, however many arrive.
 
     Attributes:
         total: the sum, which is whole once all pieces of what has begun were added.

@@ -1,4 +1,4 @@
-"""Plans which samples make which mini-batch, for the looped and the vectorised engine alike."""
+"""Plans the mini-batches of a local update, for the looped and the vectorised engine alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The mini-batches of one local update.
+    """The mini-batches of one local update, as one index array.
 
     Attributes:
         order: sample indices of all steps, one after the other, int64.
@@ -34,23 +34,23 @@ class BatchPlan:
         return max((stop - start for start, stop in pairwise(self.bounds)), default=0)
 
     def part(self, first: int, last: int) -> BatchPlan:
-        """Steps ``first`` to ``last`` (excluded; the plan's end at most) alone."""
+        """Returns the plan of steps ``first`` to ``last`` (exclusive, clamped to the plan's end)."""
         bounds = self.bounds[first : last + 1]
         return BatchPlan(self.order[bounds[0] : bounds[-1]], tuple(bound - bounds[0] for bound in bounds))
 
     def batches(self, device: torch.device) -> list[Tensor]:
-        """Index tensors on ``device``, one a step."""
+        """Returns one index tensor per step, on ``device``."""
         return list(torch.split(self.order.to(device), [stop - start for start, stop in pairwise(self.bounds)]))
 
 
 def epoch_samples(samples: int, batch_size: int | None, drop_last: bool = False) -> int:
-    """Samples that an epoch uses: all, or with ``drop_last`` those of its full batches (all where none is full)."""
+    """Returns the samples per epoch: all, or with ``drop_last`` those of full batches (all if none is full)."""
     size = batch_size or samples
     return samples - samples % size if drop_last and samples > size else samples
 
 
 def num_steps(samples: int, batch_size: int | None, epochs: int, drop_last: bool = False) -> int:
-    """Local steps of ``epochs`` passes; the last partial batch of an epoch counts, unless it is dropped."""
+    """Returns the number of steps in ``epochs`` epochs; an epoch's partial batch counts unless it is dropped."""
     return epochs * -(-epoch_samples(samples, batch_size, drop_last) // (batch_size or samples)) if samples else 0
 
 
@@ -64,12 +64,12 @@ def plan_batches(
     drop_last: bool = False,
     shuffle: bool = True,
 ) -> BatchPlan:
-    """Batches in random order, by default a new permutation every epoch and the last partial batch of an epoch kept.
+    """Draws shuffled mini-batches; by default with a new permutation every epoch, and keeping its partial batch.
 
     Args:
         samples: n, the client's training samples.
         batch_size: B; None takes all samples at once.
-        steps: mini-batches to draw; no multiple of an epoch's ends within one.
+        steps: mini-batches to draw; the last epoch may be incomplete.
         generator: the stream ``batches`` of this client and round; one permutation is drawn per epoch begun.
         repeats: how many consecutive steps use each mini-batch.
         drop_last: leave out an epoch's last batch where it is smaller than B, unless it is the only one.
@@ -92,7 +92,7 @@ def plan_batches(
 
 @lru_cache
 def _bounds(size: int, used: int, steps: int, repeats: int) -> tuple[int, ...]:
-    """Returns the bounds of a plan's mini-batches; those of clients with as many samples are one object.
+    """Returns the bounds of a plan's mini-batches; cached, so clients with equal sizes share one tuple.
 
     Args:
         size: samples of a mini-batch.

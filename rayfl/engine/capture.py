@@ -1,4 +1,4 @@
-"""Steps of a stack that are recorded once and replayed, so that the host launches one graph a step."""
+"""Captures a stack's steps as CUDA graphs and replays them, so that the host launches one graph per step."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from rayfl.errors import text_of
 
 _log = logging.getLogger(__name__)
 _WORTH = 6
-"""Steps of one shape, from which on it is recorded: the first two cost more than they would otherwise."""
+"""Least number of steps of one shape for which capture pays off: warm-up and capture cost more than two eager steps."""
 
 Work = Callable[[], None]
 
 
-class Recorder(Protocol):
-    """Records what is launched on a device."""
+class GraphRecorder(Protocol):
+    """Captures the kernels launched by some work, to replay them."""
 
     def warm(self, work: Work) -> None:
-        """Runs work as it will be recorded; libraries take their memory at such a first time."""
+        """Warms up: runs the work as it will be captured, so that libraries allocate their workspaces first."""
 
     def record(self, work: Work) -> Work:
-        """Records work, without running it, and returns what runs it: the same operations on the same memory."""
+        """Captures work without running it; returns a function that replays the same kernels on the same memory."""
 
 
 class CudaGraphs:
-    """Records CUDA graphs, on a stream of their own.
+    """Captures CUDA graphs on a side stream.
 
     Args:
         device: the GPU.
@@ -46,7 +46,7 @@ class CudaGraphs:
         self._living = WeakSet[Any]()
 
     def warm(self, work: Work) -> None:
-        """See :class:`Recorder`."""
+        """See :class:`GraphRecorder`."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -55,10 +55,10 @@ class CudaGraphs:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def record(self, work: Work) -> Work:
-        """See :class:`Recorder`."""
+        """See :class:`GraphRecorder`."""
         graph = torch.cuda.CUDAGraph()
         if not self._living:
-            # A pool of memory ends with the last of its graphs: those of the next stack cannot be recorded into it.
+            # A memory pool is freed with its last graph, so the next stack's graphs need a new one.
             self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(self._device)
         with torch.cuda.stream(self._stream):
@@ -66,7 +66,7 @@ class CudaGraphs:
             try:
                 work()
             except BaseException:
-                with suppress(RuntimeError):  # the error of the work says more
+                with suppress(RuntimeError):  # the work's own error is more informative
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -76,24 +76,24 @@ class CudaGraphs:
 
 
 class Capture:
-    """Records steps while that succeeds.
+    """Captures work until a capture fails; from then on work is launched eagerly.
 
     Args:
-        recorder: of the device.
+        recorder: captures graphs on the device.
 
     Attributes:
-        refused: why nothing is recorded any more; empty while steps are.
+        refused: why capture failed; empty as long as it works.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: GraphRecorder) -> None:
         self.recorder = recorder
         self.refused = ""
 
     def record(self, work: Work) -> Work | None:
-        """Records work; None where it cannot be, which is said once.
+        """Captures work; returns None, and logs the reason once, if that fails.
 
         Raises:
-            Exception: the device's memory does not suffice.
+            Exception: the device is out of memory.
         """
         try:
             return self.recorder.record(work)
@@ -105,33 +105,33 @@ class Capture:
             return None
 
 
-class Phased(Protocol):
-    """What is stepped on, and may use its memory in turns.
+class DoubleBuffered(Protocol):
+    """A stack that may alternate between two buffers; a graph is only valid for the buffer it was captured with.
 
     Attributes:
-        phase: whose turn it is.
+        phase: index of the buffer that is read next.
     """
 
     phase: int
 
 
-class RecordedSteps:
-    """The steps of one stack: of those that are alike all but two are replays.
+class GraphedSteps:
+    """Takes the steps of one stack: the first of each shape warms up, the second captures, the others replay.
 
-    They read the number of the step from the device, since all else that a recorded operation reads stays the same.
+    A replayed kernel reads the same addresses every time, so the step's number is a tensor on the device.
 
     Args:
-        capture: records.
-        stack: what is stepped on.
+        capture: captures the graphs.
+        stack: the stacked models.
         take: takes a step, given its number (int64 of shape (1,)) and how many clients take part.
-        counts: by number of clients, how many steps there will be.
-        device: where they are taken.
+        counts: number of steps, by number of active clients.
+        device: where the steps run.
     """
 
     def __init__(
         self,
         capture: Capture,
-        stack: Phased,
+        stack: DoubleBuffered,
         take: Callable[[Tensor, int], None],
         counts: Mapping[int, int],
         device: torch.device,
@@ -153,7 +153,7 @@ class RecordedSteps:
             return
         if key not in self._recorded:
             replay = self._capture.record(run)
-            after, self._stack.phase = self._stack.phase, key[1]  # nothing has been done yet
+            after, self._stack.phase = self._stack.phase, key[1]  # capturing runs nothing
             if replay is None:
                 run()
                 return

@@ -46,11 +46,11 @@ class Classification(NetworkTask):
         return self._measures
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Returns the mean cross-entropy of given logits."""
         return self.cross_entropy(outputs, batch)
 
     def chain(self, model: Model) -> list[Layer] | None:
-        """The layers of a fully connected network whose :meth:`loss` is their cross-entropy; None for any other.
+        """Returns the linear layers if the model is an MLP and :meth:`loss` its plain cross-entropy; None otherwise.
 
         Raises:
             ModelError: ``model`` is not of this network.
@@ -59,21 +59,21 @@ class Classification(NetworkTask):
         return self.network.chain(model) if kept else None
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Mean cross-entropy of given logits; a scalar."""
+        """Returns the mean cross-entropy of given logits; a scalar."""
         if batch.mask is None:
             return F.cross_entropy(logits, batch.y)
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """See the base class."""
+        """Returns log-probabilities."""
         return outputs.log_softmax(-1)
 
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
-        """The logarithm of the mean probability."""
+        """Returns the logarithm of the models' mean probabilities."""
         return torch.logsumexp(torch.stack(list(predictions)), 0) - math.log(len(predictions))
 
     def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor:
-        """See the base class."""
+        """Returns the log of the mean probabilities, shape (b, C), in evaluation mode."""
         return self.log_probabilities(models, x)
 
     def log_probabilities(self, models: Sequence[Model], x: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Classification(NetworkTask):
         return super().predictions(models, x)
 
     def stacked_predictions(self, models: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """See the base class; of a fully connected network with products written out."""
+        """Returns the predictions of stacked models; for MLPs by batched matrix products instead of ``vmap``."""
         plain = all(getattr(type(self), name) is getattr(Classification, name) for name in _OF_PREDICTIONS)
         layers = self.chain(models) if plain else None
         if layers is None:

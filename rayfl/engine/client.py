@@ -13,9 +13,9 @@ from torch import Tensor
 from rayfl.data.images.augment import Variations
 from rayfl.engine.batches import BatchPlan, num_steps, plan_batches
 from rayfl.engine.evaluation import samples_at_a_time
-from rayfl.engine.kept_optimizers import keep_optimizer, kept_optimizer
 from rayfl.engine.local_settings import LocalOptions, LocalSettings
 from rayfl.engine.looped import moved_paths
+from rayfl.engine.optimizer_state import load_optimizer, save_optimizer
 from rayfl.engine.optimizers import rule_of
 from rayfl.engine.pieces import in_pieces
 from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
@@ -67,7 +67,7 @@ class Client:
 
     @property
     def num_samples(self) -> int:
-        """n_k, the client's training samples."""
+        """n_k, the number of the client's training samples."""
         return len(self._examples["train"])
 
     @property
@@ -100,7 +100,7 @@ class Client:
 
         Args:
             epochs: default the configured local epochs.
-            samples: how many training samples there are; default the client's own.
+            samples: number of training samples; default the client's own.
         """
         return self.context.train.steps_of(self.num_samples if samples is None else samples, epochs)
 
@@ -123,10 +123,10 @@ class Client:
     def batches(
         self, *, epochs: int | None = None, steps: int | None = None, repeats: int = 1, stream: str = ""
     ) -> BatchPlan:
-        """Returns which samples make which mini-batch in :meth:`train`, given the same arguments.
+        """Returns the mini-batches that :meth:`train` uses when given the same arguments.
 
-        For values that a method has for each sample: ``draw`` brings those of a step's samples to the objective, so
-        that they stay right where samples are augmented.
+        Use it for values that a method holds per sample: hand those of each step's samples to the objective through
+        ``draw``, so that they match the samples even under augmentation.
         """
         asked = LocalOptions(epochs=epochs, steps=steps, repeats=repeats, stream=stream)
         train, samples = self.context.train, self.num_samples
@@ -146,7 +146,7 @@ class Client:
         schedule: Schedule | None = None,
         **options: Unpack[LocalOptions],
     ) -> Tree:
-        """Local steps of the configured optimizer from ``trainable`` on ``objective``; returns the trained tree.
+        """Minimizes ``objective`` by local steps of the optimizer, from ``trainable``; returns the trained tree.
 
         The client's own images are augmented as configured, here and nowhere else, with numbers from the stream
         ``augment``.
@@ -205,13 +205,13 @@ class Client:
         if local.keep_optimizer:
             moved = moved_paths(trainable, task or self.task)
             rules = {rule_of(path, local.rule, local.groups) for path in moved}
-            request = replace(request, kept=kept_optimizer(self.state, local.stream, rules))
+            request = replace(request, optimizer_state=load_optimizer(self.state, local.stream, rules))
         if not plan.steps or (each_epoch is None and schedule is None):
             trained: Tree = await Ask(request)
         else:
             epoch = num_steps(len(samples), train.batch_size, 1, train.drop_last) * local.repeats
             trained = await in_pieces(request, epoch, each_epoch, schedule)
-        keep_optimizer(self.state, request, local)
+        save_optimizer(self.state, request, local)
         return trained
 
     async def gradient(
@@ -258,7 +258,7 @@ class Client:
         task = predictor.task or self.task
         if not len(examples):
             return Statistics.empty(task.measures)
-        if getattr(task.network, "output_rows", None):  # predictions of all samples would not fit into memory
+        if getattr(task.network, "output_rows", None):  # all predictions would not fit into memory
             both = torch.stack([examples.x, examples.y], -1)
             sums = await self.outputs(
                 lambda xy, task: task.statistics(predictor, models, xy[..., 0], xy[..., 1])[None], both, task=task
@@ -268,23 +268,23 @@ class Client:
         return Statistics.from_vector(task.measures.statistics(rows, examples.y), task.measures)
 
     def publish(self, **predictors: Predictor) -> None:
-        """Offers models right after local training as rows (phase ``trained``) of the cohort's results."""
+        """Publishes models to be scored right after local training, as result rows of phase ``trained``."""
         self.published.update(predictors)
 
     def _training(self, examples: Examples | None) -> Examples:
-        """Returns what a pass trains on."""
+        """Returns the samples to train on: those given, or the client's own."""
         return self._examples["train"] if examples is None else examples
 
     def _plan(self, settings: LocalSettings, train: TrainConfig, samples: int) -> BatchPlan:
-        """Returns the mini-batches of a pass over that many samples."""
+        """Returns the mini-batches of a pass over n samples."""
         generator = self._generator("batches", settings)
-        if not train.shuffle:  # the same for all passes and rounds
+        if not train.shuffle:  # the first permutation is the same in all passes and rounds
             generator = self.context.streams.generator("batches", client=self.id)
         ends = {"drop_last": train.drop_last, "shuffle": train.shuffle}
         return plan_batches(samples, train.batch_size, settings.steps, generator, settings.repeats, **ends)
 
     def _variations(self, settings: LocalSettings, plan: BatchPlan) -> Variations | None:
-        """Returns how the images of a plan's batches are changed at random; None: not at all."""
+        """Returns the random augmentation of the plan's images; None without augmentation."""
         augmentation = self.context.augmentation
         if augmentation is None:
             return None

@@ -1,4 +1,4 @@
-"""Stacked steps that Inductor has compiled: the objective's gradient and the optimizer's rule in one program."""
+"""Stacked steps compiled by Inductor: the objective's gradient and the optimizer's update in one program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Program = Callable[..., Any]
 
 
 def check_compilable(task: Task) -> None:
-    """Finds out before any process starts why steps cannot be compiled.
+    """Raises an error, before any process starts, if steps cannot be compiled.
 
     Args:
         task: what is learned.
@@ -56,7 +56,7 @@ def check_compilable(task: Task) -> None:
 
 
 def check_tools(device: torch.device) -> None:
-    """Makes sure that this machine has what Inductor compiles with.
+    """Checks that the compilers Inductor needs are installed.
 
     Raises:
         ResourceError: naming what is missing.
@@ -77,7 +77,7 @@ def check_tools(device: torch.device) -> None:
 
 
 class Compiler:
-    """Makes a program for each form of a step, once, and keeps it.
+    """Compiles one program per form of a step, and caches it.
 
     Args:
         device: where the steps are taken.
@@ -92,12 +92,12 @@ class Compiler:
         self._said: set[str] = set()
 
     def program(self, key: Hashable, runs: Sequence[Program], tensors: Sequence[Tensor], name: str) -> Program | None:
-        """The program of a function; None where there is none, which is said once for each reason.
+        """Returns the compiled program; None if compilation fails, with each reason logged once.
 
         Args:
-            key: what the functions are, and what they read; programs with equal keys are one.
-            runs: functions of tensors, to be traced; another one is tried where Inductor fails at those before.
-            tensors: what they read, which stays as it is.
+            key: cache key: identifies the functions and the shapes they read.
+            runs: functions of tensors to trace; each is tried if Inductor fails on the ones before.
+            tensors: example inputs; not modified.
             name: of the function, for the log.
         """
         if key not in self._programs:
@@ -115,7 +115,7 @@ class Compiler:
 
         begun, traced = time.perf_counter(), 0.0
         try:
-            # What a network makes once and keeps, it makes here: in a trace it would be no tensor that others can use.
+            # Run once eagerly: what a network creates lazily and caches would otherwise be a tensor of the trace.
             run(*(tensor.clone() for tensor in tensors))
             graph = make_fx(run, tracing_mode="fake")(*tensors)
             traced = time.perf_counter()
@@ -128,7 +128,7 @@ class Compiler:
                 self._refuse((text_of(error).strip().splitlines() or [type(error).__name__])[0])
             return None
         seconds = time.perf_counter() - traced
-        # A warning: of an actor's log nothing else reaches the run's.
+        # A warning: lower levels of an actor's log do not reach the run's log.
         _log.warning("engine.compile: %s: traced in %.1f s, compiled in %.1f s", name, traced - begun, seconds)
         return program
 
@@ -139,21 +139,21 @@ class Compiler:
 
 
 class CompiledStep:
-    """The steps of one stack.
+    """Takes the compiled steps of one stack.
 
-    Plain SGD is part of the program. With other rules, which PyTorch has fused already, the program returns gradients,
-    and so it does where Inductor fails at the whole step.
+    Plain SGD is part of the program. For other optimizers, for which PyTorch has fused kernels, the program returns
+    gradients; so it does if Inductor fails on the whole step.
 
     Args:
-        compiler: has the programs.
-        objective: of the stack.
+        compiler: compiles and caches the programs.
+        objective: the stack's objective.
         task: what the objective is given.
-        gradients: takes the gradients of the objective.
-        moved: paths of what steps move.
-        rules: of these, in the same order.
+        gradients: computes the gradients of the objective.
+        moved: paths of the tensors that steps update.
+        rules: the update rules of these tensors, in the same order.
         max_grad_norm: largest norm of a step's gradient; None sets no limit.
-        fixed_dims: which tensors of ``frozen`` are stacked; the stacks of a form have the same.
-        device: where the rates are read.
+        fixed_dims: which tensors of ``frozen`` are stacked; equal for all stacks of a form.
+        device: where the learning rates are stored.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class CompiledStep:
         self._compiler, self._objective, self._task = compiler, objective, task
         self._gradients, self._moved, self._max_norm = gradients, moved, max_grad_norm
         self._whole = all(rule.optimizer == "sgd" and not rule.dampening for rule in rules)
-        # Rates change from round to round: they are read, all else is part of the program.
+        # Learning rates change from round to round, so they are inputs; all else is a constant of the program.
         self._rules = [replace(rule, lr=0.0) for rule in rules] if self._whole else []
         rates = dict.fromkeys(rule.lr for rule in rules) if self._whole else {}
         self._rate_of = [list(rates).index(rule.lr) for rule in rules] if self._whole else []
@@ -185,11 +185,11 @@ class CompiledStep:
 
         Args:
             given: ``model``, ``x``, ``y``; and ``mask``, ``key``, ``frozen`` and ``draw`` where there are such.
-            slots: by moved path, what the optimizer keeps.
+            slots: by moved path, the optimizer's state.
 
         Returns:
-            What is left to be moved along: nothing (an empty list) where the program has moved; gradients otherwise.
-            None where nothing was done, since there is no program.
+            An empty list if the program has updated the parameters; else the gradients, for the caller to apply. None
+            if there is no program, and nothing was done.
         """
         tree: Tree = {"given": dict(given), "rates": self._rates}
         if self._whole:
@@ -208,7 +208,7 @@ class CompiledStep:
     def _program(
         self, pairs: Sequence[tuple[str, Any]], tensors: Sequence[Tensor], inputs: torch.Size
     ) -> Program | None:
-        """The program for what a step reads, by path."""
+        """Returns the program for the inputs of a step."""
         paths = [path for path, leaf in pairs if isinstance(leaf, Tensor)]
         constants = {path: leaf for path, leaf in pairs if not isinstance(leaf, Tensor)}
         forms = tuple((path, t.shape, t.stride(), t.dtype, t.device) for path, t in zip(paths, tensors, strict=True))
@@ -219,7 +219,7 @@ class CompiledStep:
         return self._compiler.program(key, runs, tensors, name)
 
     def _function(self, paths: Sequence[str], constants: Mapping[str, Any], whole: bool) -> Program:
-        """The step, or its gradients alone, as a function of tensors."""
+        """Returns the step (or, unless ``whole``, its gradients alone) as a function of tensors."""
 
         def run(*tensors: Tensor) -> list[Tensor]:
             versions = {path: tensor._version for path, tensor in zip(paths, tensors, strict=True)}
@@ -231,7 +231,7 @@ class CompiledStep:
                 found = self._gradients(model, self._moved, given.get("key"), *batch, frozen, given.get("draw"))
             finally:
                 for candidate in self._task.candidates:
-                    candidate.network.release()  # what is traced is of no use to others
+                    candidate.network.release()  # traced tensors must not be cached for others
             for path, tensor in zip(paths, tensors, strict=True):
                 if not path.startswith("given/model/") and tensor._version != versions[path]:
                     raise ValueError(f"the objective writes to {path.removeprefix('given/')!r} in place")
@@ -244,7 +244,7 @@ class CompiledStep:
         return run
 
     def _move(self, gradients: Sequence[Tensor], model: Mapping[str, Tensor], tree: Mapping[str, Any]) -> None:
-        """Plain SGD, as :meth:`Rule.step` has it."""
+        """Updates the parameters by plain SGD, like :meth:`Rule.step`."""
         if self._max_norm is not None:
             gradients = clipped(gradients, self._max_norm, stacked=True)
         for place, (path, rule, gradient) in enumerate(zip(self._moved, self._rules, gradients, strict=True)):

@@ -1,4 +1,4 @@
-"""The engine: takes what clients' procedures ask for, groups equal work, runs it looped or vectorised."""
+"""The engine: executes the requests of clients' procedures; groups equal work and runs it looped or vectorised."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _REMEMBERED = 64
 """Objectives that cannot be stacked; some methods make one every round."""
 UNMEASURED_WIDTH = 32
-"""Clients stacked at a time where nothing says how many the memory has room for."""
+"""Clients stacked at a time where the available memory is unknown."""
 
 
 class Engine:
@@ -40,10 +40,10 @@ class Engine:
     Attributes:
         vectorized: whether clients are stacked.
         rows_per_step: see :class:`EngineConfig`.
-        flops: counts the operations of local steps; None: nobody does.
-        width: clients whose procedures run together; halved whenever a GPU's memory does not suffice for that number.
-        note: why a wish of the configuration could not be met; empty otherwise.
-        saves_memory: whether steps take less memory and more time than before, since there was too little of it.
+        flops: counts the operations of local steps; None if they are not counted.
+        width: clients whose procedures run together; halved whenever the GPU runs out of memory.
+        note: why a requested mode is unavailable; empty if none is.
+        saves_memory: whether activation checkpointing was switched on after running out of memory.
     """
 
     def __init__(self, task: Task, device: torch.device, config: EngineConfig) -> None:
@@ -74,33 +74,33 @@ class Engine:
         self._of_gradients, self._of_outputs = Pieces("samples of a gradient"), Pieces("samples of a forward pass")
 
     def count_flops(self) -> None:
-        """Has the floating-point operations of local steps counted from here on (:attr:`flops`)."""
+        """Starts counting the floating-point operations of local steps (:attr:`flops`)."""
         self.flops = FlopCounter(self.device)
 
     def check(self, error: Exception | None = None) -> None:
-        """Waits for the device, and makes sure that it still computes.
+        """Synchronizes with the device and checks that it still works.
 
         Args:
-            error: what went wrong before.
+            error: the error that prompts the check.
 
         Raises:
-            DeviceLostError: when this process can no longer compute there; no client is to blame for that.
+            DeviceLostError: when this process can no longer use the device; no client is to blame for that.
         """
         check_context(self.device, error)
 
     def limit_width(self, width: int) -> None:
-        """Limits the clients at a time to ``width``, since the device's memory was too small for more."""
+        """Limits the clients that run together to ``width``, after the device ran out of memory with more."""
         if width < self.width:
             _log.warning("the GPU's memory is too small for %d clients at a time: %d from now on", self.width, width)
             self.width = width
 
     def release(self) -> None:
-        """Has the networks let go of what they computed with last: a client's model, or a stack of models."""
+        """Frees the tensors that the networks still refer to: the last client's model, or stack of models."""
         for candidate in self.task.candidates:
             candidate.network.release()
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
-        """Returns one reply a request, in order; what a request raised is its reply.
+        """Returns one reply per request, in order; a failed request's reply is its exception.
 
         Raises:
             DeviceLostError: when this process can no longer compute on the device.
@@ -117,7 +117,7 @@ class Engine:
         return replies
 
     def _groups(self, requests: Sequence[Request], replies: list[Any]) -> list[list[int]]:
-        """Positions of equal requests; one that is malformed is answered by its error."""
+        """Groups the positions of equal requests; a malformed request gets its error as reply."""
         if not self.vectorized:
             return [[position] for position in range(len(requests))]
         groups: dict[Any, list[int]] = {}
@@ -127,7 +127,7 @@ class Engine:
                 groups.setdefault(key, []).append(position)
             except Exception as error:
                 replies[position] = error
-        # Clients with as many steps in one stack: it makes as many as the longest needs.
+        # Stack clients with similar numbers of steps: a stack runs as many as its longest client needs.
         ranked = [sorted(members, key=lambda i: -_steps(requests[i])) for members in groups.values()]
         widths = [self._width_of([requests[i] for i in members]) for members in ranked]
         return [
@@ -137,15 +137,15 @@ class Engine:
         ]
 
     def _width_of(self, requests: Sequence[Request]) -> int:
-        """How many of these are stacked at a time: within the width, as many as fill a step's products with rows."""
+        """Returns how many of these to stack: at most the width, and enough to fill a step's matrix products."""
         largest = max((one.plan.largest for one in requests if isinstance(one, TrainRequest)), default=0)
         asked_for = clients_for_rows(self.rows_per_step, self.task, largest)
         return self.width if asked_for is None else min(self.width, asked_for)
 
     def _train_stacked(self, requests: Sequence[TrainRequest], task: Task) -> list[Any]:
-        """Trains as many clients at a time as the GPU's memory has room for; one by one where a stack fails.
+        """Trains as many clients at a time as fit into the GPU's memory; one by one if a stack fails.
 
-        Every attempt begins with the requests as they were: an update writes nothing before all of it is computed.
+        Attempts can be repeated: an update writes its results only when all of it is computed.
         """
         try:
             return list(vectorized.train(requests, task, self.device, self._capture, self._compiler))
@@ -155,7 +155,7 @@ class Engine:
             if too_large and not saves and len(requests) == 1:
                 return [self._own(as_error(error))]
             self.check(as_error(error))
-        # Not in the handler: until it is left, the error keeps the tensors of the failed attempt.
+        # Outside the handler: inside it, the exception would keep the failed attempt's tensors alive.
         self.release()
         if not too_large:
             return self._train_one_by_one(requests, task, reason)
@@ -167,9 +167,9 @@ class Engine:
         return [*self._train_stacked(requests[:half], task), *self._train_stacked(requests[half:], task)]
 
     def _train_one_by_one(self, requests: Sequence[TrainRequest], task: Task, reason: str) -> list[Any]:
-        """Trains the clients of a stack that failed: the one that it failed because of raises alone, too.
+        """Trains the clients of a failed stack one by one, so that the client at fault raises its own error.
 
-        Where none does, their objective cannot be stacked, and no other stack is tried with it.
+        If none raises, the objective cannot be stacked, and is run looped from then on.
         """
         replies = [self._answer(self._train_looped, request, task) for request in requests]
         if any(isinstance(reply, Exception) for reply in replies):
@@ -197,8 +197,8 @@ class Engine:
         return looped.train(request, task, self.device)
 
     def _save_memory(self, clients: int) -> bool:
-        """Returns whether steps take less memory from now on, of which there was too little for some clients."""
-        # What a task of one's own has for a network need not be one.
+        """Switches on activation checkpointing after running out of memory; returns whether that changed anything."""
+        # A custom task's ``network`` may be any object.
         networks = [one.network for one in self.task.candidates if isinstance(one.network, Network)]
         saves = [network.save_memory() for network in networks]
         if any(saves):
@@ -211,7 +211,7 @@ class Engine:
         return any(saves)
 
     def _answer(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Returns the result of some work, or the error that it raised."""
+        """Returns the result of some work, or the exception that it raised."""
         try:
             return work(*args)
         except BaseException as error:
@@ -220,14 +220,14 @@ class Engine:
             self.release()
 
     def _own(self, error: Exception) -> Exception:
-        """Returns an error of a client's own; raises DeviceLostError if it is the device's."""
+        """Returns an error that a client caused; raises DeviceLostError if the device caused it."""
         self.check(error)
         if self.device.type != "cpu":
-            traceback.clear_frames(error.__traceback__)  # they hold tensors, and the error lives on
+            traceback.clear_frames(error.__traceback__)  # frames hold tensors, and the error outlives them
         return error
 
     def _run(self, group: list[Request]) -> list[Any]:
-        """The replies to requests of one group."""
+        """Returns the replies to the requests of one group."""
         first = group[0]
         task = getattr(first, "task", None) or self.task
         if isinstance(first, GradientRequest):
@@ -237,7 +237,7 @@ class Engine:
         trains = [request for request in group if isinstance(request, TrainRequest)]
         if len(trains) < len(group):
             return [TypeError(f"a procedure may await what a client offers, not a {type(first).__name__}")] * len(group)
-        # The server has nobody to be stacked with.
+        # The server's own updates are never stacked.
         stacked = self.vectorized and first.client != SERVER and trains[0].objective not in self._unstackable
         if stacked and any(request.plan.steps for request in trains):
             found = self._answer(self._train_stacked, trains, task)

@@ -21,16 +21,16 @@ _PIXELS = 1 << 18
 
 
 def samples_at_a_time(batch_size: int, task: Task) -> int:
-    """Returns how many samples are in a pass without gradients: fewer where a network has outputs at each position.
+    """Returns the batch size of evaluation: smaller for networks with outputs at each position.
 
     Args:
-        batch_size: the most.
+        batch_size: upper limit.
         task: what is learned.
     """
     spec: InputSpec | None = getattr(task, "spec", None)
     if spec is not None and spec.target == "mask":
         return min(batch_size, max(_PIXELS // math.prod(spec.places), 1))
-    # What a task of one's own has for a network need not be one.
+    # A custom task's ``network`` may be any object.
     each = task.network.rows_per_sample if getattr(task.network, "output_rows", None) else 0
     return min(batch_size, max(_ROWS // each, 1)) if each else batch_size
 
@@ -42,7 +42,7 @@ def evaluate(
     batch_size: int,
     pieces: Pieces | None = None,
 ) -> dict[str, Statistics]:
-    """The mergeable statistics of each predictor over ``examples``.
+    """Computes the mergeable statistics of each predictor over ``examples``.
 
     The batches are consecutive and of fixed size, so the sums do not depend on who evaluates.
 
@@ -51,7 +51,7 @@ def evaluate(
         examples: the samples.
         task: what the predictors are given.
         batch_size: samples at a time.
-        pieces: makes the batches smaller where the device's memory is too small.
+        pieces: splits batches when the device runs out of memory.
     """
     pieces, totals = pieces or Pieces("samples of an evaluation"), {}
     batch_size = samples_at_a_time(batch_size, task)
@@ -76,7 +76,7 @@ def evaluate(
 def _scored(
     predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor, task: Task, pieces: Pieces
 ) -> list[Tensor]:
-    """The statistics of one batch, or of its parts."""
+    """Returns the statistics of one batch, or of the parts it was split into."""
     parts = list[Tensor]()
 
     def score(here: slice) -> None:
@@ -87,5 +87,5 @@ def _scored(
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """Returns a copy on CPUs, where a slice is aligned as its place in memory happens to be; else ``x`` itself."""
+    """Returns an aligned copy on CPUs (a slice's alignment would change the last bits); elsewhere ``x`` itself."""
     return x.clone() if x.device.type == "cpu" else x

@@ -1,7 +1,7 @@
-"""Scores predictors of many clients in the same passes: clients, and the points of their sweeps, are stacked.
+"""Scores predictors of many clients in the same forward passes; clients and points of their sweeps are stacked.
 
-Samples of a client are padded to those of the largest in its stack, and the padding is left out of all sums. What
-cannot be stacked is left to :func:`rayfl.engine.evaluation.evaluate`.
+A client's samples are padded to the largest client of its stack; padding is masked in all sums. What cannot be stacked
+is left to :func:`rayfl.engine.evaluation.evaluate`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _CPU_BYTES, _DEVICE_BYTES = 1 << 26, 1 << 30
 """Models and inputs that are stacked at a time; few on CPUs, for the sake of their caches."""
 
 
-class Asked(NamedTuple):
-    """Which predictors are to be scored on which samples, for one client."""
+class ScoringRequest(NamedTuple):
+    """One client's predictors, and the samples to score them on."""
 
     predictors: Mapping[str, Predictor]
     examples: Examples
 
 
 class _Part(NamedTuple):
-    """Clients and rows of samples that are scored in one pass: ``width`` rows of each, from ``first`` on."""
+    """The clients and samples of one forward pass: ``width`` samples of each client, from ``first`` on."""
 
     clients: range
     first: int
@@ -41,25 +41,25 @@ class _Part(NamedTuple):
 
 
 def evaluate_together(
-    asked: Sequence[Asked], task: Task, batch_size: int, most_rows: int | None = None
+    asked: Sequence[ScoringRequest], task: Task, batch_size: int, most_rows: int | None = None
 ) -> list[dict[str, Statistics]]:
-    """The mergeable statistics of what can be scored in stacks, by client and name; others are left out.
+    """Computes mergeable statistics, by client and name, of all predictors that can be stacked; omits the others.
 
     Counts are those of scoring client by client; sums of losses and of confidences agree with these up to rounding.
 
     Args:
-        asked: by client.
+        asked: one per client.
         task: what is learned.
         batch_size: samples of a client at a time.
-        most_rows: of the base's products in a pass, for networks that say how many a sample makes; None: any.
+        most_rows: upper limit of the rows in a pretrained base's matrix products per pass; None: no limit.
     """
     found: list[dict[str, Statistics]] = [{} for _ in asked]
-    # Where a task scores in its own way its sums are not known; and a prediction may depend on the batch that it is in.
+    # Not for tasks with custom scoring, nor for networks whose predictions depend on the rest of the batch.
     if not isinstance(task, NetworkTask) or task.by_sample is None or task.network.batch_predictions:
         return found
     groups: dict[tuple[tuple[str, ...], Hashable], list[int]] = {}
     forms: dict[int, Hashable] = {}
-    # Those with as many samples side by side, so that there is little padding.
+    # Sorted by number of samples, so that clients of one stack need little padding.
     for i in sorted(range(len(asked)), key=lambda i: -len(asked[i].examples)):
         if len(asked[i].examples):
             names = _stackable(asked[i].predictors, task)
@@ -82,7 +82,7 @@ def evaluate_together(
 
 
 def _stackable(predictors: Mapping[str, Predictor], task: NetworkTask) -> tuple[str, ...]:
-    """The names of those that are one model each: as it is, or a mixture (of models without buffers)."""
+    """Returns the names of predictors that are a single model or a mixture (of models without buffers)."""
 
     def is_one(model: Any) -> bool:
         return not task.network.buffer_names if isinstance(model, Mixture) else not callable(model)
@@ -95,7 +95,7 @@ def _stackable(predictors: Mapping[str, Predictor], task: NetworkTask) -> tuple[
 
 
 def _form(model: Any, known: dict[int, Hashable]) -> Hashable:
-    """Names and shapes of a model's tensors: a client's may have more than another's; ``known`` has those by id."""
+    """Returns the names and shapes of a model's tensors; clients may differ in them. ``known`` caches them by id."""
     if isinstance(model, Mixture):
         return _form(model.start, known), _form(model.end, known)
     if id(model) not in known:
@@ -106,9 +106,9 @@ def _form(model: Any, known: dict[int, Hashable]) -> Hashable:
 def _scored(
     line: Line, examples: Sequence[Examples], task: NetworkTask, batch_size: int, most_rows: int | None
 ) -> Tensor:
-    """The statistics by client and point, shape (clients x points, size of a vector of statistics).
+    """Computes statistics by client and point, shape (clients x points, statistics).
 
-    What a pass leaves is a few numbers a sample; they are added up in the end, for all passes at once.
+    Each pass leaves a few numbers per sample, which are summed once, after all passes.
     """
     points, device = len(line.coefficients), examples[0].x.device
     each = task.network.rows_per_sample
@@ -118,7 +118,7 @@ def _scored(
     found: list[tuple[Tensor, ...]] = []
     sizes = np.array([len(one) for one in examples])
     rows = torch.from_numpy(np.concatenate([_rows_of(part, sizes, points) for part in parts], 1))
-    # Where there is a target at each position they are taken pass by pass, as inputs are.
+    # Targets at each position are large, so they are gathered pass by pass, like inputs.
     cutter, whole = cutter_of(task), examples[0].y.dim() > 1
     targets = torch.empty(0) if whole else torch.cat([one.y for one in examples]).index_select(0, rows[1].to(device))
     if cutter is not None:
@@ -149,9 +149,9 @@ def _scored(
 def _parts(
     line: Line, examples: Sequence[Examples], task: NetworkTask, batch_size: int, limit: int | None
 ) -> Iterator[_Part]:
-    """What is scored pass by pass; clients are sorted by their samples, of which ``limit`` are in a pass at most.
+    """Yields the forward passes, of at most ``limit`` samples each; clients are sorted by their number of samples.
 
-    Each point of a line has the samples once more, which are counted as often.
+    Samples count once for each point of the line.
     """
     points, row = len(line.coefficients), examples[0].x[:1].nbytes + _outputs(task, examples[0])
     if limit is not None:
@@ -173,18 +173,18 @@ def _parts(
 
 
 def _outputs(task: NetworkTask, examples: Examples) -> int:
-    """Returns the bytes of a sample's predictions, where they are made all at once."""
+    """Returns the bytes of one sample's predictions, if all are computed at once."""
     positions = examples.y[0].numel() if task.target in ("tokens", "mask") else 1
     return 0 if task.network.output_rows is not None else 4 * positions * task.network.head_shape[0]
 
 
 def _rows_of(part: _Part, sizes: np.ndarray, points: int) -> np.ndarray:
-    """Where a part's samples are among its own, and among everybody's; padding repeats a client's last sample.
+    """Returns the indices of a pass's samples, in its own clients and in all clients; padding repeats the last sample.
 
     Args:
         part: which samples.
-        sizes: of the clients.
-        points: how often each of them has its samples.
+        sizes: number of samples by client.
+        points: number of points on the line.
 
     Returns:
         int64 of shape (2, clients x points x width).
@@ -197,7 +197,7 @@ def _rows_of(part: _Part, sizes: np.ndarray, points: int) -> np.ndarray:
 
 
 def _places(parts: Sequence[_Part], examples: Sequence[Examples], points: int) -> tuple[Tensor, Tensor]:
-    """Returns where the samples of each client and point are among all that was scored, and which are no padding."""
+    """Returns the position of each client's and point's samples among all scored rows, and a mask without padding."""
     sizes = [len(one) for one in examples]
     place = np.zeros((len(sizes), points, max(sizes)), np.int64)
     begin = 0

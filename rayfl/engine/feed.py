@@ -1,4 +1,4 @@
-"""The mini-batches of a stack of clients, padded to one width."""
+"""The mini-batches of a stack of clients, padded to the largest."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rayfl.params import leaves
 
 
 class Feed:
-    """Batches of all clients, gathered from one concatenated tensor per step.
+    """Gathers the batches of all clients of each step from one concatenated tensor.
 
     Args:
-        ranked: the clients' requests.
-        device: where the batches are.
-        cutter: cuts off padding, if it may be cut off.
+        ranked: the clients' requests, those with most steps first.
+        device: where the batches are gathered.
+        cutter: trims columns of padding tokens; None if they must stay.
     """
 
     def __init__(self, ranked: Sequence[TrainRequest], device: torch.device, cutter: Cutter | None = None) -> None:
@@ -33,7 +33,7 @@ class Feed:
         sizes = {stop - start for bounds in {one.plan.bounds for one in ranked} for start, stop in pairwise(bounds)}
         shape = (int(steps.max()), len(ranked), max(sizes, default=0))
         offsets = np.cumsum([0, *(len(request.examples) for request in ranked[:-1])])
-        # Of all clients' samples, one client's after the other's: where in the shape they are.
+        # Positions, in (steps, clients, batch), of the concatenated samples of all clients.
         slots = [_slots(request.plan.bounds) for request in ranked]
         used = [len(request.plan.order) for request in ranked]
         where = tuple(
@@ -44,7 +44,7 @@ class Feed:
                 [place for _, place in slots],
             )
         )
-        # padding repeats the client's first sample (of one without any another's): finite values that the mask removes
+        # padding repeats the client's first sample (or another client's): finite values that the mask removes
         first = torch.from_numpy(np.minimum(offsets, len(self._x) - 1))
         index = first[None, :, None].repeat(shape[0], 1, shape[2])
         index[where] = torch.cat([one.plan.order for one in ranked]) + torch.from_numpy(np.repeat(offsets, used))
@@ -54,7 +54,7 @@ class Feed:
         if len(sizes) > 1:
             mask = torch.zeros(shape, dtype=self._float_type(ranked[0]))
             mask[where] = 1
-            # who has finished still has a mean, which nobody reads
+            # avoids 0/0 in the unused means of finished clients
             mask[torch.from_numpy(np.arange(shape[0])[:, None] >= steps)] = 1
             self.masks = mask.to(device)
         changed = [request.variations for request in ranked if request.variations is not None]
@@ -71,11 +71,11 @@ class Feed:
         return kind
 
     def active(self, step: int) -> int:
-        """Returns how many of the ranked clients still have a step to do."""
+        """Returns how many of the ranked clients have steps left."""
         return int((self._steps > step).sum())
 
     def batch(self, step: int | Tensor, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x (active, b, *shape), y (active, b), mask (active, b) or None."""
+        """Returns x (active, b, *shape), y (active, b), mask (active, b) or None."""
         index = of_step(self._index, step, active)
         x, y = self._of_step(step, active)
         x, y = x[index], y[index]
@@ -86,7 +86,7 @@ class Feed:
         return x, y, None if self.masks is None else of_step(self.masks, step, active)
 
     def _of_step(self, step: int | Tensor, active: int) -> tuple[Tensor, Tensor]:
-        """The samples to gather a step's batches from; of texts the columns it needs, where the host knows the step."""
+        """Returns the samples to gather from; with padding columns trimmed if the host knows the step's number."""
         if self._cutter is None or self._lengths is None or isinstance(step, Tensor):
             return self._x, self._y
         width = self._cutter.width(self._lengths[self._places[step, :active]], self._x.shape[1])
@@ -94,11 +94,11 @@ class Feed:
 
 
 def of_step(values: Tensor, step: int | Tensor, active: int) -> Tensor:
-    """Returns what the first clients have in a step.
+    """Returns a step's values of the first clients.
 
     Args:
         values: shape (steps, clients, ...).
-        step: its number; or on the device, int64 of shape (1,), where it is read when the step is taken.
+        step: its number; or a device tensor, int64 of shape (1,), that is read when the step runs.
         active: how many clients.
     """
     if isinstance(step, Tensor):
@@ -108,7 +108,7 @@ def of_step(values: Tensor, step: int | Tensor, active: int) -> Tensor:
 
 @lru_cache
 def _slots(bounds: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The step of each sample of a plan, and its place in the mini-batch; clients of one size have the same."""
+    """Returns each sample's step and its position in the mini-batch; cached by bounds."""
     sizes = np.diff(bounds)
     steps = np.repeat(np.arange(len(sizes)), sizes)
     return steps, np.arange(len(steps)) - np.asarray(bounds)[steps]

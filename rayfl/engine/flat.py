@@ -1,4 +1,4 @@
-"""Trees of tensors as one flat buffer each, so that a step is a few operations on long vectors."""
+"""Trees of tensors as flat buffers, so that a step is a few operations on long vectors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each leaf of a tree of equal-typed tensors lies in one flat buffer.
+    """The layout of a tree of tensors of one type in a flat buffer.
 
     Attributes:
         paths: leaf paths, in the order of the tree.
         shapes: leaf shapes.
-        offsets: first element of each leaf; aligned as a fresh allocation is. What stays lies behind what moves.
-        moving: elements of what moves, padding included.
-        size: elements of the buffer, padding included.
+        offsets: first element of each leaf, aligned like a fresh allocation. Updated leaves come first.
+        moving: number of elements that steps update, with padding.
+        size: number of elements of the buffer, with padding.
         dtype: the leaves' common type.
     """
 
@@ -40,14 +40,14 @@ class Layout:
 
     @classmethod
     def of(cls, tree: Mapping[str, Any], moved: Collection[str] | None = None) -> Layout:
-        """The layout of a tree of tensors.
+        """Returns the layout of a tree of tensors.
 
         Args:
             tree: the tree.
-            moved: the paths that steps move; None for all.
+            moved: the paths that steps update; None for all.
 
         Raises:
-            TypeError: when leaves differ in type or are no tensors.
+            TypeError: when leaves differ in type or are not tensors.
         """
         found = dict(leaves(tree))
         numbers = [path for path, leaf in found.items() if not isinstance(leaf, Tensor)]
@@ -58,14 +58,14 @@ class Layout:
 
     @cached_property
     def places(self) -> dict[str, slice]:
-        """Returns the place of each leaf, with the padding behind it, by path."""
+        """Returns the slice of each leaf, with its padding, by path."""
         step = ALIGNMENT_BYTES // self.dtype.itemsize
         rows = zip(self.paths, self.shapes, self.offsets, strict=True)
         return {path: slice(start, start + -(-shape.numel() // step) * step) for path, shape, start in rows}
 
     @cached_property
     def moved(self) -> list[str]:
-        """The paths of what moves."""
+        """Returns the paths of the leaves that steps update."""
         return [path for path, offset in zip(self.paths, self.offsets, strict=True) if offset < self.moving]
 
     def leaves(self, flat: Tensor) -> dict[str, Tensor]:
@@ -77,15 +77,15 @@ class Layout:
         }
 
     def views(self, flat: Tensor) -> Tree:
-        """The tree whose leaves are views of a buffer of ``size`` elements."""
+        """Returns the tree whose leaves are views of a buffer of ``size`` elements."""
         return from_leaves(self.leaves(flat))
 
     def zeros(self, device: torch.device, size: int | None = None) -> Tensor:
-        """A fresh buffer, by default of ``size`` elements."""
+        """Returns a buffer of zeros, by default of ``size`` elements."""
         return _zeros(self.size if size is None else size, self.dtype, device)
 
     def pack(self, tree: Mapping[str, Any], device: torch.device) -> Tensor:
-        """A fresh buffer that holds a copy of a tree; the tree may have further leaves."""
+        """Returns a new buffer with a copy of a tree, which may have further leaves."""
         flat, found = self.zeros(device), dict(leaves(tree))
         for path, view in self.leaves(flat).items():
             view.copy_(found[path])
@@ -94,7 +94,7 @@ class Layout:
 
 @lru_cache
 def _layout(forms: tuple[tuple[str, torch.Size, torch.dtype], ...], moved: frozenset[str] | None) -> Layout:
-    """Returns the layout of leaves of given paths, shapes and types; that of trees alike is one object."""
+    """Returns the layout for given paths, shapes and types; cached, so that equal trees share it."""
     types = {dtype for _, _, dtype in forms}
     if len(types) != 1:
         raise TypeError(f"a trained tree needs leaves of one type, got {sorted(map(str, types))}")
@@ -110,10 +110,10 @@ def _layout(forms: tuple[tuple[str, torch.Size, torch.dtype], ...], moved: froze
 
 
 def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A vector of zeros that starts where a fresh tensor would.
+    """Returns a vector of zeros, aligned like a fresh tensor.
 
-    On CPUs its memory is malloc's. PyTorch's comes from posix_memalign, for which glibc before 2.38 uses no freed block
-    of just the size that is asked for: vectors of one size would always be in new pages.
+    On CPUs it is allocated by malloc. PyTorch uses posix_memalign, which in glibc before 2.38 never reuses a freed
+    block of exactly the requested size: every vector would be in new pages.
     """
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)

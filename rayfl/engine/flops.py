@@ -1,8 +1,8 @@
 """Counts floating-point operations of local steps, once for each shape of a step.
 
-A step of a shape that was not met yet is done once more, apart and with its result dropped, under PyTorch's counter:
-what the steps themselves compute is left as it is. The counter knows products of matrices, convolutions and attention,
-with a multiplication and an addition as two operations; sums and activations count nothing there.
+The first step of each shape is repeated under PyTorch's counter, on a copy, and its result dropped: the actual steps
+are unchanged. The counter knows matrix products, convolutions and attention; a multiply-add counts as two operations,
+elementwise operations count nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class FlopCounter:
     """Counts the operations of local updates.
 
     Args:
-        device: where they are computed.
+        device: where to run the counted steps.
 
     Attributes:
-        total: operations of all updates so far; None as soon as one could not be counted.
+        total: operations of all updates so far; None once one could not be counted.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,7 +49,7 @@ class FlopCounter:
             return
         try:
             sizes = _sizes_of_steps(request, task)
-            counts, shape = Counter(sizes), replace(request, kept=None).group() if sizes else ()
+            counts, shape = Counter(sizes), replace(request, optimizer_state=None).group() if sizes else ()
             first = {size: sizes.index(size) for size in counts}
             self.total += sum(
                 counts[size] * self._of_step(request.part(step, step + 1), task, (shape, size))
@@ -62,13 +62,13 @@ class FlopCounter:
     def _of_step(self, request: TrainRequest, task: Task, shape: Hashable) -> int:
         if shape not in self._known:
             with FlopCounterMode(display=False) as counter:
-                looped.train(replace(request, kept=None), task, self._device)
+                looped.train(replace(request, optimizer_state=None), task, self._device)
             self._known[shape] = int(counter.get_total_flops())
         return self._known[shape]
 
 
 def _sizes_of_steps(request: TrainRequest, task: Task) -> list[tuple[int, int]]:
-    """Samples of each step, and the columns of its texts; 0 columns where nothing is cut off."""
+    """Returns the samples and text columns of each step; 0 columns if none are trimmed."""
     plan, cutter = request.plan, cutter_of(task)
     bounds = [(plan.bounds[step], plan.bounds[step + 1]) for step in range(plan.steps)]
     if cutter is None:

@@ -26,7 +26,7 @@ Error = Literal["squared", "absolute", "huber"]
 
 @dataclass(frozen=True)
 class ErrorLoss:
-    """The loss of a number that is predicted.
+    """The loss of a predicted number.
 
     Attributes:
         kind: ``squared``: (p - y)^2; ``absolute``: |p - y|; ``huber``: (p - y)^2 / 2 up to ``delta``, beyond it
@@ -38,7 +38,7 @@ class ErrorLoss:
     delta: float = 1.0
 
     def __call__(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """By sample and output, of the shape of both."""
+        """Returns the loss of each sample and output, in the shape of the targets."""
         if self.kind == "squared":
             return F.mse_loss(predictions, targets, reduction="none")
         if self.kind == "absolute":
@@ -47,13 +47,13 @@ class ErrorLoss:
 
 
 class Regression(NetworkTask):
-    """Numbers are predicted; the loss is a mean over samples and outputs.
+    """Regression: predicts numbers; the loss is a mean over samples and outputs.
 
     Args:
         network: its outputs are the predictions.
         candidates: one task per architecture, if clients may differ in it.
-        spec: says how many numbers there are.
-        error: the loss of one.
+        spec: of the data; gives the number of outputs.
+        error: the loss of one number.
     """
 
     name = "regression"
@@ -76,21 +76,21 @@ class Regression(NetworkTask):
         return RegressionMeasures(_outputs(self), self._error)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Returns the mean :class:`ErrorLoss` over samples and outputs."""
         return batch.mean(self._error(outputs, batch.y).mean(-1))
 
 
 class Multilabel(NetworkTask):
-    """Each label is predicted by itself: binary cross-entropy, a mean over samples and labels.
+    """Multilabel classification: binary cross-entropy, a mean over samples and labels.
 
     Predictions are logits. Several models predict the logit of their mean probability.
 
     Args:
         network: its outputs are the labels' logits.
         candidates: one task per architecture, if clients may differ in it.
-        spec: says how many labels there are.
-        positive_weight: by label, of the loss where a sample has it; None: 1.
-        thresholds: at how many probabilities average precision counts.
+        spec: of the data; gives the number of labels.
+        positive_weight: by label, the weight of the loss for samples that have the label; None: 1.
+        thresholds: number of probability thresholds for average precision.
     """
 
     name = "multilabel"
@@ -114,19 +114,19 @@ class Multilabel(NetworkTask):
         return MultilabelMeasures(_outputs(self), self._thresholds, self._positive_weight)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Returns the mean binary cross-entropy over samples and labels."""
         weight = None if self._positive_weight is None else outputs.new_tensor(self._positive_weight)
         losses = F.binary_cross_entropy_with_logits(outputs, batch.y, pos_weight=weight, reduction="none")
         return batch.mean(losses.mean(-1))
 
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
-        """See the base class."""
+        """Returns the logits of the mean probabilities."""
         stacked = torch.stack(list(predictions))
         return F.logsigmoid(stacked).logsumexp(0) - F.logsigmoid(-stacked).logsumexp(0)
 
 
 class Segmentation(NetworkTask):
-    """Each pixel or voxel has a class; the loss is a mean over samples.
+    """Segmentation: a class for each pixel or voxel; the loss is a mean over samples.
 
     The network's outputs are of shape (b, H, W, C) or (b, H, W, D, C); predictions are log-probabilities. Several
     models predict the logarithm of their mean probability.
@@ -134,9 +134,9 @@ class Segmentation(NetworkTask):
     Args:
         network: its outputs are the classes' logits at each pixel.
         candidates: one task per architecture, if clients may differ in it.
-        spec: says how many classes there are.
+        spec: of the data; gives the number of classes.
         error: the loss of a sample.
-        background: whether class 0 counts in the overlaps that are scored.
+        background: whether overlap metrics (Dice, IoU) include class 0.
     """
 
     name = "segmentation"
@@ -160,24 +160,23 @@ class Segmentation(NetworkTask):
         return SegmentationMeasures(_outputs(self), self._error, self._background)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Returns the mean of the samples' losses."""
         return batch.mean(self._error(outputs.log_softmax(-1), batch.y))
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """See the base class."""
+        """Returns log-probabilities."""
         return outputs.log_softmax(-1)
 
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
-        """The logarithm of the mean probability."""
+        """Returns the logarithm of the mean probability."""
         return _log_of_mean(predictions)
 
 
 class LanguageModel(NetworkTask):
-    """The next token is predicted at every position: cross-entropy, a mean over the positions that count.
+    """Language modelling: predicts the next token; the loss is the mean cross-entropy over the positions with a target.
 
-    The network's outputs are of shape (b, T, V); predictions are log-probabilities. Of a network with ``output_rows``
-    they are made for no more positions than that at a time, in training and in evaluation, wherever nobody asks for all
-    of them.
+    The network's outputs are of shape (b, T, V); predictions are log-probabilities. A network with ``output_rows``
+    computes them for at most that many positions at a time, in training and evaluation, unless a method asks for all.
     """
 
     name = "language_model"
@@ -189,27 +188,27 @@ class LanguageModel(NetworkTask):
         return LanguageMeasures()
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Returns the mean cross-entropy over the positions with a target."""
         if not self._plain(_OF_THE_LOSS):
             return super().loss(model, batch)
         losses = self.network.token_losses(model, batch.x, batch.y, training=True, mask=batch.mask)
         return _mean_over_tokens(losses, batch)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """See the base class; 0 for a batch in which no position counts."""
+        """Returns the mean cross-entropy of given outputs; 0 for a batch without targets."""
         losses = F.cross_entropy(outputs.flatten(0, 1), batch.y.flatten(), ignore_index=IGNORED, reduction="none")
         return _mean_over_tokens(losses.view_as(batch.y), batch)
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """See the base class."""
+        """Returns log-probabilities."""
         return outputs.log_softmax(-1)
 
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
-        """The logarithm of the mean probability."""
+        """Returns the logarithm of the mean probability."""
         return _log_of_mean(predictions)
 
     def statistics(self, predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor) -> Tensor:
-        """See the base class."""
+        """Returns the sums of the measures; computes few outputs at a time where the network can."""
         task = predictor.task or self
         rows = task.network.output_rows
         if rows is None or not len(y):
@@ -226,28 +225,28 @@ class LanguageModel(NetworkTask):
 
     @property
     def by_sample(self) -> LanguageMeasures | None:
-        """See the base class."""
+        """Returns the measures, unless a subclass scores in its own way."""
         return self.measures if self._plain((*_OF_THE_STATISTICS, "statistics")) else None
 
     def outcomes(self, models: Model, x: Tensor, y: Tensor, stacked: bool) -> tuple[Tensor, ...]:
-        """See the base class."""
+        """Returns the measures' summands by text; computes few outputs at a time where the network can."""
         if self.network.output_rows is None:
             return super().outcomes(models, x, y, stacked)
         if not stacked:
             return self._found(self, [models], [self.network.features(models, x)], y)
         read = vmap(lambda model, tokens: self.network.features(model, tokens))(dict(models), x)
-        # What makes outputs of few positions at a time is the base's, and the same for all models.
+        # The output layer belongs to the base, so that of one model serves all.
         one = {name: leaf[0] for name, leaf in models.items()}
         return self._found(self, [one], [read.flatten(0, 1)], y.flatten(0, 1))
 
     def _found(
         self, task: LanguageModel, models: Sequence[Model], features: Sequence[Tensor], y: Tensor
     ) -> tuple[Tensor, ...]:
-        """What the measures add, of texts for which models together predict, their outputs made for few at a time.
+        """Returns the measures' summands for an ensemble's predictions, computed for a few positions at a time.
 
         Args:
-            task: of the models.
-            models: what makes outputs of features.
+            task: the models' task.
+            models: their output layers map features to outputs.
             features: by model, shape (n, T, f).
             y: targets, shape (n, T).
         """
@@ -266,11 +265,11 @@ class LanguageModel(NetworkTask):
         return self.measures.of_tokens(chosen.view_as(y), hits.view_as(y), y)
 
     def asked(self, y: Tensor) -> Tensor:
-        """See the base class."""
+        """Returns the positions with a target."""
         return y != IGNORED
 
     def _plain(self, names: Sequence[str]) -> bool:
-        """Returns whether some methods are those of this class."""
+        """Returns whether some methods are not overridden by a subclass."""
         return all(getattr(type(self), name) is getattr(LanguageModel, name) for name in names)
 
 
@@ -280,7 +279,7 @@ _OF_THE_STATISTICS = ("predictions", "predicted", "mixed", "logits", "measures")
 
 
 def _mean_over_tokens(losses: Tensor, batch: Batch) -> Tensor:
-    """The mean of losses (b, T) over the positions that count; 0 where none does."""
+    """Returns the mean of losses (b, T) over the positions with a target; 0 if there is none."""
     counts = (batch.y != IGNORED).to(losses.dtype)
     if batch.mask is not None:
         counts = counts * batch.mask[:, None]

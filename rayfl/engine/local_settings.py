@@ -1,4 +1,4 @@
-"""The settings of one local update: what its method asks for, and the configured values of all else."""
+"""The settings of one local update: those that its method gives, and configured values for the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayfl.engine.settings import TrainConfig
 
 
 class LocalOptions(TypedDict, total=False):
-    """What a method may ask for; :meth:`rayfl.engine.client.Client.train` explains each."""
+    """The options of a local update; see :meth:`rayfl.engine.client.Client.train` for each."""
 
     epochs: int | None
     lr: float | None
@@ -31,10 +31,9 @@ class LocalSettings:
     Attributes:
         steps: number of mini-batches.
         repeats: how many consecutive steps use each mini-batch.
-        rule: how steps move what is trained.
-        groups: first keys of the trained tree, and how what lies under them is treated.
-        keep_optimizer: whether the optimizer goes on where the last update left it, or the first keys for which it
-            does.
+        rule: the optimizer's update rule.
+        groups: parameter groups, by first key of the trained tree.
+        keep_optimizer: whether the optimizer's state persists between updates, or the first keys for which it does.
         stream: suffix of the random streams.
     """
 
@@ -68,10 +67,10 @@ class LocalSettings:
             train: the training section of the configuration.
             round: t, 0-indexed; decides on the default learning rate.
             samples: n_k, the client's training samples; decides on the default number of steps.
-            epochs: and all that follow: see :meth:`rayfl.engine.client.Client.train`.
+            epochs: this and the following: see :meth:`rayfl.engine.client.Client.train`.
 
         Raises:
-            MethodError: when ``momentum`` is given for what is trained by Adam.
+            MethodError: when ``momentum`` is given for parameters that Adam trains.
         """
         own = ParameterGroup(train.lr_in(round) if lr is None else lr, momentum, weight_decay)
         return cls(

@@ -1,4 +1,4 @@
-"""Client by client: parameters are views of one flat buffer, moved in place."""
+"""Trains client by client: parameters are views of one flat buffer, updated in place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
 from rayfl.engine.step import step_of
 from rayfl.engine.tasks import Batch, Task, begin_step, recorded_names, tells_steps
 from rayfl.engine.texts import Cutter, cutter_of
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.errors import MethodError
 from rayfl.models.forward_pass import keys_of
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
@@ -25,7 +25,7 @@ _GATHERED_BYTES = 1 << 18
 
 
 def moved_paths(tree: Tree, task: Task) -> list[str]:
-    """The paths of the leaves that steps move: all but module buffers, which travel with the weights."""
+    """Returns the paths of the leaves that steps update: all but module buffers."""
     recorded = recorded_names(task)
     return [path for path, _ in leaves(tree) if path.rpartition("/")[2] not in recorded]
 
@@ -34,7 +34,7 @@ def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
     """Runs one local update and returns the trained tree (fresh memory)."""
     moved = frozenset(moved_paths(request.trainable, task))
     memory = Memory(request, Layout.of(request.trainable, moved), device)
-    lent = Untouched(request.frozen or {}, recorded_names(task))
+    lent = WriteGuard(request.frozen or {}, recorded_names(task))
     take = step_of(request, task, memory)
     with _seeded(request.seed ^ request.begun, task, device):
         keys = step_keys([request], request.plan.steps, task, device)
@@ -48,13 +48,13 @@ def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
 
 
 def step_keys(requests: Sequence[TrainRequest], steps: int, task: Task, device: torch.device) -> Tensor | None:
-    """The keys of the steps' random numbers, int64 of shape (steps, clients); None where no network is told of steps.
+    """Returns the random keys of the steps, int64 of shape (steps, clients); None if no layer draws numbers.
 
     Args:
-        requests: one a client.
-        steps: how many steps the longest takes.
+        requests: one per client.
+        steps: number of steps of the longest request.
         task: has the networks.
-        device: where the keys are wanted.
+        device: where the keys are needed.
     """
     if not tells_steps(task):
         return None
@@ -62,8 +62,8 @@ def step_keys(requests: Sequence[TrainRequest], steps: int, task: Task, device: 
     return torch.from_numpy(keys).to(device)
 
 
-def check_frozen(lent: Untouched) -> None:
-    """Raises a MethodError if an objective has written to what it only reads, where no other step would find it."""
+def check_frozen(lent: WriteGuard) -> None:
+    """Raises a MethodError if an objective has written in place to ``frozen``."""
     if (leaf := lent.written()) is not None:
         raise MethodError(
             f"the objective writes to {leaf!r} of frozen in place: it must only read it; what an objective changes "
@@ -72,7 +72,7 @@ def check_frozen(lent: Untouched) -> None:
 
 
 def _batches(request: TrainRequest, device: torch.device, cutter: Cutter | None) -> Iterator[Batch]:
-    """The mini-batches; several are gathered at a time where each then lies as fresh memory would."""
+    """Yields the mini-batches; gathers several at a time if each is then aligned like fresh memory."""
     x, y = request.examples.x, request.examples.y
     bounds = request.plan.bounds
     variations = None if request.variations is None else request.variations.to(device)
@@ -94,7 +94,7 @@ def _batches(request: TrainRequest, device: torch.device, cutter: Cutter | None)
 
 
 def _stretches(bounds: Sequence[int], row: int) -> Iterator[tuple[int, int]]:
-    """First step and last (excluded) of what is gathered together.
+    """Yields the first and last (exclusive) step of the mini-batches that are gathered together.
 
     Args:
         bounds: samples before each step.
@@ -110,7 +110,7 @@ def _stretches(bounds: Sequence[int], row: int) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def _seeded(seed: int, task: Task, device: torch.device) -> Iterator[None]:
-    """Has what a network's own code draws come from ``seed``; the global generators are as before afterwards."""
+    """Seeds PyTorch's global generators for a network's own random numbers; restores their state afterwards."""
     if not any(candidate.network.stochastic for candidate in task.candidates):
         yield
         return
@@ -124,7 +124,7 @@ def _seeded(seed: int, task: Task, device: torch.device) -> Iterator[None]:
 
 
 def gradient(request: GradientRequest, task: Task, device: torch.device, pieces: Pieces | None = None) -> Tree:
-    """The sample-weighted mean of the gradients of consecutive batches: the full-batch gradient.
+    """Computes the full-batch gradient: the sample-weighted mean of the gradients of consecutive batches.
 
     Args:
         request: what is asked for.
@@ -138,7 +138,7 @@ def gradient(request: GradientRequest, task: Task, device: torch.device, pieces:
     point = {path: leaf.detach().to(device).clone().requires_grad_(path in paths) for path, leaf in pairs}
     moved = [leaf for leaf in point.values() if leaf.requires_grad]
     total = [torch.zeros_like(leaf) for leaf in moved]
-    lent = Untouched(request.frozen or {}, recorded_names(task))
+    lent = WriteGuard(request.frozen or {}, recorded_names(task))
     x, y = request.examples.x, request.examples.y
     if not len(y):
         raise ValueError("a client without training samples has no gradient")
@@ -146,7 +146,7 @@ def gradient(request: GradientRequest, task: Task, device: torch.device, pieces:
     lengths = None if cutter is None else cutter.lengths(x, y)
 
     def add(rows: Tensor) -> None:
-        # index_select: fresh memory, aligned the same wherever the samples lie
+        # index_select copies: alignment, and so the last bits, do not depend on where the samples lie
         batch = Batch(x.index_select(0, rows), y.index_select(0, rows))
         if cutter is not None and lengths is not None:
             batch = Batch(*cutter.cut(batch.x, batch.y, lengths[rows.cpu()]))
@@ -167,7 +167,7 @@ def gradient(request: GradientRequest, task: Task, device: torch.device, pieces:
 
 
 def outputs(request: OutputRequest, task: Task, pieces: Pieces | None = None) -> Tensor:
-    """The rows of all batches, one after the other.
+    """Returns the concatenated outputs of all batches.
 
     Args:
         request: what is asked for.
@@ -177,7 +177,7 @@ def outputs(request: OutputRequest, task: Task, pieces: Pieces | None = None) ->
     pieces, rows = pieces or Pieces("samples of a forward pass"), list[Tensor]()
 
     def add(part: Tensor) -> None:
-        # copies, as in the evaluation: a slice is aligned as its place in memory happens to be
+        # copies, as in the evaluation: a slice's alignment would change the last bits
         rows.append(request.function(part.clone(), task))
 
     with torch.no_grad():

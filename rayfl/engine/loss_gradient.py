@@ -1,4 +1,4 @@
-"""The gradient of the task's loss, written into rooms of the step."""
+"""The gradient of the task's loss, written into preallocated buffers."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.engine.chain import Layer, WrittenGradients
+from rayfl.engine.chain import Layer, MlpGradients
 from rayfl.engine.classification import Classification
 from rayfl.engine.tasks import Batch
 
 
 def layers_of(task: Any, model: Mapping[str, Tensor]) -> list[Layer] | None:
-    """Returns the layers of a model whose gradient is written out; None where it is autograd's."""
+    """Returns the layers of a model with a hand-written gradient; None if autograd is needed."""
     return task.chain(model) if isinstance(task, Classification) else None
 
 
 class LossGradient:
-    """The gradient of the task's loss; that of a fully connected network's is written out.
+    """Computes the gradient of the task's loss; for MLPs without autograd.
 
     Args:
-        task: knows the network and the loss.
+        task: has the network and the loss.
         model: its tensors, which are read at every call.
-        into: by parameter, where its gradient goes; the others are constant.
+        into: by parameter, the tensor for its gradient; other parameters are constants.
     """
 
     def __init__(self, task: Any, model: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
         layers = layers_of(task, model)
-        room: Any = None if layers is None else task.chain({name: into.get(name) for name in model})
-        self._written = None if layers is None else WrittenGradients(layers, room)
+        buffers: Any = None if layers is None else task.chain({name: into.get(name) for name in model})
+        self._manual = None if layers is None else MlpGradients(layers, buffers)
         self._variables = {name: model[name].detach().requires_grad_() for name in into}
-        self._task, self._model, self._room = task, {**model, **self._variables}, list(into.values())
+        self._task, self._model, self._buffers = task, {**model, **self._variables}, list(into.values())
 
-    def write(self, batch: Batch) -> None:
-        """Writes it where it belongs."""
-        if self._written is not None:
-            self._written.write(batch.x, batch.y)
+    def compute(self, batch: Batch) -> None:
+        """Computes the gradient on a mini-batch and writes it to ``into``."""
+        if self._manual is not None:
+            self._manual.compute(batch.x, batch.y)
             return
         with torch.enable_grad():
             loss = self._task.loss(self._model, batch)
             made = torch.autograd.grad(loss, list(self._variables.values()), materialize_grads=True)
-        torch._foreach_copy_(self._room, made)
+        torch._foreach_copy_(self._buffers, made)

@@ -1,4 +1,4 @@
-"""The memory of a local update: parameters, and what the optimizer keeps, as flat buffers."""
+"""The memory of a local update: parameters and optimizer state as flat buffers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rayfl.engine.flat import Layout
-from rayfl.engine.optimizers import Kept, Rule, key_of, rule_of
+from rayfl.engine.optimizers import OptimizerState, Rule, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
 
 MOVED = "moved"
@@ -17,19 +17,19 @@ MOVED = "moved"
 
 
 class Memory:
-    """What a local update moves.
+    """The parameters and optimizer state that a local update changes.
 
     Args:
         request: the local update.
-        layout: of its tree.
+        layout: the layout of its tree.
         device: where it runs.
 
     Attributes:
         layout: of the tree.
-        flats: buffers by name: the parameters, with what is not moved behind them, and the optimizer's slots.
+        flats: buffers by name: the parameters, followed by module buffers, and the optimizer's slots.
         tree: the trained tree as views.
-        rules: by path, how it is moved.
-        steps: by first key of the tree, how many steps were made; scalars.
+        rules: by path, the update rule.
+        steps: by first key of the tree, the number of steps taken; scalars.
     """
 
     def __init__(self, request: TrainRequest, layout: Layout, device: torch.device) -> None:
@@ -37,8 +37,8 @@ class Memory:
         self.flats = {MOVED: layout.pack(request.trainable, device)}
         self.tree = layout.views(self.flats[MOVED])
         self.rules = {path: rule_of(path, request.rule, request.groups) for path in layout.moved}
-        self._kept = request.kept
-        kept = request.kept or Kept()
+        self._kept = request.optimizer_state
+        kept = request.optimizer_state or OptimizerState()
         for name in dict.fromkeys(name for rule in self.rules.values() for name in rule.slots):
             self.flats[name] = layout.zeros(device, layout.moving)
             buffers = layout.leaves(self.flats[name])
@@ -49,13 +49,13 @@ class Memory:
         self._counts = any(rule.counts for rule in self.rules.values())
 
     def begin(self) -> None:
-        """Begins one more step."""
+        """Begins a step: increments the step counts if an optimizer needs them."""
         if self._counts:
             for count in self.steps.values():
                 count += 1
 
     def mover(self, paths: Sequence[str]) -> Callable[[Sequence[Tensor]], None]:
-        """Returns the function that moves the tensors at some paths along gradients in that order."""
+        """Returns a function that updates the tensors at some paths, given their gradients in that order."""
         views = {name: self.layout.leaves(flat) for name, flat in self.flats.items()}
         groups: dict[tuple[Rule, str], list[int]] = {}
         for place, path in enumerate(paths):
@@ -72,14 +72,14 @@ class Memory:
         return partial(_move, rows)
 
     def keep(self) -> None:
-        """Hands on what the optimizer keeps, if that is asked for."""
+        """Copies the optimizer's state into the request, if it persists."""
         if self._kept is None:
             return
         slots: dict[str, dict[str, Tensor]] = {}
         for name, flat in self.flats.items():
             if name != MOVED:
                 paths = [path for path, rule in self.rules.items() if name in rule.slots]
-                # No comprehension where memory is taken: it is a closure, see Operation.
+                # No comprehension around views: it is a closure, see Operation.
                 views = map(self.layout.leaves(flat).__getitem__, paths)
                 slots[name] = dict(zip(paths, map(Tensor.clone, views), strict=True))
         self._kept.slots, self._kept.steps = slots, {key: int(count) for key, count in self.steps.items()}

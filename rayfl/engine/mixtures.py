@@ -1,4 +1,4 @@
-"""Models that are points on a line between two others, made when they are needed."""
+"""Models interpolated between two others, computed when they are needed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rayfl.params import interpolate
 class Mixture:
     """The model ``(1 - coefficient) start + coefficient end``, exact at 0 and at 1, with the buffers of the start.
 
-    Called, it makes the model. It can also be read: the points of a sweep, of many clients, are then made and scored
-    together (:mod:`rayfl.engine.evaluation_together`).
+    Calling it computes the model. Stacked evaluation reads its attributes instead, to compute and score the points of
+    many clients' sweeps together (:mod:`rayfl.engine.evaluation_together`).
 
     Attributes:
         start: a model.
         end: a model of the same network.
-        coefficient: where on the line.
+        coefficient: position on the line, 0 at the start and 1 at the end.
         task: tells parameters from buffers.
     """
 

@@ -1,4 +1,4 @@
-"""Points on lines between models of many clients, made as stacks."""
+"""Interpolated models of many clients, computed as stacks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Line:
     """Points on a line between two models of each client.
 
     Attributes:
-        starts: by client.
-        ends: by client; the starts where there is but that point.
-        coefficients: by point and client, how far it is from the start to the end.
-        names: by point, of the predictors that it is.
+        starts: one model per client.
+        ends: one model per client; the starts if that is the only point.
+        coefficients: by point and client, the position between start (0) and end (1).
+        names: by point, the names of the predictors at that point.
     """
 
     starts: tuple[Model, ...]
@@ -30,7 +30,7 @@ class Line:
     names: list[list[str]]
 
     def add(self, coefficients: tuple[float, ...], name: str) -> None:
-        """Adds a point, unless it is there."""
+        """Adds a predictor: as a new point, or under a point with the same coefficients."""
         if coefficients not in self.coefficients:
             self.coefficients.append(coefficients)
             self.names.append([])
@@ -38,13 +38,13 @@ class Line:
 
     @property
     def shared(self) -> bool:
-        """Returns whether it is but one model, the same for all clients."""
+        """Returns whether the line is a single model that all clients share."""
         models = {id(model) for model in (*self.starts, *self.ends)}
         return len(models) == 1
 
 
 def lines_of(names: Sequence[str], rows: Sequence[Mapping[str, Predictor]]) -> list[Line]:
-    """The lines on which the predictors lie; a model that begins or ends others' line is a point of it."""
+    """Groups predictors into lines; a model that is the start or end of a line becomes a point on it."""
     found: dict[Any, Line] = {}
     plain: dict[str, tuple[Any, ...]] = {}
     for name in names:
@@ -69,7 +69,7 @@ def lines_of(names: Sequence[str], rows: Sequence[Mapping[str, Predictor]]) -> l
 
 
 class Blocks:
-    """Makes the models of some clients and all points of a line.
+    """Computes the models of some clients at all points of a line.
 
     Args:
         line: the line.
@@ -88,7 +88,7 @@ class Blocks:
         self._last: tuple[range, dict[str, Tensor]] = (range(0), {})
 
     def of(self, clients: range) -> dict[str, Tensor]:
-        """By name, tensors of shape (clients x points, *shape)."""
+        """Returns, by name, tensors of shape (clients x points, *shape)."""
         if self._last[0] != clients:
             self._last = (range(0), {})  # before others take memory
             self._last = clients, self._made(slice(clients.start, clients.stop))
@@ -108,5 +108,5 @@ class Blocks:
         return found
 
     def _flat(self, models: Sequence[Model]) -> Tensor:
-        """Models as rows."""
+        """Returns models as rows of one matrix."""
         return torch.cat([model[name].reshape(-1) for model in models for name in self._shapes]).view(len(models), -1)

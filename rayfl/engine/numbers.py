@@ -1,4 +1,4 @@
-"""Numbers in objectives: what is drawn or frozen by its name, and arithmetic on it."""
+"""Symbolic numbers in objectives: drawn or frozen ones by name, and arithmetic on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 
 class Number:
-    """A number that is known when a step is taken."""
+    """A symbolic number whose value is known when a step runs."""
 
     def __add__(self, other: Factor) -> Number:
         return Arithmetic("+", self, other)
@@ -30,7 +30,7 @@ Factor = Number | int | float
 
 @dataclass(frozen=True)
 class Read(Number):
-    """A number by its name: ``draw`` and ``frozen`` are what an objective is given, ``measured`` the engine's own."""
+    """A named number: from ``draw`` or ``frozen``, or ``measured`` by the engine during the step."""
 
     source: Literal["draw", "frozen", "measured"]
     name: str
@@ -46,7 +46,7 @@ class Arithmetic(Number):
 
 
 def evaluated(factor: Factor, read: Callable[[Read], Any]) -> Any:
-    """The value of a number; ``read`` finds those that have names."""
+    """Evaluates a number; ``read`` looks up named ones."""
     if isinstance(factor, Arithmetic):
         left, right = evaluated(factor.left, read), evaluated(factor.right, read)
         return left + right if factor.sign == "+" else left * right
@@ -54,7 +54,7 @@ def evaluated(factor: Factor, read: Callable[[Read], Any]) -> Any:
 
 
 def measured(name: str) -> Number:
-    """A number that the engine finds in the course of a step."""
+    """Returns a number that the engine computes during a step."""
     return Read("measured", name)
 
 

@@ -1,4 +1,4 @@
-"""The rules of optimizers, in place, fused by PyTorch into one pass over memory."""
+"""Update rules of optimizers, in place, by PyTorch's fused kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOTS: Mapping[str, tuple[str, ...]] = {"sgd": ("momentum",), "adam": ("m", "v")
 
 @dataclass(frozen=True)
 class Rule:
-    """How a step moves parameters along a gradient; PyTorch's definitions.
+    """An optimizer's update rule, as PyTorch defines it.
 
     Attributes:
         lr: learning rate.
@@ -28,10 +28,10 @@ class Rule:
         momentum: of SGD.
         dampening: of SGD's momentum.
         nesterov: whether SGD looks ahead.
-        weight_decay: added to the gradient as a multiple of the parameters; for AdamW it shrinks them by itself.
-        betas: decay of Adam's two moments.
+        weight_decay: L2 penalty, added to the gradient; for AdamW decoupled from it.
+        betas: decay rates of Adam's two moments.
         eps: added to the root of Adam's second moment.
-        bounds: interval to which values are clipped after every step.
+        bounds: interval to which parameters are clipped after every step.
     """
 
     lr: float
@@ -46,17 +46,17 @@ class Rule:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The names of what is kept for every parameter."""
+        """Returns the names of the optimizer's state tensors per parameter."""
         return () if self.optimizer == "sgd" and not self.momentum else SLOTS[self.optimizer]
 
     @property
     def counts(self) -> bool:
-        """Returns whether it matters how many steps were made."""
+        """Returns whether the update depends on the number of steps taken."""
         return self.optimizer != "sgd" or self.dampening > 0
 
     @property
     def still(self) -> bool:
-        """Returns whether a gradient of zero moves nothing and changes nothing that is kept."""
+        """Returns whether a zero gradient changes neither parameters nor state."""
         return not self.slots and not self.weight_decay and self.bounds is None
 
     def step(
@@ -67,14 +67,14 @@ class Rule:
         steps: Tensor,
         own: float = 0.0,
     ) -> None:
-        """Takes one step of contiguous tensors of equal sizes, which PyTorch's kernels do not check.
+        """Takes one step. Tensors must be contiguous and of equal sizes, which PyTorch's kernels do not check.
 
         Args:
             parameters: changed in place.
-            gradients: left in no defined state.
-            slots: what is kept, changed in place; as many lists as :attr:`slots` has names.
-            steps: how many steps these parameters have made, this one included; a scalar of type float32.
-            own: added to the gradients as a multiple of the parameters, for SGD.
+            gradients: overwritten.
+            slots: the state, changed in place; one list for each name in :attr:`slots`.
+            steps: number of steps of these parameters, including this one; a float32 scalar.
+            own: multiple of the parameters to add to the gradients, for SGD.
         """
         if self.optimizer == "sgd":
             torch._fused_sgd_(
@@ -90,7 +90,7 @@ class Rule:
                 is_first_step=bool(self.dampening and steps == 1),
             )
         else:
-            assert not own  # it is added with round-off, along which Adam would go a part of its learning rate
+            assert not own  # adding it would leave round-off, which Adam would scale up to a part of its learning rate
             first, second = slots
             (torch._fused_adamw_ if self.optimizer == "adamw" else torch._fused_adam_)(
                 parameters,
@@ -114,14 +114,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """How some of the trained tensors are treated; None stands for what holds for the others.
+    """A parameter group: options for some of the trained tensors; None stands for the default.
 
     Attributes:
         lr: learning rate.
         momentum: momentum of SGD.
         weight_decay: see :class:`Rule`.
-        bounds: interval to which the values are clipped after every step.
-        optimizer: another optimizer; its other options (dampening, betas, ...) are those of the training section.
+        bounds: interval to which the values are clipped after every step. optimizer: another optimizer; its other
+            options (dampening, betas, ...) come from the training section.
     """
 
     lr: float | None = None
@@ -131,10 +131,10 @@ class ParameterGroup:
     optimizer: OptimizerName | None = None
 
     def applied(self, rule: Rule) -> Rule:
-        """The rule of the group's tensors.
+        """Returns the update rule of the group's tensors.
 
         Raises:
-            MethodError: when momentum is given and the optimizer is not SGD, which alone has it.
+            MethodError: when momentum is given for an optimizer other than SGD.
         """
         made = _changed(rule, self)
         if self.momentum and made.optimizer != "sgd":
@@ -147,7 +147,7 @@ class ParameterGroup:
 
 @lru_cache
 def _changed(rule: Rule, group: ParameterGroup) -> Rule:
-    """Returns the rule with what a group has of its own; one object for all clients that ask for the same."""
+    """Returns the rule with a group's options; cached, so that clients share it."""
     return replace(rule, **{name: value for name, value in vars(group).items() if value is not None})
 
 
@@ -156,24 +156,24 @@ Groups = tuple[tuple[str, ParameterGroup], ...]
 
 
 def key_of(path: str) -> str:
-    """The first key of a path in the trained tree; empty for a tree without entries."""
+    """Returns the first key of a path in the trained tree; empty for a bare tensor."""
     key, mark, _ = path.partition("/")
     return key if mark else ""
 
 
 def rule_of(path: str, rule: Rule, groups: Groups) -> Rule:
-    """The rule of one tensor."""
+    """Returns the update rule of one tensor."""
     found = (group for key, group in groups if path == key or path.startswith(f"{key}/"))
     return next(found, ParameterGroup()).applied(rule)
 
 
 def clipped(gradients: Sequence[Tensor], max_norm: float, stacked: bool = False) -> list[Tensor]:
-    """The gradients times min(1, max_norm / (norm + 1e-6)), as ``torch.nn.utils.clip_grad_norm_`` has it.
+    """Returns the gradients times min(1, max_norm / (norm + 1e-6)), like ``torch.nn.utils.clip_grad_norm_``.
 
     Args:
         gradients: all of them.
-        max_norm: largest Euclidean norm of all together.
-        stacked: whether dimension 0 steps clients, each with a norm of its own.
+        max_norm: largest global Euclidean norm.
+        stacked: whether dimension 0 runs over clients, each with its own norm.
     """
     if not stacked:
         norm = torch.stack(torch._foreach_norm(list(gradients))).norm()
@@ -187,37 +187,37 @@ _OF_SGD = frozenset(SLOTS["sgd"])
 
 
 @dataclass
-class Kept:
-    """What an optimizer keeps of a client from one pass to the next.
+class OptimizerState:
+    """The state of a client's optimizer between two passes.
 
     Attributes:
-        slots: by name of the slot and path, tensors.
-        steps: by first key of the trained tree, how many steps were made.
+        slots: state tensors by slot (such as ``momentum``) and path.
+        steps: number of steps taken, by first key of the trained tree.
     """
 
     slots: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, stored: Mapping[str, Any], slots: Collection[str]) -> Kept:
-        """Returns what a client's state holds of an optimizer.
+    def of(cls, stored: Mapping[str, Any], slots: Collection[str]) -> OptimizerState:
+        """Restores an optimizer's state from a client's state.
 
         Args:
-            stored: what :meth:`stored` has made.
-            slots: the names of all that the optimizers of the pass keep.
+            stored: the tree that :meth:`stored` has returned.
+            slots: names of all slots of the pass's optimizers.
         """
         if set(slots) <= _OF_SGD:
             buffers = dict(leaves(stored))
-            # Only whether there was a step before matters to SGD.
+            # SGD only needs to know whether there was a step before.
             return cls({"momentum": buffers} if buffers else {}, dict.fromkeys(map(key_of, buffers), 1))
         found = {name: dict(leaves(stored[name])) for name in slots if name in stored}
         return cls(found, {key: int(count) for key, count in stored.get("count", {}).items()})
 
     def stored(self, keys: Collection[str] | None = None) -> Tree:
-        """For a client's state: the tree of SGD's momentum buffers, or a tree for each slot and the numbers of steps.
+        """Returns a tree for a client's state: SGD's momentum buffers, or one tree per slot and the numbers of steps.
 
         Args:
-            keys: first keys of the trained tree of which something is kept; None for all.
+            keys: first keys of the trained tree whose state to store; None for all.
         """
 
         def wanted(path: str) -> bool:

@@ -19,13 +19,13 @@ class Slopes(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A kind of penalty.
+    """A penalty function of two vectors.
 
     Attributes:
-        name: what it is called.
-        value: of two trees; a scalar.
-        slopes: factors of its gradient; or a function that makes them of <f, l>, |f|^2 and |l|^2; None where the
-            gradient is no such combination.
+        name: its name in messages.
+        value: computes it for two trees; a scalar.
+        slopes: coefficients of its gradient; or a function that computes them from <f, l>, |f|^2 and |l|^2; None if the
+            gradient is not such a combination.
     """
 
     name: str

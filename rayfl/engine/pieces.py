@@ -1,11 +1,11 @@
-"""A training pass in several requests, between which its caller looks at the model or the learning rate changes."""
+"""Splits a training pass into several requests, for callbacks after epochs and changes of the learning rate."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from rayfl.engine.optimizers import Kept
+from rayfl.engine.optimizers import OptimizerState
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.schedules import Schedule
 from rayfl.engine.trampoline import Ask
@@ -18,22 +18,22 @@ async def in_pieces(
     each_epoch: Callable[[Tree], Awaitable[None]] | None,
     schedule: Schedule | None,
 ) -> Tree:
-    """A training pass in pieces of an epoch, and of one learning rate, otherwise the same as in one piece.
+    """Runs a training pass in pieces, one per epoch and learning rate; the result is that of a single piece.
 
     Args:
         request: the whole pass.
-        epoch: steps of an epoch.
-        each_epoch: awaited after each epoch with the tree as trained so far; None: nobody looks at it.
-        schedule: the course of the learning rate over the steps of the pass; None: it stays.
+        epoch: number of steps of an epoch.
+        each_epoch: awaited after each epoch with the tree as trained so far; None: no callback.
+        schedule: the course of the learning rate over the steps of the pass; None: constant.
     """
     steps = request.plan.steps
     factors = [1.0 if schedule is None else schedule.relative(step, steps, request.rule.lr) for step in range(steps)]
     if each_epoch is None:
         epoch = steps
-    tree, kept = request.trainable, Kept() if request.kept is None else request.kept
+    tree, kept = request.trainable, OptimizerState() if request.optimizer_state is None else request.optimizer_state
     for place, whole in enumerate(request.pieces(epoch)):
         for piece in whole.paced(factors[place * epoch :][: whole.plan.steps]):
-            tree = await Ask(replace(piece, trainable=tree, kept=kept))
+            tree = await Ask(replace(piece, trainable=tree, optimizer_state=kept))
         if each_epoch is not None:
             await each_epoch(tree)
     return tree

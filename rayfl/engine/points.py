@@ -1,4 +1,4 @@
-"""Where a term of an objective reads: trees by name, their shares, points between them."""
+"""What the terms of an objective read: named trees, parts of them, and interpolations between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Groups = Callable[[Any], Sequence[Sequence[str]]]
 
 @dataclass(frozen=True)
 class Constant:
-    """A name whose tensors a term takes as constants, although they may be trained."""
+    """A name whose tensors a term treats as constants (stop-gradient), although they may be trained."""
 
     name: str
 
@@ -32,7 +32,7 @@ Name = str | Constant
 
 @dataclass(frozen=True)
 class Scope:
-    """What an objective is given for one step."""
+    """The arguments of an objective in one step."""
 
     trained: Mapping[str, Any]
     task: Any
@@ -41,10 +41,10 @@ class Scope:
     measured: Any = None
 
     def tree(self, name: Name) -> Any:
-        """The tree (or tensor) under a name, a constant's without its graph.
+        """Returns the tree (or tensor) under a name; detached if it is a constant.
 
         Raises:
-            KeyError: there is none of this name, saying which there are.
+            KeyError: when there is no such name; lists those that exist.
         """
         if isinstance(name, Constant):
             return map_leaves(Tensor.detach, self.tree(name.name))
@@ -61,7 +61,7 @@ class Scope:
         return evaluated(factor, self.source)
 
     def source(self, number: Read) -> Any:
-        """The value of a number that has a name."""
+        """Returns the value of a named number."""
         return {"draw": self.draw, "frozen": self.frozen, "measured": self.measured}[number.source][number.name]
 
     def parameters(self, name: Name) -> Tree:
@@ -89,7 +89,7 @@ class Share(NamedTuple):
 
 
 class Point(ABC):
-    """Where a loss is taken: a model whose parameters are sums of shares of what is trained and frozen."""
+    """A model at which a loss is evaluated: its parameters are sums of shares of trained and frozen tensors."""
 
     @abstractmethod
     def shares(self, scope: Scope) -> Mapping[str, Sequence[Share]]:
@@ -97,10 +97,10 @@ class Point(ABC):
 
     @abstractmethod
     def base(self, scope: Scope) -> Tree:
-        """A new tree: the model whose buffers it has, themselves and no copies, since a forward pass writes to them."""
+        """Returns a new tree of the model whose buffers are used; not copied, since a forward pass writes to them."""
 
     def model(self, scope: Scope) -> Tree:
-        """The model, differentiable with respect to what is trained."""
+        """Returns the model, differentiable with respect to trained tensors."""
         found = self.base(scope)
         for name, parts in self.shares(scope).items():
             found[name] = _sum_of(parts, scope)
@@ -109,7 +109,7 @@ class Point(ABC):
 
 @dataclass(frozen=True)
 class At(Point):
-    """The model under a name; another one may lend the tensors that it lacks, as constants."""
+    """The model under a name; missing tensors may come from another model, as constants."""
 
     name: str
     completed_by: str | None = None
@@ -158,7 +158,7 @@ class Line(Point):
 def line(
     start: Name, end: Name, coefficient: Factor, groups: Groups | None = None, buffers_of: str | None = None
 ) -> Line:
-    """The point ``(1 - coefficient) start + coefficient end`` between two models; exact at 0 and at 1.
+    """Returns the point ``(1 - coefficient) start + coefficient end`` between two models; exact at 0 and at 1.
 
     Args:
         start: a model.
@@ -171,7 +171,7 @@ def line(
 
 
 def bare(name: Name) -> str:
-    """The name, of a constant too."""
+    """Returns the plain name, also of a constant."""
     return name.name if isinstance(name, Constant) else name
 
 
@@ -180,7 +180,7 @@ def _times(factor: Any, value: Tensor) -> Tensor:
 
 
 def _sum_of(parts: Sequence[Share], scope: Scope) -> Tensor:
-    """A parameter from its shares."""
+    """Computes a parameter from its shares."""
     total: Tensor | None = None
     for part in parts:
         found = dict(leaves(scope.tree(part.of)))[part.path] if part.path else scope.tree(part.of)

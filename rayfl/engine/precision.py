@@ -1,4 +1,4 @@
-"""In what precision GPUs multiply: the flags of PyTorch that decide it, which differ in their defaults."""
+"""Sets the precision of matrix products on GPUs by PyTorch's flags, whose defaults differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BACKENDS = ("cuda.matmul", "cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn", "mkldn
 
 
 def set_arithmetic(precision: Precision) -> None:
-    """Sets how this process multiplies numbers of the type float32.
+    """Sets the precision of this process's float32 matrix products and convolutions.
 
     With ``tf32`` a GPU rounds the factors to 10 bits of mantissa; else nothing is rounded. PyTorch's own default is
     mixed: cuDNN rounds, cuBLAS does not. ``bfloat16`` is a matter of the networks (:meth:`Network.compute_in`); what
@@ -50,7 +50,7 @@ def arithmetic(precision: Precision) -> Iterator[None]:
 
 
 def why_not(precision: Precision, device: torch.device) -> list[str]:
-    """Returns what a device does in place of a precision that it does not have; empty if it has it."""
+    """Returns warnings if a device lacks a precision: what it does instead; empty if it has it."""
     if precision == "tf32" and device.type != "cuda":
         return [f"engine.precision=tf32 is for GPUs: on {device.type} it is float32"]
     if precision == "float32" or device.type != "cuda" or torch.cuda.get_device_capability(device) >= _AMPERE:

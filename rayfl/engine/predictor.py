@@ -19,11 +19,11 @@ class Predictor:
     client then never holds them all at once.
 
     Attributes:
-        models: the models, or functions that make them.
+        models: the models, or functions that return them.
         combine: None, or ``(models, x, task) -> predictions`` as the task makes them (log-probabilities of shape (b, C)
             in classification) for another prediction than the mean. Called without gradients; networks have to be run
             with ``training=False``.
-        task: what the models are of; None stands for the experiment's task (its first candidate).
+        task: the models' task; None for the experiment's task (its first candidate).
         reads_asked: whether ``combine`` has a fourth argument: at which positions of a text a token is predicted, bool
             of shape (b, T), so that it can tell a prompt from its response; None where a sample is no text.
     """
@@ -45,14 +45,14 @@ class Predictor:
         return cls(models, combine, task, reads_asked)
 
     def built(self) -> list[Model]:
-        """The models themselves."""
+        """Returns the models, after calling those given as functions."""
         return [model() if callable(model) else model for model in self.models]
 
     def predictions(self, models: Sequence[Model], x: Tensor, task: Any, asked: Tensor | None = None) -> Tensor:
         """Returns what the built models predict, as the task's ``measures`` score it.
 
         Args:
-            models: what :meth:`built` has made.
+            models: the result of :meth:`built`.
             x: inputs, shape (b, *input shape).
             task: stands in for :attr:`task` where that is None.
             asked: of texts, where a token is predicted; see :attr:`reads_asked`.

@@ -12,7 +12,7 @@ from torch import Tensor
 from rayfl.data.images.augment import Variations
 from rayfl.engine.batches import BatchPlan
 from rayfl.engine.flat import Layout
-from rayfl.engine.optimizers import Groups, Kept, Rule
+from rayfl.engine.optimizers import Groups, OptimizerState, Rule
 from rayfl.engine.tasks import Task
 from rayfl.examples import Examples
 from rayfl.params import Tree, leaves, map_leaves
@@ -36,15 +36,15 @@ class TrainRequest:
         objective: see :data:`Objective`.
         draws: None, or a tree of arrays with one entry a step along dimension 0.
         plan: the mini-batches.
-        rule: how steps move what is trained.
+        rule: the optimizer's update rule.
         seed: of the random numbers of networks, such as dropout's.
-        groups: first keys of ``trainable``, and how what lies under them is treated.
+        groups: parameter groups, by first key of ``trainable``.
         max_grad_norm: largest norm of a step's gradient; None sets no limit.
-        kept: None for an optimizer that begins afresh and leaves nothing; or what it has kept, which the engine
-            replaces by what it keeps in the end.
+        optimizer_state: the optimizer's state before the update, which the engine replaces by the state after it; None
+            for a fresh optimizer whose state is dropped.
         task: what the objective is given; None stands for the engine's own task.
-        variations: how the samples of ``plan.order`` are changed, row by row; None: not at all.
-        begun: how many steps with this seed there have been before.
+        variations: augmentation of the samples of ``plan.order``, row by row; None without.
+        begun: number of earlier steps with this seed.
     """
 
     client: int
@@ -58,13 +58,13 @@ class TrainRequest:
     seed: int
     groups: Groups = ()
     max_grad_norm: float | None = None
-    kept: Kept | None = None
+    optimizer_state: OptimizerState | None = None
     task: Task | None = None
     variations: Variations | None = None
     begun: int = 0
 
     def part(self, first: int, last: int) -> TrainRequest:
-        """The request of steps ``first`` to ``last`` (excluded) alone."""
+        """Returns the request for steps ``first`` to ``last`` (exclusive)."""
         bounds = self.plan.bounds
         return replace(
             self,
@@ -75,15 +75,15 @@ class TrainRequest:
         )
 
     def pieces(self, steps: int) -> list[TrainRequest]:
-        """The request cut into consecutive ones of ``steps`` steps each (fewer in the last)."""
+        """Splits the request into consecutive ones of ``steps`` steps each (fewer in the last)."""
         end = self.plan.steps
         return [self.part(first, min(first + steps, end)) for first in range(0, end, steps)]
 
     def paced(self, factors: Sequence[float]) -> Iterator[TrainRequest]:
-        """The request cut into consecutive ones, in each of which one factor multiplies the learning rate.
+        """Splits the request into consecutive ones, each with one factor of the learning rate.
 
         Args:
-            factors: one for each step. A group with a rate of its own keeps it.
+            factors: one for each step. Groups with their own rate keep it.
         """
         first = 0
         for factor, equal in groupby(factors):
@@ -93,17 +93,17 @@ class TrainRequest:
 
     @property
     def rules(self) -> list[Rule]:
-        """The rules of whatever may be trained."""
+        """Returns the update rules of all parameters."""
         return [self.rule, *(group.applied(self.rule) for _, group in self.groups)]
 
     def _steps_before(self) -> tuple[tuple[str, int], ...] | None:
-        """Returns how many steps the optimizer has made before, where that matters; None where nothing is kept."""
-        if self.kept is None:
+        """Returns the optimizer's earlier steps, if the update depends on them; None for a fresh optimizer."""
+        if self.optimizer_state is None:
             return None
-        return tuple(sorted(self.kept.steps.items())) if any(rule.counts for rule in self.rules) else ()
+        return tuple(sorted(self.optimizer_state.steps.items())) if any(rule.counts for rule in self.rules) else ()
 
     def group(self) -> tuple[Any, ...]:
-        """Requests with equal groups can be stacked and stepped together."""
+        """Returns a key: requests with equal keys can be stacked."""
         return (
             TrainRequest,
             self.objective,

@@ -1,4 +1,4 @@
-"""What a method may know of a round."""
+"""Information about a round, for methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayfl.randomness import RandomStreams
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What everybody knows in a round.
+    """Information about a round that the server and all clients have.
 
     Attributes:
         round: t, 0-indexed. In the evaluation after round t it is t as well.
@@ -21,7 +21,7 @@ class RoundContext:
         train: the training section of the configuration.
         streams: all random streams.
         final: whether this is the evaluation after the last round.
-        augmentation: how training images are changed at random; None: not at all.
+        augmentation: random augmentation of training images; None without.
         started: where rounds have no barrier, the round in which a client of the cohort began its local update, by
             client, if it was an earlier one: its model is so much older.
         unseen: how many further clients are held out from training.
@@ -41,7 +41,7 @@ class RoundContext:
 
     @property
     def newcomers(self) -> range:
-        """The numbers of the clients that are held out from training."""
+        """Returns the ids of the clients that are held out from training."""
         return range(self.num_clients, self.num_clients + self.unseen)
 
     def staleness(self, client: int) -> int:

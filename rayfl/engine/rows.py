@@ -1,4 +1,4 @@
-"""Operations on corresponding vectors, a piece that fits the processor's cache at a time."""
+"""Blocked operations on corresponding vectors: each block fits into the CPU's cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Operations and steps are no closures: when memory runs out, an error's traceback
 
 
 class Vector(NamedTuple):
-    """Neighbouring elements of a flat buffer, by its name."""
+    """A contiguous part of a named flat buffer."""
 
     home: str
     start: int
@@ -36,14 +36,14 @@ class Vector(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Corresponding vectors, and what is done with them: given views of them, that makes what is run in a step."""
+    """Corresponding vectors and an operation factory: given views of a block, it returns the operation of a step."""
 
     operation: Any
     vectors: tuple[Vector, ...]
 
 
 def merged(rows: Iterable[Row]) -> list[Row]:
-    """Joins neighbours on which the same is done; vectors are as long as the shortest of their row."""
+    """Merges adjacent rows with equal operations; trims vectors to the shortest of their row."""
     found: list[Row] = []
     for operation, vectors in rows:
         size = min(vector.size for vector in vectors)
@@ -59,7 +59,7 @@ def _before(one: Vector, other: Vector) -> bool:
 
 
 def pieces(row: Row, flats: Mapping[str, Tensor]) -> Iterator[tuple[int, Operation]]:
-    """Yields where each piece begins in its last buffer, and the operation on it."""
+    """Yields each block's offset in the row's last buffer, and its operation."""
     size = row.vectors[0].size
     like = flats[row.vectors[0].home]
     most = PIECE if like.device.type == "cpu" else max(size, 1)
@@ -74,14 +74,14 @@ def pieces(row: Row, flats: Mapping[str, Tensor]) -> Iterator[tuple[int, Operati
 
 
 class Source(NamedTuple):
-    """A summand: which of a row's vectors it is, and where its factor's value is."""
+    """A summand: the index of a row's vector, and the index of its factor's value."""
 
     vector: int
     factor: int
 
 
 class Combination(NamedTuple):
-    """Writes a sum of vectors times the values of their factors; the first summand may be the vector itself."""
+    """Writes a linear combination of vectors; the first summand may be the output vector itself."""
 
     to: int
     sources: tuple[Source, ...]
@@ -106,7 +106,7 @@ def _combine(out: Tensor, sources: Sequence[tuple[Tensor, int]], values: Sequenc
 
 @dataclass(eq=False)
 class Products:
-    """Finds <f, l>, |f|^2 and |l|^2 of two vectors, piece by piece."""
+    """Accumulates <f, l>, |f|^2 and |l|^2 of two vectors, block by block."""
 
     found: list[Tensor] = field(default_factory=list)
 
@@ -118,21 +118,21 @@ class Products:
         self.found += [torch.dot(*pair) for pair in pairs]
 
     def sums(self) -> list[float]:
-        """The three of all pieces; the next ones begin at zero."""
+        """Returns the three sums over all blocks, and resets them."""
         total: list[float] = torch.stack(self.found).view(-1, 3).sum(0).cpu().tolist()
         self.found.clear()
         return total
 
 
 class Target(NamedTuple):
-    """What is moved in a row: its vector, followed by what the optimizer keeps of it.
+    """A vector that is updated, followed in its row by its optimizer state.
 
     Attributes:
-        vector: which of the row's vectors it is.
-        rule: how it is moved.
-        key: under which the number of its steps is.
-        gradient: how that is made, of all but the vector itself.
-        own: where the values of its own factors are.
+        vector: its index among the row's vectors.
+        rule: its update rule.
+        key: key of its step count.
+        gradient: how its gradient is combined, without multiples of the vector itself.
+        own: indices of the factors of the vector itself.
     """
 
     vector: int
@@ -143,7 +143,7 @@ class Target(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Moves a row's targets, along gradients at where all of them were before."""
+    """Updates a row's targets, with gradients taken before any of them changes."""
 
     targets: tuple[Target, ...]
     steps: Mapping[str, Tensor]

@@ -1,4 +1,4 @@
-"""The server as its method sees it while it works on a device: public samples, random streams, and the engine."""
+"""The server in a procedure of its own: public samples, random streams, and the engine on a device."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rayfl.examples import Examples
 class Server(Client):
     """The server during a procedure of its own, which ``clients.on_server`` starts.
 
-    What a client offers, it offers too: ``train``, ``outputs``, ``initial_model``, ``public``. It has no samples but
-    the public ones, which have no labels: ``train`` is given ``examples``, or ``steps`` alone. Then every mini-batch is
-    empty, and the objective makes what it needs of ``draw`` and ``frozen``. Random numbers come from the streams of
+    It has the methods of a client: ``train``, ``outputs``, ``initial_model``, ``public``. Its only samples are the
+    public ones, which have no labels: pass ``examples`` to ``train``, or ``steps`` alone. With ``steps`` alone every
+    mini-batch is empty, and the objective works on ``draw`` and ``frozen``. Random numbers come from the streams of
     clients, for the client -1. The server is never stacked with others: its steps are the same in all engine modes.
 
     Attributes:
@@ -39,7 +39,7 @@ class Server(Client):
         super().__init__(SERVER, {}, OnDemand(_none), task, context, device, public)
 
     def publish(self, **predictors: Predictor) -> NoReturn:
-        """Refused: rows of results belong to clients.
+        """Raises an error: only clients have rows in the results.
 
         Raises:
             MethodError: always.

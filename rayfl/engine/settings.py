@@ -83,7 +83,7 @@ class TrainConfig(BaseModel):
 
     @property
     def rule(self) -> Rule:
-        """The optimizer's rule in round 0."""
+        """Returns the optimizer's update rule in round 0."""
         return Rule(
             self.lr,
             self.optimizer,
@@ -96,11 +96,11 @@ class TrainConfig(BaseModel):
         )
 
     def lr_in(self, round: int) -> float:
-        """eta_t, the learning rate of round t (0-indexed)."""
+        """Returns eta_t, the learning rate of round t (0-indexed)."""
         return self.lr * self.factor_in(round)
 
     def factor_in(self, round: int) -> float:
-        """eta_t / eta, for rates of a method's own."""
+        """Returns eta_t / eta, to scale a method's own learning rates."""
         if self.schedule is None:
             return self.lr_decay**round
         return self.schedule.relative(round, self.rounds, self.lr)
@@ -119,7 +119,7 @@ class TrainConfig(BaseModel):
         return steps if self.max_local_steps is None else min(steps, self.max_local_steps)
 
     def samples_in_steps(self, samples: int) -> int:
-        """Returns how many samples a client's local steps use, counting a sample each time that it is used.
+        """Returns the number of samples that a client's local steps process, with repetitions.
 
         Args:
             samples: n_k.
@@ -152,7 +152,7 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _options_of_the_optimizer(self) -> TrainConfig:
-        """No option of another optimizer, and none that does nothing without one that is missing."""
+        """Refuses options of other optimizers, and options that need another one to have an effect."""
         others = _OF_ADAM if self.optimizer == "sgd" else _OF_SGD
         defaults = {name: type(self).model_fields[name].default for name in others}
         if given := [name for name, default in defaults.items() if getattr(self, name) != default]:

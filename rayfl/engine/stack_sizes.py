@@ -1,4 +1,4 @@
-"""How many clients make a stack."""
+"""The size of stacks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rayfl.engine.tasks import Task
 
 
 def clients_for_rows(rows_per_step: int | None, task: Task, batch_size: int) -> int | None:
-    """Returns how many stacked clients fill a step's products with rows; None where nothing says so.
+    """Returns how many clients to stack so that a step's matrix products have enough rows; None if no limit is set.
 
     Args:
         rows_per_step: see ``EngineConfig``.

@@ -1,4 +1,4 @@
-"""A stack of clients whose objective is differentiated whole: the gradient of the sum of ``vmap(objective)``."""
+"""Stacked steps by autograd: the gradient of the sum of ``vmap(objective)``."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch import Tensor
 from rayfl.engine.compiled_steps import CompiledStep, Compiler
 from rayfl.engine.feed import of_step
 from rayfl.engine.looped import moved_paths, step_keys
-from rayfl.engine.optimizers import Kept, clipped, key_of, rule_of
+from rayfl.engine.optimizers import OptimizerState, clipped, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_gradients import Loss, StackedGradients
 from rayfl.engine.tasks import Batch, Task, recorded_names
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.params import Tree, from_leaves, leaves, map_leaves
 
 
 class StackedAutograd:
-    """Steps of a stack along the gradient of any objective.
+    """Steps of a stack on any objective, differentiated by autograd.
 
     Args:
         ranked: the clients, those with most steps first.
         task: what is learned.
         device: where to compute.
-        compiler: compiles the steps; None: nobody does.
+        compiler: compiles the steps; None: eager steps.
     """
 
     phase = 0
@@ -43,7 +43,7 @@ class StackedAutograd:
         self._moved = moved_paths(self._model, task)
         self._mover = _Mover(ranked, self._moved, [self._parameters[path] for path in self._moved], device)
         self._frozen, self._frozen_dims = _stack_frozen(ranked, device)
-        self.lent = Untouched(self._frozen or {}, recorded_names(task))
+        self.lent = WriteGuard(self._frozen or {}, recorded_names(task))
         self._draws = None if first.draws is None else _pad_draws(ranked, device)
         self._keys = step_keys(ranked, first.plan.steps, task, device)
         dims = (self._frozen_dims, None if self._draws is None else 0)
@@ -54,7 +54,7 @@ class StackedAutograd:
             self._compiled = CompiledStep(compiler, first.objective, task, *how)
 
     def step(self, number: int | Tensor, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
-        """Moves the first ``active`` clients along the gradients of a mini-batch of each."""
+        """Updates the first ``active`` clients by a step on one mini-batch each."""
         now = {path: leaf[:active] for path, leaf in self._parameters.items()}
         fixed = None if self._frozen is None else _first(self._frozen, self._frozen_dims, active)
         draw = None if self._draws is None else map_leaves(lambda leaf: of_step(leaf, number, active), self._draws)
@@ -73,19 +73,19 @@ class StackedAutograd:
             self._mover.step(gradients, active)
 
     def model_of(self, rank: int) -> Tree:
-        """Returns what is trained of one client, in fresh memory."""
+        """Returns one client's trained tree, in new memory."""
         return map_leaves(lambda rows: rows[rank].clone(), self._rows)
 
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
-        """Returns what the optimizer keeps of one client, by slot and path, in fresh memory."""
+        """Returns one client's optimizer state by slot and path, in new memory."""
         return self._mover.slots_of(rank)
 
 
 class _Mover:
-    """The optimizer of a stack: its first clients make a step together.
+    """The optimizer of a stack.
 
     Attributes:
-        rules: of the moved tensors, in the order of their paths.
+        rules: update rules, in the order of the trained paths.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class _Mover:
         self._ranked, self._paths, self._stacks = ranked, paths, stacks
         self._max_norm = first.max_grad_norm
         self.rules = [rule_of(path, first.rule, first.groups) for path in paths]
-        kept = first.kept or Kept()
+        kept = first.optimizer_state or OptimizerState()
         keys = dict.fromkeys(map(key_of, paths))
         self._counts = {key: torch.tensor(float(kept.steps.get(key, 0)), device=device) for key in keys}
         self._slots = [
@@ -110,13 +110,13 @@ class _Mover:
     def _begun(self, name: str, path: str, stack: Tensor) -> Tensor:
         buffer = torch.zeros_like(stack)
         for rank, request in enumerate(self._ranked):
-            stored = {} if request.kept is None else request.kept.slots.get(name, {})
+            stored = {} if request.optimizer_state is None else request.optimizer_state.slots.get(name, {})
             if path in stored:
                 buffer[rank].copy_(stored[path])
         return buffer
 
     def step(self, gradients: list[Tensor], active: int) -> None:
-        """One step of the first ``active`` clients."""
+        """Takes one optimizer step for the first ``active`` clients."""
         if self._max_norm is not None:
             gradients = clipped(gradients, self._max_norm, stacked=True)
         for count in self._counts.values():
@@ -130,18 +130,18 @@ class _Mover:
             )
 
     def slots(self, active: int) -> list[dict[str, Tensor]]:
-        """What is kept of the first ``active`` clients, for each moved tensor."""
+        """Returns the optimizer state of the first ``active`` clients, for each trained tensor."""
         return [{name: buffer[:active] for name, buffer in own.items()} for own in self._slots]
 
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
-        """Returns what is kept of one client, by slot and path."""
+        """Returns one client's optimizer state, by slot and path."""
         names = {name for rule in self.rules for name in rule.slots}
         rows = list(zip(self._paths, self._slots, strict=True))
         return {name: {path: slots[name][rank].clone() for path, slots in rows if name in slots} for name in names}
 
 
 def _on_tensors(request: TrainRequest, task: Task) -> Loss:
-    """The objective as a function of tensors and trees alone, as ``vmap`` needs it."""
+    """Returns the objective as a function of tensors and trees only, as ``vmap`` needs it."""
 
     def loss(
         tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, mask: Tensor | None, frozen: Any, draw: Any
@@ -156,7 +156,7 @@ def _stack(trees: Sequence[Mapping[str, Any]], device: torch.device) -> Tree:
 
 
 def _stack_frozen(ranked: Sequence[TrainRequest], device: torch.device) -> tuple[Any, Any]:
-    """Stacks what differs between clients; what they share (the broadcast model) stays one tensor."""
+    """Stacks tensors that differ between clients; those they share (the broadcast model) stay unstacked."""
     if ranked[0].frozen is None:
         return None, None
     values: dict[str, Any] = {}
@@ -178,7 +178,7 @@ def _first(tree: Tree, dims: Tree, active: int) -> Tree:
 
 
 def _pad_draws(ranked: Sequence[TrainRequest], device: torch.device) -> Tree:
-    """Draws as (steps, clients, ...); entries of finished clients are never read."""
+    """Returns the draws as (steps, clients, ...), padded; entries of finished clients are never read."""
     steps = ranked[0].plan.steps
     kind = next(leaf.dtype for _, leaf in leaves(ranked[0].trainable))
 

@@ -1,4 +1,4 @@
-"""The gradients of many fully connected networks' cross-entropies, written out in batched products."""
+"""Hand-written gradients of many MLPs' cross-entropies, in batched matrix products."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rayfl.engine.chain import Layer, Room
+from rayfl.engine.chain import GradientBuffers, Layer
 
 
-def write_gradients(layers: Sequence[Layer], room: Sequence[Room], x: Tensor, y: Tensor, mask: Tensor | None) -> None:
-    """Writes the gradients of each client's mean cross-entropy of linear layers with ReLU between them.
+def compute_mlp_gradients(
+    layers: Sequence[Layer], buffers: Sequence[GradientBuffers], x: Tensor, y: Tensor, mask: Tensor | None
+) -> None:
+    """Computes the gradients of each client's mean cross-entropy, for linear layers with ReLU.
 
     Args:
         layers: weights of shape (N, outputs, inputs) and biases of shape (N, outputs), the last one gives logits.
-        room: tensors of these shapes; None for what is not wanted.
+        buffers: where the gradients are written, in the shapes of the layers; None if not needed.
         x: inputs, shape (N, b, *input shape).
         y: labels, shape (N, b).
         mask: 1 for samples and 0 for padding, shape (N, b); None if all are samples.
@@ -32,11 +34,11 @@ def write_gradients(layers: Sequence[Layer], room: Sequence[Room], x: Tensor, y:
     else:
         delta.mul_((mask / mask.sum(1, keepdim=True))[..., None])
     for place in range(len(layers) - 1, -1, -1):
-        weight_room, bias_room = room[place]
-        if weight_room is not None:
-            torch.bmm(delta.mT, inputs[place], out=weight_room)
-        if bias_room is not None:
-            torch.sum(delta, 1, out=bias_room)
+        weight_out, bias_out = buffers[place]
+        if weight_out is not None:
+            torch.bmm(delta.mT, inputs[place], out=weight_out)
+        if bias_out is not None:
+            torch.sum(delta, 1, out=bias_out)
         if place:
             delta = torch.bmm(delta, layers[place][0])
             delta = torch.ops.aten.threshold_backward(delta, inputs[place], 0)

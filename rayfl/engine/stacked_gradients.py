@@ -16,17 +16,16 @@ Loss = Callable[..., Tensor]
 
 
 class StackedGradients:
-    """Takes the gradients of a loss that is mapped over clients.
+    """Computes the gradients of a loss that is mapped over clients.
 
-    Those of one client's loss are zero with respect to another's parameters: the gradient of the sum of all losses is
-    each client's own.
+    One client's loss does not depend on another's parameters, so the gradient of the sum of all losses holds each
+    client's own gradient.
 
     Args:
-        loss: of one client.
-        task: has the networks that are told of every step.
-        others: by further argument of the loss, along which dimension its tensors are stacked (0); None where clients
-            share it.
-        first: whether it is the first of a step; another one draws what follows in the step.
+        loss: the loss of one client.
+        task: its networks are given the step's random keys.
+        others: ``in_dims`` of ``vmap`` for further arguments of the loss: 0 if stacked, None if shared.
+        first: whether this is the first loss of a step; a later one draws new random numbers from the same key.
     """
 
     def __init__(self, loss: Loss, task: Task, others: Sequence[Any] = (), first: bool = True) -> None:
@@ -42,12 +41,12 @@ class StackedGradients:
         mask: Tensor | None,
         *others: Any,
     ) -> list[Tensor]:
-        """The gradients of a mini-batch of each client.
+        """Returns the gradients for one mini-batch of each client.
 
         Args:
             tensors: by path, shape (N, *shape); a forward pass may write to those that are not moved.
-            moved: the paths of those whose gradients are wanted.
-            key: of the step's random numbers, shape (N,); None where no network is told of steps.
+            moved: the paths to differentiate with respect to.
+            key: random keys of the step, shape (N,); None if no layer draws numbers.
             x: inputs, shape (N, b, *input shape).
             y: targets, N times b of them.
             mask: shape (N, b); None if there is no padding.

@@ -1,7 +1,7 @@
-"""A stack of clients whose steps are matrices: one block of memory, and two or three batched products a step.
+"""Stacked steps as matrices: one block of memory, and two or three batched products per step.
 
-The block has the shape (N, rows, P): for each client the vectors of :class:`rayfl.engine.linear_program.LinearProgram`,
-as long as a model. There are two such blocks; a step reads one and writes the other, so that nothing is copied.
+The block has the shape (N, rows, P): for each client the vectors of :class:`rayfl.engine.step_matrices.StepMatrices`,
+as long as a model. Memory is double-buffered: a step reads one block and writes the other, so that nothing is copied.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 from rayfl.engine.classification import Classification
 from rayfl.engine.feed import of_step
 from rayfl.engine.flat import Layout
-from rayfl.engine.linear_program import LinearProgram
 from rayfl.engine.looped import step_keys
 from rayfl.engine.points import TRAINED
 from rayfl.engine.requests import TrainRequest
-from rayfl.engine.stacked_chain import write_gradients
+from rayfl.engine.stacked_chain import compute_mlp_gradients
 from rayfl.engine.stacked_gradients import StackedGradients
+from rayfl.engine.step_matrices import StepMatrices
 from rayfl.engine.tasks import Batch, Task
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.params import Tree
 
 
@@ -31,20 +31,18 @@ class StackedTerms:
     """Steps of a stack on a sum of terms.
 
     Args:
-        program: what a step is.
+        program: the matrices of the steps.
         ranked: the clients, those with most steps first.
         task: what is learned.
         device: where to compute.
 
     Attributes:
-        phase: the block that holds the models.
+        phase: index of the block that holds the models.
     """
 
-    def __init__(
-        self, program: LinearProgram, ranked: Sequence[TrainRequest], task: Task, device: torch.device
-    ) -> None:
+    def __init__(self, program: StepMatrices, ranked: Sequence[TrainRequest], task: Task, device: torch.device) -> None:
         self._program, self._ranked, self._task = program, ranked, task
-        self.lent = Untouched({})  # no code of a method's is run
+        self.lent = WriteGuard({})  # no user code runs here
         first = _model(ranked[0].trainable, program.trained[0])
         self._layout = Layout.of(first)
         shape = (len(ranked), program.rows, self._layout.size)
@@ -69,7 +67,7 @@ class StackedTerms:
 
     @torch.no_grad()
     def step(self, number: int | Tensor, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
-        """Moves the first ``active`` clients along the gradients of a mini-batch of each."""
+        """Updates the first ``active`` clients by a step on one mini-batch each."""
         program = self._program
         read, other = self._blocks[self.phase][:active], self._blocks[1 - self.phase][:active]
         key = None if self._keys is None else of_step(self._keys, number, active)
@@ -82,7 +80,7 @@ class StackedTerms:
         self.phase = 1 - self.phase
 
     def model_of(self, rank: int) -> Tree:
-        """Returns what is trained of one client, in fresh memory."""
+        """Returns one client's trained tree, in new memory."""
         program = self._program
         models = {
             key: {name: leaf.clone() for name, leaf in self._client(rank, program.mixed + n).items()}
@@ -91,7 +89,7 @@ class StackedTerms:
         return models.get(TRAINED, models)
 
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
-        """Returns what the optimizer keeps of one client, by slot and path, in fresh memory."""
+        """Returns one client's optimizer state by slot and path, in new memory."""
         kept = {
             f"{key}/{name}" if key else name: leaf.clone()
             for key, row in zip(self._program.trained, self._program.momenta, strict=True)
@@ -101,7 +99,7 @@ class StackedTerms:
         return {"momentum": kept} if kept else {}
 
     def _fill(self) -> None:
-        """Packs what is trained, momenta and frozen models; the latter into both blocks, since no step writes them."""
+        """Packs trained models, momenta and frozen models; the latter into both blocks, since no step writes them."""
         program = self._program
         for n, key in enumerate(program.trained):
             self._pack(self._blocks[0], program.mixed + n, [_model(one.trainable, key) for one in self._ranked])
@@ -109,7 +107,7 @@ class StackedTerms:
                 for name, place in self._layout.places.items():
                     path = f"{key}/{name}" if key else name
                     for rank, one in enumerate(self._ranked):
-                        stored = {} if one.kept is None else one.kept.slots.get("momentum", {})
+                        stored = {} if one.optimizer_state is None else one.optimizer_state.slots.get("momentum", {})
                         if path in stored:
                             self._blocks[0][rank, row, place][: stored[path].numel()].copy_(stored[path].flatten())
         for name in program.frozen:
@@ -119,24 +117,24 @@ class StackedTerms:
     def _pack(self, block: Tensor, row: int, models: Sequence[Mapping[str, Tensor]]) -> None:
         for name, place in self._layout.places.items():
             leaf = models[0][name]
-            room = block[:, row, place.start : place.start + leaf.numel()]
+            target = block[:, row, place.start : place.start + leaf.numel()]
             if all(model[name] is leaf for model in models):
-                room.copy_(leaf.flatten())
+                target.copy_(leaf.flatten())
             else:
-                room.copy_(torch.stack([model[name].to(block.device).flatten() for model in models]))
+                target.copy_(torch.stack([model[name].to(block.device).flatten() for model in models]))
 
     def _segments(self) -> list[slice]:
-        """The columns of each segment."""
+        """Returns the columns of each segment."""
         places = self._layout.places
         return [slice(places[names[0]].start, places[names[-1]].stop) for names in self._program.segments]
 
     def _product(self, matrices: Tensor, read: Tensor, write: Tensor, rows: slice) -> None:
-        """Writes rows of one block that are sums of rows of another (or further rows of the same)."""
+        """Writes rows of one block as linear combinations of rows of the other (or of other rows of the same)."""
         for number, columns in enumerate(self._columns):
             torch.bmm(matrices[:, number], read[:, self._program.mixed :, columns], out=write[:, rows, columns])
 
     def _with_measured(self, matrices: Tensor, entering: Tensor, read: Tensor) -> Tensor:
-        """Adds what penalties do whose slopes are measured."""
+        """Adds the effect of penalties whose slopes depend on inner products."""
         total: Any = 0
         for measure, weights in zip(self._program.measures, self._weights, strict=True):
             first, second = measure.rows
@@ -150,20 +148,20 @@ class StackedTerms:
         return found
 
     def _write_gradients(
-        self, place: int, model: dict[str, Tensor], room: dict[str, Tensor], batch: tuple[Any, ...]
+        self, place: int, model: dict[str, Tensor], buffers: dict[str, Tensor], batch: tuple[Any, ...]
     ) -> None:
-        """Writes the gradients of a loss; ``batch`` is the step's key, x, y and mask."""
+        """Computes and writes the gradients of a loss; ``batch`` is the step's key, x, y and mask."""
         task, (_, x, y, mask) = self._task, batch
         layers = task.chain(model) if isinstance(task, Classification) else None
         if layers is not None and isinstance(task, Classification):
-            write_gradients(layers, task.chain(room) or [], x, y, mask)
+            compute_mlp_gradients(layers, task.chain(buffers) or [], x, y, mask)
             return
         with torch.enable_grad():
-            made = self._gradients[place](model, list(room), *batch)
-        torch._foreach_copy_(list(room.values()), made)
+            made = self._gradients[place](model, list(buffers), *batch)
+        torch._foreach_copy_(list(buffers.values()), made)
 
     def _leaves(self, row: int, active: int) -> dict[str, Tensor]:
-        """A row of the first clients as models, by name."""
+        """Returns a row of the first clients as stacked models, by name."""
         key = (self.phase, row, active)
         if key not in self._views:
             flat = self._blocks[self.phase][:active, row]

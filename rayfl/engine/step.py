@@ -1,4 +1,4 @@
-"""One local step: where the loss is taken, its gradient there, the other terms, the optimizer's rule."""
+"""One local step: evaluates the loss's gradient, adds the other terms, applies the optimizer's rule."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Step = Callable[[Batch, int], None]
 
 
 def step_of(request: TrainRequest, task: Task, memory: Memory) -> Step:
-    """Returns how the steps of a local update are taken.
+    """Returns the implementation of an update's steps: closed-form terms on flat buffers, or autograd.
 
-    Terms with known gradients are taken on flat buffers. All else is autograd's: functions, sums whose gradients are
-    clipped or whose values are bounded, penalties for Adam, and the loss alone, whose gradient autograd leaves where
-    the optimizer can read it. On flat buffers the gradient of a penalty that is zero is round-off, along which Adam
-    would go a part of its learning rate.
+    Terms with known gradients are computed on flat buffers. Autograd handles all else: functions, clipped gradients,
+    bounded values, penalties under Adam, and a loss alone, whose gradient the optimizer can read where autograd puts
+    it. Penalties under Adam: on flat buffers the gradient of a zero penalty is round-off, which Adam would scale up to
+    a part of its learning rate.
 
     Args:
         request: the local update.
         task: what the objective is given.
-        memory: the parameters, and what the optimizer keeps.
+        memory: parameters and optimizer state.
     """
     objective = request.objective
     rules = memory.rules.values()
@@ -46,7 +46,7 @@ def step_of(request: TrainRequest, task: Task, memory: Memory) -> Step:
 
 
 def _is_loss_alone(objective: Sum, scope: Scope) -> bool:
-    """Returns whether an objective is the loss of a model whose gradient is autograd's, and nothing else."""
+    """Returns whether an objective is only the loss of a model without a hand-written gradient."""
     (factor, term), *others = objective.terms
     if others or factor != 1 or not isinstance(term, Loss) or not isinstance(term.at, At):
         return False
@@ -54,7 +54,7 @@ def _is_loss_alone(objective: Sum, scope: Scope) -> bool:
 
 
 class _ByAutograd:
-    """Steps along the gradient of the whole objective."""
+    """Steps on the whole objective, by autograd."""
 
     def __init__(self, request: TrainRequest, task: Task, memory: Memory) -> None:
         self._request, self._task, self._memory, self._draws = request, task, memory, request.draws
@@ -66,10 +66,10 @@ class _ByAutograd:
             self._draws = map_leaves(as_tensor, request.draws)
 
     def take(self, batch: Batch, number: int) -> None:
-        """Moves the parameters along the gradient of one mini-batch."""
+        """Updates the parameters by a step on one mini-batch."""
         request, draw = self._request, None if self._draws is None else draw_of_step(self._draws, number)
         value = request.objective(self._memory.tree, batch, self._task, request.frozen, draw)
-        # zeros for what the objective does not read, as under vmap
+        # zero gradients for unused parameters, as under vmap
         gradients = list(torch.autograd.grad(value, self._variables, materialize_grads=True))
         with torch.no_grad():
             self._memory.begin()

@@ -46,16 +46,16 @@ class TaskSection(BaseModel, ABC):
 
     @property
     def target(self) -> Target:
-        """Returns what must be known of samples."""
+        """Returns the kind of targets that the samples must have."""
         assert self.learns_from is not None
         return self.learns_from
 
     def check(self, spec: InputSpec, dataset: str) -> None:
-        """Makes sure that the data say what is to be learned.
+        """Checks that the data have the task's targets.
 
         Args:
             spec: of the data.
-            dataset: what to call the data in messages.
+            dataset: name of the data in messages.
 
         Raises:
             ConfigError: naming the task that would fit.
@@ -68,7 +68,7 @@ class TaskSection(BaseModel, ABC):
             )
 
     def task(self, networks: Sequence[Network], spec: InputSpec) -> NetworkTask:
-        """The task, with one candidate for each network.
+        """Returns the task, with one candidate for each network.
 
         Args:
             networks: one per architecture.
@@ -82,15 +82,15 @@ class TaskSection(BaseModel, ABC):
 
     @abstractmethod
     def judged_by(self) -> tuple[Metric, ...]:
-        """The task's metrics; the first counts most."""
+        """Returns the task's metrics, the main one first."""
 
     @abstractmethod
     def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
-        """Returns what makes a task of a network and of the tasks of all candidates."""
+        """Returns a factory: (network, tasks of all candidates) -> task."""
 
 
 class ClassificationSection(TaskSection):
-    """One of several classes: cross-entropy, accuracy and calibration."""
+    """Classification, one of several classes: cross-entropy, accuracy and calibration."""
 
     learns_from = "class"
 
@@ -119,7 +119,7 @@ class ClassificationSection(TaskSection):
 
 
 class MultilabelSection(TaskSection):
-    """Any of several labels: binary cross-entropy, F1, mean average precision and exact match."""
+    """Multilabel classification: binary cross-entropy, F1, mean average precision and exact match."""
 
     learns_from = "labels"
 
@@ -145,7 +145,7 @@ class MultilabelSection(TaskSection):
 
 
 class RegressionSection(TaskSection):
-    """One number or several: squared, absolute or Huber loss; MSE, MAE and R2."""
+    """Regression of one or several numbers: squared, absolute or Huber loss; MSE, MAE and R2."""
 
     learns_from = "values"
 
@@ -170,7 +170,7 @@ class RegressionSection(TaskSection):
 
 
 class LanguageModelSection(TaskSection):
-    """The next token at every position: cross-entropy, perplexity and token accuracy."""
+    """Language modelling, the next token at every position: cross-entropy, perplexity and token accuracy."""
 
     learns_from = "tokens"
 
@@ -186,7 +186,7 @@ class LanguageModelSection(TaskSection):
 
 
 class SegmentationSection(TaskSection):
-    """A class of each pixel or voxel: cross-entropy, Dice loss or both; Dice, IoU and pixel accuracy."""
+    """Segmentation, a class for each pixel or voxel: cross-entropy, Dice loss or both; Dice, IoU and pixel accuracy."""
 
     learns_from = "mask"
 
@@ -218,14 +218,14 @@ class CustomTask(TaskSection):
 
     @property
     def target(self) -> Target:
-        """Returns what its class says."""
+        """Returns the kind of targets that the user's class declares."""
         return self._class().target
 
     def judged_by(self) -> tuple[Metric, ...]:
-        """Returns what its class says.
+        """Returns the metrics that the user's class declares.
 
         Raises:
-            ConfigError: it says nothing.
+            ConfigError: when it declares none.
         """
         if not (metrics := self._class().metrics):
             raise ConfigError(
@@ -244,7 +244,7 @@ class CustomTask(TaskSection):
                 metrics = made.measures.metrics
             except RayflError:
                 raise
-            except Exception as error:  # whatever the user's code raises
+            except Exception as error:  # user code may raise anything
                 raise ConfigError(f"task {self.factory} fails: {type(error).__name__}: {text_of(error)}") from error
             if why := unfit_metrics(metrics):
                 names = ", ".join(metric.name for metric in metrics)

@@ -25,10 +25,10 @@ class Batch:
 
     Attributes:
         x: inputs, shape (b, *input shape).
-        y: targets: labels, int64 of shape (b,), what another task has (:data:`rayfl.examples.Target`), b rows, or the
-            targets that a method has given its samples, shape (b, ...).
-        mask: None, or 1 for a sample and 0 for padding, shape (b,). The vectorised engine pads the batches
-            of ragged clients; whatever averages over a batch goes through :meth:`mean`.
+        y: targets, b rows: class labels, int64 of shape (b,); those of another task (:data:`rayfl.examples.Target`); or
+            those that a method has given the samples, shape (b, ...).
+        mask: None, or 1 for a sample and 0 for padding, shape (b,). The vectorised engine pads the batches of clients
+            of different sizes, so average over a batch with :meth:`mean`.
     """
 
     x: Tensor
@@ -37,24 +37,23 @@ class Batch:
 
     @property
     def size(self) -> int | Tensor:
-        """b without the padding."""
+        """Returns b without the padding."""
         return self.y.shape[0] if self.mask is None else self.mask.sum()
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over the samples of ``values``, shape (b,); a scalar."""
+        """Returns the mean of ``values``, shape (b,), over the samples without padding; a scalar."""
         if self.mask is None:
             return values.mean()
         return (values * self.mask).sum() / self.mask.sum()
 
     def parts(self, count: int, least: int = 1) -> list[Batch]:
-        """Consecutive parts of the mini-batch, of sizes that differ by at most one.
+        """Splits the mini-batch into consecutive parts whose sizes differ by at most one.
 
-        A mini-batch with too few samples is not cut: every part is then all of it. A part is padded like the
-        mini-batch: only its :meth:`mean` leaves the padding out.
+        A mini-batch with too few samples is not split: every part is the whole of it. Parts may contain padding, like
+        the mini-batch: average with :meth:`mean`.
 
         Args:
-            count: how many parts.
-            least: samples that a part must have.
+            count: number of parts. least: minimum number of samples in a part.
         """
         width = self.y.shape[0]
         if self.mask is None:
@@ -62,7 +61,7 @@ class Batch:
                 return [self] * count
             cuts = [width * part // count for part in range(count + 1)]
             return [Batch(self.x[i:j], self.y[i:j]) for i, j in pairwise(cuts)]
-        size = self.mask.sum().long()  # the padding comes last
+        size = self.mask.sum().long()  # padding comes last
         places = torch.arange(max(-(-width // count), min(width, count * least - 1)), device=self.y.device)
         found = []
         for part in range(count):
@@ -80,7 +79,7 @@ distribution over classes, one a sample; one vector of features a sample."""
 
 
 class Task(Protocol):
-    """What methods and engine need of that which is learned; see :class:`NetworkTask`."""
+    """The interface of tasks that methods and the engine use; see :class:`NetworkTask`."""
 
     network: Network
     name: str
@@ -93,7 +92,7 @@ class Task(Protocol):
 
     @property
     def candidates(self) -> Sequence[Task]:
-        """One task per architecture that a client may have; this task itself where there is only one."""
+        """Returns one task per architecture that a client may have; this task itself if there is only one."""
         ...
 
     def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor: ...
@@ -120,12 +119,12 @@ class Task(Protocol):
 
 
 def tells_steps(task: Task) -> bool:
-    """Returns whether a network of the task has layers that are to be told of every step."""
+    """Returns whether a network of the task has layers that need a random key at every step."""
     return any(one.network.stochastic or one.network.batch_statistics for one in task.candidates)
 
 
 def begin_step(task: Task, key: Tensor, padded: bool = False, first: bool = True) -> None:
-    """Tells the task's networks of the next step, or of what follows in it (without ``first``).
+    """Gives the task's networks the random key of the next step, or continues the same step (``first=False``).
 
     See :meth:`rayfl.models.base.Network.begin_step`.
     """
@@ -134,23 +133,22 @@ def begin_step(task: Task, key: Tensor, padded: bool = False, first: bool = True
 
 
 def recorded_names(task: Task) -> frozenset[str]:
-    """Names of the tensors that travel with the parameters, and that no step moves but a forward pass may write to."""
+    """Returns the names of module buffers (such as running statistics): written by forward passes, not by steps."""
     return frozenset(name for candidate in task.candidates for name in candidate.network.buffer_names)
 
 
 class NetworkTask(ABC):
-    """Something that a network learns: its loss, what it predicts, and how that is scored.
+    """A learning task: the loss of a network, its predictions, and their metrics.
 
     Args:
         network: the stateless network whose tree is trained.
         candidates: one task per architecture, if clients may differ in it.
-        spec: of the data; None where nothing depends on it.
+        spec: of the data; None if the task does not depend on it.
 
     Attributes:
-        name: what the task is called.
-        target: what it learns from.
-        traits: what methods may need of it.
-        metrics: those of the measures, if known of the class: a sweep of a user's own task is compared by them.
+        name: the name of the task. target: the kind of targets it learns from. traits: properties that methods may
+            require.
+        metrics: the metrics, if the class declares them; needed to compare the trials of a sweep.
         measures: how its predictions are scored.
     """
 
@@ -171,26 +169,26 @@ class NetworkTask(ABC):
 
     @abstractmethod
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The loss of given outputs of the network; a scalar, a mean over the batch without its padding."""
+        """Returns the loss of given network outputs; a scalar, the mean over the batch without padding."""
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """Returns what is scored of outputs of the network, one row a sample; by default these themselves."""
+        """Returns the predictions for given network outputs, one row per sample; by default the outputs themselves."""
         return outputs
 
     def mixed(self, predictions: Sequence[Tensor]) -> Tensor:
-        """Returns what several models predict together, of their own predictions; by default the mean."""
+        """Returns the prediction of an ensemble from its models' predictions; by default the mean."""
         return torch.stack(list(predictions)).mean(0)
 
     def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor:
-        """Returns what models predict together in evaluation mode, one row a sample."""
+        """Returns the ensemble prediction of models in evaluation mode, one row per sample."""
         members = [self.predicted(self.network.logits(model, x, training=False)) for model in models]
         return members[0] if len(members) == 1 else self.mixed(members)
 
     def statistics(self, predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor) -> Tensor:
-        """The sums of :attr:`measures` for what a predictor says of some samples, float64 of shape (``size``,).
+        """Returns the sums of :attr:`measures` over a predictor's predictions, float64 of shape (``size``,).
 
         Args:
-            predictor: what is scored; its own task, if it has one, computes.
+            predictor: what is scored; its own task, if it has one, computes the predictions.
             models: its models, built.
             x: inputs, shape (n, *input shape).
             y: targets, n rows.
@@ -199,19 +197,19 @@ class NetworkTask(ABC):
 
     @property
     def by_sample(self) -> MeasuresBySample | None:
-        """Returns the measures, where :meth:`outcomes` finds what they add; None where a task scores in its own way."""
+        """Returns the measures if they sum over samples (:meth:`outcomes`); None if the task has custom scoring."""
         measures, kept = self.measures, type(self).statistics is NetworkTask.statistics
         kept &= type(measures).statistics is MeasuresBySample.statistics
         return measures if kept and isinstance(measures, MeasuresBySample) else None
 
     def outcomes(self, models: Mapping[str, Tensor], x: Tensor, y: Tensor, stacked: bool) -> tuple[Tensor, ...]:
-        """What the measures add, of each sample's prediction in evaluation mode; see :attr:`by_sample`.
+        """Returns the measures' summands for each sample's prediction in evaluation mode; see :attr:`by_sample`.
 
         Args:
             models: one model; where several are stacked, leaves of shape (N, *shape).
             x: inputs, shape (b, *input shape); of each model, if stacked, shape (N, b, *input shape).
             y: targets, b or (N, b) rows.
-            stacked: whether models are.
+            stacked: whether models are stacked.
 
         Returns:
             Tensors of b or N b rows.
@@ -223,34 +221,34 @@ class NetworkTask(ABC):
         return measures.by_sample(self.stacked_predictions(models, x).flatten(0, 1), y.flatten(0, 1))
 
     def stacked_predictions(self, models: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Returns what stacked models predict, each for its own samples; see :meth:`outcomes`."""
+        """Returns the predictions of stacked models, each for its own samples; see :meth:`outcomes`."""
         found: Tensor = vmap(lambda model, inputs: self.predictions([model], inputs))(dict(models), x)
         return found
 
     def asked(self, y: Tensor) -> Tensor | None:
-        """Returns at which positions of texts with targets y a token is predicted; None where samples are no texts."""
+        """Returns, for texts with targets y, the positions where a token is predicted; None without texts."""
         return None
 
     def logits(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
-        """Outputs of the network, shape (b, C). ``training=False`` for a teacher: no dropout, no change of buffers."""
+        """Returns the network's outputs, shape (b, C); ``training=False`` (for teachers): no dropout, fixed buffers."""
         return self.network.logits(model, batch.x, training=training, mask=batch.mask)
 
     def features_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
-        """Features of shape (b, f) and outputs of shape (b, C) from one forward pass."""
+        """Returns features of shape (b, f) and outputs of shape (b, C) from one forward pass."""
         return self.network.features_and_logits(model, batch.x, training=training, mask=batch.mask)
 
     def head_inputs_and_logits(self, model: Model, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
-        """Returns what the last linear layer reads, shape (b, f), and outputs of shape (b, C) from one forward pass."""
+        """Returns the last linear layer's inputs, shape (b, f), and outputs of shape (b, C) from one forward pass."""
         return self.network.head_inputs_and_logits(model, batch.x, training=training, mask=batch.mask)
 
     def features(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
-        """Features of shape (b, f); ``training`` as for :meth:`logits`."""
+        """Returns features of shape (b, f); ``training`` as for :meth:`logits`."""
         return self.network.features(model, batch.x, training=training, mask=batch.mask)
 
     def classify(self, model: Model, features: Tensor, training: bool = True) -> Tensor:
-        """Outputs of shape (b, C) of given features of shape (b, f); ``training`` as for :meth:`logits`."""
+        """Returns outputs of shape (b, C) for features of shape (b, f); ``training`` as for :meth:`logits`."""
         return self.network.classify(model, features, training=training)
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
-        """The loss of ``model`` on ``batch``; a scalar."""
+        """Returns the loss of ``model`` on ``batch``; a scalar."""
         return self.loss_of(self.logits(model, batch), batch)

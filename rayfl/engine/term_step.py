@@ -1,4 +1,4 @@
-"""A local step on a sum of terms whose gradients are known."""
+"""Local steps on a sum of terms with known gradients, on flat buffers."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ from rayfl.params import Tree, leaves, map_leaves
 
 
 def draw_of_step(draws: Mapping[str, Any], number: int) -> Tree:
-    """The draws of one local step."""
+    """Returns the draws of one local step."""
     return map_leaves(lambda leaf: leaf[number], draws)
 
 
 class StepOnTerms:
-    """Steps on a sum whose terms all have known gradients.
+    """Takes steps on a sum whose terms all have known gradients.
 
-    The gradient of a term is a combination of vectors: the loss's gradient at a point, trained and frozen models. Its
-    factors are known when the step is taken. So a step mixes the models at which losses are taken, measures inner
-    products where factors depend on them, takes the gradients of the losses, and combines.
+    The gradient of a term is a linear combination of vectors: gradients of losses, trained and frozen models. Its
+    coefficients are known when the step runs. So a step (1) interpolates the models at which losses are evaluated, (2)
+    computes the inner products on which coefficients depend, (3) computes the gradients of the losses, and (4) combines
+    them and applies the update rule.
     """
 
     def __init__(self, objective: Sum, request: TrainRequest, task: Task, memory: Memory) -> None:
@@ -65,8 +66,8 @@ class StepOnTerms:
         others = [(str(n), f, term) for n, (f, term) in enumerate(objective.terms) if isinstance(term, Penalty)]
         before, ready = list[Row](), list[tuple[int, Operation]]()
         self._after: list[Operation] = []
-        # Losses first: penalties go row by row where losses are taken at combinations of rows. No comprehensions where
-        # memory is taken: these are closures, see Operation.
+        # Losses first: their interpolated models decide how penalties split into rows. No comprehensions around views:
+        # these are closures, see Operation.
         for loss in losses:
             before += self._loss(*loss)
         for penalty in others:
@@ -79,7 +80,7 @@ class StepOnTerms:
 
     @torch.no_grad()
     def take(self, batch: Batch, number: int) -> None:
-        """Moves the parameters along the gradient of one mini-batch."""
+        """Updates the parameters by a step on one mini-batch."""
         self._memory.begin()
         values = [known[number] if isinstance(known, list) else known for known in self._known]
         for prepare in self._before:
@@ -87,12 +88,12 @@ class StepOnTerms:
         for name, (slopes_of, products) in self._measures.items():
             self._settle(values, number, name, slopes_of(*products.sums()))
         for loss in self._losses:
-            loss.write(batch)
+            loss.compute(batch)
         for update in self._after:
             update(values)
 
     def _settle(self, values: list[Any], number: int, name: str, slopes: Slopes) -> None:
-        """Fills in what depends on measured slopes."""
+        """Fills in the coefficients that depend on measured inner products."""
         numbers = {f"{name}.{slope}": value for slope, value in slopes._asdict().items()}
         draws = self._scope.draw
         scope = Scope({}, None, self._scope.frozen, None if draws is None else draw_of_step(draws, number), numbers)
@@ -101,7 +102,7 @@ class StepOnTerms:
                 values[place] = float(scope.number(factor))
 
     def _loss(self, number: str, factor: Factor, term: Loss) -> Iterator[Row]:
-        """Has the model made where it is no tensor of the tree itself, and its gradient passed on to its shares."""
+        """Adds a loss: interpolates its model if needed, and passes its gradient on to the shares."""
         shares = term.at.shares(self._scope)
         tensors = {name: self._tensor(parts[0]) for name, parts in shares.items()}
         made = {name: tensor for name, tensor in tensors.items() if not _is_tensor(shares[name])}
@@ -122,7 +123,7 @@ class StepOnTerms:
             self._losses.append(LossGradient(self._scope.task, model, into))
 
     def _penalty(self, number: str, factor: Factor, term: Penalty) -> Iterator[Row]:
-        """Adds both gradients, each a combination of the two vectors; has the factors measured that depend on these."""
+        """Adds a penalty: both gradients, each a combination of its two vectors; measures inner products if needed."""
         slopes, products = term.pair.slopes, Products()
         if not isinstance(slopes, Slopes):
             assert slopes is not None
@@ -144,7 +145,7 @@ class StepOnTerms:
                         self._add(own, self._vector(own), factor, slope)
 
     def _add(self, part: Share, source: Vector, factor: Factor, slope: Factor, group: int | None = None) -> None:
-        """Adds a summand to the gradient of what is trained."""
+        """Adds a summand to the gradient of a trained tensor."""
         vector = self._vector(part)
         found = slope if factor == 1 else factor if slope == 1 else factor * slope
         self._parts.setdefault(vector, [])
@@ -152,7 +153,7 @@ class StepOnTerms:
             self._parts[vector].append((source, self._factor(found, group)))
 
     def _updates(self) -> Iterator[Row]:
-        """Yields the trained vectors with what their gradients are made of; those that read each other in one row."""
+        """Yields rows that update trained vectors; vectors that read each other are in one row."""
         for path in self._memory.layout.moved:
             whole = self._vector(Share("", path))
             if path not in self._rows_of:
@@ -165,13 +166,13 @@ class StepOnTerms:
             yield self._row(moved, readers)
 
     def _row(self, moved: list[Vector], readers: Mapping[Vector, int]) -> Row:
-        """Vectors that are moved together."""
+        """Returns the row of vectors that are updated together."""
         vectors: list[Vector] = []
         targets = []
         for number, vector in enumerate(moved):
             rule = self._memory.rules[self._paths[vector]]
             parts = sorted(self._parts[vector], key=lambda one: not one[0].home.startswith("gradient"))
-            # A loss's gradient that nothing else reads is changed in place.
+            # The gradient of a loss is overwritten if no other row reads it.
             own_room = bool(parts) and parts[0][0].home.startswith("gradient") and readers[parts[0][0]] == 1
             room = parts[0][0] if own_room else vector._replace(home=f"{SCRATCH}{number}")
             place = len(vectors)
@@ -191,7 +192,7 @@ class StepOnTerms:
         return Row(Update(tuple(found), self._memory.steps), tuple(vectors))
 
     def _factor(self, factor: Factor, group: int | None = None) -> int:
-        """Returns where among the values a factor's will be."""
+        """Returns the index of a factor's value."""
         if (factor, group) not in self._factors:
             self._factors[factor, group] = len(self._known)
             known = 0.0 if is_measured(factor) else evaluated(factor, partial(self._read, group=group))
@@ -199,7 +200,7 @@ class StepOnTerms:
         return self._factors[factor, group]
 
     def _read(self, number: Read, group: int | None) -> Any:
-        """A number on the host, of all steps if it is drawn; of a vector, the group's entry."""
+        """Returns a number on the host: for all steps if drawn; the group's entry if it is a vector."""
         drawn, found = number.source == "draw", self._scope.source(number)
         value = np.asarray(found.cpu() if isinstance(found, Tensor) else found, np.float64)
         return value if group is None or value.ndim == drawn else value[..., group]
@@ -215,7 +216,7 @@ class StepOnTerms:
         return self._whole(part) if part.row is None else self._whole(part)[part.row]
 
     def _vector(self, part: Share) -> Vector:
-        """Returns where a share's tensor lies; what is frozen is packed first."""
+        """Returns the vector of a share's tensor; packs a frozen one first."""
         home, path, name = MOVED, _path(part), bare(part.of)
         if path not in self._memory.rules:
             home, path = f"frozen.{name}", part.path
@@ -234,7 +235,7 @@ class StepOnTerms:
         return vector
 
     def _new(self, home: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Room for tensors like these."""
+        """Allocates a flat buffer for tensors of these shapes; returns views."""
         if not tensors:
             return {}
         self._layouts[home] = Layout.of(tensors)
@@ -247,12 +248,12 @@ class StepOnTerms:
 
 
 def _path(part: Share) -> str:
-    """The path in the trained tree, if it is there."""
+    """Returns a share's path, with its name as first key unless it is the trained tree itself."""
     name = bare(part.of)
     return f"{name}/{part.path}" if name and part.path else name or part.path
 
 
 def _is_tensor(parts: Sequence[Share]) -> bool:
-    """Returns whether a parameter is a tensor of a tree itself."""
+    """Returns whether a parameter is a single tensor of a tree, with coefficient 1."""
     first, *others = parts
     return not others and first.row is None and first.group is None and first.coefficient == 1

@@ -7,10 +7,10 @@ For example SuPerFed's, with the federated model w^f, the local model w^l and th
     + nu * squared_cosine("federated", "local")
 
 A sum can be called like any objective, ``(trained, batch, task, frozen, draw) -> scalar``, and autograd differentiates
-it. It can also be read: the engine knows the gradient of each term and builds no graph of the penalties.
+it. The engine can also read its terms: it knows their gradients and builds no autograd graph for the penalties.
 
 A name is a key of the trained tree, or else of ``frozen``; :data:`TRAINED` is the trained tree itself. Penalties are
-over the parameters of what the first name says, without buffers; the second may have more tensors.
+over the parameters under the first name, without buffers; the second may have more tensors.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Term(ABC):
 
     @abstractmethod
     def value(self, scope: Scope, batch: Any) -> Tensor:
-        """Its value, a scalar, for autograd."""
+        """Returns its value, a scalar, for autograd."""
 
 
 @dataclass(frozen=True)
 class Loss(Term):
-    """The task's loss of a mini-batch at a point."""
+    """The task's loss of a mini-batch for a given model."""
 
     at: Point
 
@@ -84,7 +84,7 @@ class Sum:
     terms: tuple[tuple[Factor, Term], ...]
 
     def __call__(self, trained: Any, batch: Any, task: Any, frozen: Any = None, draw: Any = None) -> Tensor:
-        """The value, a scalar, for autograd and ``vmap``."""
+        """Returns the value, a scalar, for autograd and ``vmap``."""
         scope, total = Scope(trained, task, frozen, draw), None
         for factor, term in self.terms:
             value = _times(scope.number(factor), term.value(scope, batch))
@@ -107,22 +107,22 @@ class Sum:
 
     @property
     def readable(self) -> bool:
-        """Returns whether the gradient of every term is known without calling it."""
+        """Returns whether every term has a known gradient."""
         return all(isinstance(t, Loss) or (isinstance(t, Penalty) and t.pair.slopes is not None) for _, t in self.terms)
 
 
 def loss(at: str | Point = TRAINED, completed_by: str | None = None) -> Sum:
-    """The task's loss of the mini-batch.
+    """Returns the task's loss of the mini-batch as a term.
 
     Args:
         at: the model: a name, or a point such as a :func:`line`.
-        completed_by: with a name, that of a model that lends the tensors that ``at`` lacks, as constants.
+        completed_by: name of a model with the tensors that ``at`` lacks, used as constants; only if ``at`` is a name.
     """
     return Sum(((1, Loss(At(at, completed_by) if isinstance(at, str) else at)),))
 
 
 def penalty(pair: Pair, of: Name, to: Name) -> Sum:
-    """A function of two trees; each side is moved by it where it is trained and no constant."""
+    """Returns a function of two trees as a term; it has gradients in each side that is trained and not a constant."""
     return Sum(((1, Penalty(pair, of, to)),))
 
 
@@ -158,7 +158,7 @@ def envelope(of: str, centre: str, due: Factor, pull: Factor) -> Sum:
 
 
 def function(of: Callable[..., Tensor]) -> Sum:
-    """A pure function with an objective's arguments as a term; its gradient is autograd's."""
+    """Returns a pure function with an objective's arguments as a term, differentiated by autograd."""
     return Sum(((1, Function(of)),))
 
 
@@ -168,10 +168,10 @@ def constant(name: str) -> Constant:
 
 
 def drawn(name: str) -> Number:
-    """The number that was drawn for the step, an entry of ``draw``."""
+    """Returns the number drawn for the step, an entry of ``draw``."""
     return Read("draw", name)
 
 
 def frozen(name: str) -> Number:
-    """A number that stays during a local update, an entry of ``frozen``."""
+    """Returns a number that is constant during a local update, an entry of ``frozen``."""
     return Read("frozen", name)

@@ -1,7 +1,7 @@
-"""Batches of texts without columns that hold padding only.
+"""Trims columns of padding from batches of texts.
 
-A batch's width is the next of few sizes (:func:`bucket`) that hold its longest text, so that shapes repeat. Which
-samples make a batch stays as it is.
+A batch's width is its longest text, rounded up to one of few sizes (:func:`bucket`) so that shapes repeat. The samples
+of a batch do not change.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from rayfl.metrics.language import IGNORED
 
 
 def bucket(count: int) -> int:
-    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, ... that is no less: less than half as many more."""
+    """Rounds up to one of 1, 2, 3, 4, 6, 8, 12, 16, ...: by less than half."""
     power = next_power(count)
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
 
 def next_power(count: int) -> int:
-    """The smallest power of two that is no less."""
+    """Rounds up to a power of two."""
     return 1 << max(count - 1, 0).bit_length()
 
 
 @dataclass(frozen=True)
 class Cutter:
-    """Cuts columns off the end of batches of texts.
+    """Trims columns at the end of batches of texts.
 
     Attributes:
         padding: the token that fills texts up.
-        targets: whether there is a target at each position, to be cut likewise.
+        targets: whether there is a target at each position, to be trimmed likewise.
     """
 
     padding: int
@@ -53,16 +53,15 @@ class Cutter:
         return needed.cpu()
 
     def width(self, lengths: Tensor, most: int) -> int:
-        """The columns of a batch.
+        """Returns the number of columns of a batch.
 
         Args:
-            lengths: of its texts.
-            most: T, the columns that there are.
+            lengths: of its texts. most: T, the number of columns before.
         """
         return min(bucket(max(1, int(lengths.max()))) if lengths.numel() else 1, most)
 
     def cut(self, x: Tensor, y: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """A batch in as few columns as it needs, in fresh memory where any is cut off."""
+        """Returns a batch with only the columns it needs; in new memory if any is trimmed."""
         width = self.width(lengths, x.shape[1])
         if width == x.shape[1]:
             return x, y
@@ -70,8 +69,8 @@ class Cutter:
 
 
 def cutter_of(task: Task) -> Cutter | None:
-    """Returns what cuts a task's batches; None where a model must see all columns, or rows are not filled up."""
-    # What a task of one's own has for a network need not be one.
+    """Returns a task's cutter; None if models must see all columns, or texts are not padded."""
+    # A custom task's ``network`` may be any object.
     paddings = {getattr(candidate.network, "padding", None) for candidate in task.candidates}
     padding = paddings.pop()
     if padding is None or paddings:

@@ -1,4 +1,4 @@
-"""Runs clients' procedures: gathers what they await, has the engine do it, sends the results back in."""
+"""Runs clients' procedures: collects the requests they await, executes these together, sends replies back."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rayfl.errors import as_error
 
 
 class Executor(Protocol):
-    """What does the work: the engine, or a test's stand-in."""
+    """Executes requests: the engine, or a test double."""
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
-        """Returns one reply a request; an exception as a reply is raised inside the procedure that asked."""
+        """Returns one reply per request; an exception is raised inside the procedure that asked."""
         ...
 
 
 @dataclass(frozen=True)
 class Ask:
-    """``await Ask(request)`` suspends a procedure until the engine has done the request."""
+    """``await Ask(request)`` suspends a procedure until the engine has executed the request."""
 
     request: Request
 
@@ -38,9 +38,9 @@ def run_procedures(
 
     Args:
         procedures: started by this call, keyed by client id.
-        executor: does all local updates that are pending at a time in one call, so it can group equal work.
+        executor: is given all pending local updates in one call, so that it can group equal work.
         turn_to: called with the clients whose code runs next.
-        after: called with a client whenever code of its own has run. What it raises ends all procedures.
+        after: called with a client whenever its code has run. An exception in it ends all procedures.
 
     Returns:
         What each procedure returned, or the exception it raised, by client id.
@@ -79,7 +79,7 @@ def run_procedures(
 
 
 def _together(pending: Mapping[int, Request]) -> Iterator[list[int]]:
-    """The clients whose requests are executed in one call: nothing but local updates gains by that."""
+    """Yields the clients whose requests are executed in one call; only local updates gain by grouping."""
     alone = [client for client, request in pending.items() if isinstance(request, GradientRequest | OutputRequest)]
     updates = [client for client in pending if client not in set(alone)]
     if updates:

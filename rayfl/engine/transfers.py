@@ -1,7 +1,6 @@
-"""Tensors of many trees from one device to another, in few transfers.
+"""Moves the tensors of many trees between devices in few transfers.
 
-To and from GPUs they go through pinned memory, which is read and written without the processor's help. PyTorch keeps
-such memory for the next transfer.
+Transfers to and from GPUs go through pinned memory, which a GPU reads and writes by DMA. PyTorch caches such memory.
 """
 
 from __future__ import annotations
@@ -21,33 +20,32 @@ _MOST_BYTES = 256 << 20
 """Moved at a time, since what is moved together lies in memory once more."""
 
 
-def moved_together(trees: Sequence[Mapping[str, Any]], device: torch.device) -> list[Tree]:
-    """The trees with all tensors on a device; each of those that were elsewhere has memory of its own.
+def move_trees(trees: Sequence[Mapping[str, Any]], device: torch.device) -> list[Tree]:
+    """Moves the trees' tensors to a device; each moved tensor has its own memory.
 
-    Tensors of one type travel together. What is on the device already stays as it is.
+    Tensors of one type are transferred together. Tensors already on the device are returned as they are.
 
     Args:
-        trees: any trees; leaves that are no tensors stay.
-        device: where to.
+        trees: any trees; leaves that are not tensors stay. device: the destination.
     """
     return _with(trees, ((piece, _moved(_flat(piece), device)) for piece in _travelling(trees, device)))
 
 
-def sent_home(trees: Sequence[Mapping[str, Any]]) -> Callable[[], list[Tree]]:
-    """Begins to bring trees to the CPU, beside what their device is asked for next.
+def start_copy_to_cpu(trees: Sequence[Mapping[str, Any]]) -> Callable[[], list[Tree]]:
+    """Starts to copy trees to the CPU, concurrently with the device's further work.
 
     Args:
-        trees: any trees; nobody changes their tensors in place.
+        trees: any trees; their tensors must not be changed in place.
 
     Returns:
-        A function that waits for them, and returns them as :func:`moved_together` does.
+        A function that waits for the copies, and returns them like :func:`move_trees`.
     """
     sent = [(piece, _sent(_flat(piece))) for piece in _travelling(trees, _CPU)]
     return lambda: _with(trees, ((piece, arrived()) for piece, arrived in sent))
 
 
 def _travelling(trees: Sequence[Mapping[str, Any]], device: torch.device) -> list[list[Tensor]]:
-    """The tensors that are elsewhere, in pieces that travel together: of one type, and of bounded size."""
+    """Groups the tensors on other devices into transfers of one type and bounded size."""
     waiting: dict[tuple[torch.dtype, str], dict[int, Tensor]] = {}
     for tensor in (tensor for tree in trees for tensor in tensors(tree)):
         if tensor.device.type != device.type:
@@ -60,7 +58,7 @@ def _flat(piece: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _with(trees: Sequence[Mapping[str, Any]], moved: Iterable[tuple[Sequence[Tensor], Tensor]]) -> list[Tree]:
-    """The trees with what has moved in the place of the tensors that it is of."""
+    """Returns the trees with moved tensors in place of the originals."""
     found: dict[int, Tensor] = {}
     for piece, flat in moved:
         parts = torch.split(flat, [tensor.numel() for tensor in piece])
@@ -71,7 +69,7 @@ def _with(trees: Sequence[Mapping[str, Any]], moved: Iterable[tuple[Sequence[Ten
 
 
 def _moved(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Flat tensors of one device, end to end on another one."""
+    """Concatenates flat tensors of one device on another one."""
     here = parts[0].device
     if "cuda" not in (here.type, device.type):
         return torch.cat(list(parts)).to(device)
@@ -86,7 +84,7 @@ def _moved(parts: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _sent(parts: Sequence[Tensor]) -> Callable[[], Tensor]:
-    """Begins to bring flat tensors to the CPU, end to end; returns what waits for them."""
+    """Starts to copy flat tensors to the CPU, concatenated; returns a function that waits for the result."""
     here = parts[0].device
     if here.type != "cuda":
         flat = torch.cat(list(parts))
@@ -110,8 +108,8 @@ def _sent(parts: Sequence[Tensor]) -> Callable[[], Tensor]:
 
 
 @contextmanager
-def beside(device: torch.device) -> Iterator[None]:
-    """What is transferred in its body does not wait for the device's work; :func:`join` has later work wait for it."""
+def copy_stream(device: torch.device) -> Iterator[None]:
+    """Runs transfers in its body on a side stream, concurrently with the device's work; :func:`join` synchronizes."""
     if device.type != "cuda":
         yield
         return
@@ -120,11 +118,11 @@ def beside(device: torch.device) -> Iterator[None]:
 
 
 def join(device: torch.device, arrived: Sequence[Tensor]) -> None:
-    """Has the device's further work wait for what was transferred beside it.
+    """Makes the device's further work wait for transfers on the side stream.
 
     Args:
-        device: where.
-        arrived: the tensors; their memory is not used again before that work is done.
+        device: the destination. arrived: the moved tensors; recorded on the current stream, so that their memory is not
+            reused too early.
     """
     if device.type != "cuda":
         return
@@ -136,12 +134,12 @@ def join(device: torch.device, arrived: Sequence[Tensor]) -> None:
 
 @cache
 def _side_stream(device: torch.device, home: bool = False) -> Any:
-    """Returns a stream for transfers to a device; or home, which have an engine of their own there."""
+    """Returns the side stream for transfers to a device, or with ``home`` from it: GPUs have a copy engine for each."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _pieces(group: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Consecutive tensors of bounded size altogether."""
+    """Yields groups of consecutive tensors with a bounded total size."""
     piece, size = list[Tensor](), 0
     for tensor in group:
         if piece and size + tensor.nbytes > _MOST_BYTES:

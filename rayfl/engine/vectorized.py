@@ -1,8 +1,8 @@
-"""Many clients at once: their models are stacked, and a step is one for all of them.
+"""Trains many clients at once: their models are stacked, and take each step together.
 
-Clients are sorted by their number of steps. The steps are taken for the first clients of the stack alone, in few
-different numbers, so that shapes repeat (:func:`bucket`). A client's model is taken out when it has finished; its place
-may be stepped on until the next smaller number suffices.
+Clients are sorted by their number of steps, most first. A step covers the first clients of the stack, rounded up to one
+of few counts so that shapes repeat (:func:`bucket`). A finished client's model is copied out; its slot may be stepped
+on until the next smaller count suffices.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rayfl.engine.capture import Capture, RecordedSteps
+from rayfl.engine.capture import Capture, GraphedSteps
 from rayfl.engine.compiled_steps import Compiler
 from rayfl.engine.feed import Feed
-from rayfl.engine.linear_program import LinearProgram, NotLinearError
 from rayfl.engine.looped import check_frozen, moved_paths
 from rayfl.engine.optimizers import key_of
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_autograd import StackedAutograd
 from rayfl.engine.stacked_terms import StackedTerms
+from rayfl.engine.step_matrices import NotLinearError, StepMatrices
 from rayfl.engine.tasks import Task
 from rayfl.engine.texts import bucket, cutter_of, next_power
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.params import Tree
 
 
 class Stack(Protocol):
-    """Models of clients that are moved together.
+    """Stacked models of clients that take steps together.
 
     Attributes:
-        lent: frozen tensors that the objective is given.
-        phase: which of its memory is to be read next.
+        lent: guards the frozen tensors that the objective reads.
+        phase: index of the memory block that the next step reads.
     """
 
-    lent: Untouched
+    lent: WriteGuard
     phase: int
 
     def step(self, number: int | Tensor, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None: ...
@@ -60,12 +60,12 @@ def train(
         requests: the updates.
         task: what is learned.
         device: where to compute.
-        capture: records steps to replay them; None launches the operations of each.
-        compiler: compiles steps; None takes them as they are written. Texts then keep their columns of padding, and
-            clients are in fewer different numbers, so that few forms of steps are compiled.
+        capture: captures steps as graphs and replays them; None for eager steps.
+        compiler: compiles steps; None for eager steps. With a compiler, texts keep their padding, and there are fewer
+            different numbers of clients, so that few forms of steps are compiled.
 
     Returns:
-        What is trained, in the order given.
+        The trained trees, in the order given.
     """
     order = sorted(range(len(requests)), key=lambda i: -requests[i].plan.steps)
     ranked = [requests[i] for i in order]
@@ -75,17 +75,17 @@ def train(
     slots: list[dict[str, dict[str, Tensor]]] = []
 
     def take_out(count: int) -> None:
-        """Takes out the last of those that are left."""
+        """Copies out the last of the remaining clients, down to ``count``."""
         for rank in range(len(ranked) - len(trained) - 1, len(ranked) - len(trained) - 1 - count, -1):
             trained.append(stack.model_of(rank))
-            slots.append({} if ranked[rank].kept is None else stack.slots_of(rank))
+            slots.append({} if ranked[rank].optimizer_state is None else stack.slots_of(rank))
 
     def take(step: int | Tensor, active: int) -> None:
         stack.step(step, active, *feed.batch(step, active))
 
     left = [feed.active(step) for step in range(ranked[0].plan.steps)]
     sizes = [min(bucket(count) if compiler is None else next_power(count), len(ranked)) for count in left]
-    recorded = None if capture is None else RecordedSteps(capture, stack, take, Counter(sizes), device)
+    recorded = None if capture is None else GraphedSteps(capture, stack, take, Counter(sizes), device)
     for step, (count, active) in enumerate(zip(left, sizes, strict=True)):
         take_out(len(ranked) - len(trained) - count)
         if recorded is None:
@@ -94,34 +94,34 @@ def train(
             recorded.take(active)
     check_frozen(stack.lent)
     take_out(len(ranked) - len(trained))
-    # Last of all: where memory ends before, the requests are as they were, and can be run again.
+    # Last of all: if memory runs out before, the requests are unchanged and can be run again.
     for request, kept in zip(ranked, reversed(slots), strict=True):
-        if request.kept is not None:
+        if request.optimizer_state is not None:
             keys = dict.fromkeys(map(key_of, moved_paths(request.trainable, task)))
             made = request.plan.steps if any(rule.counts for rule in request.rules) else 0
-            request.kept.steps = {key: request.kept.steps.get(key, 0) + made for key in keys}
-            request.kept.slots = kept
+            request.optimizer_state.steps = {key: request.optimizer_state.steps.get(key, 0) + made for key in keys}
+            request.optimizer_state.slots = kept
     found = dict(zip(order, reversed(trained), strict=True))
     return [found[position] for position in range(len(requests))]
 
 
 def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device, compiler: Compiler | None) -> Stack:
-    """Returns what steps on a sum of terms where it can, and along the gradient of the whole objective where not.
+    """Returns matrix steps if the objective is a suitable sum of terms; autograd steps otherwise.
 
-    What is compiled is the whole objective.
+    Compiled steps always differentiate the whole objective.
     """
     if are_products(device) and compiler is None:
         try:
-            return StackedTerms(LinearProgram(ranked[0], task), ranked, task, device)
+            return StackedTerms(StepMatrices(ranked[0], task), ranked, task, device)
         except NotLinearError:
             pass
     return StackedAutograd(ranked, task, device, compiler)
 
 
 def are_products(device: torch.device) -> bool:
-    """Returns whether steps on sums of terms are products of matrices there.
+    """Returns whether a device runs steps on sums of terms as matrix products.
 
-    On CPUs they are not: there is little to win by fewer launches, and methods that train the same have the same bits.
-    Where products round their factors, they would round the parameters.
+    Not on CPUs: fewer kernel launches gain little there, and equal methods give equal bits. Nor where matrix products
+    round their inputs (TF32): they would round the parameters.
     """
     return device.type != "cpu" and not (device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32)

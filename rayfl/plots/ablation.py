@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from rayfl.errors import ConfigError
 from rayfl.plots.lambda_sweep import draw as draw_sweep
+from rayfl.plots.metrics import need_accuracy
 from rayfl.plots.series import need_methods, need_same_but, series_of
-from rayfl.plots.style import LAMBDA, MU, NU, colour, legend_below, marker, need_accuracy, new_figure
+from rayfl.plots.style import LAMBDA, MU, NU, colour, legend_below, marker, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_of_seeds

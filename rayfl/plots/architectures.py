@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from rayfl.errors import ConfigError
 from rayfl.models.zoo import Candidates
+from rayfl.plots.metrics import need_accuracy
 from rayfl.plots.series import Series, series_of
-from rayfl.plots.style import colour, legend_below, need_accuracy, new_panels
+from rayfl.plots.style import colour, legend_below, new_panels
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_round, personalized_model, where

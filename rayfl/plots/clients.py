@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from rayfl.plots.metrics import first_of, measure
 from rayfl.plots.series import series_of
-from rayfl.plots.style import draw_curve, first_of, legend_below, measure, new_figure
+from rayfl.plots.style import draw_curve, legend_below, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.listing import listed_clients
 from rayfl.runs.measured import Cohort, Split

@@ -11,18 +11,10 @@ import pyarrow as pa
 
 from rayfl.errors import ConfigError, RunError
 from rayfl.metrics import Metric
+from rayfl.plots.metrics import bounds_of, first_of, measure
 from rayfl.plots.phases import mark_phases
 from rayfl.plots.series import Series, seeds_together, series_of
-from rayfl.plots.style import (
-    bounds_of,
-    columns_for,
-    draw_curve,
-    first_of,
-    legend_below,
-    measure,
-    new_figure,
-    whole_numbers,
-)
+from rayfl.plots.style import columns_for, draw_curve, legend_below, new_figure, whole_numbers
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Cohort, Measured, Split
 from rayfl.runs.rows import model_rows, models_in, received, where

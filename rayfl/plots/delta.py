@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.errors import RunError
+from rayfl.plots.metrics import need_accuracy
 from rayfl.plots.series import Series, seeds_together, series_of
-from rayfl.plots.style import DELTA_T, colour, draw_curve, legend_below, need_accuracy, new_panels, whole_numbers
+from rayfl.plots.style import DELTA_T, colour, draw_curve, legend_below, new_panels, whole_numbers
 from rayfl.runs.curves import accuracy_curve, download_effect
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.rows import where

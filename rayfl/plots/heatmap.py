@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.errors import ConfigError
+from rayfl.plots.metrics import need_accuracy
 from rayfl.plots.series import need_methods, need_same_but, series_of
-from rayfl.plots.style import RHO, SEQUENTIAL, TAU, need_accuracy, new_figure
+from rayfl.plots.style import RHO, SEQUENTIAL, TAU, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_of_seeds

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.errors import ConfigError, RunError
+from rayfl.plots.metrics import bounds_of, first_of, measure
 from rayfl.plots.series import Series, need_methods, series_of
-from rayfl.plots.style import LAMBDA, bounds_of, draw_curve, first_of, legend_below, measure, new_figure
+from rayfl.plots.style import LAMBDA, draw_curve, legend_below, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_of_seeds, last_round, received, where

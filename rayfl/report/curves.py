@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.metrics import Metric
-from rayfl.plots.style import band, bounds_of, draw_curve, whole_numbers
+from rayfl.plots.metrics import bounds_of
+from rayfl.plots.style import band, draw_curve, whole_numbers
 from rayfl.report.blocks import Cell, Column, Table, number
 from rayfl.report.cells import metric_cell
 from rayfl.report.charts import Axis, Chart, Series

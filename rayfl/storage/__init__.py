@@ -1,4 +1,4 @@
-"""Files of runs: where they lie, how commits write them, and who may."""
+"""Storage of runs: file systems, the commit protocol, and the lease that guards a run."""
 
 from rayfl.renamed import names_of
 

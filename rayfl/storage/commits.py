@@ -8,8 +8,8 @@
 * ``manifest-<r>.json``: which of these files make up the run after r rounds, with their SHA-256, and its own;
 * ``newest.json``: the r of the newest manifest, so that it cannot go missing unnoticed.
 
-A file with such a name that no kept manifest has is garbage, and so is what dropped manifests named; other files are
-somebody else's. docs/commits.md has the format in full.
+A file with such a name that no kept manifest names is garbage, like the files of dropped manifests; other files are not
+rayfl's. docs/commits.md has the format in full.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CommitStore:
         self._note_newest(manifest.rounds_completed)
 
     def replace_manifest(self, manifest: Manifest) -> None:
-        """Replaces what is said of a commit that there is."""
+        """Replaces the manifest of an existing commit."""
         self._write_json(manifest_name(manifest.rounds_completed), with_checksum(manifest))
 
     def latest(self, thoroughly: bool = False) -> Manifest | None:
@@ -131,7 +131,7 @@ class CommitStore:
                 yield Found(commit, self.damage(commit, thoroughly))
 
     def give_up(self, manifests: Container[str]) -> None:
-        """Deletes manifests that nothing can be done with; their files go with the next commit."""
+        """Deletes unusable manifests; their files are deleted by the next commit."""
         self._files.delete(lambda name: manifest_rounds(name) is not None and name in manifests, _manifests_first)
 
     def _instead(self, found: Found, problems: Sequence[str]) -> Found:
@@ -146,7 +146,7 @@ class CommitStore:
         return found
 
     def _ways_out(self, damaged: Sequence[Found]) -> str:
-        """Returns what somebody can do about commits of which none can be continued from."""
+        """Returns advice for a run without a commit to continue from."""
         for candidate in damaged:
             clients = candidate.manifest.clients_in(candidate.lost)
             if candidate.has_server:
@@ -158,14 +158,14 @@ class CommitStore:
         return "Restore these files, or start over under another name"
 
     def missing_newest(self) -> list[str]:
-        """A sentence that the newest manifest is not there, if so."""
+        """Returns a sentence if the newest manifest is missing."""
         newest = self._newest()
         if newest is None or self._files.exists(manifest_name(newest)):
             return []
         return [f"{FOLDER}/{manifest_name(newest)} is missing from {self._files.uri}"]
 
     def drop_after(self, rounds_completed: int) -> None:
-        """Gives up the commits newer than this one: the rounds are done again."""
+        """Drops the commits newer than this one: their rounds are repeated."""
         self._files.delete(lambda name: (manifest_rounds(name) or 0) > rounds_completed, _manifests_first)
         if self._newest() not in (None, rounds_completed):
             self._note_newest(rounds_completed)
@@ -210,7 +210,7 @@ class CommitStore:
                 keep -= 1
             else:
                 dropped |= files
-        # Manifests go first: one whose files are half deleted must not be found by a restart.
+        # Manifests first: a restart must not find one whose files are partly deleted.
         self._files.delete(
             lambda name: name not in needed and (name in dropped or is_of_commits(name)), _manifests_first
         )

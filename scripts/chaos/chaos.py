@@ -42,12 +42,12 @@ sys.path.insert(0, str(ROOT))
 from chaos_damage import DAMAGE  # noqa: E402
 from chaos_inline import (  # noqa: E402
     BOUNDARIES,
-    RANDOM,
     Laboratory,
     boundary_names,
     failed_at_boundary,
     killed_at_boundary,
 )
+from chaos_random import RANDOM  # noqa: E402
 from chaos_ray import FAULTS, ray_trial  # noqa: E402
 from chaos_trials import Trial  # noqa: E402
 

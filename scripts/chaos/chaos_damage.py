@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from chaos_boundaries import kill_at
-from chaos_inline import METHODS, Laboratory, counted, killed_after, run_with
+from chaos_inline import METHODS, Laboratory, counted, run_with
+from chaos_random import killed_after
 from chaos_trials import KILLED, MENDABLE, Trial, again, experiment, in_process, recovered, undisturbed
 
 from rayfl.results.schemas import TABLES

@@ -11,15 +11,15 @@ import torch
 
 from actors.hosting import building, outcomes, procedures
 from actors.hosting.building import build_host
-from actors.hosting.memory import Kept
-from actors.hosting.resident import Resident
+from actors.hosting.device_states import DeviceStateCache
+from actors.hosting.memory import SpillHandle
 from actors.hosting.state import ClientStates
 from algorithms.ditto import Ditto
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.engine import transfers
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.transfers import beside, join, moved_together
+from rayfl.engine.transfers import copy_stream, join, move_trees
 from rayfl.params import from_numpy, tensors
 from tests.support.elsewhere import PRETENDED, context, elsewhere
 from tests.support.experiments import small_experiment
@@ -38,7 +38,7 @@ def ditto(device: torch.device, limit: int, width: int = 4, clients: int = 12) -
     toy = Toy(Ditto(), data, two_layers(), train, mode="vectorized", device=device)
     (host,) = toy.client_hosts
     host.engine.width = width
-    host._resident = Resident(limit)
+    host._device_states = DeviceStateCache(limit)
     toy.run(2)
     return toy
 
@@ -53,7 +53,7 @@ def outcome(toy: Toy) -> dict[str, Any]:
 
 def one_state(toy: Toy) -> int:
     """Bytes of a client's state."""
-    kept = toy.client_hosts[0].states.kept(0)
+    kept = toy.client_hosts[0].states.handle(0)
     assert kept is not None
     return kept.size
 
@@ -83,9 +83,9 @@ def test_the_budget_holds() -> None:
         toy = ditto(device, 5 * size)
         (host,) = toy.client_hosts
         outcome(toy)
-        assert host._resident._recent.bytes == 5 * size
-        assert len(host._resident._copies) == 5
-        for _, state in host._resident._copies.values():
+        assert host._device_states._recent.bytes == 5 * size
+        assert len(host._device_states._copies) == 5
+        for _, state in host._device_states._copies.values():
             assert all(leaf.untyped_storage().nbytes() == leaf.nbytes for leaf in tensors(state))
 
 
@@ -127,11 +127,11 @@ def test_what_the_next_stack_needs_is_brought_before_the_results_of_this_one_are
 def test_states_come_home_while_the_next_stack_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies home begin with the results of a stack, and are waited for once the next one has been launched."""
     events: list[str] = []
-    sent_home, run, replace = outcomes.sent_home, procedures.run_procedures, ClientStates.replace
+    start_copy_to_cpu, run, replace = outcomes.start_copy_to_cpu, procedures.run_procedures, ClientStates.replace
 
     def sending(trees: Sequence[Any]) -> Any:
         events.append(f"sent {len(trees)}")
-        return sent_home(trees)
+        return start_copy_to_cpu(trees)
 
     def running(coroutines: Any, *rest: Any) -> Any:
         found = run(coroutines, *rest)
@@ -148,7 +148,7 @@ def test_states_come_home_while_the_next_stack_is_at_work(monkeypatch: pytest.Mo
         toy, plain = ditto(device, 4 * size), ditto(device, 4 * size - 1)
         with Launches() as at_once:
             expected = plain.step()
-        monkeypatch.setattr(outcomes, "sent_home", sending)
+        monkeypatch.setattr(outcomes, "start_copy_to_cpu", sending)
         monkeypatch.setattr(procedures, "run_procedures", running)
         monkeypatch.setattr(ClientStates, "replace", storing)
         with Launches() as counted:
@@ -186,11 +186,11 @@ def test_states_on_their_way_are_kept_where_the_next_stack_fails(monkeypatch: py
         size = one_state(ditto(device, 0))
         toy = ditto(device, 4 * size)
         (host,) = toy.client_hosts
-        before = {client: host.states.kept(client) for client in range(12)}
+        before = {client: host.states.handle(client) for client in range(12)}
         monkeypatch.setattr(procedures, "run_procedures", failing)
         with pytest.raises(KeyError, match="the second stack"):
             toy.step()
-        changed = {client for client in range(12) if host.states.kept(client) is not before[client]}
+        changed = {client for client in range(12) if host.states.handle(client) is not before[client]}
     assert changed == set(seen[0])
 
 
@@ -221,28 +221,28 @@ def test_after_a_rewind_states_are_those_of_the_commit() -> None:
     with elsewhere() as device:
         toy = ditto(device, ROOM)
         (host,) = toy.client_hosts
-        assert host._resident.of(0, host.states.kept(0)) is not None
+        assert host._device_states.get(0, host.states.handle(0)) is not None
         host.rewind()
-        assert not host._resident._copies
+        assert not host._device_states._copies
         assert host.states.checkout(0) == {}
 
 
 def test_a_copy_counts_for_the_state_that_it_is_of_and_no_other() -> None:
-    resident, state = Resident(1000), {"a": torch.ones(10)}
-    mine, other = Kept(0, state), Kept(1, state)
-    resident.keep(3, mine, state)
-    assert resident.of(3, mine) is not None
-    assert resident.of(3, other) is None
-    assert resident.of(4, mine) is None
-    resident.keep(3, other, {"a": torch.ones(1000)})  # too large: nor does the older one count any more
-    assert resident.of(3, mine) is None
-    resident.keep(5, mine, {"n": 2.0, "a": torch.arange(100.0)[10:20]})
-    kept = resident.of(5, mine)
+    cache, state = DeviceStateCache(1000), {"a": torch.ones(10)}
+    mine, other = SpillHandle(0, state), SpillHandle(1, state)
+    cache.put(3, mine, state)
+    assert cache.get(3, mine) is not None
+    assert cache.get(3, other) is None
+    assert cache.get(4, mine) is None
+    cache.put(3, other, {"a": torch.ones(1000)})  # too large: nor does the older one count any more
+    assert cache.get(3, mine) is None
+    cache.put(5, mine, {"n": 2.0, "a": torch.arange(100.0)[10:20]})
+    kept = cache.get(5, mine)
     assert kept is not None
     assert kept["a"].untyped_storage().nbytes() == kept["a"].nbytes
-    resident.give_way()
-    resident.keep(5, mine, state)
-    assert resident.of(5, mine) is None
+    cache.disable()
+    cache.put(5, mine, state)
+    assert cache.get(5, mine) is None
 
 
 def test_the_budget_is_an_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_the_budget_is_an_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert limit(device_state_memory="2KiB") == 2048
     assert limit(device_state_memory=0) == 0
     config = load_config(Experiment, small_experiment(tmp_path, "run", "ditto", device_state_memory="1GiB"), {})
-    assert build_host(config, 0, "cpu")._resident.limit == 0
+    assert build_host(config, 0, "cpu")._device_states.limit == 0
 
 
 def test_transfers_of_gpus_go_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,8 +281,8 @@ def test_transfers_of_gpus_go_through_pinned_memory(monkeypatch: pytest.MonkeyPa
     assert made == [5]
 
 
-def test_on_other_devices_nothing_is_beside() -> None:
-    with elsewhere() as device, beside(device):
-        (moved,) = moved_together([{"a": torch.ones(3)}], device)
+def test_on_other_devices_there_is_no_copy_stream() -> None:
+    with elsewhere() as device, copy_stream(device):
+        (moved,) = move_trees([{"a": torch.ones(3)}], device)
         join(device, [moved["a"]])
-        assert_equal(moved_together([moved], CPU)[0], {"a": torch.ones(3)})
+        assert_equal(move_trees([moved], CPU)[0], {"a": torch.ones(3)})

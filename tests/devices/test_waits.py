@@ -15,7 +15,7 @@ from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.aggregation.magnitudes import NonFiniteError, check_finite, extremes_of
 from rayfl.engine import transfers
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.transfers import moved_together
+from rayfl.engine.transfers import move_trees
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.launches import Launches
 from tests.support.problems import CPU
@@ -53,25 +53,25 @@ def test_trees_are_moved_together() -> None:
     ]
     with elsewhere() as device:
         with Launches() as there:
-            moved = moved_together(trees, device)
+            moved = move_trees(trees, device)
         assert there.waits == {"to device": 2}  # one for each type
         assert all(moved[k]["inner"]["shared"] is moved[0]["inner"]["shared"] for k in range(3))
         moved[0]["a"].zero_()
         with Launches() as back:
-            found = moved_together(moved, CPU)
+            found = move_trees(moved, CPU)
         assert back.waits == {"from device": 2}
         trees[0]["a"].zero_()
         assert_equal(dict(enumerate([dict(one) for one in found])), dict(enumerate(trees)))
         kept = found[1]["a"]
         assert kept.untyped_storage().nbytes() == kept.nbytes
-        assert moved_together(found, CPU)[1]["a"] is kept
+        assert move_trees(found, CPU)[1]["a"] is kept
 
 
 def test_many_bytes_are_moved_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "_MOST_BYTES", 100)
     trees = [{"a": torch.rand(10), "big": torch.rand(60)} for _ in range(2)]
     with elsewhere() as device, Launches() as counted:
-        found = moved_together(moved_together(trees, device), CPU)
+        found = move_trees(move_trees(trees, device), CPU)
         assert counted.waits == {"to device": 4, "from device": 4}
     assert_equal(dict(enumerate(found)), dict(enumerate(trees)))
 
@@ -81,7 +81,7 @@ def test_what_is_known_of_leaves_is_not_looked_at_again() -> None:
     trees[2]["a"][1] = float("nan")
     expected = ExactSum()
     with elsewhere() as device:
-        there = moved_together(trees, device)
+        there = move_trees(trees, device)
         with Launches() as counted:
             known = extremes_of(there)
         assert counted.waits == {"from device": 1}

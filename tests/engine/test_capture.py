@@ -23,7 +23,7 @@ from rayfl.engine import vectorized
 from rayfl.engine.capture import Capture, CudaGraphs
 from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.optimizers import Kept, Rule
+from rayfl.engine.optimizers import OptimizerState, Rule
 from rayfl.engine.points import line
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.terms import drawn, loss, squared_cosine, squared_distance
@@ -61,7 +61,7 @@ def updates_of(
         frozen = {"received": trained["federated"]}
         one = request(examples(size, spec, k), trained, SUM, client=k, epochs=epochs)
         draws = {"coefficient": np.random.default_rng(k).random(one.plan.steps)}
-        found.append(replace(one, draws=draws, frozen=frozen, kept=Kept()))
+        found.append(replace(one, draws=draws, frozen=frozen, optimizer_state=OptimizerState()))
     return found
 
 
@@ -70,10 +70,12 @@ def both(updates: Sequence[TrainRequest], network: Network) -> Recording:
     recording, capture = Recording(), None
     task, found = Classification(network), []
     for recorder in (None, recording):
-        given = [replace(one, kept=Kept()) for one in updates]
+        given = [replace(one, optimizer_state=OptimizerState()) for one in updates]
         capture = None if recorder is None else Capture(recorder)
         trained = vectorized.train(given, task, CPU, capture)
-        found.append([{"trained": tree, "kept": one.kept.slots} for tree, one in zip(trained, given, strict=True)])
+        found.append(
+            [{"trained": tree, "kept": one.optimizer_state.slots} for tree, one in zip(trained, given, strict=True)]
+        )
     assert capture is not None and not capture.refused
     for plain, recorded in zip(*found, strict=True):
         assert_equal(plain, recorded)

@@ -13,7 +13,7 @@ from torch import Tensor
 from rayfl.engine import compiled_steps, looped, vectorized
 from rayfl.engine.classification import Classification
 from rayfl.engine.compiled_steps import Compiler
-from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
+from rayfl.engine.optimizers import OptimizerState, ParameterGroup, Rule
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Task
 from rayfl.examples import InputSpec
@@ -77,14 +77,22 @@ def problem(name: str, method: str, sizes: Sequence[int] = ALIKE) -> tuple[list[
 
 def assert_agree(updates: Sequence[TrainRequest], task: Task, compiler: Compiler, atol: float = 1e-5) -> None:
     """Compiled steps against uncompiled ones, what the optimizers keep included."""
-    others = [replace(one, kept=None if one.kept is None else Kept(one.kept.slots, one.kept.steps)) for one in updates]
+    others = [
+        replace(
+            one,
+            optimizer_state=None
+            if one.optimizer_state is None
+            else OptimizerState(one.optimizer_state.slots, one.optimizer_state.steps),
+        )
+        for one in updates
+    ]
     found = vectorized.train(updates, task, CPU, compiler=compiler)
     for one, expected in zip(found, vectorized.train(others, task, CPU), strict=True):
         assert_close(one, expected, atol)
     for one, other in zip(updates, others, strict=True):
-        if one.kept is not None:
+        if one.optimizer_state is not None:
             assert_close(slots_of(one), slots_of(other), atol)
-            assert other.kept is not None and one.kept.steps == other.kept.steps
+            assert other.optimizer_state is not None and one.optimizer_state.steps == other.optimizer_state.steps
 
 
 @pytest.mark.parametrize(
@@ -164,7 +172,9 @@ def test_methods_agree_compiled(method: str, layers: str, caplog: pytest.LogCapt
 def test_every_rule_is_kept(rule: Rule, traced: list[Any]) -> None:
     updates, task = problem("perceptron", "superfed")
     groups = (("local", ParameterGroup(lr=0.02, weight_decay=0.0)),)
-    updates = [replace(one, rule=rule, groups=groups, max_grad_norm=0.5, kept=Kept()) for one in updates]
+    updates = [
+        replace(one, rule=rule, groups=groups, max_grad_norm=0.5, optimizer_state=OptimizerState()) for one in updates
+    ]
     compiler = Compiler(CPU)
     for begun in (0, 4):  # the second pass goes on with what the first has left
         assert_agree([replace(one, begun=begun) for one in updates], task, compiler, 1e-6)

@@ -15,7 +15,7 @@ from actors.hosting import scoring
 from algorithms.superfed import GRID, SuPerFed
 from rayfl.engine.classification import Classification
 from rayfl.engine.evaluation import evaluate
-from rayfl.engine.evaluation_together import Asked, evaluate_together
+from rayfl.engine.evaluation_together import ScoringRequest, evaluate_together
 from rayfl.engine.further_tasks import ErrorLoss, LanguageModel, Regression
 from rayfl.engine.mixtures import Mixture
 from rayfl.engine.settings import TrainConfig
@@ -70,7 +70,7 @@ def close(found: Mapping[str, Statistics], expected: Mapping[str, Statistics]) -
 def test_ragged_clients_and_all_points_of_a_sweep_agree(factory: Any, spec: InputSpec, batch_size: int) -> None:
     task = Classification(Network(factory))
     server = task.network.initialize(50)
-    asked = [Asked(sweep(task, k, server), examples(n, spec, k)) for k, n in enumerate(SIZES)]
+    asked = [ScoringRequest(sweep(task, k, server), examples(n, spec, k)) for k, n in enumerate(SIZES)]
     for one, found in zip(asked, evaluate_together(asked, task, batch_size), strict=True):
         if len(one.examples):
             close(
@@ -84,7 +84,10 @@ def test_few_clients_at_a_time_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     from rayfl.engine import evaluation_together as module
 
     task = Classification(Network(lambda: TwoNN(hidden=(20, 20)).build(IMAGE)))
-    asked = [Asked(sweep(task, k, task.network.initialize(k % 2)), examples(n, IMAGE, k)) for k, n in enumerate(SIZES)]
+    asked = [
+        ScoringRequest(sweep(task, k, task.network.initialize(k % 2)), examples(n, IMAGE, k))
+        for k, n in enumerate(SIZES)
+    ]
     whole = evaluate_together(asked, task, 16)
     monkeypatch.setattr(module, "_CPU_BYTES", 1)
     for one, other in zip(evaluate_together(asked, task, 16), whole, strict=True):
@@ -96,7 +99,7 @@ def test_one_model_for_all_needs_no_stack() -> None:
     spec = InputSpec("tokens", (9,), 12, 12)
     task = Classification(CharLSTM(hidden=8).network(spec))
     predictors = {"global": Predictor.of(task.network.initialize(0))}
-    asked = [Asked(predictors, examples(n, spec, k)) for k, n in enumerate((5, 9, 2))]
+    asked = [ScoringRequest(predictors, examples(n, spec, k)) for k, n in enumerate((5, 9, 2))]
     for one, found in zip(asked, evaluate_together(asked, task, 4), strict=True):
         close(found, evaluate(predictors, one.examples, task, 4))
 
@@ -125,7 +128,7 @@ def test_what_cannot_be_stacked_is_left_out(factory: Any, left: set[str]) -> Non
             predictors = {name: predictors[name] for name in ("global", "own")}
         predictors["ensemble"] = Predictor.of(server, server)
         predictors["code"] = Predictor.of(server, combine=lambda models, x, task: task.log_probabilities(models, x))
-        asked.append(Asked(predictors, examples(5, VECTOR, k)))
+        asked.append(ScoringRequest(predictors, examples(5, VECTOR, k)))
     assert [set(one) for one in evaluate_together(asked, task, 16)] == [left] * 2
 
 
@@ -145,7 +148,7 @@ def scores_of(made: Toy) -> list[dict[int, dict[str, Statistics]]]:
 def test_hosts_score_in_stacks_on_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     stacked: list[int] = []
 
-    def noted(asked: Sequence[Asked], *rest: Any) -> list[dict[str, Statistics]]:
+    def noted(asked: Sequence[ScoringRequest], *rest: Any) -> list[dict[str, Statistics]]:
         stacked.append(len(asked))
         return evaluate_together(asked, *rest)
 
@@ -188,7 +191,7 @@ def launches(clients: int, device: torch.device) -> Launches:
         own = {name: leaf.to(device) for name, leaf in own.items()}
         points = {f"lambda={c}": Predictor.of(Mixture(server, own, c, task)) for c in GRID}
         moved = Examples(part.x.to(device), part.y.to(device))
-        asked.append(Asked({"global": Predictor.of(server), **points}, moved))
+        asked.append(ScoringRequest({"global": Predictor.of(server), **points}, moved))
     with Launches() as counted:
         found = evaluate_together(asked, task, 256)
     assert all(len(one) == 1 + len(GRID) for one in found)
@@ -242,7 +245,7 @@ def of_a_task(name: str) -> tuple[Any, Any]:
 def test_every_task_is_scored_in_stacks(name: str) -> None:
     task, samples = of_a_task(name)
     server = task.network.initialize(50)
-    asked = [Asked(sweep(task, k, server), samples(n, k)) for k, n in enumerate(SIZES)]
+    asked = [ScoringRequest(sweep(task, k, server), samples(n, k)) for k, n in enumerate(SIZES)]
     for one, found in zip(asked, evaluate_together(asked, task, 16), strict=True):
         assert len(found) == (len(one.predictors) if len(one.examples) else 0)
         for row, statistics in found.items():
@@ -276,4 +279,6 @@ class WithOwnMeasures(Regression):
 def test_a_task_that_scores_in_its_own_way_is_scored_one_by_one(kind: type[Regression]) -> None:
     task = kind(Network(lambda: TwoNN(hidden=(20, 20)).build(VALUES)), (), VALUES)
     samples = Examples(torch.zeros(8, 6), torch.zeros(8, 4))
-    assert evaluate_together([Asked({"global": Predictor.of(task.network.initialize(0))}, samples)], task, 100) == [{}]
+    assert evaluate_together(
+        [ScoringRequest({"global": Predictor.of(task.network.initialize(0))}, samples)], task, 100
+    ) == [{}]

@@ -19,8 +19,8 @@ from rayfl.engine import looped, stacked_terms, vectorized
 from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.evaluation import evaluate
-from rayfl.engine.evaluation_together import Asked, evaluate_together
-from rayfl.engine.optimizers import Kept, Rule
+from rayfl.engine.evaluation_together import ScoringRequest, evaluate_together
+from rayfl.engine.optimizers import OptimizerState, Rule
 from rayfl.engine.points import line
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Batch, Predictor, Task
@@ -83,7 +83,9 @@ def updates(net: AdaptedNetwork, name: str, rule: Rule, sizes: Any = SIZES, keep
             "coefficient": generator.random(one.plan.steps),
             "by_layer": generator.random((one.plan.steps, len(net.layers))),
         }
-        made.append(replace(one, draws=draws if keys else None, rule=rule, kept=Kept() if keep else None))
+        made.append(
+            replace(one, draws=draws if keys else None, rule=rule, optimizer_state=OptimizerState() if keep else None)
+        )
     return made
 
 
@@ -103,9 +105,9 @@ def test_stacks_are_the_same_as_one_client_after_the_other(name: str, rule: Rule
         for reply, one, own in zip(replies, alone, given, strict=True):
             # Adam divides by roots of what is close to zero
             assert_close(reply, looped.train(one, task, CPU), 1e-5 if rule is MOMENTUM else 2e-4)
-            assert one.kept is not None and own.kept is not None
-            assert own.kept.steps == one.kept.steps
-            assert_close(own.kept.slots, one.kept.slots, 1e-4)
+            assert one.optimizer_state is not None and own.optimizer_state is not None
+            assert own.optimizer_state.steps == one.optimizer_state.steps
+            assert_close(own.optimizer_state.slots, one.optimizer_state.slots, 1e-4)
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "SuPerFed"])
@@ -164,7 +166,9 @@ def test_clients_are_scored_in_stacks_of_so_many_rows(rows: int | None, monkeypa
     net = network("vit")
     task, seen = Classification(net), list[int]()
     asked = [
-        Asked({"own": Predictor.of(trained(net, k)), "shared": Predictor.of(trained(net, 100))}, examples(n, IMAGES, k))
+        ScoringRequest(
+            {"own": Predictor.of(trained(net, k)), "shared": Predictor.of(trained(net, 100))}, examples(n, IMAGES, k)
+        )
         for k, n in enumerate((7, 3, 11))
     ]
     run = adapted.AdaptedNetwork._run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rayfl.engine.optimizers import Kept, OptimizerName, ParameterGroup, Rule
+from rayfl.engine.optimizers import OptimizerName, OptimizerState, ParameterGroup, Rule
 from rayfl.params import copy
 from tests.support.gradients import PLAIN, PULLED, ByTorch, function, keeping, trained, updates
 from tests.support.optimizer_rules import ADAMS, RULES
@@ -65,13 +65,17 @@ def test_what_is_kept_goes_on_where_it_was(mode: str, objective: Any, dtype: tor
         models = trained(mode, requests)
         for update, reference, model in zip(requests, references, models, strict=True):
             assert_close(model, reference.run(), TOLERANCE[dtype])
-            assert update.kept is not None
-            assert set(update.kept.slots) == set(rule.slots)
+            assert update.optimizer_state is not None
+            assert set(update.optimizer_state.slots) == set(rule.slots)
             if rule.optimizer != "sgd":
-                assert update.kept.steps == dict.fromkeys(("first", "second"), passes * update.plan.steps)
-        stored = [Kept.of(update.kept.stored(), rule.slots) for update in requests if update.kept is not None]
+                assert update.optimizer_state.steps == dict.fromkeys(("first", "second"), passes * update.plan.steps)
+        stored = [
+            OptimizerState.of(update.optimizer_state.stored(), rule.slots)
+            for update in requests
+            if update.optimizer_state is not None
+        ]
         pairs = zip(requests, models, stored, strict=True)
-        requests = [replace(update, trainable=model, kept=kept) for update, model, kept in pairs]
+        requests = [replace(update, trainable=model, optimizer_state=kept) for update, model, kept in pairs]
 
 
 @all_rules(KEEPING)
@@ -81,8 +85,8 @@ def test_keys_that_are_not_kept_begin_afresh(mode: str, rule: Rule) -> None:
     (update,) = keeping(updates(PULLED, rule, torch.float64, (10,)))
     kept = ByTorch(update)
     (first,) = trained(mode, [update])
-    assert update.kept is not None
-    half = Kept.of(update.kept.stored(("first",)), rule.slots)
+    assert update.optimizer_state is not None
+    half = OptimizerState.of(update.optimizer_state.stored(("first",)), rule.slots)
     assert all(path.startswith("first/") for slot in half.slots.values() for path in slot)
     kept.run()
     again = replace(update, trainable=first, kept=half)
@@ -98,13 +102,13 @@ def test_groups_have_optimizers_of_their_own(mode: str, objective: Any) -> None:
     requests = keeping(updates(objective, Rule(0.01, "adam", weight_decay=0.1), torch.float64, groups=groups))
     for update, found in zip(requests, trained(mode, requests), strict=True):
         assert_close(found, ByTorch(update, groups).run(), 1e-12)
-        assert update.kept is not None
-        kept = {name: {path.partition("/")[0] for path in slot} for name, slot in update.kept.slots.items()}
+        assert update.optimizer_state is not None
+        kept = {name: {path.partition("/")[0] for path in slot} for name, slot in update.optimizer_state.slots.items()}
         assert kept == {"m": {"first"}, "v": {"first"}, "momentum": {"second"}}
         slots = {name for rule in update.rules for name in rule.slots}
-        again = Kept.of(update.kept.stored(), slots)
-        assert again.steps == update.kept.steps
-        assert_equal(again.slots, update.kept.slots)
+        again = OptimizerState.of(update.optimizer_state.stored(), slots)
+        assert again.steps == update.optimizer_state.steps
+        assert_equal(again.slots, update.optimizer_state.slots)
 
 
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
@@ -123,7 +127,7 @@ def test_clients_that_have_made_other_numbers_of_steps_are_corrected_by_their_ow
 def test_stacks_are_divided_by_steps_only_where_these_matter() -> None:
     for rule, divided in ((Rule(0.1, momentum=0.9), False), (RULES["dampening"], True), (Rule(0.1, "adam"), True)):
         new, known = keeping(updates(PLAIN, rule, torch.float32, (5, 5)))
-        known = replace(known, kept=Kept(steps={"first": 3, "second": 3}))
+        known = replace(known, optimizer_state=OptimizerState(steps={"first": 3, "second": 3}))
         assert (new.group() != known.group()) == divided
 
 
@@ -197,4 +201,6 @@ def test_a_learning_rate_of_zero_moves_nothing_but_the_moments(
     requests = keeping(updates(objective, Rule(0.0, optimizer, weight_decay=0.1), torch.float32))
     for update, found in zip(requests, trained(mode, requests), strict=True):
         assert_equal(found, update.trainable)
-        assert update.kept is not None and all(leaf.any() for leaf in update.kept.slots["m"].values())
+        assert update.optimizer_state is not None and all(
+            leaf.any() for leaf in update.optimizer_state.slots["m"].values()
+        )

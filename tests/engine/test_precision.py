@@ -23,7 +23,7 @@ from rayfl.config.loading import load_config
 from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.evaluation import evaluate
-from rayfl.engine.optimizers import Kept
+from rayfl.engine.optimizers import OptimizerState
 from rayfl.engine.precision import arithmetic, set_arithmetic, why_not
 from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.errors import ModelError
@@ -153,7 +153,8 @@ def trained(precision: str, mode: str, config: Architecture, spec: InputSpec, ob
     own = Engine(task, CPU, EngineConfig(mode=mode, precision=precision))  # type: ignore[arg-type]
     given = [
         replace(
-            request(examples(12 + k, spec, k), task.network.initialize(k), objective, client=k, lr=1e-3), kept=Kept()
+            request(examples(12 + k, spec, k), task.network.initialize(k), objective, client=k, lr=1e-3),
+            optimizer_state=OptimizerState(),
         )
         for k in range(2)
     ]

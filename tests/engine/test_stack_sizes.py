@@ -13,7 +13,7 @@ from algorithms.fedavg import FedAvg
 from rayfl.engine import stacked_autograd, vectorized
 from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.optimizers import Kept
+from rayfl.engine.optimizers import OptimizerState
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.vectorized import bucket
@@ -111,5 +111,5 @@ def test_stacks_of_ragged_clients_have_few_shapes(optimizer: dict[str, Any], mon
     assert set(stepped) == {11, 8, 6, 3, 1}
     for one, other in zip(given, expected, strict=True):
         assert_close(slots_of(one), slots_of(other), 1e-5)
-        assert isinstance(one.kept, Kept) and isinstance(other.kept, Kept)
-        assert not one.kept.slots or one.kept.steps == other.kept.steps
+        assert isinstance(one.optimizer_state, OptimizerState) and isinstance(other.optimizer_state, OptimizerState)
+        assert not one.optimizer_state.slots or one.optimizer_state.steps == other.optimizer_state.steps

@@ -12,12 +12,12 @@ import torch
 
 from rayfl.engine import looped, vectorized
 from rayfl.engine.classification import Classification
-from rayfl.engine.linear_program import LinearProgram, NotLinearError
-from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
+from rayfl.engine.optimizers import OptimizerState, ParameterGroup, Rule
 from rayfl.engine.points import line
 from rayfl.engine.precision import arithmetic
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_terms import StackedTerms
+from rayfl.engine.step_matrices import NotLinearError, StepMatrices
 from rayfl.engine.terms import Sum, constant, drawn, frozen, inner_product, loss, squared_cosine, squared_distance
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
@@ -92,17 +92,21 @@ def made(network: Network, name: str, rule: Rule, dtype: torch.dtype, kept: bool
             "coefficients": draws.random((one.plan.steps, len(network.layers))),
         }
         groups = (("local", ParameterGroup(lr=0.02)),) if keys else ()
-        requests.append(replace(one, draws=coefficients, rule=rule, groups=groups, kept=Kept() if kept else None))
+        requests.append(
+            replace(
+                one, draws=coefficients, rule=rule, groups=groups, optimizer_state=OptimizerState() if kept else None
+            )
+        )
     return requests
 
 
 @pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> list[LinearProgram]:
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[StepMatrices]:
     """The programs of stacks that are made from now on."""
-    found: list[LinearProgram] = []
+    found: list[StepMatrices] = []
 
     class Noted(StackedTerms):
-        def __init__(self, program: LinearProgram, *rest: Any) -> None:
+        def __init__(self, program: StepMatrices, *rest: Any) -> None:
             found.append(program)
             super().__init__(program, *rest)
 
@@ -113,7 +117,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[LinearProgram]:
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 @pytest.mark.parametrize("name", SUMS)
-def test_stacked_steps_are_those_of_each_client(name: str, rule: Rule, programs: list[LinearProgram]) -> None:
+def test_stacked_steps_are_those_of_each_client(name: str, rule: Rule, programs: list[StepMatrices]) -> None:
     network = DoubleNetwork(lambda: TwoNN(hidden=(20, 20)).build(IMAGE))
     task = Classification(network)
     given, alone = (made(network, name, rule, torch.float64, kept=True) for _ in range(2))
@@ -121,15 +125,15 @@ def test_stacked_steps_are_those_of_each_client(name: str, rule: Rule, programs:
         replies = vectorized.train(given, task, CPU)
         for reply, one, own in zip(replies, alone, given, strict=True):
             assert_close(reply, looped.train(one, task, CPU), 1e-10)
-            assert one.kept is not None and own.kept is not None
-            assert_close(own.kept.slots, one.kept.slots, 1e-10)
-            assert not one.kept.slots or own.kept.steps == one.kept.steps
+            assert one.optimizer_state is not None and own.optimizer_state is not None
+            assert_close(own.optimizer_state.slots, one.optimizer_state.slots, 1e-10)
+            assert not one.optimizer_state.slots or own.optimizer_state.steps == one.optimizer_state.steps
     assert len(programs) == 2
 
 
 @pytest.mark.parametrize("factory", [lambda: TwoNN(hidden=(20, 20)).build(IMAGE), SmallCNN])
 @pytest.mark.parametrize("name", ["loss", "line"])
-def test_networks_agree_in_float32(name: str, factory: Any, programs: list[LinearProgram]) -> None:
+def test_networks_agree_in_float32(name: str, factory: Any, programs: list[StepMatrices]) -> None:
     network = Network(factory)
     task = Classification(network)
     requests = made(network, name, RULES["plain"], torch.float32)
@@ -138,7 +142,7 @@ def test_networks_agree_in_float32(name: str, factory: Any, programs: list[Linea
     assert len(programs) == 1
 
 
-def test_what_is_no_matrix_is_differentiated_whole(programs: list[LinearProgram]) -> None:
+def test_what_is_no_matrix_is_differentiated_whole(programs: list[StepMatrices]) -> None:
     network = Network(lambda: TwoNN(hidden=(20, 20)).build(IMAGE))
     task = Classification(network)
     plain = made(network, "loss", RULES["plain"], torch.float32)
@@ -152,7 +156,7 @@ def test_what_is_no_matrix_is_differentiated_whole(programs: list[LinearProgram]
         for reply, one in zip(vectorized.train(requests, task, CPU), requests, strict=True):
             assert_close(reply, looped.train(one, task, CPU), 1e-4)
         with pytest.raises(NotLinearError):
-            LinearProgram(requests[0], task)
+            StepMatrices(requests[0], task)
     assert not programs
 
 

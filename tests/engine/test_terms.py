@@ -16,7 +16,7 @@ from torch import Tensor
 from rayfl.engine import looped
 from rayfl.engine.classification import Classification
 from rayfl.engine.numbers import Factor
-from rayfl.engine.optimizers import Kept, ParameterGroup, Rule
+from rayfl.engine.optimizers import OptimizerState, ParameterGroup, Rule
 from rayfl.engine.points import TRAINED, line
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.term_step import StepOnTerms
@@ -238,7 +238,7 @@ def test_kept_momenta_go_on_where_they_were(nested: bool, clip: float | None, ru
     first, second = whole.pieces(3)
     stored: Tree = {}
     for piece in (first, second):
-        kept = Kept.of(stored, rule.slots)
-        start = looped.train(replace(piece, trainable=start, kept=kept), task, CPU)
+        kept = OptimizerState.of(stored, rule.slots)
+        start = looped.train(replace(piece, trainable=start, optimizer_state=kept), task, CPU)
         stored = kept.stored()
     assert_close(start, plain.train(whole, task, CPU), 1e-12)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.optimizers import Groups, Kept, ParameterGroup, Rule
+from rayfl.engine.optimizers import Groups, OptimizerState, ParameterGroup, Rule
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Batch
 from rayfl.engine.terms import loss, squared_distance
@@ -144,4 +144,4 @@ class ByTorch:
 
 def keeping(requests: Sequence[TrainRequest]) -> list[TrainRequest]:
     """The same updates, with optimizers that leave what they keep."""
-    return [replace(update, kept=Kept()) for update in requests]
+    return [replace(update, optimizer_state=OptimizerState()) for update in requests]

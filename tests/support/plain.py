@@ -41,8 +41,8 @@ def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
                 optimizer.step()
                 if (bounds := rules[path].bounds) is not None:
                     moved[path].data.clamp_(*bounds)
-    if request.kept is not None:
-        request.kept.slots = {
+    if request.optimizer_state is not None:
+        request.optimizer_state.slots = {
             slot: {
                 path: one.state[moved[path]][name]
                 for path, one in optimizers.items()
@@ -51,7 +51,7 @@ def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
             for slot, name in _SLOTS[request.rule.optimizer].items()
         }
         made = {key_of(path): one.state[moved[path]].get("step", 1) for path, one in optimizers.items()}
-        request.kept.steps = {key: int(count) for key, count in made.items()}
+        request.optimizer_state.steps = {key: int(count) for key, count in made.items()}
     return map_leaves(Tensor.detach, tree)
 
 
@@ -69,14 +69,14 @@ def _optimizer(leaf: Tensor, rule: Rule) -> Any:
 
 def _take_up(request: TrainRequest, moved: dict[str, Tensor], optimizers: dict[str, Any]) -> None:
     """What the optimizer of the last pass left."""
-    if request.kept is None:
+    if request.optimizer_state is None:
         return
     for slot, name in _SLOTS[request.rule.optimizer].items():
-        for path, buffer in request.kept.slots.get(slot, {}).items():
+        for path, buffer in request.optimizer_state.slots.get(slot, {}).items():
             state = optimizers[path].state[moved[path]]
             state[name] = buffer.clone()
             if request.rule.optimizer != "sgd":
-                state["step"] = torch.tensor(float(request.kept.steps.get(key_of(path), 0)))
+                state["step"] = torch.tensor(float(request.optimizer_state.steps.get(key_of(path), 0)))
 
 
 def _draw(value: Any, moved: dict[str, Tensor]) -> Tensor:

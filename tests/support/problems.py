@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rayfl.engine.batches import num_steps, plan_batches
 from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.optimizers import Kept, Rule
+from rayfl.engine.optimizers import OptimizerState, Rule
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Batch, Task
 from rayfl.examples import Examples, InputSpec
@@ -207,14 +207,18 @@ def updates(count: int = 6, device: torch.device = CPU, **options: Any) -> list[
     for k in range(count):
         data = examples(12 + 5 * k, VECTOR, k)
         data = Examples(data.x.to(device), data.y.to(device))
-        made.append(replace(request(data, NETWORK.initialize(k), client=k, **options), kept=Kept()))
+        made.append(
+            replace(request(data, NETWORK.initialize(k), client=k, **options), optimizer_state=OptimizerState())
+        )
     return made
 
 
 def slots_of(update: TrainRequest) -> dict[str, Tensor]:
     """What the optimizer has kept of an update, by slot and path."""
-    assert update.kept is not None
-    return {f"{slot}/{path}": leaf for slot, kept in update.kept.slots.items() for path, leaf in kept.items()}
+    assert update.optimizer_state is not None
+    return {
+        f"{slot}/{path}": leaf for slot, kept in update.optimizer_state.slots.items() for path, leaf in kept.items()
+    }
 
 
 def engine_of(mode: str, device: torch.device = CPU, width: int = 32) -> Engine:

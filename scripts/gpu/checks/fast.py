@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.hosting.resident import Resident
+from actors.hosting.device_states import DeviceStateCache
 from algorithms.base import Algorithm
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
@@ -59,7 +59,7 @@ def _measured(
 ) -> float:
     """Seconds of a round, which are noted with its bytes and launches; ``states`` bytes of states stay there."""
     toy = federation(method, sizes, TwoNN(), _DIGITS, mode, width)
-    toy.client_hosts[0]._resident = Resident(states)
+    toy.client_hosts[0]._device_states = DeviceStateCache(states)
     play(toy)
     taken = seconds(lambda: play(toy), 2)
     record.note(name, {"s a round": taken, "peak bytes": peak_bytes(lambda: play(toy)), **profiled(lambda: play(toy))})

@@ -13,7 +13,7 @@ from actors.hosting import samples
 from actors.hosting.job import Job
 from actors.probing.measure import measure
 from actors.probing.memory import memory_of
-from actors.probing.rehearsal import Rehearsal
+from actors.probing.probe_calls import ProbeCall
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.superfed import SuPerFed
@@ -110,7 +110,7 @@ def plan_against_peak(record: Record) -> None:
             record.note(name, f"is not stacked: {host.engine.note}")
             continue
         model = next(iter(toy.server))
-        call = Rehearsal(Job("local_update", "mean", 0, (0, 1, 2, 3)), to_numpy({model: toy.server[model]}))
+        call = ProbeCall(Job("local_update", "mean", 0, (0, 1, 2, 3)), to_numpy({model: toy.server[model]}))
         config = EngineConfig(mode="vectorized", width=clients)
         found = measure(host, config, [call], memory_of(DEVICE), "this GPU")
         planned = clients * found.client_bytes

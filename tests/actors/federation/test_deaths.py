@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from actors.federation.attendance import Attendance
-from actors.federation.deaths import Deaths
 from actors.federation.federation import Federation
+from actors.federation.host_deaths import HostDeaths
 from actors.federation.hosts import Hosts
+from actors.federation.participation import Participation
 from actors.hosting.failures import Failure, RoundUndoneError
 from actors.hosting.job import Job
 from actors.processes.pool import HostDiedError, InlinePool
@@ -38,7 +38,7 @@ JOB = Job("local_update", "mean", 3, ())
 
 
 def test_a_process_that_ended_makes_suspects_and_the_second_time_it_is_proven() -> None:
-    deaths = Deaths(SKIP)
+    deaths = HostDeaths(SKIP)
     assert deaths.suspects(JOB) == frozenset()
     assert deaths.judge(ended(1, 4, 7), JOB) is None
     assert deaths.suspects(JOB) == {1, 4, 7}
@@ -55,11 +55,11 @@ def test_a_process_that_ended_makes_suspects_and_the_second_time_it_is_proven() 
 
 
 def test_one_that_hangs_is_proven_at_once_where_the_host_names_it() -> None:
-    verdict = Deaths(SKIP).judge(hung(4), JOB)
+    verdict = HostDeaths(SKIP).judge(hung(4), JOB)
     assert verdict is not None
     assert (verdict.client, verdict.final, verdict.explains) == (4, True, 0)
     assert verdict.failure.reason == "no end within clients.deadline_s=5 s"
-    stacked = Deaths(SKIP)
+    stacked = HostDeaths(SKIP)
     assert stacked.judge(hung(4, 5), JOB) is None
     assert stacked.suspects(JOB) == {4, 5}
     verdict = stacked.judge(hung(5), JOB)
@@ -67,21 +67,21 @@ def test_one_that_hangs_is_proven_at_once_where_the_host_names_it() -> None:
 
 
 def test_a_single_death_of_a_single_client_may_be_the_machines() -> None:
-    deaths = Deaths(SKIP)
+    deaths = HostDeaths(SKIP)
     assert deaths.judge(ended(4), JOB) is None
     assert deaths.judge(ended(4), JOB) is not None
 
 
 @pytest.mark.parametrize("death", [HostDiedError(0, "node", (1, 2)), HostDiedError(0, "gone", (), suspicious=True)])
 def test_a_lost_node_is_laid_to_nobody(death: HostDiedError) -> None:
-    deaths = Deaths(SKIP)
+    deaths = HostDeaths(SKIP)
     for _ in range(3):
         assert deaths.judge(death, JOB) is None
     assert deaths.suspects(JOB) == frozenset()
 
 
 def test_retries_are_counted_in_processes() -> None:
-    deaths = Deaths(RETRY)
+    deaths = HostDeaths(RETRY)
     assert deaths.judge(ended(1, 4), JOB) is None
     second, third = deaths.judge(ended(4), JOB), deaths.judge(ended(4), JOB)
     assert second is not None and (second.final, second.explains) == (False, 1)
@@ -89,7 +89,7 @@ def test_retries_are_counted_in_processes() -> None:
 
 
 def test_without_a_policy_nobody_is_left_out_but_suspects_are_done_alone_after_the_second_death() -> None:
-    deaths = Deaths(ClientsConfig())
+    deaths = HostDeaths(ClientsConfig())
     assert deaths.judge(ended(1, 4), JOB) is None
     assert deaths.suspects(JOB) == frozenset()
     assert deaths.judge(ended(1, 4), JOB) is None
@@ -97,20 +97,20 @@ def test_without_a_policy_nobody_is_left_out_but_suspects_are_done_alone_after_t
     assert deaths.judge(ended(4), JOB) is None
 
 
-def examined(deaths: Deaths, death: HostDiedError, job: Job = JOB, required: bool | None = False) -> BaseException:
-    attendance = Attendance(3, (1, 4, 7), {9: Failure("x", "y")})
+def examined(deaths: HostDeaths, death: HostDiedError, job: Job = JOB, required: bool | None = False) -> BaseException:
+    participation = Participation(3, (1, 4, 7), {9: Failure("x", "y")})
     with (
         pytest.raises((HostDiedError, RoundUndoneError, ClientError)) as caught,
-        deaths.examined(job, attendance, {8: Failure("x", "y")}, required),
+        deaths.attributed(job, participation, {8: Failure("x", "y")}, required),
     ):
         raise death
     return caught.value
 
 
 def test_what_follows_of_a_death() -> None:
-    deaths = Deaths(SKIP)
+    deaths = HostDeaths(SKIP)
     first = examined(deaths, ended(1, 4))
-    assert isinstance(first, HostDiedError) and first.examined
+    assert isinstance(first, HostDiedError) and first.investigated
     second = examined(deaths, ended(4))
     assert isinstance(second, RoundUndoneError)
     assert (sorted(second.failures), sorted(second.unscorable), second.deaths) == ([4, 9], [8], 1)
@@ -118,14 +118,14 @@ def test_what_follows_of_a_death() -> None:
     third = examined(deaths, hung(7), scoring)
     assert isinstance(third, RoundUndoneError)
     assert (sorted(third.failures), sorted(third.unscorable)) == ([9], [7, 8])
-    needed = examined(Deaths(SKIP), hung(4), required=True)
+    needed = examined(HostDeaths(SKIP), hung(4), required=True)
     assert isinstance(needed, ClientError) and "needs every one of its clients" in str(needed)
-    not_sampled = examined(Deaths(SKIP), hung(2), required=None)
+    not_sampled = examined(HostDeaths(SKIP), hung(2), required=None)
     assert isinstance(not_sampled, ClientError)
-    once = examined(Deaths(RETRY), hung(4))
+    once = examined(HostDeaths(RETRY), hung(4))
     assert isinstance(once, RoundUndoneError) and 4 not in once.failures
-    plain = examined(Deaths(ClientsConfig()), hung(4))
-    assert isinstance(plain, HostDiedError) and not plain.examined
+    plain = examined(HostDeaths(ClientsConfig()), hung(4))
+    assert isinstance(plain, HostDiedError) and not plain.investigated
 
 
 class DeadlyPool(InlinePool):

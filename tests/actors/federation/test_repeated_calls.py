@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actors.federation.attendance import Attendance
+from actors.federation.participation import Participation
 from actors.hosting.failures import ClientsFailedError, Failure, RoundUndoneError, named, reason_of
 from actors.hosting.job import JobResult
 from algorithms.clients import Call
@@ -34,12 +34,12 @@ def test_calls_are_compared_to_the_bit() -> None:
 
 
 def test_what_was_done_and_is_not_asked_for_undoes_the_round() -> None:
-    attendance = Attendance(2, [1, 2], {})
+    participation = Participation(2, [1, 2], {})
     result = JobResult(failures={1: Failure("p", "why")})
     with pytest.raises(ClientsFailedError):
-        attendance.answered(Call("p", "mean", (1, 2), {}, {}), [result])
+        participation.record(Call("p", "mean", (1, 2), {}, {}), [result])
     with pytest.raises(RoundUndoneError):
-        attendance.end()
+        participation.end()
 
 
 @pytest.mark.parametrize(

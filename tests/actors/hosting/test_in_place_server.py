@@ -14,7 +14,7 @@ from algorithms.base import Clients
 from algorithms.fedavg import FedAvg
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.untouched import Untouched
+from rayfl.engine.write_guard import WriteGuard
 from rayfl.errors import ClientError, MethodError
 from rayfl.params import Tree, copy
 from tests.data.sources.test_official_test import settings
@@ -109,7 +109,7 @@ def test_what_a_forward_pass_records_is_compared() -> None:
     tree = {"a": {"running_mean": torch.zeros(2)}, "b": {"running_var": torch.ones(2)}}
     module._buffers.update(running_mean=tree["a"]["running_mean"], running_var=tree["b"]["running_var"])
     recorded = {"running_mean", "running_var"}
-    lent, uncompared = Untouched(tree, recorded), Untouched(tree)
+    lent, uncompared = WriteGuard(tree, recorded), WriteGuard(tree)
     assert lent.written() is None
     with torch.no_grad():
         module(torch.randn(5, 2))
@@ -119,14 +119,14 @@ def test_what_a_forward_pass_records_is_compared() -> None:
 
 def test_versions_tell() -> None:
     tree = {"a": {"b": torch.ones(2)}, "n": 3, "empty": torch.zeros(0)}
-    lent = Untouched(tree)
+    lent = WriteGuard(tree)
     assert lent.written() is None
     tree["a"] = {"b": torch.zeros(2)}
     assert lent.written() is None
     with torch.inference_mode():
         made = torch.ones(2)
-    assert Untouched({"made": made}).written() is None
+    assert WriteGuard({"made": made}).written() is None
     inner = torch.ones(3)
-    lent = Untouched({"view": inner[1:]})
+    lent = WriteGuard({"view": inner[1:]})
     inner[0] = 2  # a view's version is that of all its memory
     assert lent.written() == "view"

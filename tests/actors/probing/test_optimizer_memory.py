@@ -10,7 +10,7 @@ import pytest
 from actors.hosting.building import build_host
 from actors.probing.measure import measure
 from actors.probing.memory import ProcessMemory
-from actors.probing.rehearsal import rehearsals
+from actors.probing.probe_calls import probe_calls
 from algorithms.fedavg import FedAvg
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
@@ -39,7 +39,7 @@ def test_a_probe_counts_the_slots_of_the_optimizer(tmp_path: Path) -> None:
         config = load_config(Experiment, content, {})
         parts = Parts(config)
         found = measure(
-            build_host(config, 0, "cpu"), config.engine, rehearsals(parts, parts.check()), ProcessMemory(), ""
+            build_host(config, 0, "cpu"), config.engine, probe_calls(parts, parts.check()), ProcessMemory(), ""
         )
         taken.append(found.client_bytes)
         sizes.add(num_bytes(parts.initial_server()["model"]))

@@ -10,7 +10,7 @@ import torch
 from actors.hosting.job import Job
 from actors.probing.measure import measure
 from actors.probing.memory import Room
-from actors.probing.rehearsal import Rehearsal
+from actors.probing.probe_calls import ProbeCall
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.superfed import SuPerFed
@@ -81,7 +81,7 @@ def test_a_stack_takes_what_was_planned_within_a_tenth(name: str) -> None:
             own = toy(name, device)
             model = next(iter(own.server))
             job = Job("local_update", "mean", 0, (0, 1, 2, 3), splits=splits)
-            call = Rehearsal(job, to_numpy({model: own.server[model]}))
+            call = ProbeCall(job, to_numpy({model: own.server[model]}))
             config = EngineConfig(mode="vectorized", width=CLIENTS)
             found.append(measure(own.client_hosts[0], config, [call], Meter(), "this device"))
     with elsewhere() as device:

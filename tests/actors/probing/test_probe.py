@@ -20,7 +20,7 @@ from actors.hosting.job import Job, JobResult
 from actors.probing import memory as probe_memory
 from actors.probing.measure import Measured, ProbeFailedError, ShortenedEngine, measure
 from actors.probing.memory import GpuMemory, ProcessMemory, Room, memory_of
-from actors.probing.rehearsal import Rehearsal, middling, rehearsals
+from actors.probing.probe_calls import ProbeCall, middling, probe_calls
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
@@ -57,9 +57,9 @@ def experiment(folder: Path, method: str = "superfed-mm", mode: str = "looped") 
     return load_config(Experiment, small_experiment(folder, "run", method) | {"engine": {"mode": mode}}, {})
 
 
-def measured(config: ExperimentConfig, memory: Any = None, calls: Sequence[Rehearsal] | None = None) -> Measured:
+def measured(config: ExperimentConfig, memory: Any = None, calls: Sequence[ProbeCall] | None = None) -> Measured:
     parts = Parts(config)
-    found = rehearsals(parts, parts.check()) if calls is None else calls
+    found = probe_calls(parts, parts.check()) if calls is None else calls
     host = build_host(config, 0, "cpu")
     return measure(host, config.engine, found, memory or Scripted(50, 110), "node x", 7)
 
@@ -73,7 +73,7 @@ PLAIN = {"fedmd", "pfedhn"}
 def test_every_method_is_measured_by_its_own_steps(method: str, mode: str, tmp_path: Path) -> None:
     config = experiment(tmp_path, method, mode)
     parts = Parts(config)
-    own = [call for call in rehearsals(parts, parts.check()) if not call.plain or method in PLAIN]
+    own = [call for call in probe_calls(parts, parts.check()) if not call.is_fedavg or method in PLAIN]
     found = measured(config, calls=own)
     assert 0 < found.step_s < found.first_step_s + 1
     assert found.vectorized == (mode == "vectorized" and parts.task.network.vectorizable)
@@ -82,20 +82,20 @@ def test_every_method_is_measured_by_its_own_steps(method: str, mode: str, tmp_p
 
 def test_the_last_round_is_measured_and_else_the_first_and_else_a_plain_one(tmp_path: Path) -> None:
     parts = Parts(experiment(tmp_path))
-    calls = rehearsals(parts, parts.check())
-    assert [(call.job.procedure, call.job.round, call.plain) for call in calls] == [
+    calls = probe_calls(parts, parts.check())
+    assert [(call.job.procedure, call.job.round, call.is_fedavg) for call in calls] == [
         ("local_update", 3, False),
         ("local_update", 0, False),
         ("local_update", 0, True),
     ]
     broken = Parts(parts.config.model_copy(update={"algorithm": Broken()}))
-    (plain,) = rehearsals(broken, parts.check())
-    assert plain.plain
+    (plain,) = probe_calls(broken, parts.check())
+    assert plain.is_fedavg
     assert measured(broken.config, calls=[plain]).step_s > 0
     with pytest.raises(ProbeFailedError, match="no client"):
         measured(broken.config, calls=[])
     with pytest.raises(ProbeFailedError, match="nowhere"):
-        measured(broken.config, calls=[Rehearsal(Job("nowhere", "mean", 0, (0,)), {})])
+        measured(broken.config, calls=[ProbeCall(Job("nowhere", "mean", 0, (0,)), {})])
 
 
 class Broken(rayfl.Algorithm):

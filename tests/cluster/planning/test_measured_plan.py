@@ -288,7 +288,7 @@ def run_planned(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -> li
         "check_version": lambda labels: None,
         "whole_nodes": lambda labels: nodes,
         "wait_for_room": lambda *_, **__: options,
-        "rehearsals": lambda parts, sizes: [],
+        "probe_calls": lambda parts, sizes: [],
         "get_current_placement_group": lambda: None,
         "probe": probe,
     }

@@ -12,7 +12,7 @@ import ray
 import rayfl
 from actors.probing.actor import probe
 from actors.probing.measure import Measured
-from actors.probing.rehearsal import Rehearsal, rehearsals
+from actors.probing.probe_calls import ProbeCall, probe_calls
 from actors.processes.placement import ActorOptions
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
@@ -45,14 +45,14 @@ def test_the_width_that_was_measured_is_used_and_noted_and_measuring_changes_no_
     assert "measured on" not in logs["unmeasured"]
 
 
-def measured(config: Any, calls: list[Rehearsal]) -> list[Measured]:
+def measured(config: Any, calls: list[ProbeCall]) -> list[Measured]:
     return probe(config.model_dump(mode="json"), OPTIONS, calls, 1000)
 
 
 @pytest.mark.slow
 def test_a_probe_ends_and_what_it_cannot_measure_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     parts = Parts(load_config(Experiment, content(tmp_path, "run"), {}))
-    (found,) = measured(parts.config, rehearsals(parts, parts.check()))
+    (found,) = measured(parts.config, probe_calls(parts, parts.check()))
     assert found.vectorized
     assert 0 < found.step_s < found.first_step_s
     assert found.held_bytes == 1000

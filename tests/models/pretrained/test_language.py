@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rayfl.engine.evaluation import evaluate
-from rayfl.engine.evaluation_together import Asked, evaluate_together
+from rayfl.engine.evaluation_together import ScoringRequest, evaluate_together
 from rayfl.engine.further_tasks import LanguageModel
 from rayfl.engine.stacked_gradients import StackedGradients
 from rayfl.engine.tasks import Batch, Predictor
@@ -204,7 +204,9 @@ def test_clients_are_scored_in_stacks(family: str, rows: int, monkeypatch: pytes
     net = language_network(family)
     task, passes, shared = LanguageModel(net, (), NEXT), list[int](), trained(net, 9, 0.5)
     asked = [
-        Asked({"own": Predictor.of(trained(net, k, 0.5)), "shared": Predictor.of(shared)}, Examples(*texts(n, k)))
+        ScoringRequest(
+            {"own": Predictor.of(trained(net, k, 0.5)), "shared": Predictor.of(shared)}, Examples(*texts(n, k))
+        )
         for k, n in enumerate((7, 3, 11))
     ]
     monkeypatch.setattr(output_layer, "LOGITS", rows * VOCABULARY)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rayfl.engine.classification import Classification
 from rayfl.engine.evaluation import evaluate
-from rayfl.engine.evaluation_together import Asked, evaluate_together
+from rayfl.engine.evaluation_together import ScoringRequest, evaluate_together
 from rayfl.engine.further_tasks import LanguageModel
 from rayfl.engine.mixtures import Mixture
 from rayfl.engine.tasks import Predictor
@@ -28,7 +28,11 @@ POINTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def assert_close(
-    asked: Sequence[Asked], found: Sequence[dict[str, Statistics]], task: Any, names: set[str], tolerance: float = 1e-5
+    asked: Sequence[ScoringRequest],
+    found: Sequence[dict[str, Statistics]],
+    task: Any,
+    names: set[str],
+    tolerance: float = 1e-5,
 ) -> None:
     """The statistics of some predictors, and of no others, are those of scoring client by client."""
     for one, scores in zip(asked, found, strict=True):
@@ -68,7 +72,7 @@ def test_rows_of_all_kinds_of_texts_and_models_agree(family: str, precision: tor
             "both": Predictor.of(own, other),
             "combined": Predictor.of(own, combine=lambda models, x, task: task.predictions(list(models), x)),
         }
-        kinds.append(Asked(rows, Examples(x, y)))
+        kinds.append(ScoringRequest(rows, Examples(x, y)))
     found = evaluate_together(kinds, task, 4)
     assert_close(kinds, found, task, {"own", "shared", "even", "mixed"}, tolerance)
     assert found[1]["own"].vector.tolist() == [3, 0, 0, 0, 0, 0]
@@ -78,7 +82,7 @@ def test_a_client_without_samples_is_left_to_others() -> None:
     net = language_network("llama")
     task, tree = LanguageModel(net, (), NEXT), trained(net, 0, 0.5)
     x, y = texts(5, 0)
-    asked = [Asked({"own": Predictor.of(tree)}, Examples(x[:n], y[:n])) for n in (0, 5)]
+    asked = [ScoringRequest({"own": Predictor.of(tree)}, Examples(x[:n], y[:n])) for n in (0, 5)]
     empty, full = evaluate_together(asked, task, 4)
     assert not empty and set(full) == {"own"}
     assert not any(evaluate_together(asked[:1], task, 4))
@@ -95,7 +99,7 @@ def test_models_of_one_row_may_have_other_tensors_for_each_client(flipped: bool,
         mixed = side_by_side(models, torch.full((1, shared_by), 1 / shared_by))
         tree = mixed if (k % 2 == 1) != flipped else models[0]
         labels = torch.randint(10, (6,), generator=torch.Generator().manual_seed(k))
-        asked.append(Asked({"personalized": Predictor.of(tree)}, Examples(inputs("vit", 6, k), labels)))
+        asked.append(ScoringRequest({"personalized": Predictor.of(tree)}, Examples(inputs("vit", 6, k), labels)))
     assert_close(asked, evaluate_together(asked, task, 4), task, {"personalized"})
 
 
@@ -110,7 +114,7 @@ def test_a_pass_has_no_more_rows_than_it_may(rows: int | None, most: int, monkey
         start, end = trained(net, k), trained(net, 10 + k)
         points = {f"lambda={c}": Predictor.of(Mixture(start, end, c, task)) for c in POINTS}
         labels = torch.randint(10, (n,), generator=torch.Generator().manual_seed(k))
-        asked.append(Asked(points, Examples(inputs("vit", n, k), labels)))
+        asked.append(ScoringRequest(points, Examples(inputs("vit", n, k), labels)))
     run = AdaptedNetwork._run
 
     def noted(self: Any, entry: Any, training: Any, names: Any, leaves: Any, x: Tensor) -> Any:

@@ -1,8 +1,8 @@
-"""Keeps record of who takes part in a round, when clients fail that may be left out.
+"""Tracks who takes part in a round when failed clients may be left out.
 
-A client that fails takes no part in the round at all, as if it had not been sampled: means, weights and numbers that
-depend on the cohort are those of the rest. So the method's round is begun again without it. If it failed in the
-round's first call, what the others did there is kept and not done again; if later, the round must be undone.
+A failed client is treated as if it had not been sampled: means, weights and cohort sizes are those of the others. So
+the method's round is restarted without it. If it failed in the round's first call, the others' results of that call are
+reused; if later, the round must be rolled back.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from algorithms.clients import Call
 from rayfl.errors import ClientError
 
 
-class Attendance:
-    """The clients of one round.
+class Participation:
+    """The participating clients of one round.
 
     Args:
         round: 0-indexed.
-        cohort: the sampled clients; None: everybody counts as sampled.
-        absent: clients that are known to fail in this round.
+        cohort: the sampled clients; None for all clients. absent: clients already known to fail in this round.
 
     Attributes:
         absent: the clients that take no part, and why.
@@ -40,23 +39,23 @@ class Attendance:
         return [client for client in clients if client not in self.absent]
 
     def begin_again(self) -> None:
-        """The method's round starts again, without the absent."""
+        """Restarts the method's round, without the absent clients."""
         self._calls = 0
 
     def end(self) -> None:
-        """The method's round is over.
+        """Ends the method's round.
 
         Raises:
-            RoundUndoneError: when clients did something that this round, in the end, has not asked for.
+            RoundUndoneError: when the restarted round has not repeated the call whose results were kept.
         """
         if self._kept is not None and self._kept[0].clients:
             raise RoundUndoneError(self._round, self.absent)
 
-    def kept(self, call: Call) -> list[JobResult] | None:
-        """Returns the results of clients that have done this call already; None if none has.
+    def completed(self, call: Call) -> list[JobResult] | None:
+        """Returns the kept results of this call from before a restart; None if there are none.
 
         Raises:
-            RoundUndoneError: when they have done something else.
+            RoundUndoneError: when the kept results are of another call.
         """
         if self._kept is None:
             return None
@@ -65,20 +64,20 @@ class Attendance:
             raise RoundUndoneError(self._round, self.absent)
         return [replace(result, failures={}) for result in results]
 
-    def answered(self, call: Call, results: list[JobResult]) -> None:
-        """Takes note of a call's results, and of the clients that failed in it.
+    def record(self, call: Call, results: list[JobResult]) -> None:
+        """Records a call's results and the clients that failed in it.
 
         Args:
             call: what was asked.
             results: what the hosts answered.
 
         Raises:
-            ClientError: when a client failed that may not be missed.
-            ClientsFailedError: when the method's round must begin again without clients.
-            RoundUndoneError: when the clients' states must be what they were before the round, first.
+            ClientError: when a client failed that may not be left out. ClientsFailedError: when the method's round must
+                restart without the failed clients. RoundUndoneError: when clients' states must first be rolled back to
+                before the round.
         """
         failures = {client: failure for result in results for client, failure in result.failures.items()}
-        sampled = self.excuse(call.procedure, failures, call.required)
+        sampled = self.check_dispensable(call.procedure, failures, call.required)
         self.absent |= failures
         if failures and self._calls:
             raise RoundUndoneError(self._round, self.absent)
@@ -87,19 +86,18 @@ class Attendance:
             raise ClientsFailedError
         self._calls += 1
 
-    def excuse(self, procedure: str, failures: Mapping[int, Failure], required: bool | None) -> list[int]:
-        """Makes sure that a call can do without some clients.
+    def check_dispensable(self, procedure: str, failures: Mapping[int, Failure], required: bool | None) -> list[int]:
+        """Checks that a call may leave out some clients.
 
         Args:
-            procedure: that of the call.
-            failures: why, by client.
-            required: whether none of the clients may be missed; None: none that was not sampled in this round.
+            procedure: the call's procedure. failures: the failure of each client. required: whether no client may be
+                left out; None: whether only sampled ones may.
 
         Returns:
             Those of them that were sampled in this round.
 
         Raises:
-            ClientError: when one of them may not be missed.
+            ClientError: when one of them may not be left out.
         """
         sampled = [client for client in sorted(failures) if self._cohort is None or client in self._cohort]
         needed = [client for client in sorted(failures) if required or (required is None and client not in sampled)]

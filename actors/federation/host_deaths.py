@@ -1,8 +1,8 @@
-"""Finds the clients because of which hosts died: one that ends or blocks its process fails like one that raises.
+"""Attributes deaths of hosts to clients: a client that ends or blocks its process fails like one that raises.
 
-A process that is gone says nothing of its last moments. So the clients whose results it still owed are suspects, and
-the round, once undone, does them one at a time: with whom a host dies then is to blame. A host that hangs can be asked
-instead. Deaths that nobody explains are the machine's, and limited by ``max_failures``.
+A dead process cannot say what it was doing. So all clients whose results it still owed are suspects. The round is
+rolled back and runs the suspects one at a time; the client with which a host dies then is to blame. A host that hangs
+can be asked instead. Deaths without a client to blame are the machine's, and limited by ``max_failures``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from actors.federation.attendance import Attendance
+from actors.federation.participation import Participation
 from actors.hosting.failures import Failure, RoundUndoneError
 from actors.hosting.job import Job
 from actors.processes.pool import HostDiedError
@@ -25,13 +25,13 @@ _log = logging.getLogger("rayfl")
 
 @dataclass(frozen=True)
 class Verdict:
-    """A client is to blame for the death of a host.
+    """The verdict that a client is to blame for the death of a host.
 
     Attributes:
         client: the client.
-        failure: what it did.
+        failure: the failure to record.
         final: whether it has used all its attempts.
-        explains: how many earlier deaths were its doing too.
+        explains: number of earlier deaths that it caused too.
     """
 
     client: int
@@ -40,11 +40,11 @@ class Verdict:
     explains: int
 
 
-class Deaths:
-    """The deaths of a run's hosts.
+class HostDeaths:
+    """Tracks the deaths of a run's hosts, and the clients suspected of them.
 
     Args:
-        policy: what becomes of clients that fail.
+        policy: how to treat clients that fail.
     """
 
     def __init__(self, policy: ClientsConfig) -> None:
@@ -54,15 +54,15 @@ class Deaths:
         self._unexplained: Counter[tuple[int, str]] = Counter()
 
     def suspects(self, job: Job) -> frozenset[int]:
-        """The clients that a call does one at a time."""
+        """Returns the clients that a call runs one at a time."""
         call = (job.round, job.procedure)
-        # Where a client's failure ends the run anyway, its name is worth a slower round only if hosts go on dying.
+        # If a failed client ends the run anyway, finding it is worth a slower round only once hosts keep dying.
         if self._policy.on_error == "fail" and self._unexplained[call] < 2:
             return frozenset()
         return self._suspects.get(call, frozenset())
 
     def judge(self, death: HostDiedError, job: Job) -> Verdict | None:
-        """Returns the client to blame for the death of a host; None as long as that is open, or no client can be."""
+        """Returns the client to blame for the death of a host; None while that is unknown, or if no client can be."""
         if not death.suspicious or not death.clients:
             return None
         call, client = (job.round, job.procedure), death.clients[0]
@@ -83,38 +83,36 @@ class Deaths:
         return Verdict(client, Failure(job.procedure, reason), final, self._unexplained.pop(call, 0))
 
     @contextmanager
-    def examined(
-        self, job: Job, attendance: Attendance, unscorable: Mapping[int, Failure], required: bool | None
+    def attributed(
+        self, job: Job, participation: Participation, unscorable: Mapping[int, Failure], required: bool | None
     ) -> Iterator[None]:
-        """Makes the death of a host in its body a client's failure, where that is proven.
+        """Turns the death of a host in its body into a client's failure, once that is proven.
 
         Args:
-            job: what the hosts do in the body.
-            attendance: who takes part in the round.
-            unscorable: who takes no part in the evaluations after it.
-            required: as for :meth:`Attendance.excuse`.
+            job: the job that the hosts run in the body. participation: the clients of the round. unscorable: the
+                clients that are left out of the evaluations after it.
+            required: as for :meth:`Participation.check_dispensable`.
 
         Raises:
-            ClientError: when that client may not be left out.
-            HostDiedError: as long as it is open who is to blame.
-            RoundUndoneError: when the round is done again, with or without that client.
+            ClientError: when that client may not be left out. HostDiedError: while it is unknown who is to blame.
+                RoundUndoneError: when the round must be repeated, with or without that client.
         """
         try:
             yield
         except HostDiedError as death:
             verdict = self.judge(death, job)
             if verdict is None:
-                death.examined = death.suspicious and bool(death.clients) and self._policy.on_error != "fail"
+                death.investigated = death.suspicious and bool(death.clients) and self._policy.on_error != "fail"
                 raise
             place = f"client {verdict.client}, round {job.round}, {job.procedure}: {verdict.failure.reason}"
             if verdict.final and not self._policy.skips:
                 raise ClientError(f"{place} (it was tried {self._policy.attempts} times)") from death
             left_out = {verdict.client: verdict.failure} if verdict.final else {}
-            absent = attendance.absent
+            absent = participation.absent
             if job.kind == "evaluate":
                 unscorable = {**unscorable, **left_out}
             else:
-                attendance.excuse(job.procedure, left_out, required)
+                participation.check_dispensable(job.procedure, left_out, required)
                 absent = absent | left_out
             _log.warning("%s; the round is done again%s", place, " without this client" if left_out else "")
             raise RoundUndoneError(job.round, absent, unscorable, verdict.explains) from death

@@ -1,8 +1,8 @@
-"""What a step on a sum of terms does to the vectors of a client, as a matrix.
+"""Local steps on a sum of terms, as matrices that act on a client's vectors.
 
 The gradient of a term is a combination of vectors: trained and frozen models, and the gradients of losses. SGD moves
-along it, momentum is a combination too, and so is the model on a line at which the next loss is taken. All of a step
-that is not a loss's gradient is therefore one product: new rows = matrix x rows, with rows as long as a model.
+along it; momentum is a combination too, and so is the interpolated model at which the next loss is evaluated. So all of
+a step but the losses' gradients is one product: new rows = matrix x rows, where each row is a flattened model.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rayfl.params import leaves
 
 @dataclass(frozen=True)
 class Measure:
-    """A penalty whose slopes depend on the inner products of two rows.
+    """A penalty whose gradient's coefficients depend on inner products of two rows.
 
     Attributes:
-        rows: the two.
-        slopes: of the inner products.
-        weights: what each slope adds to the gradients, shape (3, trained models, rows read).
+        rows: the two rows.
+        slopes: the coefficients, given the inner products.
+        weights: how each coefficient enters the gradients, shape (3, trained models, rows read).
     """
 
     rows: tuple[int, int]
@@ -39,30 +39,30 @@ class Measure:
     weights: np.ndarray
 
 
-class LinearProgram:
-    """The rows of a client, and the matrices of its steps.
+class StepMatrices:
+    """The rows of each client of a stack, and the matrices of their steps.
 
-    Rows are, in this order: models at which losses are taken that are no row themselves; trained models; their momenta;
-    gradients of losses; frozen models. A step reads all but the first kind, and writes the first three.
+    The rows are, in this order: interpolated models at which losses are evaluated; trained models; their momenta;
+    gradients of losses; frozen models. A step reads all but the first kind and writes the first three.
 
     Args:
-        request: any of the stack.
+        request: any request of the stack.
         task: what its objective is given.
 
     Attributes:
         trained: first keys of the trained tree; :data:`TRAINED` if it is a model itself.
         frozen: names of frozen models that are read.
-        mixed: how many rows are mixtures.
+        mixed: number of rows that are interpolated models.
         momenta: by trained model, the row of its momentum; None where there is none.
-        points: by loss, the row at which it is taken.
+        points: by loss, the row at which it is evaluated.
         gradients: by loss, the row of its gradient.
-        written: how many rows a step writes.
-        rows: how many there are.
-        segments: parameters that lie side by side and have the same coefficients everywhere.
-        measures: penalties that are measured.
+        written: number of rows that a step writes.
+        rows: number of rows.
+        segments: groups of adjacent parameters with the same coefficients in every matrix.
+        measures: penalties whose coefficients are only known during the step.
 
     Raises:
-        NotLinearError: where the step is none.
+        NotLinearError: when a step is not a matrix product.
     """
 
     def __init__(self, request: TrainRequest, task: Task) -> None:
@@ -99,17 +99,17 @@ class LinearProgram:
         self.measures = [self._measure(f, t) for f, t in penalties if not isinstance(t.pair.slopes, Slopes)]
 
     def row(self, name: Name) -> int:
-        """The row of a trained or frozen model."""
+        """Returns the row of a trained or frozen model."""
         name = bare(name)
         if name in self.trained:
             return self.mixed + self.trained.index(name)
         return self.written + len(self._losses) + self.frozen.index(name)
 
     def matrices(self, ranked: Sequence[TrainRequest]) -> tuple[np.ndarray, np.ndarray]:
-        """The matrices of all steps, but for what is measured.
+        """Returns the matrices of all steps, without the measured penalties.
 
         Args:
-            ranked: the stack; the first has most steps.
+            ranked: the stack's requests; the first has most steps.
 
         Returns:
             float64 of shape (steps + 1, N, segments, written, rows read), of which the first only mixes; and of shape
@@ -126,7 +126,7 @@ class LinearProgram:
         still = np.broadcast_to(np.eye(*fixed.shape), (1, *moved.shape[1:]))
         moved = np.concatenate([still, moved])
         count = fixed.shape[0]
-        # A mixture is of the trained models as they then are, and of frozen ones.
+        # An interpolated model is computed from the trained models after the step, and from frozen ones.
         constant = mixing.copy()
         constant[..., :count] = 0
         matrices = np.concatenate([mixing[..., :count] @ moved + constant, moved], axis=-2)
@@ -134,11 +134,11 @@ class LinearProgram:
         return matrices, np.concatenate([mixing[..., :count], entering], axis=-2)
 
     def along(self) -> np.ndarray:
-        """Returns how trained models and momenta change along gradients, shape (written less mixed, trained models)."""
+        """Returns the effect of gradients on trained models and momenta, shape (written less mixed, trained models)."""
         return self._rule_matrices()[1]
 
     def _fill(self, gradient: np.ndarray, mixing: np.ndarray, request: TrainRequest) -> None:
-        """Writes the coefficients of one client's steps: of gradients, and of mixtures."""
+        """Fills in the coefficients of one client's steps: of gradients and of interpolated models."""
 
         def values(factor: Factor, group: int | None = None) -> Any:
             def read(number: Read) -> Any:
@@ -164,7 +164,7 @@ class LinearProgram:
                 gradient += (amount[..., None, None] * weights)[..., None, :, :]
 
     def _weights(self, term: Penalty) -> np.ndarray:
-        """Returns what cross, own_first and own_second of a penalty's slopes add to the gradients."""
+        """Returns how the slopes ``cross``, ``own_first`` and ``own_second`` of a penalty enter the gradients."""
         found = np.zeros((3, len(self.trained), self.rows - self.mixed))
         of, to = self.row(term.of) - self.mixed, self.row(term.to) - self.mixed
         for name, own, other, slope in ((term.of, of, to, 1), (term.to, to, of, 2)):
@@ -179,7 +179,7 @@ class LinearProgram:
         return Measure((self.row(term.of), self.row(term.to)), term.pair.slopes, factor * self._weights(term))
 
     def _rule_matrices(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what the rules make of trained models and momenta: without a gradient, and along it."""
+        """Returns the update rules as two matrices: what acts on models and momenta, and what acts on gradients."""
         count, trained = self.written - self.mixed, len(self.trained)
         fixed, along = np.zeros((count, self.rows - self.mixed)), np.zeros((count, trained))
         for n, (rule, row) in enumerate(zip(self._rules, self.momenta, strict=True)):
@@ -206,7 +206,7 @@ class LinearProgram:
         return found
 
     def _own_point(self, shares: Mapping[str, Sequence[Share]]) -> str | None:
-        """The name of the model at which a loss is taken; None for a mixture."""
+        """Returns the name of the model at which a loss is evaluated; None for an interpolated one."""
         if set(shares) != set(self._names) or any(
             s.row is not None or s.path != n for n, p in shares.items() for s in p
         ):
@@ -216,7 +216,7 @@ class LinearProgram:
         return name if not others and count == 1 and plain and group is None else None
 
     def _rule(self, key: str, request: TrainRequest) -> Rule:
-        """Returns how a trained model is moved."""
+        """Returns the update rule of a trained model."""
         paths = [f"{key}/{name}" if key else name for name in self._names]
         rules = {rule_of(path, request.rule, request.groups) for path in paths}
         rule = rules.pop()
@@ -238,4 +238,4 @@ class LinearProgram:
 
 
 class NotLinearError(Exception):
-    """A step is no matrix; the message says why."""
+    """A step is not a matrix product; the message says why."""

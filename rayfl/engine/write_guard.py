@@ -1,4 +1,4 @@
-"""Tensors that are lent out and must come back as they were."""
+"""Detects in-place writes to tensors that user code may only read."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from torch import Tensor
 from rayfl.params import leaves
 
 
-class Untouched:
-    """Notices writes in place, by the version that PyTorch counts for every tensor: little is compared or copied.
+class WriteGuard:
+    """Detects in-place writes by PyTorch's version counters, almost without comparing or copying values.
 
-    What is written past PyTorch (through ``tensor.data``, or an array of NumPy's on the same memory) is not noticed.
+    Writes that bypass the counters (through ``tensor.data``, or a NumPy array on the same memory) are not detected.
 
     Args:
-        tree: the tensors; plain numbers among them do not matter.
-        recorded: names of the tensors in which a forward pass may record something (running statistics). PyTorch does
-            not count that as a write: their values are compared.
+        tree: the tensors; plain numbers are ignored.
+        recorded: names of module buffers (running statistics), which forward passes change without counting a version:
+            their values are compared.
     """
 
     def __init__(self, tree: Mapping[str, Any], recorded: Collection[str] = ()) -> None:
         found = [(path, leaf) for path, leaf in leaves(tree) if isinstance(leaf, Tensor)]
-        # PyTorch itself refuses writes to what was made in inference mode, and counts none.
+        # Inference tensors have no version counter; PyTorch itself refuses in-place writes to them.
         lent = [(path, leaf) for path, leaf in found if not leaf.is_inference()]
         self._paths, self._tensors = [path for path, _ in lent], [leaf for _, leaf in lent]
         self._versions = [leaf._version for leaf in self._tensors]
         self._recorded = [(path, leaf, leaf.clone()) for path, leaf in lent if path.rpartition("/")[2] in recorded]
 
     def written(self) -> str | None:
-        """The path of the first tensor that has been written to in place; None if there is none."""
-        # Asked after each turn of each client, and answered by one comparison almost always.
+        """Returns the path of the first tensor that was written to in place; None if there is none."""
+        # Called after each turn of each client; one comparison almost always suffices.
         versions = [tensor._version for tensor in self._tensors]
         if versions != self._versions:
             both = zip(self._paths, versions, self._versions, strict=True)
