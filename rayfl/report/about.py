@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from types import ModuleType
@@ -79,7 +80,7 @@ def _paper_table(name: str, comparison: Comparison, about: About) -> PaperTable:
         [column.heading for column in table.columns[:names]],
         rows,
         [*comparison.notes, *notes],
-        f"{about}-{name}",
+        re.sub(r"[^a-zA-Z0-9]+", "-", f"{about}-{name}").strip("-"),
     )
 
 
