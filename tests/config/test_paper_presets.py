@@ -22,8 +22,8 @@ from rayfl.models.perceptron import TwoNN
 from rayfl.randomness import RandomStreams
 
 PRESETS = paper_presets()
-OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news", "quickstart"} | {
-    *(f"quickstart-{task}" for task in ("regression", "multilabel", "text", "tabular", "lora", "lm")),
+OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news", "ixi-tiny", "quickstart"} | {
+    *(f"quickstart-{task}" for task in ("regression", "multilabel", "text", "tabular", "segmentation", "lora", "lm")),
     "vit-cifar100-lora",
     "flowertune-alpaca",
 }

@@ -35,11 +35,13 @@ def parsed(text: str) -> Any:
 
 
 def spec_of(inputs: str, classes: int) -> InputSpec:
-    words = inputs.removesuffix(", the next").split()
-    target: Target = "tokens" if inputs.endswith("the next") else "class"
+    sides, _, every = inputs.partition(", ")
+    words = sides.split()
+    targets: dict[str, Target] = {"the next": "tokens", "each pixel": "mask"}
+    target = targets.get(every, "class")
     if words[-1] == "tokens":
         return InputSpec("tokens", (int(words[0]),), classes, int(words[2]), target)
-    return InputSpec("image", tuple(map(int, inputs.split("x"))), classes)
+    return InputSpec("image", tuple(map(int, sides.split("x"))), classes, target=target)
 
 
 def widths(model: ClassificationModel, modules: tuple[str, ...]) -> str:
