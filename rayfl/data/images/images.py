@@ -67,7 +67,7 @@ def decode_images(
 
 
 def decode_masks(count: int, read: Callable[[int], bytes], place: Callable[[int], str]) -> np.ndarray:
-    """Decodes images of one size whose pixels are classes: grey ones of 1, 8 or 16 bits, or places in a palette.
+    """Decodes images of one size whose pixels are classes: grey ones of 1 to 16 bits, or places in a palette.
 
     Args:
         count: how many, at least 1.
@@ -83,9 +83,10 @@ def decode_masks(count: int, read: Callable[[int], bytes], place: Callable[[int]
     masks: list[np.ndarray] = []
     for position in range(count):
         where = place(position)
-        _head(read(position), where)
+        data = read(position)
+        _head(data, where)
         try:
-            with Image.open(io.BytesIO(read(position))) as image:
+            with Image.open(io.BytesIO(data)) as image:
                 if image.format == "JPEG":
                     raise DataError(f"{where}: JPEG does not keep the values of pixels: save masks as PNG")
                 if image.mode not in _NUMBERED:
@@ -93,13 +94,21 @@ def decode_masks(count: int, read: Callable[[int], bytes], place: Callable[[int]
                         f"{where}: the image is in colour ({image.mode}); a mask's pixels are its classes, grey values "
                         "or places in a palette: convert it"
                     )
-                mask = np.asarray(image).astype(np.int32)
+                mask = np.asarray(image).astype(np.int32) // _scale_of(data)
         except (OSError, ValueError, SyntaxError) as error:
             raise _undecodable(where, error) from error
         if masks and mask.shape != masks[0].shape:
             raise _other_size(where, mask.shape[::-1], place(0), masks[0].shape[::-1])
         masks.append(mask)
     return np.stack(masks)
+
+
+def _scale_of(data: bytes) -> int:
+    """By what Pillow multiplies the pixels of a PNG of 2 or 4 grey bits, to span 0 to 255; 1 for other files."""
+    bits, colour_type = data[24:25], data[25:26]  # of the header IHDR, which comes first
+    if not data.startswith(_SIGNATURES[0]) or colour_type != b"\0":
+        return 1
+    return {b"\2": 85, b"\4": 17}.get(bits, 1)
 
 
 def is_encoded(start: bytes) -> bool:
