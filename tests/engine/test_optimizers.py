@@ -89,7 +89,7 @@ def test_keys_that_are_not_kept_begin_afresh(mode: str, rule: Rule) -> None:
     half = OptimizerState.of(update.optimizer_state.stored(("first",)), rule.slots)
     assert all(path.startswith("first/") for slot in half.slots.values() for path in slot)
     kept.run()
-    again = replace(update, trainable=first, kept=half)
+    again = replace(update, trainable=first, optimizer_state=half)
     (found,) = trained(mode, [again])
     assert_close(found["first"], kept.run()["first"], 1e-12)
     assert_close(found["second"], ByTorch(again).run()["second"], 1e-12)
