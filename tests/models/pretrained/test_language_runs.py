@@ -94,9 +94,11 @@ def test_messages_are_adapters_alone_and_stacks_are_looped_clients(
     last = json.loads((tmp_path / "looped" / "result.json").read_text().splitlines()[-1])
     assert any(key.startswith("perplexity_worst5/test, all clients") for key in last)
     one, other = outcome(tmp_path / "looped"), outcome(tmp_path / "vectorized")
-    assert_close(one.server, other.server, 1e-5)
+    # Adam divides by the gradients' size: round-off of the smallest is a larger part of a step (0.02).
+    atol = 1e-5 if changes.get("optimizer") == "sgd" else 1e-4
+    assert_close(one.server, other.server, atol)
     for client in one.states:
-        assert_close(one.states[client], other.states[client], 1e-5)
+        assert_close(one.states[client], other.states[client], atol)
     rows = one.clients.to_pylist()
     sent = [row for row in rows if row["bytes_down"] is not None and row["cohort"] == "selected"]
     assert sent and {row["bytes_up"] for row in sent} == {4 * scalars} == {row["bytes_down"] for row in sent}
