@@ -13,15 +13,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree, copy, leaves, num_bytes, subtract
 from tests.support.partial_toys import held_out_accuracy, planted_clients
 from tests.support.pfedhn_toys import TRAIN, toy_of
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    quadratic_clients,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 PLAIN: dict[str, Any] = {"server_momentum": 0.0, "server_weight_decay": 0.0, "server_max_grad_norm": None}
 

@@ -12,7 +12,8 @@ from tests.support.partial_toys import (
     initial,
     toy_of,
 )
-from tests.support.toys import Toy, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy
 
 
 class Valve(nn.Module):
