@@ -14,7 +14,7 @@ from torch import Tensor
 
 from actors.hosting import procedures
 from actors.hosting.equipment import Equipment
-from actors.hosting.job import Found, Job
+from actors.hosting.job import ClientResult, Job
 from actors.hosting.replies import found_of
 from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
@@ -45,7 +45,7 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
     """Records (client, reply) of every procedure that uploads something."""
     seen: list[tuple[int, Any]] = []
 
-    def recording(own: Equipment, job: Job, client: Client, outcome: Any, *others: Any) -> Found:
+    def recording(own: Equipment, job: Job, client: Client, outcome: Any, *others: Any) -> ClientResult:
         if job.kind != "evaluate" and job.counted:
             seen.append((client.id, outcome))
         return found_of(own, job, client, outcome, *others)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from actors.hosting import procedures
 from actors.hosting.equipment import Equipment
-from actors.hosting.job import Found, Job
+from actors.hosting.job import ClientResult, Job
 from actors.hosting.replies import found_of
 from algorithms.base import Averaging
 from algorithms.fedavg import FedAvg
@@ -143,7 +143,7 @@ def test_for_every_method_nothing_private_is_at_the_server(
 ) -> None:
     sent: list[Any] = []
 
-    def recording(own: Equipment, job: Job, client: Client, outcome: Any, *others: Any) -> Found:
+    def recording(own: Equipment, job: Job, client: Client, outcome: Any, *others: Any) -> ClientResult:
         if job.kind != "evaluate":
             sent.append(outcome.tree if isinstance(outcome, Weighted) else outcome)
         return found_of(own, job, client, outcome, *others)

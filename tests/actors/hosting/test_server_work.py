@@ -11,9 +11,9 @@ import torch
 
 from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
-from actors.hosting.at_work import Report
 from actors.hosting.host import ClientHost
 from actors.hosting.job import Job, JobResult
+from actors.hosting.running_clients import Report
 from actors.processes.pool import HostDiedError, InlinePool
 from actors.processes.waiting import silence
 from algorithms.base import Algorithm, Clients
