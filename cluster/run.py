@@ -16,8 +16,8 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from actors.federation.federation import Federation
-from actors.hosting.at_work import printed_on_console, tell_printed
 from actors.hosting.building import build_host
+from actors.hosting.running_clients import log_printed, printed_on_console
 from actors.processes.client_actor import host_name
 from actors.processes.pool import HostPool, InlinePool
 from actors.processes.ray_pool import RayPool
@@ -260,7 +260,7 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
     cluster = config.cluster
     if cluster.backend == "inline":
         with limited_threads(cluster.threads_per_actor), stop_requests(cluster.stop_grace_s) as stop:
-            host = build_host(config, 0, inline_device(cluster.device), tell=lambda line: tell_printed([line]))
+            host = build_host(config, 0, inline_device(cluster.device), tell=lambda line: log_printed([line]))
             yield InlinePool([host]), stop, ()
         return
     with ray_session(cluster.address), stop_requests(cluster.stop_grace_s) as stop:
