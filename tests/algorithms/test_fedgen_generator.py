@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms.fedgen import FedGen, diversity, generated, heads_loss, shares
+from algorithms.fedgen import FedGen, generated, heads_loss, shares
+from algorithms.parts.generators import diversity
 from rayfl.params import Tree, copy, leaves
 from tests.support.fedgen_toys import SMALL, TRAIN, fedavg, toy_of
 from tests.support.toy_networks import two_layers
