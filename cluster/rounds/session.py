@@ -18,8 +18,8 @@ from rayfl.errors import ResourceError
 # Ray's own switch that keeps ports closed to the network. Its name mentions Windows and macOS, where it is the default,
 # but it works on Linux too. `_node_ip_address="127.0.0.1"` alone is overruled by Ray.
 _LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-# The object store frees objects in batches of this size, or once a second. By default each round's objects lie in memory
-# that no process has touched yet, at a page fault for each 4 KiB. Batches save calls only between nodes.
+# The object store frees objects in batches of this size, or once a second. By default each round's objects lie in
+# memory that no process has touched yet, at a page fault for each 4 KiB. Batches save calls only between nodes.
 _FREE_AT_ONCE = ("RAY_free_objects_batch_size", "1")
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _PROBE_TIMEOUT_S = 10.0
