@@ -20,14 +20,7 @@ from rayfl.errors import ConfigError, MethodError, ResourceError
 from rayfl.models.base import Network
 from rayfl.models.forward_pass import ForwardPass
 from tests.support.experiments import small_experiment
-from tests.support.problems import (
-    CPU,
-    VECTOR,
-    Gated,
-    cross_entropy,
-    examples,
-    request,
-)
+from tests.support.problems import CPU, VECTOR, Gated, cross_entropy, examples, request
 from tests.support.toy_networks import TwoLayers
 from tests.support.toys import assert_equal
 

@@ -16,16 +16,7 @@ from rayfl.engine.requests import GradientRequest, TrainRequest
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.params import Tree
-from tests.support.problems import (
-    CPU,
-    Gated,
-    Partly,
-    Scaled,
-    SelfNormalized,
-    cross_entropy,
-    examples,
-    request,
-)
+from tests.support.problems import CPU, Gated, Partly, Scaled, SelfNormalized, cross_entropy, examples, request
 from tests.support.stacks import engine, network_of, run
 from tests.support.toy_networks import TwoLayers
 from tests.support.toys import assert_close, assert_equal

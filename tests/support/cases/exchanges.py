@@ -12,10 +12,7 @@ from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
 from algorithms.pfedsim import PFedSim
 from tests.support.cases.base import SIZES, Case
-from tests.support.cases.expected import (
-    classes,
-    prototypes,
-)
+from tests.support.cases.expected import classes, prototypes
 
 EXCHANGES = {
     "feddistill": Case(

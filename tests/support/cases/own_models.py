@@ -20,12 +20,7 @@ from algorithms.per_fedavg import PerFedAvg
 from algorithms.pfedme import PFedMe
 from algorithms.superfed import SuPerFed
 from tests.support.cases.base import Case
-from tests.support.cases.expected import (
-    all_names_and_choice,
-    triangle,
-    triangle_names,
-    twice,
-)
+from tests.support.cases.expected import all_names_and_choice, triangle, triangle_names, twice
 
 OWN_MODELS = {
     "ditto": Case(Ditto(proximal_weight=0.5, personal_epochs=1), private=frozenset({"personal"})),
