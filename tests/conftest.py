@@ -6,6 +6,7 @@ RAYFL_TEST_DEVICE names another device for those that can use one.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import tempfile
@@ -29,6 +30,15 @@ settings.load_profile("untimed")
 _RAY = "tests/cluster/"
 _STARTS_RAY = ("local_ray", "start_local", "import ray", "subprocess")
 """Words of files whose tests start Ray, or programs that may."""
+
+
+def pytest_collection_finish() -> None:
+    """Leaves the modules and tests that are there out of later garbage collections, half a second of CPU time each.
+
+    Running out of device memory is answered with a full collection, and many tests run out of it on purpose.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:
