@@ -20,16 +20,10 @@ from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.params import Tree, copy, leaves, num_bytes, tensors
-from tests.support.cases import ALGORITHMS, CASES, SIZES, TRAIN, Case, toy_of
-from tests.support.toys import (
-    ListDataset,
-    RelabelledStreams,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-)
+from tests.support.cases import ALGORITHMS, CASES, TRAIN, toy_of
+from tests.support.cases.base import SIZES, Case
+from tests.support.toy_networks import normalized_layers
+from tests.support.toys import ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients
 
 
 def digest(tree: Mapping[Any, Any]) -> str:

@@ -24,8 +24,10 @@ from rayfl.models.normalization import normalize_by
 from rayfl.models.private_norm import STATE, PrivateNorm, private_names
 from rayfl.params import Tree, copy, leaves, num_bytes
 from rayfl.randomness import RandomStreams
-from tests.support.cases import ALGORITHMS, TRAIN, Case, toy_of
-from tests.support.toys import DoubleNetwork, Toy, assert_close, assert_equal, normalized_layers, random_clients
+from tests.support.cases import ALGORITHMS, TRAIN, toy_of
+from tests.support.cases.base import Case
+from tests.support.toy_networks import DoubleNetwork, normalized_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 STATISTICS = {"norm.running_mean", "norm.running_var"}
 EVERYTHING = STATISTICS | {"norm.weight", "norm.bias"}

@@ -24,7 +24,8 @@ from rayfl.engine.client import Client
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError
 from rayfl.params import Tree
-from tests.support.toys import Toy, assert_equal, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, assert_equal, random_clients
 
 MACHINES = ("one", "one", "other", "one", "other", "alone")
 

@@ -24,7 +24,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
-from tests.support.toys import CPU, random_clients, softmax_regression
+from tests.support.toy_networks import softmax_regression
+from tests.support.toys import CPU, random_clients
 
 
 class Talkative(Averaging):

@@ -19,7 +19,8 @@ from rayfl.errors import ResourceError
 from rayfl.params import Tree
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
-from tests.support.cases import ALGORITHMS, SIZES, toy_of
+from tests.support.cases import ALGORITHMS, toy_of
+from tests.support.cases.base import SIZES
 from tests.support.toys import assert_equal
 
 
