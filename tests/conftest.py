@@ -10,6 +10,7 @@ import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -32,13 +33,20 @@ _STARTS_RAY = ("local_ray", "start_local", "import ray", "subprocess")
 """Words of files whose tests start Ray, or programs that may."""
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Leaves the modules and tests that are there out of later garbage collections, half a second of CPU time each.
 
-    Running out of device memory is answered with a full collection, and many tests run out of it on purpose.
+    Running out of device memory is answered with a full collection, and many tests run out of it on purpose. While
+    tests are collected next to nothing becomes garbage.
     """
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_unconfigure() -> None:
