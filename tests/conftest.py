@@ -10,7 +10,8 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -47,6 +48,19 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def figures_as_svg() -> Iterator[tuple[str, ...]]:
+    """Has reports draw their figures once, as SVG for the page; the formats that users have.
+
+    ``tests/report/test_page.py`` writes all of them.
+    """
+    from rayfl.report import drawing
+
+    formats = drawing.FORMATS
+    with mock.patch.object(drawing, "FORMATS", ("svg",)):
+        yield formats
 
 
 def pytest_unconfigure() -> None:
