@@ -207,6 +207,7 @@ def test_alpha_outside_the_unit_interval_is_refused() -> None:
             APFL(alpha=alpha)
 
 
+@pytest.mark.slow
 def test_the_mixture_beats_the_global_and_the_local_model() -> None:
     clients = related_clients(own=0.8)
     mixture = accuracies(APFL(), clients)

@@ -216,6 +216,7 @@ def test_vectorized_agrees_with_looped() -> None:
     assert_close(looped.states(), stacked.states())
 
 
+@pytest.mark.slow
 def test_heads_are_combined_within_camps_which_helps_clients_with_few_samples() -> None:
     train = TrainConfig(rounds=20, clients_per_round="all", local_epochs=3, batch_size=4, lr=0.1)
     methods = {"combined": FedPAC(), "own": FedPAC(combine_heads=False), "fedrep": FedRep(), "fedavg": FedAvg()}

@@ -252,6 +252,7 @@ def test_a_grid_outside_the_unit_interval_or_without_points_is_refused(grid: Any
         Mapper(grid=grid)
 
 
+@pytest.mark.slow
 def test_interpolations_beat_the_global_and_the_local_models() -> None:
     clients = related_clients(own=0.8)
     found = accuracies(Mapper(select_on="validation"), clients)
