@@ -103,6 +103,16 @@ def test_inv_gh_3_a_round_without_local_training_is_that_step_on_the_initial_bod
     assert_close(toy.step([0, 2])["shared"], {f"head.{name}": leaf for name, leaf in step.items()}, 1e-12)
 
 
+def test_without_a_rate_of_its_own_the_server_has_that_of_the_round() -> None:
+    train = TRAIN.model_copy(update={"lr_decay": 0.5})
+    own, rounds = toy_of(FedGH(), train), toy_of(FedGH(server_lr=train.lr_in(1)), train)
+    for toy in (own, rounds):
+        toy.round = 1
+        toy.step([0, 2])
+    assert train.lr_in(1) == 0.5 * train.lr
+    assert_equal(own.server["shared"], rounds.server["shared"])
+
+
 @pytest.mark.parametrize("hidden", [4, 40])
 def test_inv_gh_4_only_means_and_marks_are_sent(hidden: int) -> None:
     toy = toy_of(FedGH(), task=two_layers(hidden=hidden))
