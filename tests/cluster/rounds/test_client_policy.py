@@ -19,8 +19,7 @@ from rayfl.engine.client import Client
 from rayfl.errors import ClientError, RunError
 from rayfl.experiment.parts import Parts
 from tests.cluster.rounds.test_recovery import ActorKiller, long_rounds
-from tests.cluster.rounds.test_resume import Interrupt
-from tests.support.experiments import METHODS, Outcome, assert_same, each_method, outcome, small_experiment
+from tests.support.experiments import METHODS, Interrupt, Outcome, assert_same, each_method, outcome, small_experiment
 from tests.support.toys import assert_equal
 
 NEEDS_ALL = {"l2gd", "fedme", "centralized"}

@@ -24,9 +24,8 @@ from rayfl.storage.files import Storage, open_to_append
 from rayfl.storage.lease import FILE
 from rayfl.sweeps.space import parse_space
 from rayfl.sweeps.trials import plan_sweep
-from tests.cluster.rounds.test_resume import Interrupt
 from tests.runs.test_reliability import commit
-from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 
 PRECIOUS = {"thesis.tex": b"\\end{document}", "manifest-final.json": b"{}", "states-of-mind.parquet": b"x"}
 
