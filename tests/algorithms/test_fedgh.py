@@ -81,6 +81,16 @@ def test_inv_gh_2_one_batch_of_all_means_is_one_step_whatever_their_order() -> N
     assert_close(found[0], {f"head.{name}": leaf for name, leaf in step.items()}, 1e-12)
 
 
+def test_the_server_takes_a_step_for_each_mini_batch_of_means() -> None:
+    features, labels = some_means()
+    head, order = initial_head(two_layers()), np.random.default_rng(3).permutation(9)
+    layer = {name.rpartition(".")[2]: leaf for name, leaf in head.items()}
+    for chosen in (order[:4], order[4:8], order[8:]):
+        layer = head_step(layer, features[chosen], labels[chosen], 0.3)
+    found = FedGH().fitted(head, features, labels, 0.3, 4, np.random.default_rng(3))
+    assert_close(found, {f"head.{name}": leaf for name, leaf in layer.items()}, 1e-12)
+
+
 def test_inv_gh_3_the_servers_step_is_the_gradient_of_the_mean_cross_entropy() -> None:
     features, labels = some_means()
     model = {name.rpartition(".")[2]: leaf.requires_grad_() for name, leaf in initial_head(two_layers()).items()}
