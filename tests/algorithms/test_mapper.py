@@ -59,6 +59,14 @@ def fits(client: int, dataset: ListDataset | None = None, grid: tuple[float, ...
     return found
 
 
+def test_after_training_the_interpolation_is_with_the_trained_central_model() -> None:
+    toy = toy_of(Mapper(grid=(0.3,)))
+    toy.step([2])
+    trained = toy.federation.trained_scores[2]["test"]["personalized"].vector
+    # the central model of the only client of the round is the server's from now on
+    assert trained.tolist() == toy.scores()[2]["personalized"].vector.tolist()
+
+
 @MODES
 def test_inv_map_1_lambda_0_is_fedavg(mode: str) -> None:
     mapper, averaging = (toy_of(algorithm, mode=mode) for algorithm in (Mapper(grid=(0,)), FedAvg()))

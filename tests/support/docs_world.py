@@ -17,6 +17,8 @@ from torch import nn
 from algorithms.registry import Experiment
 from cluster.run import run_config
 from rayfl.config.loading import load_config
+from rayfl.data.sources.pooled_file import write_pooled
+from rayfl.data.sources.preparing import PREPARED
 from rayfl.examples import InputSpec
 from rayfl.models.perceptron import TwoNN
 from tests.data.sources.leaf.test_leaf_images import album, celebrity, photograph, vectors
@@ -102,6 +104,14 @@ def _mnist(home: Path, folder: Path) -> None:
             (raw / f"{part}-labels-idx1-ubyte").write_bytes(head + labels.tobytes())
 
 
+def _cifar10(home: Path, folder: Path) -> None:
+    """Noise as a prepared file of CIFAR-10, with as many test images as twenty clients need."""
+    generator, parts = np.random.default_rng(0), {}
+    for part, count in (("train", 20), ("test", 2000)):
+        parts[part] = generator.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8), np.arange(count) % 10
+    write_pooled(folder / PREPARED / "cifar10.arrow", "cifar10", parts, 10, "noise")
+
+
 def _tff(home: Path, folder: Path) -> None:
     write_sqlite(folder / "stackoverflow.sqlite", {"train": stack_overflow()["train"], "test": {}, "heldout": {}})
 
@@ -157,6 +167,7 @@ _RUNS: dict[str, Callable[[Path, Path, int], None]] = {
 
 _MAKERS: dict[str, Callable[[Path, Path], None]] = {
     r"mnist": _mnist,
+    r"pfllib-cifar10": _cifar10,
     r"leaf/data|LEAF/data": _leaf,
     r"import-\w+-raw": _sources,
     r"stackoverflow\.sqlite": _tff,
