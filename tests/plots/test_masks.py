@@ -101,7 +101,8 @@ def test_pixels_that_count_nowhere_are_white(runs: dict[str, RunFolder], monkeyp
     monkeypatch.setattr(CommittedModels, "pooled", lambda *_: drawn)
     figure, _ = KINDS["masks"].draw([runs["fedavg"]], clients=[0])
     image = figure.axes[1].get_images()[0]
-    assert image.get_array().mask[0, 0] and not image.get_array().mask[0, 1]
+    hidden = np.ma.getmaskarray(np.ma.asarray(image.get_array()))
+    assert hidden[0, 0] and not hidden[0, 1]
     assert tuple(image.cmap.get_bad()) == (1, 1, 1, 1)
 
 

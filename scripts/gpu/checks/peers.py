@@ -1,7 +1,8 @@
-"""Part b: other simulators on the same GPU, where they are installed.
+"""Part f: other simulators on the same GPU, where they are installed.
 
 They take part with the programs of the race (scripts/race/contenders), on this device. With ``--peers FOLDER`` they are
 those of the environments that ``scripts/race/race.py --folder FOLDER`` has made, else those of this interpreter.
+FL-bench takes part with ``--fl-bench FOLDER``, a checkout.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ from typing import Any
 
 import data
 import numpy as np
+import torch
 from work import WORKS, Task, Work
 
-from checks.bench import DEVICE, REHEARSAL
+from algorithms.fedavg import FedAvg
+from checks.bases import folder_of, section_of, spec_of
+from checks.bench import DEVICE, REHEARSAL, federation, play, scaled, seconds
 from checks.running import Check, Record, SkippedError
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import TwoNN
 from rayfl.randomness import RandomStreams
 
 _PACKAGES = {"rayfl": "ray", "flower": "flwr", "pfl": "pfl", "fluke": "fluke"}
-_CONTENDERS = Path(__file__).resolve().parents[2] / "race" / "contenders"
+_HERE = Path(__file__).resolve().parents[1]
+_CONTENDERS = _HERE.parent / "race" / "contenders"
 
 
 def _work() -> Work:
@@ -45,6 +50,10 @@ def interpreter(contender: str) -> str:
     Raises:
         SkippedError: when there is none.
     """
+    if contender == "flbench":
+        if "FL_BENCH" not in os.environ:
+            raise SkippedError("it has no package: --fl-bench names a checkout")
+        return sys.executable
     folder = os.environ.get("CAMPAIGN_PEERS")
     if folder and contender != "rayfl":
         own = Path(folder) / "environments" / contender / "bin" / "python"
@@ -112,7 +121,62 @@ def _of(contender: str) -> Callable[[Record], None]:
     return measure
 
 
-CHECKS = tuple(
-    Check(f"peer_{name}", limit, f"The race's work in {name}, on this device", _of(name))
-    for name, limit in (("rayfl", 40), ("flower", 55), ("pfl", 30), ("fluke", 30))
+def adapters_in_flower(record: Record) -> None:
+    """Rounds of 16 ViT-B clients in Flower, whose workers train adapters of peft, and in rayfl."""
+    name, clients, steps, batch = "ViT-B/16", scaled(16, 2), scaled(4, 2), scaled(10, 2)
+    folder, spec = folder_of(name), spec_of(name)
+    python = interpreter("flower")
+    # Found, not imported: these imports take seconds, and Flower's processes make them again.
+    missing = "from importlib.util import find_spec as f; exit(f('peft') is None or f('transformers') is None)"
+    if subprocess.run([python, "-c", missing]).returncode:
+        raise SkippedError("peft and transformers are not installed beside flwr")
+    settings = {
+        "folder": folder, "device": DEVICE.type, "clients": clients, "steps": steps, "batch": batch, "rounds": 4,
+        "shape": spec.shape, "classes": spec.num_classes, "gpu_share": 0.0 if REHEARSAL else 0.25,
+        "workers": scaled(4, 1),
+    }  # fmt: skip
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": str(_HERE),
+        "CAMPAIGN_FLOWER": json.dumps(settings),
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [python, "-c", "from flower_adapters import main; main()"]
+        seconds_of = _printed(command, scratch, environment, "FLOWER ")
+    flower = min(seconds_of)
+    toy = federation(FedAvg(), [steps * batch] * clients, section_of(name), spec, batch_size=batch)
+    if not REHEARSAL:
+        toy.task.network.compute_in(torch.bfloat16)
+    own = seconds(lambda: play(toy), 2)
+    record.note("s a round", {"flower": flower, "rayfl": own})
+    record.note("in Flower", "four workers share the GPU; each keeps its base; a client repeats one mini-batch")
+    record.goal(f"{name}, {clients} clients: Flower to rayfl", "at least 1", flower / own, flower >= own)
+
+
+def _printed(command: list[str], folder: str, environment: dict[str, str], mark: str) -> Any:
+    """What a program prints as JSON after a mark.
+
+    All that it prints goes on to this check's log as it comes, so that one that is ended shows how far it came.
+
+    Raises:
+        RuntimeError: when it fails, or prints no such line.
+    """
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            lines.append(line)
+    line = next((line for line in lines if line.startswith(mark)), None)
+    if process.returncode or line is None:
+        raise RuntimeError("".join(lines)[-2500:])
+    return json.loads(line.removeprefix(mark))
+
+
+CHECKS = (
+    *(
+        Check(f"peer_{name}", limit, f"The race's work in {name}, on this device", _of(name))
+        for name, limit in (("rayfl", 60), ("flower", 110), ("pfl", 60), ("fluke", 60), ("flbench", 110))
+    ),
+    Check("peer_flower_adapters", 130, "Adapters of a ViT-B/16 in Flower and in rayfl", adapters_in_flower),
 )
