@@ -16,7 +16,7 @@ from actors.federation.hosts import Hosts
 from actors.federation.participation import Participation
 from actors.federation.traffic import Traffic
 from actors.federation.updates import Updates
-from actors.hosting.contract import played
+from actors.hosting.contract import run_round
 from actors.hosting.failures import ClientsFailedError, Failure
 from actors.hosting.job import Job, JobResult, Scores
 from actors.hosting.memory import Lookups
@@ -147,7 +147,7 @@ class Federation(Clients):
         while True:
             present = self.present(cohort)
             try:
-                changed = played(algorithm, own_dicts(server), present, self) if present else {}
+                changed = run_round(algorithm, own_dicts(server), present, self) if present else {}
                 self._participation.end()
             except ClientsFailedError:
                 changed = None

@@ -12,11 +12,11 @@ from typing import Any
 
 import ray
 
-from actors.hosting.at_work import Report
 from actors.hosting.building import build_host, pin_threads
 from actors.hosting.job import Job, JobResult
+from actors.hosting.running_clients import Report
 from actors.hosting.state import Change
-from actors.hosting.sums import LEAST_BYTES, PartialSums, Stretch
+from actors.hosting.sums import LEAST_BYTES, PartialSums, SumRange
 from actors.processes.gpus import Gpu
 from actors.processes.shared_memory import Parcel
 from actors.processes.transport import ActorEnd, Reply
@@ -104,7 +104,7 @@ class ClientActor:
         with self._in_charge():
             return self._host.merged(round, procedure, *parts)
 
-    def part(self, sums: PartialSums, stretch: Stretch | None) -> JobResult:
+    def part(self, sums: PartialSums, stretch: SumRange | None) -> JobResult:
         """See :meth:`ClientHost.part`."""
         with self._in_charge():
             return self._host.part(sums, stretch)
@@ -121,9 +121,9 @@ class ClientActor:
             raise
 
     @ray.method(concurrency_group="io")
-    def meet(self, greeting: Parcel) -> Parcel | None:
+    def handshake(self, greeting: Parcel) -> Parcel | None:
         """Returns the same message, if the driver's parcels can be opened here."""
-        return self._end.meet(greeting)
+        return self._end.handshake(greeting)
 
     def _pin(self) -> None:
         """The number of OpenMP threads belongs to the calling thread, which need not be the constructor's."""
@@ -147,7 +147,7 @@ class ClientActor:
     @ray.method(concurrency_group="report")
     def doing(self) -> Report:
         """Returns which clients' code runs just now, and for how long."""
-        return self._host.at_work.report()
+        return self._host.running.report()
 
     @ray.method(concurrency_group="io")
     def commit(self, rounds_completed: int) -> list[tuple[StoredFile, dict[int, Change]]]:

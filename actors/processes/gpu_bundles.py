@@ -15,7 +15,7 @@ from actors.processes.placement import ActorOptions, free_nodes, lay_out, whole_
 class _Bundle:
     number: int
     group: PlacementGroup
-    seats: int
+    slots: int
     actors: set[int] = field(default_factory=set)
 
 
@@ -36,7 +36,7 @@ class GpuBundles:
 
     def reserve(self, count: int) -> None:
         """Makes sure that there is a seat for each of ``count`` more actors; does not wait for Ray to give it."""
-        missing = count - sum(bundle.seats - len(bundle.actors) for bundle in self._bundles)
+        missing = count - sum(bundle.slots - len(bundle.actors) for bundle in self._bundles)
         if missing <= 0:
             return
         options = self._options
@@ -60,9 +60,9 @@ class GpuBundles:
         self._bundles.append(_Bundle(self._reserved, group, actors))
         self._reserved += 1
 
-    def seat(self, actor: int) -> dict[str, Any]:
+    def assign(self, actor: int) -> dict[str, Any]:
         """Takes a seat that :meth:`reserve` has made, on the emptiest GPU; returns Ray's options for it."""
-        vacant = [bundle for bundle in self._bundles if len(bundle.actors) < bundle.seats]
+        vacant = [bundle for bundle in self._bundles if len(bundle.actors) < bundle.slots]
         bundle = min(vacant, key=lambda bundle: (len(bundle.actors), bundle.number))
         bundle.actors.add(actor)
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(bundle.group, placement_group_bundle_index=0)}
@@ -71,13 +71,13 @@ class GpuBundles:
         """The number of the GPU that is reserved for an actor."""
         return next((bundle.number for bundle in self._bundles if actor in bundle.actors), None)
 
-    def leave(self, actor: int) -> None:
+    def release(self, actor: int) -> None:
         """Gives up an actor's seat, and the GPU with the last of them."""
         for bundle in self._bundles:
             bundle.actors.discard(actor)
-        self.tidy()
+        self.release_unused()
 
-    def tidy(self) -> None:
+    def release_unused(self) -> None:
         """Gives back the GPUs that no actor uses."""
         for bundle in self._bundles:
             if not bundle.actors:

@@ -41,7 +41,7 @@ def own_gpu() -> Gpu:
 
 
 @dataclass(frozen=True)
-class Seated:
+class ActorGpu:
     """The GPU that an actor was given, and the one that it computes on.
 
     Attributes:
@@ -55,7 +55,7 @@ class Seated:
     uuid: str
 
 
-def check_gpus(actors: Sequence[Seated], per_gpu: int) -> None:
+def check_gpus(actors: Sequence[ActorGpu], per_gpu: int) -> None:
     """Makes sure that actors are on the GPUs meant for them: one device for each bundle, and no more than k on one.
 
     Args:
@@ -65,8 +65,8 @@ def check_gpus(actors: Sequence[Seated], per_gpu: int) -> None:
     Raises:
         ResourceError: naming actors and devices.
     """
-    by_uuid: dict[str, list[Seated]] = {}
-    device_of: dict[int, Seated] = {}
+    by_uuid: dict[str, list[ActorGpu]] = {}
+    device_of: dict[int, ActorGpu] = {}
     for actor in actors:
         by_uuid.setdefault(actor.uuid, []).append(actor)
         if actor.bundle is None:

@@ -59,7 +59,7 @@ class Node:
     cpus: float
     gpus: float
 
-    def seats(self, num_cpus: float, per_gpu: int) -> float:
+    def slots(self, num_cpus: float, per_gpu: int) -> float:
         """Returns how many actors with ``num_cpus`` each fit here, ``per_gpu`` on each whole GPU (0: without GPUs)."""
         beside = math.floor(self.cpus / num_cpus + 1e-9) if num_cpus else math.inf
         return min(beside, math.floor(self.gpus) * per_gpu) if per_gpu else beside
@@ -67,7 +67,7 @@ class Node:
 
 def room(nodes: Sequence[Node], num_cpus: float, per_gpu: int, at_most: float) -> int:
     """Returns how many actors fit on these nodes, ``at_most`` at most; none is spread over two nodes."""
-    return int(min(sum(node.seats(num_cpus, per_gpu) for node in nodes), at_most))
+    return int(min(sum(node.slots(num_cpus, per_gpu) for node in nodes), at_most))
 
 
 def lay_out(nodes: Sequence[Node], count: int, num_cpus: float, per_gpu: int) -> list[tuple[str, int]]:
@@ -82,7 +82,7 @@ def lay_out(nodes: Sequence[Node], count: int, num_cpus: float, per_gpu: int) ->
     Returns:
         (node id, actors) for each GPU that has any, fullest first; fewer actors than ``count`` where no more fit.
     """
-    left = {node.id: node.seats(num_cpus, per_gpu) for node in nodes}
+    left = {node.id: node.slots(num_cpus, per_gpu) for node in nodes}
     gpus = [(node.id, index) for node in nodes for index in range(math.floor(node.gpus))]
     taken = dict.fromkeys(gpus, 0)
     for _ in range(count):

@@ -7,10 +7,10 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from actors.hosting.at_work import Report
+from actors.hosting.running_clients import Report
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_errors import result_of
-from actors.processes.transport import Line, Sender
+from actors.processes.transport import Connection, Sender
 from rayfl.errors import DeviceLostError
 
 _REPORT_TIMEOUT_S = 10.0
@@ -33,9 +33,9 @@ class RayHost:
         self.actor = actor
         self.started = actor.describe.remote()
         self.description: dict[str, Any] = {}
-        self._line = Line()
+        self._connection = Connection()
 
-    def arrive(self, position: int, sender: Sender) -> None:
+    def finish_start(self, position: int, sender: Sender) -> None:
         """Takes note of what the actor says of itself, and of how trees travel to it.
 
         Args:
@@ -48,21 +48,23 @@ class RayHost:
         """
         self.description = result_of(self.started, position)
         if self.description["node_id"] == ray.get_runtime_context().get_node_id():
-            self._line.meet(sender, lambda greeting: result_of(self.actor.meet.remote(greeting), position))
+            self._connection.handshake(
+                sender, lambda greeting: result_of(self.actor.handshake.remote(greeting), position)
+            )
 
     def submit(self, method: str, *args: Any) -> Any:
         """Starts a method; returns a handle for :meth:`result`."""
-        freed = self._line.freed() if method == "run" else {}
-        handle = getattr(self.actor, method).remote(*self._line.arguments(args), **freed)
-        self._line.called(handle, args)
+        freed = self._connection.freed() if method == "run" else {}
+        handle = getattr(self.actor, method).remote(*self._connection.arguments(args), **freed)
+        self._connection.sent(handle, args)
         return handle
 
     def submit_apart(self, method: str, *args: Any) -> tuple[Any, Any]:
         """Starts a method with two results; returns handles of both."""
-        freed = self._line.freed() if method == "run_apart" else {}
+        freed = self._connection.freed() if method == "run_apart" else {}
         call = getattr(self.actor, method).options(num_returns=2)
-        first, second = call.remote(*self._line.arguments(args), **freed)
-        self._line.called(first, args)
+        first, second = call.remote(*self._connection.arguments(args), **freed)
+        self._connection.sent(first, args)
         return first, second
 
     def result(self, handle: Any, position: int) -> Any:
@@ -78,12 +80,12 @@ class RayHost:
         try:
             value = result_of(handle, position)
         except BaseException as error:
-            self._line.failed(handle)
+            self._connection.failed(handle)
             if isinstance(error.__cause__, DeviceLostError):
                 ray.kill(self.actor)  # a new process can compute where this one cannot any more
             raise
         try:
-            return self._line.received(handle, value)
+            return self._connection.received(handle, value)
         except OSError as error:
             raise HostDiedError(position, f"its answer cannot be read any more: {error}") from None
 
@@ -97,4 +99,4 @@ class RayHost:
 
     def forget(self) -> None:
         """Gives up the results of calls made so far; some may still be running."""
-        self._line.forget()
+        self._connection.forget()

@@ -17,7 +17,7 @@ from ray.util.placement_group import get_current_placement_group
 
 from actors.processes.client_actor import RemoteClientActor, host_name
 from actors.processes.gpu_bundles import GpuBundles
-from actors.processes.gpus import Seated, check_gpus, own_gpu
+from actors.processes.gpus import ActorGpu, check_gpus, own_gpu
 from actors.processes.placement import ActorOptions, Node, free_nodes, room, whole_nodes
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost
@@ -154,7 +154,7 @@ class RayPool:
         reason = f"not started within {self._options.timeout_s:g} s"
         for host in list(joined):
             try:
-                host.arrive(host.number, self._sender)
+                host.finish_start(host.number, self._sender)
                 self._check([*self._hosts, *(other for other in joined if other.description)])
             except (HostDiedError, ResourceError) as error:
                 joined.remove(host)
@@ -189,7 +189,7 @@ class RayPool:
         options = self._options
         if self._bundles is not None:
             self._bundles.reserve(len(numbers))
-        able = sum(node.seats(options.num_cpus, options.per_gpu) >= 1 for node in whole_nodes(options.labels))
+        able = sum(node.slots(options.num_cpus, options.per_gpu) >= 1 for node in whole_nodes(options.labels))
         neighbours = math.ceil((self.size + len(numbers)) / max(able, 1))
         for number in numbers:
             self._lives[number] += 1
@@ -206,7 +206,7 @@ class RayPool:
     def _seat(self, number: int) -> dict[str, Any]:
         """Ray's options for the place of an actor."""
         if self._bundles is not None:
-            return self._bundles.seat(number)
+            return self._bundles.assign(number)
         labels = {} if self._given else dict(self._options.labels)
         return {"label_selector": labels} if labels else {}  # which older Rays do not know
 
@@ -239,7 +239,7 @@ class RayPool:
             _log.warning("goes on with %d actors instead of %d: nodes have left", self.size, self.size + len(given_up))
         for position, host in enumerate(self._hosts):
             if host in new:
-                host.arrive(position, self._sender)
+                host.finish_start(position, self._sender)
         self._check(self._hosts)
 
     def _check(self, hosts: Sequence[RayHost]) -> None:
@@ -247,7 +247,7 @@ class RayPool:
             return
         bundles = self._bundles
         seated = [
-            Seated(host_name(host.number), bundles.of(host.number) if bundles else None, host.description["gpu"])
+            ActorGpu(host_name(host.number), bundles.of(host.number) if bundles else None, host.description["gpu"])
             for host in hosts
         ]
         check_gpus(seated, self._options.per_gpu)
@@ -255,7 +255,7 @@ class RayPool:
     def _end(self, host: RayHost) -> None:
         ray.kill(host.actor)
         if self._bundles is not None:
-            self._bundles.leave(host.number)
+            self._bundles.release(host.number)
 
     def _too_late(self, count: int, asked: int) -> str:
         options = self._options

@@ -1,7 +1,7 @@
 """Moves trees between the driver and its actors: within a call, in shared memory, or through Ray's object store.
 
 Shared memory needs the driver and the actor to be processes of one machine that can open each other's memory; they try
-it once (:meth:`Line.meet`). What finds no room there goes through the object store.
+it once (:meth:`Connection.handshake`). What finds no room there goes through the object store.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Sender:
         """Returns a small message in shared memory; None where none is to be had."""
         return self._outbox.pack(token, least=1)
 
-    def taken_back(self, greeting: Parcel) -> None:
+    def reclaim(self, greeting: Parcel) -> None:
         """Has the memory of a greeting that was answered used again."""
         self._outbox.free(greeting.serial)
 
@@ -97,7 +97,7 @@ class Sender:
         self._outbox = Outbox(0)
 
 
-class Line:
+class Connection:
     """The driver's end of the connection to one actor."""
 
     def __init__(self) -> None:
@@ -105,20 +105,20 @@ class Line:
         self._inbox = Inbox()
         self._reading: dict[Any, Broadcast] = {}
 
-    def meet(self, sender: Sender, ask: Callable[[Parcel], Parcel | None]) -> None:
+    def handshake(self, sender: Sender, ask: Callable[[Parcel], Parcel | None]) -> None:
         """Finds out whether the driver and an actor of its node read each other's parcels.
 
         Containers may share a node without sharing processes.
 
         Args:
             sender: the driver's.
-            ask: has the actor answer a greeting (:meth:`ActorEnd.meet`).
+            ask: has the actor answer a greeting (:meth:`ActorEnd.handshake`).
         """
         token = np.frombuffer(uuid.uuid4().bytes, np.uint8)
         if (greeting := sender.greeting(token)) is None:
             return
         answer = ask(greeting)
-        sender.taken_back(greeting)
+        sender.reclaim(greeting)
         try:
             self._near = answer is not None and np.array_equal(self._inbox.open(answer), token)
         except OSError:
@@ -132,7 +132,7 @@ class Line:
         """Returns one more keyword argument, of calls with large results: earlier ones that are no longer read."""
         return {"freed": self._inbox.freed()} if self._near else {}
 
-    def called(self, handle: Any, args: Sequence[Any]) -> None:
+    def sent(self, handle: Any, args: Sequence[Any]) -> None:
         """Keeps what a call reads until it is answered.
 
         Args:
@@ -186,7 +186,7 @@ class ActorEnd:
         """Bytes of the largest results that are sent through shared memory: two lie there at a time."""
         return self._limit // 2
 
-    def meet(self, greeting: Parcel) -> Parcel | None:
+    def handshake(self, greeting: Parcel) -> Parcel | None:
         """Returns the same message, if the driver's parcels can be opened here."""
         try:
             return self._outbox.pack(np.array(self._inbox.open(greeting)), least=1)

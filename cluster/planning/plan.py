@@ -103,7 +103,7 @@ def settle(
         options = plan_actors(cluster, resources_of(nodes), num_clients, nodes)
     elif options.per_gpu:
         cluster = cluster.model_copy(update={"actors_per_gpu": options.per_gpu})
-    seated = [node for node in nodes if node.seats(options.num_cpus, options.per_gpu) >= 1]
+    seated = [node for node in nodes if node.slots(options.num_cpus, options.per_gpu) >= 1]
     sharing = math.ceil(options.count / max(gpus if options.per_gpu else len(seated), 1))
     own_part = math.ceil(min(cohort, num_clients) / options.count)
     if options.per_gpu and measured and cluster.data_memory == "auto":

@@ -11,16 +11,14 @@ from actors.hosting.contract import check_changes
 from actors.hosting.failures import Failure, RoundUndoneError
 from actors.processes.pool import HostDiedError
 from cluster.rounds.interrupts import StopRequest
-from cluster.rounds.progress import Progress
+from cluster.rounds.progress import Progress, empty_tables
 from cluster.rounds.recorder import Recorder
 from cluster.rounds.skipped import SkippedClients
 from cluster.rounds.stopwatch import Stopwatch
-from rayfl.config.own_code import own_name
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
 from rayfl.results.personalized import check_personalized
 from rayfl.results.summaries import Scores
-from rayfl.results.tables import ResultTables
 from rayfl.system.schedule import PROCEDURE, Turnout
 from rayfl.tracking.callback import Callback
 
@@ -277,18 +275,7 @@ class Driver:
         self._federation.rewind()
 
     def _restored(self, thoroughly: bool = False) -> Progress:
-        tables = ResultTables(
-            self._parts.dataset.names,
-            self._algorithm.sweep,
-            self._parts.partition_hash,
-            personalized=self._algorithm.personalized,
-            measures=self._parts.task.measures,
-            simulated=self._parts.schedule is not None,
-            buffered=self._parts.buffered,
-            method=own_name(self._algorithm),
-            adapters=bool(self._parts.task.network.groups),
-            unseen=self._parts.num_unseen,
-        )
+        tables = empty_tables(self._parts)
         progress = self._recorder.restore(tables, thoroughly)
         self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})
         if progress is None:

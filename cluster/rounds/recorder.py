@@ -25,7 +25,7 @@ from rayfl.storage.files import Storage
 from rayfl.storage.lease import Lease
 from rayfl.storage.manifest import Manifest, StoredFile, manifest_name
 from rayfl.storage.run_folder import changed_inputs
-from rayfl.storage.tables import PartedTable, put_beside, read_whole
+from rayfl.storage.tables import PartedTable, publish_table, read_whole
 from rayfl.system.unfinished import separated
 
 _PUBLISH_EVERY_S = 10.0
@@ -90,7 +90,7 @@ class Recorder:
     ) -> Manifest:
         for name, rows in results.by_name().items():
             table = self._tables.setdefault(name, PartedTable(name))
-            table.grow(self._store, rounds, rows.slice(table.rows - results.committed[name]))
+            table.append(self._store, rounds, rows.slice(table.rows - results.committed[name]))
         stored = self._store.write_server(rounds, server)
         states = dict(self.manifest.states) if self.manifest is not None else {}
         states.update(federation.finish_commit(handles))
@@ -123,7 +123,7 @@ class Recorder:
         begun = time.monotonic()
         for name, files in manifest.tables.items():
             if self._shown.get(name) != files:
-                put_beside(self._store, self.storage, manifest, name, self._metadata)
+                publish_table(self._store, self.storage, manifest, name, self._metadata)
                 self._shown[name] = files
         # What Arrow keeps of so large blocks would grow from time to time.
         pa.default_memory_pool().release_unused()

@@ -33,7 +33,7 @@ from cluster.sweep.resources import TrialPlan, plan_trial
 from cluster.sweep.trial import FAILURE, OBJECTIVE, ROUND, history, run_trial
 from rayfl.errors import ConfigError, ResourceError
 from rayfl.experiment.parts import Parts
-from rayfl.storage.run_folder import refuse_others
+from rayfl.storage.run_folder import refuse_foreign_folder
 from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.trials import Sweep, Trial
 
@@ -242,7 +242,7 @@ def _check(sweep: Sweep, options: SweepOptions) -> None:
     if sweep.folder.exists("config.yaml"):
         raise ConfigError(f"{sweep.folder.uri} is the folder of a single run: give the sweep a name=... of its own")
     if not sweep.folder.exists(RECORD):
-        refuse_others(sweep.folder, of_a_beginning, f"no {RECORD}")
+        refuse_foreign_folder(sweep.folder, of_a_beginning, f"no {RECORD}")
     judge = options.measure.judge
     blind = [trial for trial in sweep.trials if judge not in trial.judged_on]
     if blind and options.scheduler:

@@ -28,7 +28,7 @@ def next_power(count: int) -> int:
 
 
 @dataclass(frozen=True)
-class Cutter:
+class PaddingTrimmer:
     """Trims columns at the end of batches of texts.
 
     Attributes:
@@ -68,11 +68,11 @@ class Cutter:
         return x[:, :width].contiguous(), y[:, :width].contiguous() if self.targets else y
 
 
-def cutter_of(task: Task) -> Cutter | None:
-    """Returns a task's cutter; None if models must see all columns, or texts are not padded."""
+def trimmer_of(task: Task) -> PaddingTrimmer | None:
+    """Returns a task's trimmer; None if models must see all columns, or texts are not padded."""
     # A custom task's ``network`` may be any object.
     paddings = {getattr(candidate.network, "padding", None) for candidate in task.candidates}
     padding = paddings.pop()
     if padding is None or paddings:
         return None
-    return Cutter(padding, getattr(task, "target", None) == "tokens")
+    return PaddingTrimmer(padding, getattr(task, "target", None) == "tokens")

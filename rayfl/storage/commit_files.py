@@ -70,7 +70,7 @@ class CommitFiles:
         problem: RunError | None = None
         for place in self._places:
             try:
-                content = decode(place.read(f"{FOLDER}/{name}"), _called(place, name))
+                content = decode(place.read(f"{FOLDER}/{name}"), _label(place, name))
             except FileNotFoundError:
                 problem = problem or DamageError(_missing(place, name))
             except RunError as error:
@@ -127,7 +127,7 @@ def damage_in(place: Storage, files: Sequence[StoredFile], thoroughly: bool, cop
             found[file.name] = _missing(place, file.name)
         elif file.size not in (0, sizes[file.name]):
             has = f"it has {sizes[file.name]} of {file.size} bytes"
-            found[file.name] = f"{_called(place, file.name)} is damaged: {has}"
+            found[file.name] = f"{_label(place, file.name)} is damaged: {has}"
         else:
             present.append(file)
 
@@ -138,7 +138,7 @@ def damage_in(place: Storage, files: Sequence[StoredFile], thoroughly: bool, cop
             if not copied:
                 raise
             return str(error)
-        return "" if same else f"{_called(place, file.name)} is damaged: its SHA-256 has changed"
+        return "" if same else f"{_label(place, file.name)} is damaged: its SHA-256 has changed"
 
     if thoroughly:
         with ThreadPoolExecutor(_READERS) as readers:
@@ -147,7 +147,7 @@ def damage_in(place: Storage, files: Sequence[StoredFile], thoroughly: bool, cop
     return found
 
 
-def _called(place: Storage, name: str) -> str:
+def _label(place: Storage, name: str) -> str:
     return f"{FOLDER}/{name} in {place.uri}"
 
 

@@ -28,7 +28,15 @@ from rayfl.storage import treefile
 from rayfl.storage.commit_files import FOLDER as FOLDER
 from rayfl.storage.commit_files import CommitFiles
 from rayfl.storage.files import Storage
-from rayfl.storage.manifest import Found, Manifest, StoredFile, manifest_name, newest_rounds, parse, with_checksum
+from rayfl.storage.manifest import (
+    CheckedCommit,
+    Manifest,
+    StoredFile,
+    manifest_name,
+    newest_rounds,
+    parse,
+    with_checksum,
+)
 from rayfl.storage.own_files import NEWEST, is_of_commits, manifest_rounds
 
 _SHOWN = 20
@@ -79,7 +87,7 @@ class CommitStore:
         found = self.usable(thoroughly)
         return None if found is None else found.manifest.without(found.lost)
 
-    def usable(self, thoroughly: bool = False) -> Found | None:
+    def usable(self, thoroughly: bool = False) -> CheckedCommit | None:
         """The newest commit that is whole, else the newest with whole models and states; None for a run that has none.
 
         A warning names what is wrong with newer ones. Size and presence of all files are looked at.
@@ -92,7 +100,7 @@ class CommitStore:
             DamageError: when there are commits, but of none are the server's model and all states whole.
             RunError: when a commit is of another format version.
         """
-        problems, damaged = self.missing_newest(), list[Found]()
+        problems, damaged = self.missing_newest(), list[CheckedCommit]()
         if not thoroughly:
             newest = next(self.survey(False, problems), None)
             if newest is not None and not (newest.lost or problems):
@@ -100,19 +108,17 @@ class CommitStore:
             problems = self.missing_newest()
         for found in self.survey(True, problems):
             if not found.lost:
-                return self._instead(found, problems)
+                return self._warn_and_use(found, problems)
             problems += [problem for problem in found.lost.values() if problem not in problems]
             damaged.append(found)
         for candidate in damaged:
             if candidate.trainable:
-                return self._instead(candidate, problems)
+                return self._warn_and_use(candidate, problems)
         if problems:
-            raise DamageError(
-                f"{self._files.uri} has no whole commit: {'; '.join(problems)}. {self._ways_out(damaged)}"
-            )
+            raise DamageError(f"{self._files.uri} has no whole commit: {'; '.join(problems)}. {self._advice(damaged)}")
         return None
 
-    def survey(self, thoroughly: bool, problems: list[str]) -> Iterator[Found]:
+    def survey(self, thoroughly: bool, problems: list[str]) -> Iterator[CheckedCommit]:
         """The commits whose manifests can be read, the newest first, with all that is wrong with their files.
 
         Args:
@@ -128,13 +134,13 @@ class CommitStore:
             except DamageError as error:
                 problems.append(str(error))
             else:
-                yield Found(commit, self.damage(commit, thoroughly))
+                yield CheckedCommit(commit, self.damage(commit, thoroughly))
 
     def give_up(self, manifests: Container[str]) -> None:
         """Deletes unusable manifests; their files are deleted by the next commit."""
         self._files.delete(lambda name: manifest_rounds(name) is not None and name in manifests, _manifests_first)
 
-    def _instead(self, found: Found, problems: Sequence[str]) -> Found:
+    def _warn_and_use(self, found: CheckedCommit, problems: Sequence[str]) -> CheckedCommit:
         if problems:
             rounds = found.manifest.rounds_completed
             how = (
@@ -145,7 +151,7 @@ class CommitStore:
             _log.warning("%s. %s", "; ".join(problems), how)
         return found
 
-    def _ways_out(self, damaged: Sequence[Found]) -> str:
+    def _advice(self, damaged: Sequence[CheckedCommit]) -> str:
         """Returns advice for a run without a commit to continue from."""
         for candidate in damaged:
             clients = candidate.manifest.clients_in(candidate.lost)

@@ -75,7 +75,7 @@ class Storage:
             RunError: when the file cannot be written (no space, no permission), naming it.
         """
         filesystem, target = self._target(path)
-        with _reported("write", target):
+        with _as_run_error("write", target):
             if isinstance(filesystem, fs.LocalFileSystem):
                 _write_local(Path(target), data)
             else:
@@ -95,7 +95,7 @@ class Storage:
         """
         filesystem, target = self._target(path)
         if isinstance(filesystem, fs.LocalFileSystem):
-            with _reported("write", target):
+            with _as_run_error("write", target):
                 created = _link_local(Path(target), data)
             if created is not None:
                 return created
@@ -116,14 +116,14 @@ class Storage:
             RunError: when it cannot be read, naming it.
         """
         filesystem, target = self._target(path)
-        with _reported("read", target, FileNotFoundError), filesystem.open_input_stream(target) as stream:
+        with _as_run_error("read", target, FileNotFoundError), filesystem.open_input_stream(target) as stream:
             data: bytes = stream.read()
         return data
 
     def exists(self, path: str) -> bool:
         """Returns whether there is a file (or folder) of this name."""
         filesystem, target = self._target(path)
-        with _reported("read", target):
+        with _as_run_error("read", target):
             found: bool = filesystem.get_file_info(target).type != fs.FileType.NotFound
         return found
 
@@ -136,7 +136,7 @@ class Storage:
         """
         filesystem, target = self._target(path)
         digest = hashlib.sha256()
-        with _reported("read", target, FileNotFoundError), filesystem.open_input_stream(target) as stream:
+        with _as_run_error("read", target, FileNotFoundError), filesystem.open_input_stream(target) as stream:
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
         return digest.hexdigest()
@@ -148,7 +148,7 @@ class Storage:
             FileNotFoundError: when there is none.
         """
         filesystem, target = self._target(path)
-        with _reported("read", target):
+        with _as_run_error("read", target):
             info = filesystem.get_file_info(target)
         if info.type == fs.FileType.NotFound:
             raise FileNotFoundError(errno.ENOENT, "no such file", target)
@@ -172,7 +172,7 @@ class Storage:
 
     def _infos(self, folder: str | None) -> list[fs.FileInfo]:
         filesystem, target = self._located if folder is None else self._target(folder)
-        with _reported("read", target):
+        with _as_run_error("read", target):
             found: list[fs.FileInfo] = filesystem.get_file_info(fs.FileSelector(target, allow_not_found=True))
         return found
 
@@ -181,7 +181,7 @@ class Storage:
         local = self.local_path
         if local is None or not (place := local / _checked(path)).is_symlink():
             return None
-        with _reported("read", str(place)):
+        with _as_run_error("read", str(place)):
             return os.readlink(place)
 
     def delete(self, path: str) -> None:
@@ -191,7 +191,7 @@ class Storage:
             RunError: when it cannot be deleted, naming it.
         """
         filesystem, target = self._target(path)
-        with _reported("delete", target), suppress(FileNotFoundError):
+        with _as_run_error("delete", target), suppress(FileNotFoundError):
             if isinstance(filesystem, fs.LocalFileSystem):
                 _delete_local(Path(self._located[1]), path)
             else:
@@ -213,7 +213,7 @@ def _checked(path: str) -> str:
 
 
 @contextmanager
-def _reported(action: str, target: str, *passing: type[OSError]) -> Iterator[None]:
+def _as_run_error(action: str, target: str, *passing: type[OSError]) -> Iterator[None]:
     """Says which file a failure is about; ``passing`` errors stay as they are."""
     try:
         yield

@@ -73,7 +73,7 @@ class Holder(BaseModel):
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
-    def lives(self) -> bool | None:
+    def is_alive(self) -> bool | None:
         """Returns whether the process is there; None if that cannot be known from here."""
         if self.host != socket.gethostname():
             return None
@@ -170,7 +170,7 @@ class Lease:
         return self._mine.model_copy(update={"heartbeat": time.time()}).model_dump_json(indent=1).encode()
 
     def _refuse_if_alive(self, holder: Holder) -> None:
-        lives = holder.lives()
+        lives = holder.is_alive()
         if lives is False:
             return
         age = self._age(FILE)
@@ -206,7 +206,7 @@ class Lease:
         if not self._storage.create(claim, self._content()):
             claimant = read_lease(self._storage, claim)
             if claimant is not None:
-                lives = claimant.lives()
+                lives = claimant.is_alive()
                 # Who replaces a lease is done in a moment: one that cannot be seen and is silent for long has crashed.
                 if lives is False or (lives is None and self._age(claim) >= self._timeout_s):
                     self._storage.delete(claim)

@@ -158,7 +158,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckedCommit:
     """A commit, and what is wrong with it.
 
     Attributes:

@@ -31,10 +31,10 @@ _LATER = frozenset(
 
 def is_of_commits(name: str) -> bool:
     """Whether a file in ``commits/`` is rayfl's by its name: of a commit, also one never finished, or temporary."""
-    return _settled(name) or is_temporary(name, _settled)
+    return _is_finished(name) or is_temporary(name, _is_finished)
 
 
-def _settled(name: str) -> bool:
+def _is_finished(name: str) -> bool:
     return name == NEWEST or _OF_COMMIT.fullmatch(name) is not None or manifest_rounds(name) is not None
 
 

@@ -34,7 +34,7 @@ def check_run_folder(storage: Storage, copy: Storage | None = None) -> None:
     _refuse_link(storage, FOLDER)
     if copy is None:
         if not storage.exists(CONFIG):
-            refuse_others(storage, _of_a_beginning, f"no {CONFIG}")
+            refuse_foreign_folder(storage, _of_first_start, f"no {CONFIG}")
         return
     inside = copy == storage.inside(COPY)
     if inside:
@@ -43,10 +43,10 @@ def check_run_folder(storage: Storage, copy: Storage | None = None) -> None:
     _refuse_one_place(storage, copy)
     known = copy.exists(CONFIG)
     if not (known or storage.exists(CONFIG)):
-        refuse_others(storage, lambda name: _of_a_beginning(name) or (inside and name == COPY), f"no {CONFIG}")
+        refuse_foreign_folder(storage, lambda name: _of_first_start(name) or (inside and name == COPY), f"no {CONFIG}")
     if not known:
         ours = all(is_of_commits(name) for name in copy.names(FOLDER))
-        refuse_others(copy, lambda name: _of_a_beginning(name) or (ours and name == FOLDER), f"no {CONFIG}")
+        refuse_foreign_folder(copy, lambda name: _of_first_start(name) or (ours and name == FOLDER), f"no {CONFIG}")
 
 
 def _refuse_link(place: Storage, folder: str) -> None:
@@ -66,7 +66,7 @@ def _refuse_one_place(storage: Storage, copy: Storage) -> None:
         )
 
 
-def refuse_others(storage: Storage, owns: Callable[[str], bool], lacks: str) -> None:
+def refuse_foreign_folder(storage: Storage, owns: Callable[[str], bool], lacks: str) -> None:
     """Refuses a folder that is somebody else's.
 
     Args:
@@ -88,11 +88,11 @@ def refuse_others(storage: Storage, owns: Callable[[str], bool], lacks: str) -> 
     )
 
 
-def _of_a_beginning(name: str) -> bool:
-    return _at_the_beginning(name) or is_probe(name) or is_temporary(name, _at_the_beginning)
+def _of_first_start(name: str) -> bool:
+    return _written_first(name) or is_probe(name) or is_temporary(name, _written_first)
 
 
-def _at_the_beginning(name: str) -> bool:
+def _written_first(name: str) -> bool:
     return name in BEGINNING or is_lease(name)
 
 

@@ -23,7 +23,7 @@ _ROW_GROUP = 1 << 17
 
 def to_parquet(table: pa.Table) -> bytes:
     """The table as a Parquet file; equal tables give equal bytes."""
-    return joined([table], table.schema)
+    return to_one_parquet([table], table.schema)
 
 
 def from_parquet(data: bytes) -> pa.Table:
@@ -32,7 +32,7 @@ def from_parquet(data: bytes) -> pa.Table:
     return pq.read_table(io.BytesIO(data), use_threads=False)
 
 
-def joined(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
+def to_one_parquet(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
     """The rows of several tables as one Parquet file, with only a part of them in memory at once.
 
     Args:
@@ -75,7 +75,7 @@ def read_parts(store: CommitStore, manifest: Manifest, name: str) -> Iterator[pa
         DamageError: when the commit has no such table, or a part is missing, changed or no table.
     """
     for part in _files(manifest, name):
-        yield decoded(store.read(part), part)
+        yield decode_part(store.read(part), part)
 
 
 def read_whole(store: CommitStore, manifest: Manifest, name: str) -> pa.Table:
@@ -83,7 +83,7 @@ def read_whole(store: CommitStore, manifest: Manifest, name: str) -> pa.Table:
     return pa.concat_tables(list(read_parts(store, manifest, name)))
 
 
-def put_beside(
+def publish_table(
     store: CommitStore, storage: Storage, manifest: Manifest, name: str, metadata: Mapping[bytes, bytes] | None = None
 ) -> None:
     """Writes a table of a commit where users look for it: beside ``commits/``. Raises like :func:`read_parts`.
@@ -97,14 +97,14 @@ def put_beside(
     """
     parts = read_parts(store, manifest, name)
     first = next(parts)
-    storage.write(f"{name}.parquet", joined(chain([first], parts), _knowing(first.schema, metadata)))
+    storage.write(f"{name}.parquet", to_one_parquet(chain([first], parts), _with_metadata(first.schema, metadata)))
 
 
-def _knowing(schema: pa.Schema, metadata: Mapping[bytes, bytes] | None) -> pa.Schema:
+def _with_metadata(schema: pa.Schema, metadata: Mapping[bytes, bytes] | None) -> pa.Schema:
     return schema.with_metadata({**(schema.metadata or {}), **(metadata or {})})
 
 
-def decoded(data: bytes, part: StoredFile) -> pa.Table:
+def decode_part(data: bytes, part: StoredFile) -> pa.Table:
     """The rows of a part; raises DamageError when it is no table."""
     try:
         return from_parquet(data)
@@ -149,7 +149,7 @@ class PartedTable:
         table, schema = cls(name), pa.schema([])
         for file in _files(manifest, name):
             data = store.read(file)
-            part = decoded(data, file)
+            part = decode_part(data, file)
             table._parts.append(_Part(part.num_rows, file, data if file.size < _LARGE_BYTES else None))
             table.rows += part.num_rows
             schema = part.schema
@@ -160,7 +160,7 @@ class PartedTable:
         """The parts, in the order of their rows."""
         return tuple(part.file for part in self._parts)
 
-    def grow(self, store: CommitStore, rounds_completed: int, rows: pa.Table) -> bool:
+    def append(self, store: CommitStore, rounds_completed: int, rows: pa.Table) -> bool:
         """Stores new rows; whether there were any. A table's first part is written even without rows.
 
         Args:

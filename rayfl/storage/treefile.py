@@ -27,7 +27,7 @@ def dumps(tree: Mapping[str, Any]) -> bytes:
     numbers = {path: leaf for path, leaf in pairs.items() if not isinstance(leaf, Tensor)}
     # One metadata entry: the library does not keep the order of several, and equal trees should give equal files.
     metadata = {_HEADER: json.dumps({"numbers": numbers, "order": list(pairs)})}
-    return safetensors.torch.save(_apart(tensors), metadata=metadata)
+    return safetensors.torch.save(_copy_overlapping(tensors), metadata=metadata)
 
 
 def loads(data: bytes, name: str) -> Tree:
@@ -77,7 +77,7 @@ def _entries(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             raise TypeError(f"a stored tree holds tensors and numbers, {path!r} is a {type(value).__name__}")
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _copy_overlapping(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies what overlaps another leaf (a local model that starts as the received one): the format refuses it."""
     result = dict(tensors)
     end = 0

@@ -18,7 +18,8 @@ from rayfl.errors import ConfigError
 from rayfl.params import copy, num_bytes
 from rayfl.randomness import RandomStreams
 from tests.support.fedme_toys import TRAIN, Call, Forced, calls, clients, own_weights, two_architectures
-from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal
 
 __all__ = ["calls"]
 

@@ -19,7 +19,8 @@ from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, weighted_sum
 from tests.support.partial_toys import COHORTS, TRAIN, camps, initial, labelled, take, three_layers, toy_of
-from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, softmax_regression, two_layers
+from tests.support.toy_networks import softmax_regression, two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal
 
 HEAD = ("head.weight", "head.bias")
 ALONE = TrainConfig(rounds=4, clients_per_round=1, local_epochs=1, batch_size=None, lr=0.1)

@@ -22,11 +22,12 @@ from rayfl.errors import ConfigError
 from rayfl.experiment.parts import Parts
 from rayfl.models.base import Network
 from rayfl.params import num_bytes
-from tests.cluster.rounds.test_resume import Interrupt
-from tests.support.cases import CASES_OF_KINDS, SIZES, Case, toy_of
-from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.cases import CASES_OF_KINDS, toy_of
+from tests.support.cases.base import SIZES, Case
+from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 from tests.support.own_models import Frozen
-from tests.support.toys import ListDataset, TwoLayers, assert_close, assert_equal, random_clients
+from tests.support.toy_networks import TwoLayers
+from tests.support.toys import ListDataset, assert_close, assert_equal, random_clients
 
 torch.set_num_threads(1)
 

@@ -14,22 +14,16 @@ from torch import Tensor
 
 from actors.hosting import procedures
 from actors.hosting.equipment import Equipment
-from actors.hosting.job import Found, Job
+from actors.hosting.job import ClientResult, Job
 from actors.hosting.replies import found_of
 from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.params import Tree, copy, leaves, num_bytes, tensors
-from tests.support.cases import ALGORITHMS, CASES, SIZES, TRAIN, Case, toy_of
-from tests.support.toys import (
-    ListDataset,
-    RelabelledStreams,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-)
+from tests.support.cases import ALGORITHMS, CASES, TRAIN, toy_of
+from tests.support.cases.base import SIZES, Case
+from tests.support.toy_networks import normalized_layers
+from tests.support.toys import ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients
 
 
 def digest(tree: Mapping[Any, Any]) -> str:
@@ -51,7 +45,7 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
     """Records (client, reply) of every procedure that uploads something."""
     seen: list[tuple[int, Any]] = []
 
-    def recording(own: Equipment, job: Job, client: Client, outcome: Any, *others: Any) -> Found:
+    def recording(own: Equipment, job: Job, client: Client, outcome: Any, *others: Any) -> ClientResult:
         if job.kind != "evaluate" and job.counted:
             seen.append((client.id, outcome))
         return found_of(own, job, client, outcome, *others)

@@ -2,68 +2,36 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedper import FedPer
-from algorithms.gpfl import GPFL, SHARED, cosines, valve
+from algorithms.gpfl import GPFL, SHARED, valve
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client
 from rayfl.engine.tasks import Batch, Task
-from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, leaves, map_leaves
+from tests.support.gpfl_toys import Valve, drawn, example
 from tests.support.partial_toys import (
     COHORTS,
     TRAIN,
     held_out_accuracy,
     initial,
     labelled,
-    partly_fixed,
     planted_clients,
     take,
     toy_of,
     vectors,
 )
-from tests.support.toys import CPU, Toy, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import CPU, Toy, assert_close, assert_equal, random_clients
 
 HEAD = ("head.weight", "head.bias")
-
-
-class Valve(nn.Module):
-    """The authors' conditional valve."""
-
-    def __init__(self, width: int, tensors: Tree) -> None:
-        super().__init__()
-        for name in ("gamma", "beta"):
-            layer, norm, found = nn.Linear(width, width), nn.LayerNorm(width), tensors[name]
-            layer.weight.data, layer.bias.data = found["matrix"], found["offset"]
-            norm.weight.data, norm.bias.data = found["norm_gain"], found["norm_offset"]
-            setattr(self, name, nn.Sequential(layer, nn.ReLU(), norm))
-
-    def forward(self, features: Tensor, condition: Tensor) -> Tensor:
-        gamma, beta = self.gamma(condition), self.beta(condition)
-        return torch.relu(features * (gamma + 1) + beta)
-
-
-def drawn(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def example(weight: float = 0.5) -> tuple[GPFL, Toy, Tree, Batch, Tree]:
-    """A method, its toy, what is trained, a mini-batch and what is frozen."""
-    method = GPFL(guidance_weight=weight)
-    toy = toy_of(method, task=two_layers())
-    trained = {"model": initial(toy), "valve": toy.server["valve"], "embedding": toy.server["embedding"]}
-    trained = map_leaves(lambda leaf: leaf + 0.1 * drawn(1, *leaf.shape), trained)
-    part = toy.dataset.load(1)["train"]
-    frozen = {"embedding": drawn(2, 3, 7), "global": drawn(3, 7), "personal": drawn(4, 7)}
-    return method, toy, trained, Batch(part.x, part.y), frozen
 
 
 def test_the_valve_is_the_papers() -> None:
@@ -135,55 +103,6 @@ def test_inv_gp_3_behind_an_open_valve_it_is_fedper() -> None:
         assert_equal(shut.states(), plain.states())
         assert_equal(shut.server["valve"], start["valve"])
     assert vectors(shut.scores(), "personalized") == vectors(plain.scores(), "personalized")
-
-
-def test_inv_gp_4_cosines_never_shorten_an_embedding() -> None:
-    method, toy, trained, batch, frozen = example(0.0)
-    table = trained["embedding"].clone().requires_grad_()
-    value = method.objective({**trained, "embedding": table}, batch, toy.task, frozen)
-    (slope,) = torch.autograd.grad(value, table)
-    assert slope.abs().max() > 1e-3
-    assert ((table * slope).sum(-1).abs() < 1e-12).all()
-    assert ((table - 0.5 * slope).norm(dim=-1) >= table.norm(dim=-1)).all()
-
-
-def test_inv_gp_5_the_loss_of_cosines_is_bounded() -> None:
-    for classes in (2, 10):
-        table = drawn(1, classes, 7)
-        best, worst = table[0], -table[0]
-        y = torch.zeros(1, dtype=torch.int64)
-        low, high = (math.log(1 + (classes - 1) * math.exp(sign * 2)) for sign in (-1, 1))
-        for features in (best, worst, *drawn(2, 50, 7)):
-            assert low <= float(F.cross_entropy(cosines(features[None], table), y)) <= high
-    opposed = torch.stack([best, worst])
-    assert abs(float(F.cross_entropy(cosines(best[None], opposed), y)) - math.log(1 + math.exp(-2))) < 1e-12
-
-
-def test_inv_gp_6_the_distance_is_to_the_received_embeddings() -> None:
-    method, toy, trained, batch, frozen = example(0.5)
-    plain = GPFL(guidance_weight=0)
-    slopes = []
-    for one in (method, plain):
-        table = trained["embedding"].clone().requires_grad_()
-        value = one.objective({**trained, "embedding": table}, batch, toy.task, frozen)
-        slopes.append((value.detach(), torch.autograd.grad(value, table)[0]))
-    assert torch.equal(slopes[0][1], slopes[1][1])
-    features = toy.task.network.head_inputs_and_logits(trained["model"], batch.x)[0]
-    both = valve(trained["valve"], features, frozen["global"])
-    distance = torch.linalg.matrix_norm(both - frozen["embedding"][batch.y])
-    assert_close(slopes[0][0] - slopes[1][0], 0.5 * distance, 1e-9)
-    # no gradient where there is no distance
-    exact = {**frozen, "embedding": both[:1].expand(3, 7)}
-    one_sample = Batch(batch.x[:1], batch.y[:1])
-    model = {name: leaf.clone().requires_grad_() for name, leaf in trained["model"].items()}
-    with_distance, without = (
-        torch.autograd.grad(
-            one.objective({**trained, "model": model}, one_sample, toy.task, exact), list(model.values())
-        )
-        for one in (method, plain)
-    )
-    for left, right in zip(with_distance, without, strict=True):
-        assert_close(left, right, 1e-5)
 
 
 def test_inv_gp_7_heads_stay_with_clients() -> None:
@@ -299,18 +218,6 @@ def test_evaluated_is_the_own_head_behind_the_latest_valve() -> None:
         for client, rows in toy.scores().items():
             assert set(rows) == {"personalized"}
             assert abs(rows["personalized"].loss - expected(client, cohort is not None)) < 1e-10
-
-
-def test_padding_adds_nothing_and_a_model_without_body_or_head_is_refused() -> None:
-    method, toy, trained, batch, frozen = example()
-    whole = method.objective(trained, Batch(batch.x[:3], batch.y[:3]), toy.task, frozen)
-    mask = torch.tensor([1, 1, 1, 0, 0], dtype=torch.float64)
-    padded = Batch(torch.cat([batch.x[:3], 9 * batch.x[:2]]), torch.cat([batch.y[:3], batch.y[:2]]), mask)
-    assert_close(method.objective(trained, padded, toy.task, frozen), whole, 1e-12)
-    with pytest.raises(ConfigError, match="GPFL needs the last layer's weight"):
-        GPFL().check(partly_fixed("head.weight"), toy.context)
-    with pytest.raises(ConfigError, match="no body is left"):
-        GPFL().check(partly_fixed("inner.weight", "inner.bias"), toy.context)
 
 
 def test_vectorized_agrees_with_looped() -> None:

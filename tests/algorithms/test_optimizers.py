@@ -22,9 +22,11 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError, ConfigError
 from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams
-from tests.support.cases import ALGORITHMS, TRAIN, Case, toy_of
+from tests.support.cases import ALGORITHMS, TRAIN, toy_of
+from tests.support.cases.base import Case
 from tests.support.gradients import optimizer_of
-from tests.support.toys import Toy, TwoLayers, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toy_networks import TwoLayers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "momentum": 0.0, "lr": 0.02, "betas": (0.8, 0.95)}
 WITH_ADAM = TRAIN.model_copy(update=ADAM)

@@ -8,36 +8,12 @@ import pytest
 import torch
 
 from algorithms.fedavg import FedAvg
-from algorithms.scaffold import Scaffold, sum_of_step_weights
-from rayfl.engine.settings import TrainConfig
+from algorithms.scaffold import Scaffold
 from rayfl.engine.tasks import Batch
-from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, interpolate, map_leaves
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    quadratic_clients,
-    random_clients,
-    two_layers,
-)
-
-SIZES = (9, 12, 6, 10)
-TRAIN = TrainConfig(rounds=4, clients_per_round=2, local_epochs=2, batch_size=4, lr=0.1)
-ONE_STEP = TRAIN.model_copy(update={"local_epochs": 1, "batch_size": None})
-
-
-def toy_of(algorithm: Any, train: TrainConfig = TRAIN, **options: Any) -> Toy:
-    return Toy(algorithm, random_clients(SIZES), two_layers(), train, **options)
-
-
-def quad(algorithm: Any, points: list[float], copies: list[int], start: float = 1.0, **train: Any) -> Toy:
-    settings = {"rounds": 3, "clients_per_round": len(points), "batch_size": None, "lr": 0.1, "local_epochs": 2}
-    return Toy(
-        algorithm, quadratic_clients(points, copies), Quadratic(start=start), TrainConfig(**{**settings, **train})
-    )
+from tests.support.scaffold_toys import ONE_STEP, SIZES, TRAIN, controls, mean, quad, toy_of
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 
 def gradient_of(toy: Toy, client: int, model: Tree) -> Tree:
@@ -46,17 +22,6 @@ def gradient_of(toy: Toy, client: int, model: Tree) -> Tree:
     point = {name: leaf.clone().requires_grad_() for name, leaf in model.items()}
     parts = torch.autograd.grad(toy.task.loss(point, Batch(part.x, part.y)), list(point.values()))
     return dict(zip(point, parts, strict=True))
-
-
-def mean(trees: list[Tree]) -> Tree:
-    return map_leaves(lambda *leaves: torch.stack(leaves).mean(0), *trees)
-
-
-def controls(toy: Toy, clients: range = range(4)) -> list[Tree]:
-    """c_k of all clients; zero for those that never took part."""
-    zero = map_leaves(torch.zeros_like, toy.server["control"])
-    states = toy.states()
-    return [states[client]["control"] if client in states else zero for client in clients]
 
 
 def give_controls(toy: Toy, values: dict[int, Tree]) -> None:
@@ -155,23 +120,6 @@ def test_options_agree_after_a_single_step_with_weight_decay() -> None:
         assert_close(first.step(cohort), second.step(cohort), 1e-12)
 
 
-def test_momentum_is_refused_unless_asked_for() -> None:
-    train = TRAIN.model_copy(update={"momentum": 0.9})
-    toy = toy_of(Scaffold(momentum_on_corrected=True), train)
-    with pytest.raises(ConfigError, match=r"train\.momentum=0.*momentum_on_corrected=true"):
-        Scaffold().check(toy.task, toy.context)
-    Scaffold(momentum_on_corrected=True).check(toy.task, toy.context)
-    Scaffold().check(toy.task, toy_of(Scaffold()).context)
-
-
-def test_kept_momentum_is_refused_where_the_control_is_read_off_the_distance_moved() -> None:
-    train = TRAIN.model_copy(update={"momentum": 0.9, "persist_optimizer": True})
-    toy = toy_of(Scaffold(momentum_on_corrected=True), train)
-    with pytest.raises(ConfigError, match=r"train\.persist_optimizer=false.*control_update=option1"):
-        Scaffold(momentum_on_corrected=True).check(toy.task, toy.context)
-    Scaffold(momentum_on_corrected=True, control_update="option1").check(toy.task, toy.context)
-
-
 def test_the_least_number_of_local_steps_counts_in_the_control() -> None:
     train = ONE_STEP.model_copy(update={"min_local_steps": 3})
     more = toy_of(Scaffold(), train)
@@ -179,49 +127,6 @@ def test_the_least_number_of_local_steps_counts_in_the_control() -> None:
     for cohort in ([0, 1], [1, 3]):
         assert_equal(more.step(cohort), epochs.step(cohort))
         assert_equal(more.states(), epochs.states())
-
-
-def test_sum_of_step_weights() -> None:
-    for momentum in (0.0, 0.5, 0.9):
-        for steps in (1, 2, 7):
-            weights = [sum(momentum**i for i in range(steps - j)) for j in range(steps)]
-            assert abs(sum_of_step_weights(steps, momentum) - sum(weights)) < 1e-10
-            if not momentum:
-                assert sum_of_step_weights(steps, momentum) == steps
-
-
-def test_momentum_applies_to_the_corrected_gradient() -> None:
-    points, eta, momentum, steps = [0.0, 4.0], 0.1, 0.5, 3
-    toy = quad(Scaffold(momentum_on_corrected=True), points, [1, 1], lr=eta, momentum=momentum, local_epochs=steps)
-    model, control, own = 1.0, 0.0, [0.0, 0.0]
-    for _ in range(3):
-        replies, renewed = [], []
-        for client, point in enumerate(points):
-            y, velocity, applied, gradients = model, 0.0, [0.0] * steps, []
-            for step in range(steps):
-                gradients.append(y - point)
-                velocity = momentum * velocity + gradients[-1] - own[client] + control
-                y -= eta * velocity
-                # a gradient is applied again, m times weaker, in every later step
-                applied = [a + (momentum ** (step - j) if j <= step else 0) for j, a in enumerate(applied)]
-            replies.append(y)
-            renewed.append(sum(a * g for a, g in zip(applied, gradients, strict=True)) / sum(applied))
-        model = sum(replies) / 2
-        control += sum(new - old for new, old in zip(renewed, own, strict=True)) / 2
-        own = renewed
-        toy.step()
-        assert abs(float(toy.server["model"]["theta"]) - model) < 1e-12
-        assert abs(float(toy.server["control"]["theta"]) - control) < 1e-12
-        for control_of_client, expected in zip(controls(toy, range(2)), own, strict=True):
-            assert abs(float(control_of_client["theta"]) - expected) < 1e-12
-
-
-def test_sca_1_holds_with_momentum_and_weight_decay() -> None:
-    train = TRAIN.model_copy(update={"momentum": 0.9, "weight_decay": 0.01})
-    toy = toy_of(Scaffold(momentum_on_corrected=True), train)
-    for cohort in ([0], [1, 3], [0, 2]):
-        toy.step(cohort)
-        assert_close(toy.server["control"], mean(controls(toy)), 1e-12)
 
 
 def test_server_lr_steps_towards_the_mean() -> None:

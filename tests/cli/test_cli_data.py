@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rayfl.cli.entry import app, main
 from rayfl.data.files.whole import file_digest
-from tests.data.sources.test_preparing import packed, tiny_files
+from tests.support.image_files import packed, tiny_files
 
 
 @pytest.fixture(autouse=True)

@@ -30,9 +30,9 @@ from rayfl.data.sources.tff import TffOptions, import_tff
 from rayfl.data.sources.vision import FashionMnistSource, SvhnSource
 from tests.data.sources.leaf.test_leaf_words import NEXT, SENTENCE, comments, tweets
 from tests.data.sources.test_arrays import table as write_table
-from tests.data.sources.test_field_data import digit_files, heart_files, office_files, png
 from tests.data.sources.test_isic import isic_files
-from tests.data.sources.test_preparing import idx, unpacked
+from tests.support.field_files import digit_files, heart_files, office_files, png
+from tests.support.image_files import idx, unpacked
 from tests.support.tff_files import stack_overflow, write_sqlite
 
 RANDOM = np.random.default_rng(0)

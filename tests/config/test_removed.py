@@ -14,8 +14,7 @@ from rayfl.config.loading import load_config
 from rayfl.config.removed import REMOVED
 from rayfl.errors import ConfigError, RunError
 from rayfl.runs.folder import open_run
-from tests.cluster.rounds.test_resume import Interrupt
-from tests.support.experiments import small_experiment
+from tests.support.experiments import Interrupt, small_experiment
 
 OTHER = {"engine.kernel": "fast", "engine.lend_cores": True}
 """Values that did something."""

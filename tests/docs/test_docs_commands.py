@@ -46,7 +46,7 @@ EXCUSED = {
     "source .venv/*": "installs",
     "pip *": "installs",
     "python scripts/*": "takes hours",
-    "python own_survival.py *": "reads FLamby's files; tests/docs/test_examples.py runs it on made ones",
+    "python own_survival.py *": "reads FLamby's files; tests/docs/test_flamby_examples.py runs it on made ones",
     "tensorboard *": "does not end",
     "ray *": "starts a cluster",
     "ssh *": "needs another machine",

@@ -28,10 +28,8 @@ from tests.support.problems import (
     examples,
     request,
 )
-from tests.support.toys import (
-    TwoLayers,
-    assert_equal,
-)
+from tests.support.toy_networks import TwoLayers
+from tests.support.toys import assert_equal
 
 
 def test_a_write_to_what_is_only_read_is_found(caplog: pytest.LogCaptureFixture) -> None:

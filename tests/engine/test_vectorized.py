@@ -27,7 +27,8 @@ from tests.support.problems import (
     request,
 )
 from tests.support.stacks import TOLERANCE, engine, network_of, run
-from tests.support.toys import Toy, TwoLayers, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toy_networks import TwoLayers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 torch.set_num_threads(1)
 

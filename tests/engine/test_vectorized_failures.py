@@ -27,7 +27,8 @@ from tests.support.problems import (
     request,
 )
 from tests.support.stacks import engine, network_of, run
-from tests.support.toys import TwoLayers, assert_close, assert_equal
+from tests.support.toy_networks import TwoLayers
+from tests.support.toys import assert_close, assert_equal
 
 SMALL = tuple(enumerate((17, 3, 24, 9, 10, 12)))
 

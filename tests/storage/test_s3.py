@@ -28,9 +28,8 @@ from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from rayfl.storage.lease import FILE, Holder, Lease, read_lease
 from rayfl.storage.tables import from_parquet
-from tests.cluster.rounds.test_resume import Interrupt
 from tests.storage.test_lease import contend
-from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 from tests.support.toys import assert_equal
 
 SERVER = os.environ.get("RAYFL_TEST_MOTO_SERVER") or shutil.which("moto_server")

@@ -15,7 +15,20 @@ from algorithms import registry
 from rayfl.params import Tree
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
+from rayfl.tracking.callback import Callback
 from tests.support.toys import assert_equal
+
+
+class Interrupt(Callback):
+    """Ends the run after a round, as Ctrl-C would."""
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+
+    def on_round(self, rounds_completed: int, cohort: list[int], seconds: float) -> None:
+        if rounds_completed == self._after:
+            raise KeyboardInterrupt
+
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "finetune_epochs": 1},

@@ -12,8 +12,7 @@ from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError
 from rayfl.experiment.parts import Parts
-from tests.cluster.rounds.test_resume import Interrupt
-from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 
 ADAM = {"optimizer": "adam", "momentum": 0.0, "lr": 0.01}
 COSINE = {"name": "cosine", "warmup": 2, "minimum": 0.001}

@@ -19,9 +19,8 @@ from rayfl.runs.verification import verify
 from rayfl.storage.commit_files import CommitFiles
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
-from tests.cluster.rounds.test_lost_files import flip, manifests
-from tests.cluster.rounds.test_resume import Interrupt
-from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.damage import flip, manifests
+from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 
 BESIDE = ("config.yaml", "partition.parquet")
 

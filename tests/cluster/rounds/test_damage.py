@@ -14,8 +14,7 @@ from rayfl.runs.verification import verify
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from rayfl.storage.manifest import Manifest
-from tests.cluster.rounds.test_resume import Interrupt
-from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 
 KINDS: dict[str, Callable[[Manifest], str]] = {
     "manifest": lambda manifest: f"manifest-{manifest.rounds_completed:06d}.json",

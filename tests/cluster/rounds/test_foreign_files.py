@@ -24,9 +24,8 @@ from rayfl.storage.files import Storage, open_to_append
 from rayfl.storage.lease import FILE
 from rayfl.sweeps.space import parse_space
 from rayfl.sweeps.trials import plan_sweep
-from tests.cluster.rounds.test_resume import Interrupt
 from tests.runs.test_reliability import commit
-from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 
 PRECIOUS = {"thesis.tex": b"\\end{document}", "manifest-final.json": b"{}", "states-of-mind.parquet": b"x"}
 
@@ -245,7 +244,7 @@ def test_spilled_states_of_dead_processes_go_and_nothing_else(tmp_path: Path) ->
         path.write_bytes(b"x")
     (tmp_path / f"{dead}-12345678").symlink_to(tmp_path / "elsewhere")
     spill = Spill(1, str(tmp_path))
-    kept = [spill.keep({"w": torch.zeros(4)}) for _ in range(3)]
+    kept = [spill.store({"w": torch.zeros(4)}) for _ in range(3)]
     assert spill.spilled
     del kept
     spill.close()

@@ -25,9 +25,8 @@ from rayfl.storage.files import Storage
 from rayfl.sweeps.space import parse_space
 from rayfl.sweeps.trials import plan_sweep
 from rayfl.tracking.callback import RunInfo
-from tests.cluster.rounds.test_lost_files import manifests
-from tests.cluster.rounds.test_resume import Interrupt
-from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.damage import manifests
+from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 
 TODAY = ExperimentConfig.identity
 OF_THEN = ("system", "noise")

@@ -21,8 +21,7 @@ from rayfl.params import Tree
 from rayfl.runs.verification import verify
 from rayfl.storage.files import Storage
 from rayfl.tracking.callback import RunInfo
-from tests.cluster.rounds.test_resume import Interrupt
-from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 
 
 class InPlace(Scaffold):

@@ -14,18 +14,7 @@ from rayfl import Callback
 from rayfl.runs.verification import verify
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
-from tests.support.experiments import assert_same, each_method, outcome, small_experiment
-
-
-class Interrupt(Callback):
-    """Ends the run after a round, as Ctrl-C would."""
-
-    def __init__(self, after: int) -> None:
-        self._after = after
-
-    def on_round(self, rounds_completed: int, cohort: list[int], seconds: float) -> None:
-        if rounds_completed == self._after:
-            raise KeyboardInterrupt
+from tests.support.experiments import Interrupt, assert_same, each_method, outcome, small_experiment
 
 
 @pytest.mark.parametrize("method", each_method())

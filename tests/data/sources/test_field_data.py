@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision.datasets
-from PIL import Image
 from scipy.io import savemat
 
 from algorithms.registry import Experiment
@@ -28,16 +26,8 @@ from rayfl.data.sources.preparing import Order
 from rayfl.data.sources.vision import FashionMnistSource, SvhnSource
 from rayfl.errors import ConfigError, DataError
 from rayfl.randomness import RandomStreams
-from tests.data.sources.test_preparing import X, Y, idx, unpacked
-
-RANDOM = np.random.default_rng(1)
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-
-
-def png(value: int, width: int = 32, height: int = 32) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (width, height), (value, value, value)).save(buffer, "PNG")
-    return buffer.getvalue()
+from tests.support.field_files import DOMAINS, RANDOM, cinic_files, digit_files, heart_files, office_files, png
+from tests.support.image_files import X, Y, idx, unpacked
 
 
 def test_fashion_mnist_has_files_and_checksums_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,15 +72,6 @@ def test_the_digit_0_of_svhn_has_the_label_0(tmp_path: Path, monkeypatch: pytest
     np.testing.assert_array_equal(source.open().x, samples.x)  # from the files themselves
 
 
-def cinic_files() -> dict[str, bytes]:
-    """A training, a validation and a test image of each class, whose brightness tells them apart."""
-    return {
-        f"{part}/{label}/{part}-{number}.png": png(20 * number + offset)
-        for offset, part in enumerate(("train", "valid", "test"))
-        for number, label in enumerate(CLASSES)
-    }
-
-
 @pytest.mark.parametrize("validation", ["leave_out", "train"])
 def test_cinic_10_from_a_folder_and_from_its_archive(tmp_path: Path, validation: Any) -> None:
     folder = unpacked(tmp_path / "cinic", cinic_files())
@@ -122,20 +103,6 @@ def test_what_is_missing_of_folders_of_images_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"CINIC-10\.tar\.gz cannot be unpacked"):
         Cinic10Source(root=tmp_path / "other").prepare(Order(place=str(tmp_path / "mine.tar.gz")))
     assert not list(tmp_path.rglob("*.arrow"))
-
-
-THINGS = ("back_pack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse", "mug")
-DOMAINS = ("amazon", "caltech", "dslr", "webcam")
-
-
-def office_files() -> dict[str, bytes]:
-    """Images of many sizes, two of each class and domain, whose brightness says both."""
-    return {
-        f"{domain}/{label}/frame_{copy}.png": png(60 * place + 2 * number + copy, 20 + number, 30)
-        for place, domain in enumerate(DOMAINS)
-        for number, label in enumerate((*THINGS, "projector"))
-        for copy in range(2)
-    }
 
 
 @pytest.fixture
@@ -204,38 +171,6 @@ def test_domainnet_has_its_official_lists(tmp_path: Path) -> None:
         source.prepare(Order(place=str(tmp_path / "mine"), force=True))
 
 
-def digit_files(folder: Path) -> dict[str, np.ndarray]:
-    """Four training and two test digits of each domain, as their authors' files hold them; returns the pixels."""
-    folder.mkdir()
-    grey = RANDOM.integers(0, 256, (6, 28, 28), dtype=np.uint8)
-    small, large = RANDOM.integers(0, 256, (6, 28, 28, 3), dtype=np.uint8), np.full((6, 32, 32, 3), 77, dtype=np.uint8)
-    labels, hot = np.array([3, 0, 9, 1, 2, 5]), np.eye(10)[[3, 0, 9, 1, 2, 5]]
-    parts = {"train": slice(0, 4), "test": slice(4, 6)}
-    savemat(
-        folder / "mnist_data.mat",
-        {f"{part}_28": grey[rows, ..., np.newaxis].astype(np.float32) for part, rows in parts.items()}
-        | {f"label_{part}": hot[rows] for part, rows in parts.items()},
-    )
-    savemat(
-        folder / "mnistm_with_label.mat",
-        {part: small[rows] for part, rows in parts.items()}
-        | {f"label_{part}": hot[rows] for part, rows in parts.items()},
-    )
-    ten = np.where(labels == 0, 10, labels)[:, np.newaxis]
-    for part, rows in parts.items():
-        savemat(folder / f"svhn_{part}_32x32.mat", {"X": large[rows].transpose(1, 2, 3, 0), "y": ten[rows]})
-    savemat(
-        folder / "syn_number.mat",
-        {f"{part}_data": large[rows] for part, rows in parts.items()}
-        | {f"{part}_label": labels[rows, np.newaxis] for part, rows in parts.items()},
-    )
-    cells = np.empty((2, 2), dtype=object)
-    for place, rows in enumerate(parts.values()):
-        cells[place, 0], cells[place, 1] = grey[rows, np.newaxis] / 255, labels[rows, np.newaxis]
-    savemat(folder / "usps_28x28.mat", {"dataset": cells})
-    return {"grey": grey, "small": small}
-
-
 def test_digit_five_is_read_from_its_authors_files(tmp_path: Path) -> None:
     pixels = digit_files(tmp_path / "mine")
     source = DigitFiveSource(root=tmp_path)
@@ -254,21 +189,6 @@ def test_digit_five_is_read_from_its_authors_files(tmp_path: Path) -> None:
     savemat(tmp_path / "mine" / "syn_number.mat", {"train_data": np.zeros((4, 32, 32, 3))})
     with pytest.raises(DataError, match=r"syn_number\.mat is not Digit-Five's file of synthetic .KeyError"):
         source.prepare(Order(place=str(tmp_path / "mine"), force=True))
-
-
-PATIENT = "63.0,1.0,{cp},145.0,233.0,1.0,{ecg},150.0,0.0,2.3,?,?,?,{num}"
-
-
-def heart_files(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    for number, hospital in enumerate(("cleveland", "hungarian", "switzerland", "va")):
-        lines = [
-            PATIENT.format(cp=1 + row % 4, ecg=row % 3, num=row % 5).replace("63.0", str(40 + number + row))
-            for row in range(10)
-        ]
-        lines[4] = lines[4].replace("233.0", "?")
-        (folder / f"processed.{hospital}.data").write_text("\n".join(lines) + "\n")
-    return folder
 
 
 def test_heart_disease_is_a_table_of_four_hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
