@@ -123,7 +123,7 @@ def test_a_uniform_model_has_a_perplexity_of_its_vocabulary(tmp_path: Path) -> N
     assert values and np.allclose(values, 50, rtol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", CAUSAL)
 def test_peft_computes_the_same_with_what_is_written(family: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     options = {"adapter": {"r": 3, "alpha": 6, "scaling": "alpha_over_sqrt_r"}}
