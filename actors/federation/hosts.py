@@ -31,8 +31,8 @@ class Hosts:
     Args:
         pool: the hosts.
         pinned: host i runs client i and no other (one client per actor).
-        deadline_s: seconds after which a host that has not answered counts as dead; None: never. measured: whether
-            clients are assigned by measured times instead of estimated costs alone.
+        deadline_s: seconds after which a host that has not answered counts as dead; None: never.
+        measured: whether clients are assigned by measured times instead of estimated costs alone.
 
     Attributes:
         committed: the file of a client's state in the last commit.
@@ -74,8 +74,8 @@ class Hosts:
             broadcast: keyword arguments equal for all.
             payloads: further keyword arguments by client.
             at_a_time: splits a host's share into pieces of that many clients. Only for procedures that change no state:
-                every piece carries all states that move to its host, since pieces may start in any order. alone:
-                clients that run before the others, one at a time, while all hosts are idle otherwise.
+                every piece carries all states that move to its host, since pieces may start in any order.
+            alone: clients that run before the others, one at a time, while all hosts are idle otherwise.
 
         Raises:
             ClientError: naming the client that failed.

@@ -29,7 +29,8 @@ class Merging:
 
     Args:
         pool: the hosts.
-        job: the job they run. taking_part: the hosts with a share of it.
+        job: the job they run.
+        taking_part: the hosts with a share of it.
     """
 
     def __init__(self, pool: HostPool, job: Job, taking_part: Collection[int]) -> None:

@@ -56,7 +56,8 @@ class PaddingTrimmer:
         """Returns the number of columns of a batch.
 
         Args:
-            lengths: of its texts. most: T, the number of columns before.
+            lengths: of its texts.
+            most: T, the number of columns before.
         """
         return min(bucket(max(1, int(lengths.max()))) if lengths.numel() else 1, most)
 

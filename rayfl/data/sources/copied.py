@@ -152,6 +152,8 @@ class CopiedSource(PreparableSource):
                 content = write_clients(path, rows, spec, own_test=self.part == "both", source=source, kind=self.name)
             options = {**self._noted(), "clients": rows.clients is not None}
             options["remarks"] = self._remarks(rows, num_classes)
+            if rows.class_names:
+                options["classes"] = rows.class_names
             if rows.table is not None:
                 options["table"] = asdict(rows.table)
             write_record(path, content, source, tuple(map(SourceFile.of, self.files)), options)
