@@ -29,7 +29,7 @@ from cluster.rounds.driver import Driver
 from cluster.rounds.extending import extend
 from cluster.rounds.interrupts import StopRequest, stop_requests
 from cluster.rounds.listeners import end_listeners, tracking_listeners
-from cluster.rounds.log_file import kept_for_the_log, log_file
+from cluster.rounds.log_file import buffered_log, log_file
 from cluster.rounds.progress import Progress, empty_tables
 from cluster.rounds.recorder import Recorder
 from cluster.rounds.session import ray_session
@@ -69,7 +69,7 @@ def run(
         The tables of the whole run, also when it was finished before.
 
     Raises:
-        RayflError: for whatever the caller can mend; nothing that was committed is lost.
+        RayflError: for all errors that the caller can fix; nothing that was committed is lost.
     """
     settings = {path.replace("__", "."): value for path, value in overrides.items()}
     refuse_undone(list(settings.items()))
@@ -86,7 +86,7 @@ def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = (), ext
         callbacks: listeners.
         extends: whether the run in the configuration's folder may be given more rounds.
     """
-    with kept_for_the_log() as early:
+    with buffered_log() as early:
         config = where_begun(config)
         parts = Parts(config)
         sizes = parts.check()
@@ -172,11 +172,11 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
 
 
 def _check_same_bits(recorder: Recorder, devices: set[str] | None = None) -> None:
-    """Refuses to go on with a run of an older rayfl where the rounds that follow would be computed in another way.
+    """Refuses to continue a run of an older rayfl whose next rounds would be computed in another way.
 
     Args:
-        recorder: has restored it.
-        devices: the types of the devices that it would go on with; None: not known yet.
+        recorder: recorder that has restored the run.
+        devices: types of the devices that it would continue on; None if they are not known yet.
     """
     rule = recorder.began_under
     if rule is None or (devices or set()) <= rule.devices != frozenset():
@@ -191,7 +191,7 @@ def _check_same_bits(recorder: Recorder, devices: set[str] | None = None) -> Non
 
 @contextmanager
 def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopRequest, Sequence[str]]]:
-    """The hosts the configuration asks for, ended afterwards, what Ctrl-C and SIGTERM say, and the plan in words."""
+    """Yields the hosts of the run, its stop requests, and the plan in words; ends the hosts afterwards."""
     config = parts.config
     cluster = config.cluster
     if cluster.backend == "inline":
@@ -211,7 +211,7 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
 
 
 def _check_places(parts: Parts) -> None:
-    """Makes sure that the run's folder and that of its copies are one place for all nodes."""
+    """Checks that the run's folder and that of its copies are the same place on all nodes."""
     timeout_s = parts.config.cluster.startup_timeout_s
     check_shared_storage(parts.storage, timeout_s)
     if parts.copy is not None:

@@ -1,4 +1,4 @@
-"""The driver's end of one host that is a Ray actor: calls, their results, and the deaths they come to know of."""
+"""The driver's handle on a host that is a Ray actor: calls, their results, and its death."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class RayHost:
     """A host that is a Ray actor.
 
     Args:
-        number: what it is called by.
-        actor: a handle of its actor, which may still be starting.
+        number: number of the host.
+        actor: handle of its actor, which may still be starting.
 
     Attributes:
-        started: handle of the description that the actor gives when it has started.
-        description: this.
+        started: Ray's handle of the description that the actor returns once it has started.
+        description: description of the actor; empty until it has started.
     """
 
     def __init__(self, number: int, actor: Any) -> None:
@@ -36,15 +36,15 @@ class RayHost:
         self._connection = Connection()
 
     def finish_start(self, position: int, sender: Sender) -> None:
-        """Takes note of what the actor says of itself, and of how trees travel to it.
+        """Reads the description of the started actor, and tries whether it shares memory with the driver.
 
         Args:
-            position: the host's, for errors.
-            sender: the driver's.
+            position: position of the host, for errors.
+            sender: sender of the driver.
 
         Raises:
-            HostDiedError: when it is gone.
-            ResourceError: when it could not be set up.
+            HostDiedError: when the actor is dead.
+            ResourceError: when the actor could not be set up.
         """
         self.description = result_of(self.started, position)
         if self.description["node_id"] == ray.get_runtime_context().get_node_id():
@@ -71,11 +71,11 @@ class RayHost:
         """Returns the result of a method.
 
         Args:
-            handle: of the call.
-            position: the host's, for errors.
+            handle: handle of the call.
+            position: position of the host, for errors.
 
         Raises:
-            HostDiedError: when it is gone.
+            HostDiedError: when the actor is dead.
         """
         try:
             value = result_of(handle, position)
@@ -90,7 +90,7 @@ class RayHost:
             raise HostDiedError(position, f"its answer cannot be read any more: {error}") from None
 
     def doing(self) -> Report | None:
-        """Returns what the actor does just now; None if it does not say, as one that has stopped or is gone."""
+        """Returns what the actor is doing; None if it does not answer, because it hangs or is dead."""
         try:
             report: Report = ray.get(self.actor.doing.remote(), timeout=_REPORT_TIMEOUT_S)
         except (RayError, GetTimeoutError):
@@ -98,5 +98,5 @@ class RayHost:
         return report
 
     def forget(self) -> None:
-        """Gives up the results of calls made so far; some may still be running."""
+        """Discards the results of all earlier calls, some of which may still be running."""
         self._connection.forget()

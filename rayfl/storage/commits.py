@@ -47,13 +47,12 @@ _log = logging.getLogger("rayfl")
 class CommitStore:
     """Writes and reads commits of one run.
 
-    Names of files are new each time: a write that a crash elsewhere has made useless, or a driver that has lost the
-    run and does not know it yet, may still be writing a round that is done again, and must not touch the files of
-    the second try.
+    Every file gets a new name. A write that was made obsolete by a crash elsewhere, or a driver that has lost the run
+    without knowing it, may still be writing a round that is repeated, and must not touch the new files.
 
     Args:
         storage: the run's folder.
-        copy: a folder that gets every file, too, and has what is damaged in the first; None for no copies.
+        copy: a folder with a copy of every file, used if the first one is damaged; None for no copies.
     """
 
     def __init__(self, storage: Storage, copy: Storage | None = None) -> None:
@@ -74,7 +73,7 @@ class CommitStore:
         return self._files.write(f"{name}-{rounds_completed:06d}-{_unique()}.parquet", data)
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Makes a commit: from here on the run continues after it."""
+        """Completes a commit: from now on the run continues after it."""
         self.replace_manifest(manifest)
         self._note_newest(manifest.rounds_completed)
 
@@ -88,16 +87,16 @@ class CommitStore:
         return None if found is None else found.manifest.without(found.lost)
 
     def usable(self, thoroughly: bool = False) -> CheckedCommit | None:
-        """The newest commit that is whole, else the newest with whole models and states; None for a run that has none.
+        """Returns the newest whole commit, else the newest with whole models and states; None if there is no commit.
 
-        A warning names what is wrong with newer ones. Size and presence of all files are looked at.
+        A warning names the damage of newer ones. Presence and size of all files are checked.
 
         Args:
-            thoroughly: whether to read all files, and compare their checksums. So they are in any case where something
-                is wrong with the newest commit: what is chosen in its place must be whole.
+            thoroughly: whether to read all files and compare their checksums. They are compared in any case if the
+                newest commit is damaged, because the one that replaces it must be whole.
 
         Raises:
-            DamageError: when there are commits, but of none are the server's model and all states whole.
+            DamageError: when there are commits, but none with a whole server's model and all states.
             RunError: when a commit is of another format version.
         """
         problems, damaged = self.missing_newest(), list[CheckedCommit]()
@@ -119,11 +118,11 @@ class CommitStore:
         return None
 
     def survey(self, thoroughly: bool, problems: list[str]) -> Iterator[CheckedCommit]:
-        """The commits whose manifests can be read, the newest first, with all that is wrong with their files.
+        """Yields the commits with readable manifests, the newest first, with the damage of their files.
 
         Args:
             thoroughly: whether to read all files, and compare their checksums.
-            problems: what is wrong with other manifests is added to these, a sentence each.
+            problems: receives a sentence for each manifest that cannot be read.
 
         Raises:
             RunError: when a commit is of another format version.
@@ -152,7 +151,7 @@ class CommitStore:
         return found
 
     def _advice(self, damaged: Sequence[CheckedCommit]) -> str:
-        """Returns advice for a run without a commit to continue from."""
+        """Returns the advice for a run without a commit to continue from."""
         for candidate in damaged:
             clients = candidate.manifest.clients_in(candidate.lost)
             if candidate.has_server:

@@ -89,7 +89,9 @@ class CopiedSource(PreparableSource):
         try:
             stats = [path.stat() for path in self.files]
         except OSError as error:
-            raise DataError(f"dataset.path: {error.filename} cannot be read: {error.strerror}") from error
+            raise DataError(
+                f"dataset.path: {error.filename} cannot be read: {error.strerror}; put the file there, or give its path"
+            ) from error
         files = [(str(path), s.st_size, s.st_mtime_ns) for path, s in zip(self.files, stats, strict=True)]
         options = dict(self._choices())
         key = hashlib.sha256(json.dumps([files, options], sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]

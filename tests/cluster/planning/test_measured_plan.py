@@ -17,7 +17,14 @@ from actors.processes.placement import Node
 from algorithms.registry import Experiment
 from cluster.planning import measuring
 from cluster.planning.measuring import plan_run, sample_bytes, with_room
-from cluster.planning.plan import Plan, actor_bytes, actors_on_a_gpu, clients_at_a_time, depends_on_measuring, settle
+from cluster.planning.plan import (
+    Plan,
+    actor_bytes,
+    actors_on_a_gpu,
+    clients_at_a_time,
+    depends_on_measuring,
+    final_plan,
+)
 from cluster.planning.resources import plan_actors
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
@@ -54,7 +61,7 @@ def plan(
 ) -> Plan:
     nodes = [Node("x", cpus, gpus)]
     options = plan_actors(config.cluster, {"CPU": cpus, "GPU": gpus}, clients, nodes)
-    return settle(config, options, nodes, clients, m, measured)
+    return final_plan(config, options, nodes, clients, m, measured)
 
 
 def test_several_actors_share_a_gpu_if_clients_are_trained_one_by_one() -> None:
