@@ -14,7 +14,6 @@ from algorithms.registry import Experiment
 from rayfl.errors import ConfigError
 from rayfl.metrics.language import IGNORED
 from rayfl.plots.kinds import KINDS
-from rayfl.plots.masks import _slice
 from rayfl.plots.output import write_plot
 from rayfl.plots.style import SIZES, paper_style
 from rayfl.runs.committed import CommittedModels
@@ -89,9 +88,17 @@ def test_of_a_volume_the_fullest_slice_is_drawn(runs: dict[str, RunFolder]) -> N
     fullest = max(range(mask.shape[-1]), key=lambda at: int((mask[..., at] > 0).sum()))
     np.testing.assert_array_equal(images(figure.axes[1]), mask[..., fullest])
     assert table.num_rows == 1
-    edge = np.full((2, 2, 3), IGNORED)
-    edge[..., 1], edge[0, 0, 2] = 0, 1
-    assert _slice(edge) == 2  # pixels that count nowhere are no class
+
+
+def test_voxels_that_count_nowhere_make_no_slice_full(
+    runs: dict[str, RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = CommittedModels(runs["volumes"]).pooled("test", 1, [0])
+    drawn.y.zero_()
+    drawn.y[..., 1], drawn.y[..., 0, 0, 2] = IGNORED, 1
+    monkeypatch.setattr(CommittedModels, "pooled", lambda *_: drawn)
+    figure, _ = KINDS["masks"].draw([runs["volumes"]], clients=[0])
+    np.testing.assert_array_equal(images(figure.axes[1]), drawn.y[0, ..., 2].numpy())
 
 
 def test_pixels_that_count_nowhere_are_white(runs: dict[str, RunFolder], monkeypatch: pytest.MonkeyPatch) -> None:
