@@ -77,6 +77,7 @@ def test_the_work_s_samples_are_its_data_and_rounds_are_timed(tmp_path: Path) ->
     assert (tmp_path / "checkout" / "data" / "cifar10").exists()  # the checkout is left as it was
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("less", "method", "why"),
     [(1, "fedavg", "3 of 4 rounds were seen to end"), (0, "ditto", "takes part with FedAvg and TwoNN alone")],
@@ -86,6 +87,7 @@ def test_what_cannot_be_timed_is_an_error(tmp_path: Path, less: int, method: str
     assert done.returncode == 1 and why in done.stderr and "RACE" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
     script = str(ROOT / "scripts" / "gpu" / "campaign.py")
     command = [sys.executable, script, "--part", "f", "--out", str(tmp_path / "out"), "--fl-bench", str(tmp_path)]

@@ -106,7 +106,11 @@ def _of(contender: str) -> Callable[[Record], None]:
     def measure(record: Record) -> None:
         found = _raced(contender)
         taken = statistics.median(found["rounds"])
-        record.note("work", "100 of 100 TwoNN clients of 400 samples, batches of 10")
+        work = _work()
+        what = f"{work.cohort} of {work.clients} TwoNN clients of {work.samples} samples, batches of {work.batch}"
+        record.note("work", what)
+        if contender == "flbench":
+            record.note("other than in the rest", "initial weights are its own, and pixels are rounded to bytes")
         record.note("s a round", taken)
         record.note("loss and accuracy", [found["loss"], found["accuracy"]])
         own = record.path.parent / "peer-rayfl.json"
@@ -116,7 +120,7 @@ def _of(contender: str) -> Callable[[Record], None]:
             ratio = taken / json.loads(own.read_text())
             record.note("times rayfl's", ratio)
             if contender == "flower":
-                record.goal("Flower to rayfl, 100 TwoNN clients", "at least 10", ratio, ratio >= 10)
+                record.goal(f"Flower to rayfl, {work.clients} TwoNN clients", "at least 10", ratio, ratio >= 10)
 
     return measure
 
