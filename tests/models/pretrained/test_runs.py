@@ -167,7 +167,7 @@ def test_a_run_is_not_verified_or_continued_with_other_weights(tmp_path: Path) -
     assert not report.problems and any("was not looked at" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("family", ["vit", "llama", "gpt2", "bert", "roberta"])
+@pytest.mark.parametrize("family", CONFIGS)
 def test_peft_computes_the_same_with_what_is_written(family: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     net = network(family, adapter={"r": 3, "alpha": 6, "scaling": "alpha_over_sqrt_r"})
