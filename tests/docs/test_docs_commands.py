@@ -65,6 +65,8 @@ FAILS = {"diff": 1, "doctor": 1}
 SLOW = {"README.md", "commands.md", "plots.md", "report.md", "inspect.md", "cluster.md", "adapters.md"}
 """Pages that take long: `make test-all` runs them."""
 
+_ON_LONG_PAGES = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
 OWN_MODULES = ("my_module", "my_data", "mine", "remembering")
 
 
@@ -98,7 +100,7 @@ def excuse(command: Command) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, id=page.name, marks=[pytest.mark.slow] * (page.name in SLOW)) for page in PAGES]
+    "page", [pytest.param(page, id=page.name, marks=_ON_LONG_PAGES * (page.name in SLOW)) for page in PAGES]
 )
 def test_the_page_does_what_it_says(page: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = home / "work"
