@@ -13,7 +13,7 @@ from torch import Tensor
 from algorithms.base import Clients, check_head, setting
 from algorithms.fedavg import FineTuned
 from algorithms.parts.accumulators import ACCUMULATOR, averaging
-from algorithms.parts.generators import linear
+from algorithms.parts.generators import diversity, linear
 from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_counts
 from algorithms.parts.transfer import distillation
@@ -49,18 +49,6 @@ def _hidden(generator: Mapping[str, Any], noise: Tensor, labels: Tensor) -> Tens
     weight, bias = generator["first"]["weight"], generator["first"]["bias"]
     classes = weight.shape[1] - noise.shape[-1]
     return F.linear(torch.cat([noise, torch.eye(classes).to(noise)[labels.long()]], -1), weight, bias)
-
-
-def diversity(noise: Tensor, features: Tensor) -> Tensor:
-    """exp(-mean over pairs of ||eps_i - eps_j||^2 / m |z_i - z_j|_1 / d), in (0, 1]: 1 where all features are equal.
-
-    Args:
-        noise: eps, of shape (b, m).
-        features: z, of shape (b, d).
-    """
-    far = (noise[:, None] - noise[None]).square().mean(-1)
-    apart = (features[:, None] - features[None]).abs().mean(-1)
-    return (-(far * apart).mean()).exp()
 
 
 class FedGen(FineTuned):

@@ -1,4 +1,4 @@
-"""Does one client's update of a finished round again, in this process, and compares it with what was committed."""
+"""Repeats one client's update of a finished round in this process, and compares it with what was committed."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from rayfl.storage.manifest import Manifest
 
 @dataclass
 class Replay:
-    """What came of it.
+    """The result of a replay.
 
     Attributes:
-        client: the client.
+        client: id of the client.
         round: completed rounds, the replayed one included.
-        whole: whether all of the round's clients did it again, or this client alone.
-        compared: what was compared, with the number of values.
-        differences: where the bits differ, and by how much at most.
-        note: what is worth knowing.
+        whole: whether all clients of the round were repeated, or this client alone.
+        compared: number of compared values, by what they belong to.
+        differences: largest difference by path, where the bits differ.
+        note: when the bits may differ without an error.
     """
 
     client: int
@@ -58,21 +58,21 @@ class Replay:
 
 
 def replay(run: RunFolder, round: int, client: int, whole: bool = False) -> Replay:
-    """Does a client's part of a round again, from the commit before.
+    """Repeats a client's part of a round, from the commit before.
 
-    The client's committed state, its rows of the round in ``clients.parquet`` and, if the whole round is done, the
-    server's tree are compared. A client does its part alone where that is enough: where the round has one call in
-    which it takes part. Otherwise all of the round's clients do theirs, and the server too.
+    The client's committed state, its rows of the round in ``clients.parquet`` and, if the whole round is repeated, the
+    server's tree are compared. The client is repeated alone if the round has a single call in which it takes part.
+    Otherwise all clients of the round are repeated, and the server too.
 
     Args:
         run: the run; nothing is written to its folder.
         round: completed rounds, the one to replay included: 1 is the first.
         client: the client's number.
-        whole: do the whole round in any case.
+        whole: whether to repeat the whole round in any case.
 
     Raises:
-        ConfigError: no such round or client, or it took no part.
-        RunError: a commit that is needed is not kept, or nothing is there to compare with.
+        ConfigError: when there is no such round or client, or it took no part.
+        RunError: when a needed commit is not kept, or there is nothing to compare with.
     """
     config = run.config
     if not 1 <= round <= config.train.rounds:
@@ -94,8 +94,8 @@ def replay(run: RunFolder, round: int, client: int, whole: bool = False) -> Repl
     threads, precision = config.cluster.threads_per_actor, config.engine.precision
     # With the handlers of a run, Ctrl-C is told apart from what a procedure raises.
     with limited_threads(threads), arithmetic(precision), stop_requests(0):
-        done = None if whole else _alone(_Stage(run, before, round, cohort, splits), client)
-        done = done or _together(_Stage(run, before, round, cohort, splits))
+        done = None if whole else _alone(_RoundStart(run, before, round, cohort, splits), client)
+        done = done or _together(_RoundStart(run, before, round, cohort, splits))
     result = Replay(client, round, done.server is not None, note=_note(done.vectorized))
     if client in after.states:
         committed = run.store.read_states(after.states[client])[client]
@@ -115,8 +115,8 @@ def replay(run: RunFolder, round: int, client: int, whole: bool = False) -> Repl
     return result
 
 
-class _Stage:
-    """Server and clients as they were before a round."""
+class _RoundStart:
+    """The server and the clients in the state before a round."""
 
     def __init__(
         self, run: RunFolder, before: Manifest | None, round: int, cohort: Sequence[int], splits: Sequence[str]
@@ -132,15 +132,15 @@ class _Stage:
         )
         self.federation.begin_round(round - 1, splits, cohort)
 
-    def done(self, server: Tree | None) -> _Done:
-        """Returns the states, scores and server that the round has left."""
+    def done(self, server: Tree | None) -> _ReplayedRound:
+        """Returns the states, scores and server after the round."""
         held = self.federation.held_states()
-        return _Done(held, self.federation.trained_scores, self.host.engine.vectorized, server)
+        return _ReplayedRound(held, self.federation.trained_scores, self.host.engine.vectorized, server)
 
 
 @dataclass(frozen=True)
-class _Done:
-    """A round that has been played: states, scores of published models, and the server's tree if it is complete."""
+class _ReplayedRound:
+    """A repeated round: states, scores of published models, and the server's tree if it is complete."""
 
     states: Mapping[int, Tree]
     scores: Mapping[int, Any]
@@ -148,36 +148,36 @@ class _Done:
     server: Tree | None
 
 
-def _together(stage: _Stage) -> _Done:
-    """The whole round."""
+def _together(stage: _RoundStart) -> _ReplayedRound:
+    """Repeats the whole round."""
     changed = stage.federation.play(stage.algorithm, stage.server, stage.cohort)
     return stage.done({**stage.server, **changed})
 
 
-def _alone(stage: _Stage, client: int) -> _Done | None:
-    """Plays one client's part of the round; None where that needs the others."""
-    clients = _Alone(stage.federation, client)
+def _alone(stage: _RoundStart, client: int) -> _ReplayedRound | None:
+    """Repeats one client's part of the round; None if that needs the other clients."""
+    clients = _SingleClient(stage.federation, client)
     try:
         stage.algorithm.round(stage.server, stage.cohort, clients)
-    except _NotEnoughError:
+    except _NeedsOthersError:
         return None
     except RayflError:
         raise
     except Exception:
-        # What a method makes of one reply in place of many may fail anyhow. An error that is not due to this comes
-        # back when everybody has replied.
+        # A method may fail because it got one reply in place of many. An error of another cause is raised again when
+        # the whole round is repeated.
         if clients.asked:
             return None
         raise
     return stage.done(None) if clients.asked else None
 
 
-class _NotEnoughError(Exception):
-    """The round needs what other clients do."""
+class _NeedsOthersError(Exception):
+    """The round needs the replies of other clients."""
 
 
-class _Alone(Clients):
-    """The clients of a round of which one does its part; the first call is its only one."""
+class _SingleClient(Clients):
+    """The clients of a round, of which only one is run, and only in the first call."""
 
     def __init__(self, federation: Federation, client: int) -> None:
         samples = federation.num_samples(range(federation.context.num_clients))
@@ -191,18 +191,18 @@ class _Alone(Clients):
 
     def on_server(self, procedure: Procedure, given: Tree) -> Tree:
         if self.asked:
-            raise _NotEnoughError  # most likely it works on what all clients have sent
+            raise _NeedsOthersError  # it most likely needs what all clients have sent
         return self._federation.on_server(procedure, given)
 
     def call(self, call: Call) -> Replies:
         if self.asked or self._client not in call.clients:
-            raise _NotEnoughError
+            raise _NeedsOthersError
         self.asked = True
         return self._federation.call(call.of([self._client]))
 
 
 def _took_part(run: RunFolder, round: int) -> list[int]:
-    """The sampled clients without those that were left out."""
+    """Returns the sampled clients without those that were left out."""
     if run.parts.schedule is not None:
         raise RunError("rounds on simulated devices cannot be replayed: who was asked depends on the virtual clock")
     rows = run.skipped.filter(pc.not_equal(run.skipped["procedure"], "predictors"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,8 +15,8 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from actors.federation.federation import Federation
-from actors.hosting.at_work import printed_on_console, tell_printed
 from actors.hosting.building import build_host
+from actors.hosting.running_clients import log_printed, printed_on_console
 from actors.processes.client_actor import host_name
 from actors.processes.pool import HostPool, InlinePool
 from actors.processes.ray_pool import RayPool
@@ -28,39 +27,26 @@ from cluster.planning.shared_storage import check_shared_storage
 from cluster.rounds.claim import claim_folder
 from cluster.rounds.driver import Driver
 from cluster.rounds.extending import extend
-from cluster.rounds.gauges import Gauges
 from cluster.rounds.interrupts import StopRequest, stop_requests
-from cluster.rounds.log_file import kept_for_the_log, log_file
-from cluster.rounds.progress import Progress
+from cluster.rounds.listeners import end_listeners, tracking_listeners
+from cluster.rounds.log_file import buffered_log, log_file
+from cluster.rounds.progress import Progress, empty_tables
 from cluster.rounds.recorder import Recorder
 from cluster.rounds.session import ray_session
 from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import load_config
 from rayfl.config.overrides import refuse_undone
-from rayfl.config.own_code import own_name
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.partitions.assignment import to_parquet
 from rayfl.engine.precision import arithmetic
 from rayfl.errors import ResourceError, RunError
 from rayfl.experiment.parts import Parts
 from rayfl.experiment.result import Result
-from rayfl.results.tables import ResultTables
 from rayfl.runs.folder import is_run_folder, reopened
 from rayfl.runs.older_runs import where_begun
 from rayfl.storage.lease import Lease
 from rayfl.storage.run_folder import check_run_folder, input_digests
 from rayfl.tracking.callback import Callback, RunInfo
-from rayfl.tracking.costs import FILE as COSTS
-from rayfl.tracking.costs import CostLines
-from rayfl.tracking.environment import FILE as ENVIRONMENT
-from rayfl.tracking.environment import Environment
-from rayfl.tracking.guarded import Guarded
-from rayfl.tracking.mlflow import Mlflow
-from rayfl.tracking.tensorboard import TensorBoard
-from rayfl.tracking.timings import FILE as TIMINGS
-from rayfl.tracking.timings import Timings
-from rayfl.tracking.tune_files import CSV_FILE, JSON_FILE, TuneFiles
-from rayfl.tracking.wandb import Wandb
 
 _log = logging.getLogger("rayfl")
 
@@ -83,7 +69,7 @@ def run(
         The tables of the whole run, also when it was finished before.
 
     Raises:
-        RayflError: for whatever the caller can mend; nothing that was committed is lost.
+        RayflError: for all errors that the caller can fix; nothing that was committed is lost.
     """
     settings = {path.replace("__", "."): value for path, value in overrides.items()}
     refuse_undone(list(settings.items()))
@@ -100,7 +86,7 @@ def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = (), ext
         callbacks: listeners.
         extends: whether the run in the configuration's folder may be given more rounds.
     """
-    with kept_for_the_log() as early:
+    with buffered_log() as early:
         config = where_begun(config)
         parts = Parts(config)
         sizes = parts.check()
@@ -128,21 +114,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
     older = {found: rule for found, rule in older_fingerprints(config.identity()) if found != today}
     recorder = Recorder(storage, today, keep, lease, parts.copy, input_digests(storage), older)
     try:
-        method, names = config.algorithm, parts.dataset.names
-        progress = recorder.restore(
-            ResultTables(
-                names,
-                method.sweep,
-                parts.partition_hash,
-                personalized=method.personalized,
-                measures=parts.task.measures,
-                simulated=parts.schedule is not None,
-                buffered=parts.buffered,
-                method=own_name(method),
-                adapters=bool(parts.task.network.groups),
-                unseen=parts.num_unseen,
-            )
-        )
+        progress = recorder.restore(empty_tables(parts))
         if progress is None and config.init.what == "commit":
             raise RunError(
                 f"{storage.uri} was to be forked from {config.init.source}, but has no commit: the fork was cut short. "
@@ -174,7 +146,7 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
         hosts = pool.descriptions if isinstance(pool, RayPool) else []
         _check_same_bits(recorder, {host["device"] for host in hosts} or {inline_device(config.cluster.device)})
         federation = Federation(hosts_of(pool, config, hosts), parts.task, parts.context, sizes, config.clients)
-        listeners = [*callbacks, *_tracking(parts, recorder, federation)]
+        listeners = [*callbacks, *tracking_listeners(parts, recorder, federation)]
         driver = Driver(parts, federation, recorder, listeners, stop)
         for note in sorted({host["note"] for host in hosts} - {""}):
             _log.warning("%s", note)
@@ -196,15 +168,15 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
             return driver.run()
         finally:
             driver.settle()
-            _end(listeners, driver.progress.rounds_completed)
+            end_listeners(listeners, driver.progress.rounds_completed)
 
 
 def _check_same_bits(recorder: Recorder, devices: set[str] | None = None) -> None:
-    """Refuses to go on with a run of an older rayfl where the rounds that follow would be computed in another way.
+    """Refuses to continue a run of an older rayfl whose next rounds would be computed in another way.
 
     Args:
-        recorder: has restored it.
-        devices: the types of the devices that it would go on with; None: not known yet.
+        recorder: recorder that has restored the run.
+        devices: types of the devices that it would continue on; None if they are not known yet.
     """
     rule = recorder.began_under
     if rule is None or (devices or set()) <= rule.devices != frozenset():
@@ -217,50 +189,14 @@ def _check_same_bits(recorder: Recorder, devices: set[str] | None = None) -> Non
     )
 
 
-def _end(listeners: Sequence[Callback], rounds_completed: int) -> None:
-    """Tells all listeners, whatever becomes of one; what has ended the run is more important than their errors."""
-    ended_by, errors = sys.exception(), list[Exception]()
-    for listener in listeners:
-        try:
-            listener.on_end(rounds_completed)
-        except Exception as error:
-            errors.append(error)
-    if errors and ended_by is None:
-        raise errors[0]
-    for problem in errors:
-        _log.warning("in addition: %s", problem)
-
-
-def _tracking(parts: Parts, recorder: Recorder, federation: Federation) -> list[Callback]:
-    """Returns the listeners that the configuration asks for. A listener that fails ends no run."""
-    storage, config = parts.storage, parts.config
-    folder, uri = storage.local_path, storage.uri
-    listeners: list[tuple[Callback, str]] = [
-        (Timings(storage), f"{uri}/{TIMINGS}"),
-        (CostLines(storage, recorder.states_on_storage), f"{uri}/{COSTS}"),
-        (Environment(storage), f"{uri}/{ENVIRONMENT}"),
-        (TuneFiles(storage), f"{uri}/{JSON_FILE} or {CSV_FILE}"),
-    ]
-    if config.tracking.tensorboard and folder is not None:
-        listeners.append((TensorBoard(folder), f"{uri}/events.out.tfevents.*"))
-    if config.tracking.wandb.enabled:
-        listeners.append((Wandb(config.tracking.wandb, folder), "Weights & Biases"))
-    if config.tracking.mlflow.enabled:
-        listeners.append((Mlflow(config.tracking.mlflow, storage), "MLflow"))
-    if config.cluster.backend == "ray":
-        gauges = Gauges(config.run_name, lambda: recorder.state_bytes, lambda: federation.lookups)
-        listeners.append((gauges, "Ray's gauges"))
-    return [Guarded(listener, writes) for listener, writes in listeners]
-
-
 @contextmanager
 def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopRequest, Sequence[str]]]:
-    """The hosts the configuration asks for, ended afterwards, what Ctrl-C and SIGTERM say, and the plan in words."""
+    """Yields the hosts of the run, its stop requests, and the plan in words; ends the hosts afterwards."""
     config = parts.config
     cluster = config.cluster
     if cluster.backend == "inline":
         with limited_threads(cluster.threads_per_actor), stop_requests(cluster.stop_grace_s) as stop:
-            host = build_host(config, 0, inline_device(cluster.device), tell=lambda line: tell_printed([line]))
+            host = build_host(config, 0, inline_device(cluster.device), tell=lambda line: log_printed([line]))
             yield InlinePool([host]), stop, ()
         return
     with ray_session(cluster.address), stop_requests(cluster.stop_grace_s) as stop:
@@ -275,7 +211,7 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
 
 
 def _check_places(parts: Parts) -> None:
-    """Makes sure that the run's folder and that of its copies are one place for all nodes."""
+    """Checks that the run's folder and that of its copies are the same place on all nodes."""
     timeout_s = parts.config.cluster.startup_timeout_s
     check_shared_storage(parts.storage, timeout_s)
     if parts.copy is not None:

@@ -11,8 +11,9 @@ def assign(costs: Mapping[int, float], slowness: Sequence[float], home: Mapping[
     """Splits clients over hosts.
 
     Args:
-        costs: expected work by client, positive. slowness: time per unit of work on each host, positive; only ratios
-            matter. home: the host that holds a client's state, by client.
+        costs: expected work by client, positive.
+        slowness: time per unit of work on each host, positive; only ratios matter.
+        home: the host that holds a client's state, by client.
 
     Returns:
         Client ids by host. A client stays at home unless its host would then take 10 % longer than a perfect balance,

@@ -42,10 +42,11 @@ class Evaluation:
 
         Args:
             job: which procedure, on which splits.
-            clients: whose predictors. server: the part of the server's tree that all clients receive. payloads: further
-                arguments by client.
-            report: called with the number of clients scored so far and the total, as results arrive. alone: clients
-                that are run one at a time.
+            clients: whose predictors.
+            server: the part of the server's tree that all clients receive.
+            payloads: further arguments by client.
+            report: called with the number of clients scored so far and the total, as results arrive.
+            alone: clients that are run one at a time.
 
         Returns:
             The scores by client, ascending, and the clients that failed.

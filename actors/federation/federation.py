@@ -16,7 +16,7 @@ from actors.federation.hosts import Hosts
 from actors.federation.participation import Participation
 from actors.federation.traffic import Traffic
 from actors.federation.updates import Updates
-from actors.hosting.contract import played
+from actors.hosting.contract import run_round
 from actors.hosting.failures import ClientsFailedError, Failure
 from actors.hosting.job import Job, JobResult, Scores
 from actors.hosting.memory import Lookups
@@ -98,8 +98,9 @@ class Federation(Clients):
         Args:
             round: t, 0-indexed.
             trained_splits: models published in the round are scored on these (none: not at all).
-            cohort: the sampled clients; None for all clients. absent: clients that failed in an earlier attempt at this
-                round. unscorable: clients that failed in an evaluation after an earlier attempt.
+            cohort: the sampled clients; None for all clients.
+            absent: clients that failed in an earlier attempt at this round.
+            unscorable: clients that failed in an evaluation after an earlier attempt.
             started: the earlier round in which a client of the cohort began, by client.
             past: the server's tree as sent in those rounds, by round.
         """
@@ -147,7 +148,7 @@ class Federation(Clients):
         while True:
             present = self.present(cohort)
             try:
-                changed = played(algorithm, own_dicts(server), present, self) if present else {}
+                changed = run_round(algorithm, own_dicts(server), present, self) if present else {}
                 self._participation.end()
             except ClientsFailedError:
                 changed = None
@@ -189,9 +190,9 @@ class Federation(Clients):
             splits: the splits to score on.
             final: whether this is the evaluation after the last round.
             payloads: what single clients see in addition.
-            clients: whose predictors; None for all clients that may train. report: called with the number of clients
-                scored so far and the total, as results arrive. newcomers: whether the clients are held out from
-                training and join for the evaluation.
+            clients: whose predictors; None for all clients that may train.
+            report: called with the number of clients scored so far and the total, as results arrive.
+            newcomers: whether the clients are held out from training and join for the evaluation.
             official: whether clients' own models are also scored on the official test part.
 
         Returns:

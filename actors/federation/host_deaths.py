@@ -89,8 +89,9 @@ class HostDeaths:
         """Turns the death of a host in its body into a client's failure, once that is proven.
 
         Args:
-            job: the job that the hosts run in the body. participation: the clients of the round. unscorable: the
-                clients that are left out of the evaluations after it.
+            job: the job that the hosts run in the body.
+            participation: the clients of the round.
+            unscorable: the clients that are left out of the evaluations after it.
             required: as for :meth:`Participation.check_dispensable`.
 
         Raises:

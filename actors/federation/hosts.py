@@ -13,9 +13,9 @@ import numpy as np
 from actors.federation.assignment import assign
 from actors.federation.merging import Merging
 from actors.federation.pace import Pace
-from actors.hosting.at_work import clients_named, tell_printed
 from actors.hosting.job import Job, JobResult
 from actors.hosting.memory import Lookups
+from actors.hosting.running_clients import describe_clients, log_printed
 from actors.hosting.state import Change
 from actors.processes.pool import HostDiedError, HostPool
 from rayfl.errors import ClientError
@@ -31,8 +31,8 @@ class Hosts:
     Args:
         pool: the hosts.
         pinned: host i runs client i and no other (one client per actor).
-        deadline_s: seconds after which a host that has not answered counts as dead; None: never. measured: whether
-            clients are assigned by measured times instead of estimated costs alone.
+        deadline_s: seconds after which a host that has not answered counts as dead; None: never.
+        measured: whether clients are assigned by measured times instead of estimated costs alone.
 
     Attributes:
         committed: the file of a client's state in the last commit.
@@ -74,8 +74,8 @@ class Hosts:
             broadcast: keyword arguments equal for all.
             payloads: further keyword arguments by client.
             at_a_time: splits a host's share into pieces of that many clients. Only for procedures that change no state:
-                every piece carries all states that move to its host, since pieces may start in any order. alone:
-                clients that run before the others, one at a time, while all hosts are idle otherwise.
+                every piece carries all states that move to its host, since pieces may start in any order.
+            alone: clients that run before the others, one at a time, while all hosts are idle otherwise.
 
         Raises:
             ClientError: naming the client that failed.
@@ -119,7 +119,7 @@ class Hosts:
         try:
             for host, result in self._collected(handles):
                 owing[host] -= result.seconds.keys()
-                tell_printed(result.printed)
+                log_printed(result.printed)
                 for client in result.stateful:
                     self._home[client] = host
                 for client, times in sorted(result.retried.items()):
@@ -133,10 +133,10 @@ class Hosts:
             if (sums := merging.result()) is not None:
                 yield sums
         except ClientError as error:
-            tell_printed(error.printed)
+            log_printed(error.printed)
             raise
         except HostDiedError as death:
-            tell_printed(death.printed)
+            log_printed(death.printed)
             raise _naming(death, job, sorted(owing[death.host])) from None
 
     def _assigned(self, procedure: str, costs: Mapping[int, float]) -> list[list[int]]:
@@ -233,7 +233,7 @@ def _naming(death: HostDiedError, job: Job, owed: Sequence[int]) -> HostDiedErro
     if job.kind in ("official", "server"):
         clients, lost = (), f"{job.procedure} of {'the official test part' if job.kind == 'official' else 'the server'}"
     elif clients:
-        lost = f"{job.procedure} of {clients_named(clients)}"
+        lost = f"{job.procedure} of {describe_clients(clients)}"
     else:
         lost = f"the sums of {job.procedure}"
     reason = f"{death.reason} (it had {lost} in round {job.round})"

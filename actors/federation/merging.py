@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from actors.hosting.job import Job, JobResult
-from actors.hosting.sums import PartialSums, Stretch
+from actors.hosting.sums import PartialSums, SumRange
 from actors.processes.pool import HostPool
 from rayfl.aggregation.exact_sum import ExactSum
 from rayfl.aggregation.pieces import Gathered, stretches_of
@@ -29,7 +29,8 @@ class Merging:
 
     Args:
         pool: the hosts.
-        job: the job they run. taking_part: the hosts with a share of it.
+        job: the job they run.
+        taking_part: the hosts with a share of it.
     """
 
     def __init__(self, pool: HostPool, job: Job, taking_part: Collection[int]) -> None:
@@ -47,7 +48,7 @@ class Merging:
         self._gathered: dict[str | None, Gathered] = {}
         # Remote hosts that hold their machine's sum; the first one is sending it.
         self._senders: deque[int] = deque()
-        self._to_ask: deque[Stretch] = deque()
+        self._to_ask: deque[SumRange] = deque()
         self._asked = 0
 
     def submit(self, host: int, *args: Any) -> Any:
@@ -106,7 +107,7 @@ class Merging:
         if result.piece is None:
             self._begin(result.totals, result.updates)
             for group, head in [*result.totals.items(), (None, result.updates)]:
-                self._to_ask += [Stretch(group, *ends) for ends in stretches_of(head, PIECE_BYTES)]
+                self._to_ask += [SumRange(group, *ends) for ends in stretches_of(head, PIECE_BYTES)]
             result.totals, result.updates = {}, ExactSum()
         else:
             group, piece = result.piece
@@ -120,7 +121,7 @@ class Merging:
         del self._sums[self._senders.popleft()]
         return self._ask(None) if self._senders else {}
 
-    def _ask(self, stretch: Stretch | None) -> dict[Any, int]:
+    def _ask(self, stretch: SumRange | None) -> dict[Any, int]:
         """Requests a part of the first sender's sum."""
         sender = self._senders[0]
         self._asked += 1

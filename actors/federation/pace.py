@@ -50,8 +50,10 @@ class Pace:
         """Records the times of a host's share.
 
         Args:
-            procedure: the procedure. host: the host that ran it. costs: as given to :meth:`work`, for these clients at
-                least. seconds: measured times by client.
+            procedure: the procedure.
+            host: the host that ran it.
+            costs: as given to :meth:`work`, for these clients at least.
+            seconds: measured times by client.
         """
         if (procedure, host) not in self._begun:
             self._begun.add((procedure, host))

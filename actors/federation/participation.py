@@ -21,7 +21,8 @@ class Participation:
 
     Args:
         round: 0-indexed.
-        cohort: the sampled clients; None for all clients. absent: clients already known to fail in this round.
+        cohort: the sampled clients; None for all clients.
+        absent: clients already known to fail in this round.
 
     Attributes:
         absent: the clients that take no part, and why.
@@ -90,8 +91,9 @@ class Participation:
         """Checks that a call may leave out some clients.
 
         Args:
-            procedure: the call's procedure. failures: the failure of each client. required: whether no client may be
-                left out; None: whether only sampled ones may.
+            procedure: the call's procedure.
+            failures: the failure of each client.
+            required: whether no client may be left out; None: whether only sampled ones may.
 
         Returns:
             Those of them that were sampled in this round.

@@ -19,8 +19,8 @@ class ReadAhead:
 
     Args:
         read: reads a client's split on the CPU; called by the thread.
-        fitting: given the clients at work, what was begun already and what is wanted next, makes room and returns
-            what there is room for. Called by who asks.
+        fitting: makes room, given the running clients, the keys whose reading has started and the wanted keys; returns
+            the wanted keys that fit. Called by the thread that asks for samples.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class ReadAhead:
         fitting: Callable[[Sequence[int], Sequence[Key], Sequence[Key]], Sequence[Key]],
     ) -> None:
         self._read, self._fitting = read, fitting
-        self._at_work: tuple[int, ...] = ()
+        self._running: tuple[int, ...] = ()
         self._next: tuple[int, ...] = ()
         self._waiting: dict[str, set[int]] = {}
         self._found: dict[Key, Future[Examples]] = {}
@@ -39,31 +39,31 @@ class ReadAhead:
         """Sets the current and the next clients; drops what was prefetched for others.
 
         Args:
-            clients: whose turn it is.
-            following: whose turn it is then.
+            clients: clients that run now.
+            following: clients that run next.
         """
-        self._at_work, self._next, self._waiting = tuple(clients), tuple(following), {}
-        for key in [key for key in self._found if key[0] not in (*self._at_work, *self._next)]:
+        self._running, self._next, self._waiting = tuple(clients), tuple(following), {}
+        for key in [key for key in self._found if key[0] not in (*self._running, *self._next)]:
             self._found.pop(key).cancel()
 
     def asked(self, client: int, split: str, loaded: Callable[[Key], bool]) -> None:
-        """Begins to read a split of the next clients, once all of those at work have theirs.
+        """Starts to read a split of the next clients, once all running clients have theirs.
 
         Args:
-            client: who has asked for the split, and has it now.
-            split: which one.
-            loaded: whether a client's split is in memory already.
+            client: client that has received the split.
+            split: name of the split.
+            loaded: returns whether a client's split is in memory already.
         """
         if not self._next:
             return
-        waiting = self._waiting.setdefault(split, set(self._at_work))
+        waiting = self._waiting.setdefault(split, set(self._running))
         if client not in waiting:
             return
         waiting.discard(client)
         if waiting:
             return
         wanted = [key for id in self._next if (key := (id, split)) not in self._found and not loaded(key)]
-        for key in self._fitting(self._at_work, list(self._found), wanted) if wanted else ():
+        for key in self._fitting(self._running, list(self._found), wanted) if wanted else ():
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="rayfl-ahead")
             self._found[key] = self._thread.submit(self._read, *key)

@@ -1,4 +1,4 @@
-"""Makes a host from an experiment's configuration, the same in an actor and in this process."""
+"""Builds a host from an experiment's configuration, for an actor or for this process."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from rayfl.engine.precision import set_arithmetic
 from rayfl.experiment.parts import Parts
 
 _AUTOMATIC_SHARE = {"state_memory": 0.4, "data_memory": 0.3}
-"""Shares of a machine's memory that its actors may fill with states and with samples; of a GPU's, with samples."""
-
-
+"""Shares of a machine's memory for states and for samples of its actors, and of a GPU's memory for samples."""
 _DEVICE_STATES = 0.04
-"""Share of a GPU's free memory for states that stay there, and again for those brought ahead: both together are less
-than the tenth that is planned to stay free."""
+"""Share of a GPU's free memory for resident states, and as much for prefetched ones. Both together stay below the tenth
+that the plan leaves free."""
 
 
 def build_host(
@@ -33,14 +31,14 @@ def build_host(
     neighbours: int = 1,
     tell: Callable[[str], None] | None = None,
 ) -> ClientHost:
-    """A host without clients' data or states; both are loaded as jobs ask for them.
+    """Builds a host. Clients' samples and states are loaded when jobs need them.
 
     Args:
-        config: the experiment.
-        host: the host's number.
+        config: configuration of the experiment.
+        host: number of the host.
         device: ``cpu`` or ``cuda``.
-        neighbours: how many hosts share this machine's memory, itself included.
-        tell: called with each line that clients' code prints; None: results have them.
+        neighbours: number of hosts that share this machine's memory, this one included.
+        tell: called with each line that clients' code prints; if None, lines are part of the results.
     """
     reuse_freed_memory()
     set_arithmetic(config.engine.precision)
@@ -69,13 +67,13 @@ def build_host(
 
 
 def _state_memory(cluster: ClusterConfig, neighbours: int) -> int:
-    """Bytes of the machine's memory for states."""
+    """Returns the bytes of the machine's memory for states."""
     wanted = cluster.state_memory
     return automatic_memory("state_memory", neighbours) if wanted == "auto" else int(wanted)
 
 
 def _device_state_memory(cluster: ClusterConfig, device: torch.device) -> int:
-    """Bytes of the device's memory for states that stay there; none on CPUs, whose memory has them anyway."""
+    """Returns the bytes of a GPU's memory for resident states; 0 on CPUs, where states are in memory anyway."""
     if device.type != "cuda":
         return 0
     if cluster.device_state_memory != "auto":
@@ -86,7 +84,7 @@ def _device_state_memory(cluster: ClusterConfig, device: torch.device) -> int:
 
 
 def data_memory_of(cluster: ClusterConfig, device: torch.device, neighbours: int) -> int:
-    """Bytes of the device's memory for samples."""
+    """Returns the bytes of the device's memory for samples."""
     wanted = cluster.data_memory
     if wanted != "auto":
         return int(wanted)
@@ -98,21 +96,21 @@ def data_memory_of(cluster: ClusterConfig, device: torch.device, neighbours: int
 
 
 def automatic_data_memory(free: int, sharing: int) -> int:
-    """Bytes that ``auto`` stands for in ``data_memory`` on a GPU.
+    """Returns the bytes that ``data_memory=auto`` stands for on a GPU.
 
     Args:
-        free: bytes that it has for the run's actors.
-        sharing: how many of them share it.
+        free: bytes of the GPU that the run's actors may use.
+        sharing: number of actors that share the GPU.
     """
     return max(int(free * _AUTOMATIC_SHARE["data_memory"] / sharing), 1)
 
 
 def automatic_memory(field: str, neighbours: int) -> int:
-    """Bytes that ``auto`` stands for in ``state_memory`` or ``data_memory`` on this machine."""
+    """Returns the bytes that ``auto`` stands for in ``state_memory`` or ``data_memory`` on this machine."""
     return int(machine_memory() * _AUTOMATIC_SHARE[field] / neighbours)
 
 
 def pin_threads(threads: int) -> None:
-    """Limits PyTorch, BLAS and OpenMP of this process: how a sum is split over threads changes its last bits."""
+    """Sets the number of threads of PyTorch, BLAS and OpenMP, on which the last bits of a sum depend."""
     torch.set_num_threads(threads)
     threadpool_limits(threads)

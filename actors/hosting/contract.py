@@ -1,4 +1,4 @@
-"""Checks what a method's code returns and asks for; each breach is an error that says what to write instead."""
+"""Checks what a method's procedures take and return. Each error says what to write instead."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rayfl.params import Tree
 from rayfl.storage import treefile
 
 
-def begun(procedure: Callable[..., Any], client: Any, given: Tree, bundled: bool) -> Coroutine[Any, Any, Any]:
-    """A client's procedure, of which nothing has run yet.
+def start_procedure(procedure: Callable[..., Any], client: Any, given: Tree, bundled: bool) -> Coroutine[Any, Any, Any]:
+    """Returns the coroutine of a client's procedure; none of it has run yet.
 
     Args:
-        procedure: of the method.
-        client: its first argument.
-        given: what the server has sent.
-        bundled: whether that is one more argument, or one for each entry.
+        procedure: function of the method.
+        client: first argument of the procedure.
+        given: tree that the server has sent.
+        bundled: whether the tree is passed as one argument; if not, each entry is a keyword argument.
 
     Raises:
-        MethodError: when it is not asynchronous, or does not take these arguments.
+        MethodError: when the procedure is not asynchronous, or does not take these arguments.
     """
     try:
         found: Coroutine[Any, Any, Any] = procedure(client, given) if bundled else procedure(client, **given)
@@ -37,8 +37,8 @@ def begun(procedure: Callable[..., Any], client: Any, given: Tree, bundled: bool
     return found
 
 
-def played(algorithm: Algorithm, server: Tree, cohort: Sequence[int], clients: Clients) -> Any:
-    """Runs a method's round on the server and returns its result; an attempt to end the process is an error instead."""
+def run_round(algorithm: Algorithm, server: Tree, cohort: Sequence[int], clients: Clients) -> Any:
+    """Runs a method's round on the server and returns its result; an attempt to end the process becomes an error."""
     try:
         return algorithm.round(server, cohort, clients)
     except Exception:
@@ -48,7 +48,7 @@ def played(algorithm: Algorithm, server: Tree, cohort: Sequence[int], clients: C
 
 
 def check_changes(changed: Any, algorithm: Algorithm) -> None:
-    """Makes sure that what a round returned can be part of the server's tree, and of a commit.
+    """Checks that the result of a round can be merged into the server's tree, and be committed.
 
     Raises:
         MethodError: naming the key or the value that cannot.
@@ -63,10 +63,10 @@ def check_changes(changed: Any, algorithm: Algorithm) -> None:
 
 
 def check_keepable(state: Tree) -> None:
-    """Makes sure that a commit can hold a client's state.
+    """Checks that a client's state can be committed.
 
     Raises:
-        MethodError: naming the key or the value that it cannot hold.
+        MethodError: naming the key or the value that cannot.
     """
     try:
         treefile.check(state)
@@ -75,10 +75,10 @@ def check_keepable(state: Tree) -> None:
 
 
 def check_sendable(tree: Any, procedure: str) -> None:
-    """Makes sure that what a procedure returned is a tree whose paths mean what they say.
+    """Checks that a procedure returned a tree: nested dicts whose keys are strings without ``/``.
 
     Raises:
-        MethodError: naming the key, or what it is instead.
+        MethodError: naming the key, or the type that was returned instead.
     """
     if not isinstance(tree, Mapping):
         raise MethodError(f"{procedure} must return a dict of tensors and numbers, got {type(tree).__name__}")
@@ -90,10 +90,10 @@ def check_sendable(tree: Any, procedure: str) -> None:
 
 
 def check_predictors(found: Any, procedure: str) -> None:
-    """Makes sure of models with names.
+    """Checks that a procedure returned predictors by name.
 
     Raises:
-        MethodError: when a procedure returned something else.
+        MethodError: naming what it returned instead.
     """
     if not isinstance(found, Mapping):
         raise MethodError(f"{procedure} must return predictors by name, got {type(found).__name__}")
@@ -103,7 +103,7 @@ def check_predictors(found: Any, procedure: str) -> None:
 
 
 def are_predictors(found: Any) -> bool:
-    """Returns whether :func:`check_predictors` has nothing against it."""
+    """Returns whether a result passes :func:`check_predictors`."""
     return isinstance(found, Mapping) and all(
         isinstance(name, str) and isinstance(value, Predictor) for name, value in found.items()
     )

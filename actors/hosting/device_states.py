@@ -31,7 +31,9 @@ class DeviceStateCache:
         """Caches a client's state if it fits; its tensors must not be changed in place afterwards.
 
         Args:
-            client: the client's id. handle: the host's handle of the same state. state: the state on the device.
+            client: the client's id.
+            handle: the host's handle of the same state.
+            state: the state on the device.
         """
         self._recent.forget(client)
         self._copies.pop(client, None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from actors.hosting.at_work import AtWork
 from actors.hosting.device_states import DeviceStateCache
+from actors.hosting.running_clients import RunningClients
 from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer
 from actors.hosting.state import ClientStates
@@ -29,7 +29,7 @@ class Equipment:
         states: of the hosted clients.
         samples: of the hosted clients.
         scorer: scores predictors.
-        at_work: is told whose code runs.
+        running: is told whose code runs.
         context: of the experiment; its round is set by each job.
         device_states: cache of client states on the device.
         norm: the parts of models that stay with their clients.
@@ -42,7 +42,7 @@ class Equipment:
     states: ClientStates
     samples: Samples
     scorer: Scorer
-    at_work: AtWork
+    running: RunningClients
     context: RoundContext
     device_states: DeviceStateCache
     norm: PrivateNorm

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from actors.hosting.at_work import AtWork
 from actors.hosting.contract import check_predictors
 from actors.hosting.device_states import DeviceStateCache
 from actors.hosting.equipment import Equipment
@@ -16,11 +15,12 @@ from actors.hosting.memory import Lookups
 from actors.hosting.metering import Meter
 from actors.hosting.outcomes import blamed
 from actors.hosting.procedures import Procedures
+from actors.hosting.running_clients import RunningClients
 from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer
-from actors.hosting.server_work import served
+from actors.hosting.server_work import run_on_server
 from actors.hosting.state import Change, ClientStates
-from actors.hosting.sums import LEAST_BYTES, PartialSums, Stretch, merged, part_of, taken_from
+from actors.hosting.sums import LEAST_BYTES, PartialSums, SumRange, extract_part, merge_sums, take_sums
 from algorithms.base import Algorithm
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.official import OFFICIAL_PIECE, OfficialTest
@@ -54,7 +54,7 @@ class ClientHost:
         read_ahead: whether samples of the next clients are read while those before are at work.
 
     Attributes:
-        at_work: which clients' code runs just now.
+        running: which clients' code runs just now.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ClientHost:
         self.algorithm = algorithm
         self.engine = engine
         self.states = states
-        self.at_work = AtWork(tell)
+        self.running = RunningClients(tell)
         self._samples = Samples(dataset, engine.device, data_memory, context.unseen, read_ahead)
         self._device_states = DeviceStateCache(device_state_memory if engine.device.type != "cpu" else 0)
         self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size, engine.rows_per_step)
@@ -98,12 +98,12 @@ class ClientHost:
             DeviceLostError: when this process can no longer compute on its device.
             ResourceError: when the device has too little memory for the broadcast.
         """
-        with self.at_work.on(job):
+        with self.running.start_call(job):
             try:
                 result = self._run(job, broadcast, *incoming)
                 self.engine.check()  # work may be under way still
             except ClientError as error:
-                error.printed = tuple(self.at_work.printed)
+                error.printed = tuple(self.running.printed)
                 self.engine.check(error)
                 raise
             except Exception as error:
@@ -113,7 +113,7 @@ class ClientHost:
                 raise
             finally:
                 self.engine.release()
-        result.printed = self.at_work.printed
+        result.printed = self.running.printed
         return result
 
     def run_apart(
@@ -121,15 +121,15 @@ class ClientHost:
     ) -> tuple[JobResult, PartialSums | None]:
         """Runs a job; its sums are the second result if they have ``least`` bytes or more, else there is none."""
         result = self.run(job, broadcast, *incoming)
-        return result, taken_from(result, least)
+        return result, take_sums(result, least)
 
     def merged(self, round: int, procedure: str, *parts: PartialSums) -> tuple[JobResult, PartialSums]:
         """The sums of several hosts as one; the first result says that there are some."""
-        return JobResult(apart=True), merged(parts, round, procedure)
+        return JobResult(apart=True), merge_sums(parts, round, procedure)
 
-    def part(self, sums: PartialSums, stretch: Stretch | None) -> JobResult:
-        """See :func:`actors.hosting.sums.part_of`."""
-        return part_of(sums, stretch)
+    def part(self, sums: PartialSums, stretch: SumRange | None) -> JobResult:
+        """See :func:`actors.hosting.sums.extract_part`."""
+        return extract_part(sums, stretch)
 
     def _run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
         for states in incoming:
@@ -141,7 +141,7 @@ class ClientHost:
             self.states,
             self._samples,
             self._scorer,
-            self.at_work,
+            self.running,
             self._context,
             self._device_states,
             self._norm,
@@ -187,7 +187,7 @@ class ClientHost:
         return tuple(sorted(job.clients, key=lambda client: -sizes[client]))
 
     def _served(self, job: Job, given: Tree) -> Tree:
-        return served(self.algorithm, self.engine, self._samples, self._context, self.at_work, job, given)
+        return run_on_server(self.algorithm, self.engine, self._samples, self._context, self.running, job, given)
 
     def _score_official(self, job: Job, server: Tree, result: JobResult) -> None:
         """Scores the server's own models on pieces of the official test part, which stand in the place of clients."""

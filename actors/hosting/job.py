@@ -1,4 +1,4 @@
-"""Jobs that the driver gives to hosts, and their results."""
+"""Jobs that the driver sends to hosts, and their results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rayfl.params import Tree, leaves
 from rayfl.storage.manifest import StoredFile
 
 Scores = dict[int, dict[str, dict[str, Statistics]]]
-"""By client, split and name of the model."""
+"""Statistics by client, split and name of the model."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One host's share of a call.
+    """The part of a call of the driver that one host computes.
 
     Attributes:
         procedure: name of the algorithm's method to run.
@@ -31,16 +31,16 @@ class Job:
             scores the server's models on the official test part, ``server`` runs a procedure of the server's own.
         round: t, 0-indexed.
         final: whether this is the evaluation after the last round.
-        clients: whose procedures to run; for ``official`` the pieces, counted from K + 1.
+        clients: ids of the clients whose procedures to run; for ``official``, numbers of the pieces, from K + 1 on.
         payloads: keyword arguments by client, as NumPy trees.
-        splits: splits on which to score predictors (published ones for ``mean`` and ``map``); without any, the updates'
-            variance is not asked for either.
-        committed: where to find states that no host holds in memory.
-        counted: whether what ``mean`` and ``map`` send and receive is traffic.
-        attempts: how often a client's procedure is run at most.
-        skips: whether a client that failed every time is left out, rather than an error.
-        summands: how many contributions a mean is of, over all hosts.
-        started: the round in which a client began, by client, if it was an earlier one.
+        splits: splits on which to score predictors (published ones for ``mean`` and ``map``). If there are none, the
+            variance of the updates is not computed either.
+        committed: file of each state that no host holds in memory.
+        counted: whether messages of ``mean`` and ``map`` count as traffic.
+        attempts: maximum number of times that a client's procedure is run.
+        skips: whether a client that failed every time is left out; if not, its failure is an error.
+        summands: number of contributions to a mean, over all hosts.
+        started: round in which a client started, by client, if it was an earlier one.
         official: whether an evaluation also scores clients' own models on the official test part.
     """
 
@@ -60,11 +60,11 @@ class Job:
     official: bool = False
 
     def common_to_several(self, clients: Sequence[int], received: Mapping[int, Tensor]) -> dict[str, Tensor]:
-        """The tensors that more than one of the clients were given, by client and path.
+        """Returns the tensors that more than one of some clients received, by client and path.
 
         Args:
-            clients: ids.
-            received: the tensors by the ``id`` of the array that they are of, see :func:`rayfl.params.from_numpy`.
+            clients: ids of the clients.
+            received: tensors by the ``id`` of the array that they were made from, see :func:`rayfl.params.from_numpy`.
         """
         seen: dict[int, int] = {}
         found: dict[str, Tensor] = {}
@@ -76,16 +76,16 @@ class Job:
 
 
 @dataclass(slots=True)
-class Found:
-    """What one client has done in a job, which is fit to be part of the result.
+class ClientResult:
+    """The checked result of one client in a job.
 
     Attributes:
-        contribution: to the mean of ``group``.
+        contribution: the client's part of the mean of ``group``.
         group: see :class:`rayfl.aggregation.exact_sum.Weighted`.
         value: the result of a ``map``, a NumPy tree.
-        scores: of its predictors, by split and name.
-        upload_bytes: of its result, before any reduction; None where messages are not counted.
-        update: its part of :attr:`JobResult.updates`.
+        scores: statistics of its predictors, by split and name.
+        upload_bytes: bytes of its result before any reduction; None if messages are not counted.
+        update: the client's part of :attr:`JobResult.updates`.
     """
 
     contribution: Inspected | None = None
@@ -101,23 +101,23 @@ class JobResult:
     """The result of a job.
 
     Attributes:
-        totals: the partial sums of a ``mean``, by group.
-        values: the results of a ``map``, by client, as NumPy trees; that of the server's own procedure.
+        totals: partial sums of a ``mean``, by group.
+        values: results of a ``map``, or of the server's own procedure, by client, as NumPy trees.
         scores: statistics of predictors.
-        stateful: clients of the job that have a state on this host now.
+        stateful: clients of the job whose state is on this host afterwards.
         upload_bytes: bytes of each procedure's result, by client, before any reduction.
         updates: uniform mean of the clients' ``change`` (see ``Algorithm.update``) and of its squared norm;
             none if the job has no splits.
-        failures: the clients that are left out; nothing of them is in the rest.
-        retried: how often a client had failed before it succeeded, by client, of those that did fail.
-        lookups: how often the host found clients' states and samples in memory, since its last result.
-        seconds: how long each client's procedure took; of clients that ran together an equal part.
-        printed: what clients' code printed, in lines that name them.
-        apart: whether ``totals`` and ``updates`` are not here, but to be merged with those of other hosts.
-        piece: a piece of such a sum, and its group (None: of the sum of the updates), on its way to another machine.
-        busy_s: seconds of the processor, or of the GPU, in clients' procedures.
-        flops: floating-point operations of their local steps; None where they are not counted.
-        peak_bytes: the most memory that the process, or its GPU's allocator, has had.
+        failures: clients that are left out; the other attributes contain nothing of them.
+        retried: number of failures before success, by client; only clients that failed at least once.
+        lookups: hits and misses of clients' states and samples in memory, since the host's last result.
+        seconds: duration of each client's procedure; clients that ran together get equal parts.
+        printed: lines that clients' code printed, each prefixed with the client.
+        apart: whether ``totals`` and ``updates`` are kept apart, to be merged with those of other hosts.
+        piece: a piece of such a sum that is sent to another machine, and its group (None: the sum of the updates).
+        busy_s: seconds of CPU or GPU time in clients' procedures.
+        flops: floating-point operations of clients' local steps; None if they are not counted.
+        peak_bytes: peak memory of the process, or of its GPU's allocator.
     """
 
     totals: dict[str, ExactSum] = field(default_factory=dict)
@@ -137,8 +137,8 @@ class JobResult:
     flops: int | None = None
     peak_bytes: int = 0
 
-    def absorb(self, client: int, found: Found) -> None:
-        """Adds what a client has done.
+    def absorb(self, client: int, found: ClientResult) -> None:
+        """Adds the result of a client.
 
         Raises:
             ValueError: when contributions to one mean differ in structure.

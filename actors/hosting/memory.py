@@ -153,7 +153,7 @@ class Spill:
         """Bytes in memory now."""
         return self._recent.bytes
 
-    def keep(self, tree: Tree) -> SpillHandle:
+    def store(self, tree: Tree) -> SpillHandle:
         """Stores a tree, which must not be changed in place afterwards; returns its handle."""
         with self._lock:
             handle = SpillHandle(next(self._serials), tree, self._drop)

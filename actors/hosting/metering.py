@@ -1,4 +1,4 @@
-"""Meters what a share of a call takes on its host."""
+"""Measures time, operations and memory of a job on its host."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from actors.hosting.job import JobResult
 from rayfl.engine.engine import Engine
 
 _UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes in the unit of the kernel's peak of resident memory."""
+"""Bytes in a unit of ``ru_maxrss``."""
 
 
 class Meter:
-    """Begins when it is made.
+    """Measures from its creation on.
 
     Args:
-        engine: computes what is metered.
+        engine: engine that runs the job.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -29,13 +29,13 @@ class Meter:
             engine.flops.total = 0
 
     def write(self, result: JobResult) -> None:
-        """Notes seconds, operations and the peak of memory since then."""
+        """Writes time, operations and peak memory into a result."""
         result.busy_s = self._now() - self._began
         result.flops = None if self._engine.flops is None else self._engine.flops.total
         result.peak_bytes = self._peak()
 
     def _now(self) -> float:
-        """Seconds of all threads of this process; where a GPU computes, of the clock, once it is done."""
+        """Returns the CPU seconds of this process; on a GPU the clock, once the GPU is idle."""
         if self._engine.device.type == "cpu":
             return time.process_time()
         if self._engine.device.type == "cuda":

@@ -6,10 +6,10 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from actors.hosting.contract import are_predictors, begun, check_keepable
+from actors.hosting.contract import are_predictors, check_keepable, start_procedure
 from actors.hosting.equipment import Equipment
 from actors.hosting.failures import Failure, reason_of
-from actors.hosting.job import Found, Job, JobResult
+from actors.hosting.job import ClientResult, Job, JobResult
 from actors.hosting.outcomes import Brought, arrived, blamed, brought, settled, update_of
 from actors.hosting.replies import found_of
 from actors.hosting.scoring import SplitScores
@@ -118,8 +118,8 @@ class Procedures:
         def unharmed(id: int) -> None:
             self._check_lent(lent, id)
 
-        own.at_work.begin(list(clients))
-        outcomes = run_procedures(coroutines, own.engine, own.at_work.turn_to, unharmed)
+        own.running.begin(list(clients))
+        outcomes = run_procedures(coroutines, own.engine, own.running.switch_to, unharmed)
         outcomes = {id: self._kept_back(clients[id], outcome) for id, outcome in outcomes.items()}
         scored = self._scored_together(clients, outcomes)
         self._storing.finish()  # of those before: they came home while the device was asked for these steps
@@ -134,7 +134,7 @@ class Procedures:
         later = self._storing.may_wait(leaving, following)
         known, home = settled(own.engine.device, job, outcomes, updates, leaving, later)
         for id, client in clients.items():
-            own.at_work.turn_to((id,))
+            own.running.switch_to((id,))
             spoilt = before[id].written()
             if spoilt is not None:
                 # The kept state, which a commit may be writing just now, has the same tensors.
@@ -153,7 +153,7 @@ class Procedures:
                 unharmed(id)  # what it published or returned as a predictor is code, too
             if id not in failed:
                 self._absorb(id, found)
-        own.at_work.turn_to(())
+        own.running.switch_to(())
         self._storing.begin({id: state for id, state in leaving.items() if id not in failed}, home)
         if not later:
             self._storing.finish()
@@ -205,12 +205,12 @@ class Procedures:
                 continue
             clients[id] = client
             try:
-                coroutines[id] = begun(procedure, client, given, bundled=job.kind == "evaluate")
+                coroutines[id] = start_procedure(procedure, client, given, bundled=job.kind == "evaluate")
             except MethodError as error:
                 raise self._blame(error, id) from error
         return clients, coroutines, failed
 
-    def _absorb(self, id: int, found: Found) -> None:
+    def _absorb(self, id: int, found: ClientResult) -> None:
         """Adds what a client has done to the result."""
         try:
             self._result.absorb(id, found)
@@ -254,7 +254,7 @@ class Procedures:
             return {}
         made = {id: outcomes[id] if job.kind == "evaluate" else client.published for id, client in clients.items()}
         sound = {id: found for id, found in made.items() if are_predictors(found) and found}
-        self._own.at_work.turn_to(tuple(sound))
+        self._own.running.switch_to(tuple(sound))
         return self._own.scorer.score_together(sound, job.splits, self._own.samples.of)
 
     def _client(self, id: int, state: Tree, context: RoundContext) -> Client:

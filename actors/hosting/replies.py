@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.hosting.contract import check_predictors, check_sendable
 from actors.hosting.equipment import Equipment
-from actors.hosting.job import Found, Job
+from actors.hosting.job import ClientResult, Job
 from actors.hosting.scoring import SplitScores
 from rayfl.aggregation.contributions import Inspected, Weighted, too_large
 from rayfl.aggregation.magnitudes import Extremes, check_finite
@@ -22,7 +22,7 @@ from rayfl.params import num_bytes, to_numpy
 
 def found_of(
     own: Equipment, job: Job, client: Client, outcome: Any, update: Any, scored: SplitScores, known: Extremes
-) -> Found:
+) -> ClientResult:
     """Returns one client's checked result.
 
     Args:
@@ -37,7 +37,7 @@ def found_of(
     Raises:
         Exception: what the client is to blame for.
     """
-    result, scorer, samples = Found(), own.scorer, own.samples
+    result, scorer, samples = ClientResult(), own.scorer, own.samples
     if isinstance(outcome, Exception):
         raise outcome
     if job.kind == "evaluate":

@@ -1,4 +1,4 @@
-"""The samples of the clients that a host has: read when they are needed, kept while there is room."""
+"""Samples of the clients of a host: read on demand, cached on the device up to a limit."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from rayfl.examples import SPLITS, Examples
 _log = logging.getLogger(__name__)
 _NUMBER_BYTES = {"image": 4, "tokens": 8}
 _OFFICIAL = -2
-"""Stands for a client in the keys of pieces of the official test part."""
+"""Takes the place of a client in the cache keys of pieces of the official test part."""
 
 
 class Samples:
-    """Clients' samples on a device, split by split.
+    """A cache of clients' samples on a device, one entry a client and split.
 
     Args:
-        dataset: where they come from.
-        device: where they go.
+        dataset: data set that they are read from.
+        device: device that they are moved to.
         limit: bytes that stay loaded; None for no limit.
-        unseen: how many of the last clients take no part in training.
-        ahead: whether samples of the next clients are read while those before are at work, where the data set allows
-            it.
+        unseen: number of clients, the last ones, that take no part in training.
+        ahead: whether samples of the next clients are read while the current ones run, if the data set allows it.
 
     Attributes:
-        lookups: how often clients' splits were in memory, until it is set back.
+        lookups: cache hits and misses, until they are reset.
     """
 
     def __init__(
@@ -65,16 +64,16 @@ class Samples:
         return self._recent.bytes
 
     def expect(self, clients: Sequence[int], following: Sequence[int]) -> None:
-        """Notes whose turn it is and whose it is then: what the first ask for is read of the others meanwhile."""
+        """Notes which clients run now and which run next. Splits that the first use are read ahead for the next."""
         if self._ahead is not None:
             self._ahead.expect(clients, following)
 
     def of(self, client: int) -> Mapping[str, Examples]:
-        """A client's splits, whose tensors nobody changes; the one after the last client owns everybody's samples."""
+        """Returns a client's splits, whose tensors are not to be changed. Client K owns the samples of all clients."""
         return OnDemand(lambda split: self._get(client, split))
 
     def sizes(self, splits: Sequence[str]) -> np.ndarray:
-        """Returns how many samples each client has in some splits together; the one after the last has everybody's.
+        """Returns each client's number of samples in some splits together; client K owns the samples of all clients.
 
         Returns:
             int64 of shape (K + 1,).
@@ -102,9 +101,9 @@ class Samples:
             parts = self._read(client)
         else:
             parts = OnDemand(self._everybodys)
-        # What comes as a whole is there as a whole: it is counted, and not read again for the next split.
+        # A data set that loads all splits at once has all of them cached and counted, so that none is read again.
         names = (split,) if isinstance(parts, OnDemand) else SPLITS
-        # All or none: a split that stays loaded where the next one fails would be in nobody's count.
+        # All or none: a split that stayed loaded after the next one failed would not be counted.
         moved = {name: Examples(parts[name].x.to(self._device), parts[name].y.to(self._device)) for name in names}
         for name, part in moved.items():
             self._loaded[client, name] = part
@@ -113,7 +112,7 @@ class Samples:
                 self._recent.touch((client, name), part.x.nbytes + part.y.nbytes)
 
     def _read(self, client: int) -> Mapping[str, Examples]:
-        """A client's splits on the CPU, looked at before they reach the device."""
+        """Returns a client's splits on the CPU, checked before they are moved to the device."""
         with self._reading:
             parts, spec, name = self._dataset.load(client), self._dataset.spec, self._dataset.names[client]
 
@@ -122,7 +121,7 @@ class Samples:
                 part, whose = parts[split], f"client {client} ({name}), {split}"
             if not self._dataset.sound:
                 check_own(part, spec, whose)
-            # On a device an index out of range would end the context, with all clients in it.
+            # On a GPU an index out of range would destroy the context, and with it all clients of the process.
             check_examples(part, spec, whose)
             return part
 
@@ -131,12 +130,21 @@ class Samples:
     def _read_split(self, client: int, split: str) -> Examples:
         return self._read(client)[split]
 
-    def _fitting(self, at_work: Sequence[int], begun: Sequence[Key], wanted: Sequence[Key]) -> Sequence[Key]:
-        """Makes room for splits that are read ahead; returns those that fit beside those at work and those begun."""
+    def _fitting(self, running: Sequence[int], begun: Sequence[Key], wanted: Sequence[Key]) -> Sequence[Key]:
+        """Makes room for splits to be read ahead.
+
+        Args:
+            running: clients that run now.
+            begun: keys of splits whose reading has started.
+            wanted: keys of splits to be read next.
+
+        Returns:
+            The wanted keys that fit into the limit together with the others.
+        """
         if (limit := self._recent.limit) is None:
             return wanted
         split = wanted[0][1]
-        beside = sum(self._bytes(client, split) for client in at_work)
+        beside = sum(self._bytes(client, split) for client in running)
         ahead, fitting = sum(self._bytes(*key) for key in begun), []
         for key in wanted:
             if beside + ahead + self._bytes(*key) <= limit:
@@ -147,7 +155,7 @@ class Samples:
         return fitting
 
     def _bytes(self, client: int, split: str) -> int:
-        """Returns what a client's split takes once it is read; of everybody's, 0: they are not read ahead."""
+        """Returns the bytes of a client's split; 0 for the samples of all clients, which are not read ahead."""
         if client >= self._dataset.num_clients:
             return 0
         spec = self._dataset.spec
@@ -158,7 +166,7 @@ class Samples:
         return one * int(self._sizes[client, SPLITS.index(split)])
 
     def give_way(self) -> None:
-        """Unloads all samples, and keeps at most half as many bytes from now on: the memory is needed."""
+        """Unloads all samples and halves the limit, because the device ran out of memory."""
         if self._ahead is not None:
             self._ahead.stop()
         if self._loaded:
@@ -175,16 +183,16 @@ class Samples:
             del self._lent[client]
 
     def _everybodys(self, split: str) -> Examples:
-        """The samples of a split of all clients that may train, in ascending order of the clients."""
+        """Returns a split of all clients that may train, in ascending order of the clients."""
         parts = [self._read(client)[split] for client in self._everybody]
         return Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
     def official(self, first: int, read: Callable[[], Examples]) -> Examples:
-        """A piece of the official test part on the device, kept like clients' samples.
+        """Returns a piece of the official test part on the device, cached like clients' samples.
 
         Args:
-            first: the number of its first sample.
-            read: gives the piece, on the CPU; what it gives is looked at.
+            first: number of its first sample.
+            read: reads the piece on the CPU; its samples are checked.
 
         Raises:
             DataError: when a sample is not what the data set says.
@@ -201,7 +209,7 @@ class Samples:
         return found
 
     def public(self) -> torch.Tensor:
-        """The samples that belong to no client, on the device, loaded at the first call."""
+        """Returns the samples that belong to no client, on the device; loaded at the first call."""
         if self._public is None:
             with self._reading:
                 public = self._dataset.load_public()
@@ -213,7 +221,7 @@ class Samples:
         return self._public
 
     def written(self, client: int) -> str | None:
-        """Returns which samples a client has written to in place, its own or the public ones; None for none."""
+        """Returns a description of the samples that a client has modified in place; None if there are none."""
         if self._public is not None and self._lent_public.written() is not None:
             return "the public samples"
         if any(lent.written() is not None for lent in self._lent.get(_OFFICIAL, {}).values()):

@@ -1,4 +1,4 @@
-"""Scores models on the device of one host."""
+"""Evaluates models on the device of a host."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SplitScores = dict[str, dict[str, Statistics]]
 
 
 class Scorer:
-    """Scores predictors, in batches that the device's memory has room for.
+    """Evaluates predictors, in batches that fit the device's memory.
 
     Args:
-        task: what is learned.
-        device: where models and samples are.
-        spec: what the samples are.
-        batch_size: samples at a time, if there is room.
-        rows: most rows of a pretrained model's products at a time where clients are stacked; None: any.
+        task: task of the experiment.
+        device: device of the models and samples.
+        spec: description of the samples.
+        batch_size: samples at a time, if they fit.
+        rows: maximum number of rows of a pretrained model's products at a time if clients are stacked; None for any.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Scorer:
         self._said: set[str] = set()
 
     def score(self, predictors: Mapping[str, Predictor], examples: Examples) -> dict[str, Statistics]:
-        """The statistics of each predictor over samples on the device."""
+        """Returns the statistics of each predictor over samples on the device."""
         return evaluate(predictors, examples, self._task, self._batch_size, self._pieces)
 
     def score_together(
@@ -54,14 +54,18 @@ class Scorer:
         splits: Sequence[str],
         samples: Callable[[int], Mapping[str, Examples]],
     ) -> dict[int, SplitScores]:
-        """The statistics, by client, split and name, of what can be scored in stacks of clients; the rest is left out.
+        """Evaluates predictors in stacks of clients, as far as they can be stacked.
 
-        An error leaves out a whole split: scored alone, the client that it is the fault of raises it again.
+        An error leaves out a whole split. The caller then evaluates its clients one by one, and the client that caused
+        the error raises it again.
 
         Args:
-            predictors: by client and name.
-            splits: on which to score them.
-            samples: a client's splits, on the device.
+            predictors: predictors by client and name.
+            splits: names of the splits to evaluate on.
+            samples: returns a client's splits, on the device.
+
+        Returns:
+            Statistics by client, split and name, without those that could not be stacked.
         """
         found: dict[int, SplitScores] = {client: {} for client in predictors}
         for split in splits:
@@ -77,7 +81,7 @@ class Scorer:
         samples: Mapping[str, Examples],
         scored: SplitScores,
     ) -> SplitScores:
-        """The statistics of one client by split and name: what was scored already, and the rest scored alone."""
+        """Evaluates those predictors of a client that have no statistics yet; returns all, by split and name."""
         found: SplitScores = {}
         for split in splits:
             known = scored.get(split, {})
@@ -103,12 +107,12 @@ class Scorer:
         return evaluate_together(asked, self._task, self._batch_size, self._rows)
 
     def score_official(self, predictors: Mapping[str, Predictor], part: Examples, first: int) -> dict[str, Statistics]:
-        """The statistics of each predictor over a piece of the official test part.
+        """Returns the statistics of each predictor over a piece of the official test part.
 
         Args:
-            predictors: of the server's models.
-            part: samples, on the CPU.
-            first: the number of the first of them.
+            predictors: predictors of the server's models.
+            part: samples of the piece, on the CPU.
+            first: number of its first sample.
 
         Raises:
             DataError: when a sample is not what the data set says.

@@ -1,13 +1,13 @@
-"""The server's own work on one host: a procedure of the method that has the host's device and the public samples."""
+"""Runs a procedure of the server on a host, with the host's device and the public samples."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from actors.hosting.at_work import AtWork
-from actors.hosting.contract import begun, check_sendable
+from actors.hosting.contract import check_sendable, start_procedure
 from actors.hosting.job import Job
 from actors.hosting.outcomes import blamed
+from actors.hosting.running_clients import RunningClients
 from actors.hosting.samples import Samples
 from algorithms.base import Algorithm
 from rayfl.aggregation.magnitudes import NonFiniteError, check_finite
@@ -23,28 +23,28 @@ from rayfl.errors import ClientError, MethodError, as_error
 from rayfl.params import Tree
 
 
-def served(
+def run_on_server(
     algorithm: Algorithm,
     engine: Engine,
     samples: Samples,
     context: RoundContext,
-    at_work: AtWork,
+    running: RunningClients,
     job: Job,
     given: Tree,
 ) -> Tree:
-    """Returns what the server's procedure of a job returns.
+    """Runs the server's procedure of a job and returns its result.
 
     Args:
-        algorithm: the method.
+        algorithm: method of the experiment.
         engine: task and device.
-        samples: has the public ones.
-        context: of the experiment.
-        at_work: is told who works.
-        job: which procedure, in which round.
-        given: its keyword arguments, on the device.
+        samples: samples of the host; the public ones are passed to the procedure.
+        context: round context of the experiment.
+        running: is notified that the server's code runs.
+        job: names the procedure and the round.
+        given: keyword arguments of the procedure, on the device.
 
     Raises:
-        ClientError: naming the server and the procedure, when that raises or returns what no tree can hold.
+        ClientError: naming the server and the procedure, when it raises or returns something that is no tree.
     """
     server = Server(engine.task, replace(context, round=job.round), engine.device, samples.public)
     lent = WriteGuard(given, recorded_names(engine.task))
@@ -54,9 +54,9 @@ def served(
             raise MethodError(f"writes to {leaf!r} in place: work on a copy (rayfl.params.copy, Tensor.clone)")
 
     try:
-        procedure = begun(getattr(algorithm, job.procedure), server, given, bundled=False)
-        at_work.begin([SERVER])
-        found = run_procedures({SERVER: procedure}, engine, at_work.turn_to, unharmed)[SERVER]
+        procedure = start_procedure(getattr(algorithm, job.procedure), server, given, bundled=False)
+        running.begin([SERVER])
+        found = run_procedures({SERVER: procedure}, engine, running.switch_to, unharmed)[SERVER]
         if isinstance(found, Exception):
             raise found
         check_sendable(found, job.procedure)
@@ -64,13 +64,13 @@ def served(
     except BaseException as error:
         raise _blame(as_error(error), algorithm, job) from error
     finally:
-        at_work.turn_to(())
+        running.switch_to(())
     tree: Tree = found
     return tree
 
 
 def _blame(error: Exception, algorithm: Algorithm, job: Job) -> Exception:
-    """The error with the server's name; what hosts do something about themselves stays what it is."""
+    """Returns the error with the server's name. Out-of-memory errors stay as they are: hosts recover from them."""
     if ran_out_of_memory(error):
         return error
     if isinstance(error, NonFiniteError):

@@ -67,7 +67,7 @@ class ClientStates:
 
     def replace(self, client: int, state: Tree, round: int) -> None:
         """Keeps what a procedure made of its state in a round (0-indexed)."""
-        kept = self._spill.keep(
+        kept = self._spill.store(
             map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, state)
         )
         with self._lock:
@@ -91,7 +91,7 @@ class ClientStates:
     def receive(self, states: Mapping[int, Tree]) -> None:
         """Takes over what another host released."""
         for client, moved in states.items():
-            self._states[client] = self._spill.keep(from_numpy(moved["state"]))
+            self._states[client] = self._spill.store(from_numpy(moved["state"]))
             self._moves[client] = moved["moves"]
 
     def restore(self, files: Mapping[int, StoredFile]) -> None:
@@ -106,7 +106,7 @@ class ClientStates:
             by_file.setdefault(file, []).append(client)
         for file, clients in by_file.items():
             found = self._store.read_states(file)
-            self._states.update({client: self._spill.keep(found[client]) for client in clients})
+            self._states.update({client: self._spill.store(found[client]) for client in clients})
 
     def write(self, rounds_completed: int) -> list[tuple[StoredFile, dict[int, Change]]]:
         """Writes what changed in the rounds before ``rounds_completed`` and is not written yet.

@@ -1,6 +1,6 @@
-"""Sums of clients' contributions that stay apart from their host's result, to be merged before they travel.
+"""Merges the sums of several hosts of a machine before they are sent to the driver.
 
-Sums are exact: their bits do not depend on which host merges them, nor on the order.
+Sums are exact: their bits depend neither on the host that merges them nor on the order.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from rayfl.aggregation.pieces import piece_of, without_limbs
 from rayfl.params import num_bytes
 
 LEAST_BYTES = 4 << 20
-"""Smaller sums are with the driver sooner than another host could be told to merge them."""
+"""Sums below this size are sent to the driver at once: merging them first would take longer."""
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Some elements of a sum.
+class SumRange:
+    """A range of elements of a sum.
 
     Attributes:
-        group: which sum of a ``mean``; None: that of the clients' changes.
-        start: the first element.
-        stop: the element after the last.
+        group: group of the ``mean``; None for the sum of the clients' changes.
+        start: index of the first element.
+        stop: index after the last element.
     """
 
     group: str | None
@@ -35,11 +35,11 @@ class Stretch:
 
 @dataclass
 class PartialSums:
-    """The sums of some clients' contributions.
+    """Sums of the contributions of some clients.
 
     Attributes:
-        totals: of a ``mean``, by group.
-        updates: of the clients' changes and their squared norms.
+        totals: sums of a ``mean``, by group.
+        updates: sum of the clients' changes and of their squared norms.
     """
 
     totals: dict[str, ExactSum] = field(default_factory=dict)
@@ -47,12 +47,12 @@ class PartialSums:
 
     @property
     def nbytes(self) -> int:
-        """About as many bytes as they have on their way."""
+        """Approximate number of bytes when they are sent."""
         return sum(_nbytes(total) for total in (*self.totals.values(), self.updates))
 
 
-def taken_from(result: JobResult, least: int) -> PartialSums | None:
-    """Takes the sums out of a result, which then says so; None if they are smaller than ``least`` bytes."""
+def take_sums(result: JobResult, least: int) -> PartialSums | None:
+    """Moves the sums out of a result and marks it ``apart``; None if they are smaller than ``least`` bytes."""
     sums = PartialSums(result.totals, result.updates)
     if sums.nbytes < least:
         return None
@@ -60,16 +60,16 @@ def taken_from(result: JobResult, least: int) -> PartialSums | None:
     return sums
 
 
-def merged(parts: Sequence[PartialSums], round: int, procedure: str) -> PartialSums:
-    """The sums of several hosts as one.
+def merge_sums(parts: Sequence[PartialSums], round: int, procedure: str) -> PartialSums:
+    """Merges the sums of several hosts.
 
     Args:
-        parts: not used afterwards.
-        round: for errors, 0-indexed.
-        procedure: for errors.
+        parts: sums of the hosts; may be modified.
+        round: round, 0-indexed, for errors.
+        procedure: name of the procedure, for errors.
 
     Raises:
-        ClientError: when the clients' contributions make no sum together.
+        ClientError: when the clients' contributions cannot be added.
     """
     whole = PartialSums()
     for part in parts:
@@ -79,12 +79,12 @@ def merged(parts: Sequence[PartialSums], round: int, procedure: str) -> PartialS
     return whole
 
 
-def part_of(sums: PartialSums, stretch: Stretch | None) -> JobResult:
-    """A part of sums that travel to another machine.
+def extract_part(sums: PartialSums, stretch: SumRange | None) -> JobResult:
+    """Returns a part of sums, to be sent to another machine.
 
     Args:
-        sums: stay as they are.
-        stretch: what of them; None: all that is not in stretches.
+        sums: sums that are merged already; not modified.
+        stretch: range of elements; None for everything but the elements.
     """
     if stretch is None:
         heads = {group: without_limbs(total) for group, total in sums.totals.items()}

@@ -128,7 +128,7 @@ def _await_return(before: Sequence[Node]) -> None:
 
 
 def _fits(node: Node, options: ActorOptions) -> bool:
-    return node.seats(options.num_cpus, options.per_gpu) >= 1
+    return node.slots(options.num_cpus, options.per_gpu) >= 1
 
 
 def _last_line(error: BaseException) -> str:

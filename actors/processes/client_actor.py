@@ -12,11 +12,11 @@ from typing import Any
 
 import ray
 
-from actors.hosting.at_work import Report
 from actors.hosting.building import build_host, pin_threads
 from actors.hosting.job import Job, JobResult
+from actors.hosting.running_clients import Report
 from actors.hosting.state import Change
-from actors.hosting.sums import LEAST_BYTES, PartialSums, Stretch
+from actors.hosting.sums import LEAST_BYTES, PartialSums, SumRange
 from actors.processes.gpus import Gpu
 from actors.processes.shared_memory import Parcel
 from actors.processes.transport import ActorEnd, Reply
@@ -36,18 +36,18 @@ def host_name(host: int) -> str:
 class ClientActor:
     """A :class:`ClientHost` in a process of its own.
 
-    Training runs in one thread; commits and pings have another, so that writing overlaps the next round. A third says
-    what the first is doing.
+    Training runs in one thread. Commits and pings have another, so that writing overlaps the next round. A third
+    reports what the first is doing.
 
     Args:
-        config: the configuration as plain data.
-        host: the host's number.
+        config: configuration as plain data.
+        host: number of the host.
         device: ``cpu`` or ``cuda``.
-        neighbours: how many actors share the machine's memory, itself included.
-        own_gpu: finds the GPU that this process sees; not called on the CPU.
+        neighbours: number of actors that share the machine's memory, this one included.
+        own_gpu: returns the GPU that this process sees; not called on the CPU.
 
     Raises:
-        ResourceError: when it sees none, or several.
+        ResourceError: when the process sees no GPU, or several.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ClientActor:
         self._pin()
         self._gpu = own_gpu() if device == "cuda" else None
         self._host = build_host(self._config, host, self._gpu.device if self._gpu else device, neighbours)
-        # What is there now stays as long as the process: a full collection need not look at it again.
+        # These objects live as long as the process: a full garbage collection need not visit them.
         gc.collect()
         gc.freeze()
         self._end = ActorEnd(self._config.cluster.shared_memory // neighbours)
@@ -76,9 +76,10 @@ class ClientActor:
             job: see there.
             broadcast: see there.
             incoming: see there.
-            freed: segments of earlier results that the driver no longer reads; None if it reads none of this process.
+            freed: segments of earlier results that the driver no longer reads; None if it does not read this process's
+                memory.
         """
-        with self._in_charge():
+        with self._errors_noted():
             result: JobResult | Reply = self._end.answered(
                 lambda tree: self._host.run(job, tree, *incoming), broadcast, freed
             )
@@ -87,7 +88,7 @@ class ClientActor:
     def run_apart(
         self, job: Job, broadcast: Tree | Parcel, *incoming: Mapping[int, Tree], freed: Sequence[int] | None = None
     ) -> tuple[JobResult | Reply, PartialSums | None]:
-        """See :meth:`ClientHost.run_apart` and :meth:`run`: what finds room in shared memory is no second result."""
+        """See :meth:`ClientHost.run_apart`, :meth:`run`. Sums that fit into shared memory stay in the first result."""
         least, apart = LEAST_BYTES if freed is None else max(LEAST_BYTES, self._end.room), list[PartialSums | None]()
 
         def work(tree: Tree) -> JobResult:
@@ -95,38 +96,38 @@ class ClientActor:
             apart.append(sums)
             return result
 
-        with self._in_charge():
+        with self._errors_noted():
             answer: JobResult | Reply = self._end.answered(work, broadcast, freed)
             return answer, apart[0]
 
     def merged(self, round: int, procedure: str, *parts: PartialSums) -> tuple[JobResult, PartialSums]:
         """See :meth:`ClientHost.merged`."""
-        with self._in_charge():
+        with self._errors_noted():
             return self._host.merged(round, procedure, *parts)
 
-    def part(self, sums: PartialSums, stretch: Stretch | None) -> JobResult:
+    def part(self, sums: PartialSums, stretch: SumRange | None) -> JobResult:
         """See :meth:`ClientHost.part`."""
-        with self._in_charge():
+        with self._errors_noted():
             return self._host.part(sums, stretch)
 
     @contextmanager
-    def _in_charge(self) -> Iterator[None]:
-        """For calls that compute: in its body errors are given notes of what led to them."""
+    def _errors_noted(self) -> Iterator[None]:
+        """Pins threads for a call that computes, and adds the traceback to errors as a note."""
         self._pin()
         try:
             yield
         except RayflError as error:
-            # What an error came from stays behind when it leaves a process; notes go with it.
+            # The cause of an error is lost when it is sent to another process; notes are kept.
             error.add_note(f"In {host_name(self._number)}:\n{complete(error)}")
             raise
 
     @ray.method(concurrency_group="io")
-    def meet(self, greeting: Parcel) -> Parcel | None:
-        """Returns the same message, if the driver's parcels can be opened here."""
-        return self._end.meet(greeting)
+    def handshake(self, greeting: Parcel) -> Parcel | None:
+        """Returns the driver's test message if this process can open the driver's shared memory."""
+        return self._end.handshake(greeting)
 
     def _pin(self) -> None:
-        """The number of OpenMP threads belongs to the calling thread, which need not be the constructor's."""
+        """Sets the number of threads, which OpenMP keeps by calling thread."""
         if not getattr(self._pinned, "done", False):
             pin_threads(self._config.cluster.threads_per_actor)
             self._pinned.done = True
@@ -146,8 +147,8 @@ class ClientActor:
 
     @ray.method(concurrency_group="report")
     def doing(self) -> Report:
-        """Returns which clients' code runs just now, and for how long."""
-        return self._host.at_work.report()
+        """Returns which clients' code is running, and for how long."""
+        return self._host.running.report()
 
     @ray.method(concurrency_group="io")
     def commit(self, rounds_completed: int) -> list[tuple[StoredFile, dict[int, Change]]]:
@@ -156,7 +157,7 @@ class ClientActor:
 
     @ray.method(concurrency_group="io")
     def describe(self) -> dict[str, Any]:
-        """Returns where the actor runs, and whether it trains looped or vectorised, how many clients at a time."""
+        """Returns where the actor runs, and how it trains: looped or vectorised, and how many clients at a time."""
         engine = self._host.engine
         return {
             "host": self._number,

@@ -1,4 +1,4 @@
-"""Whole GPUs reserved for a run: one placement group with one bundle each, which the actors share."""
+"""Reserves whole GPUs for a run: one placement group with one bundle each, which the actors share."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from actors.processes.placement import ActorOptions, free_nodes, lay_out, whole_
 class _Bundle:
     number: int
     group: PlacementGroup
-    seats: int
+    slots: int
     actors: set[int] = field(default_factory=set)
 
 
 class GpuBundles:
-    """The GPUs of a run.
+    """The GPUs that are reserved for a run.
 
-    Ray alone gives a GPU's shares, as they come free, to any run that asks. Here the shares of a GPU are given only to
-    actors of this run. Each GPU has a group of its own, so that one may come or go without the others.
+    Ray alone would give free shares of a GPU to any run. Here all shares of a GPU go to actors of this run. Each GPU
+    has a placement group of its own, so that it can be added or removed alone.
 
     Args:
-        options: what an actor needs.
+        options: resources of an actor.
     """
 
     def __init__(self, options: ActorOptions) -> None:
@@ -35,14 +35,14 @@ class GpuBundles:
         self._reserved = 0
 
     def reserve(self, count: int) -> None:
-        """Makes sure that there is a seat for each of ``count`` more actors; does not wait for Ray to give it."""
-        missing = count - sum(bundle.seats - len(bundle.actors) for bundle in self._bundles)
+        """Reserves slots for ``count`` more actors, without waiting until Ray grants them."""
+        missing = count - sum(bundle.slots - len(bundle.actors) for bundle in self._bundles)
         if missing <= 0:
             return
         options = self._options
         laid_out = lay_out(free_nodes(options.labels), missing, options.num_cpus, options.per_gpu)
         if sum(actors for _, actors in laid_out) < missing:
-            # Others hold some of the GPUs now: Ray waits until they give them back.
+            # Others use some of the GPUs: Ray waits until they are free.
             laid_out = lay_out(whole_nodes(options.labels), missing, options.num_cpus, options.per_gpu)
         for node, actors in laid_out:
             self._add(actors, node)
@@ -60,32 +60,32 @@ class GpuBundles:
         self._bundles.append(_Bundle(self._reserved, group, actors))
         self._reserved += 1
 
-    def seat(self, actor: int) -> dict[str, Any]:
-        """Takes a seat that :meth:`reserve` has made, on the emptiest GPU; returns Ray's options for it."""
-        vacant = [bundle for bundle in self._bundles if len(bundle.actors) < bundle.seats]
+    def assign(self, actor: int) -> dict[str, Any]:
+        """Assigns a reserved slot on the emptiest GPU to an actor; returns Ray's options for it."""
+        vacant = [bundle for bundle in self._bundles if len(bundle.actors) < bundle.slots]
         bundle = min(vacant, key=lambda bundle: (len(bundle.actors), bundle.number))
         bundle.actors.add(actor)
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(bundle.group, placement_group_bundle_index=0)}
 
     def of(self, actor: int) -> int | None:
-        """The number of the GPU that is reserved for an actor."""
+        """Returns the number of the GPU that is reserved for an actor."""
         return next((bundle.number for bundle in self._bundles if actor in bundle.actors), None)
 
-    def leave(self, actor: int) -> None:
-        """Gives up an actor's seat, and the GPU with the last of them."""
+    def release(self, actor: int) -> None:
+        """Releases an actor's slot, and its GPU if no other actor uses it."""
         for bundle in self._bundles:
             bundle.actors.discard(actor)
-        self.tidy()
+        self.release_unused()
 
-    def tidy(self) -> None:
-        """Gives back the GPUs that no actor uses."""
+    def release_unused(self) -> None:
+        """Releases the GPUs that no actor uses."""
         for bundle in self._bundles:
             if not bundle.actors:
                 remove_placement_group(bundle.group)
         self._bundles = [bundle for bundle in self._bundles if bundle.actors]
 
     def close(self) -> None:
-        """Gives back all GPUs."""
+        """Releases all GPUs."""
         for bundle in self._bundles:
             remove_placement_group(bundle.group)
         self._bundles = []

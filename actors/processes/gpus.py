@@ -20,8 +20,8 @@ class Gpu:
     """The GPU that an actor computes on.
 
     Attributes:
-        uuid: the device's own name (of a part of it, with MIG), the same in all processes.
-        device: what torch calls it in this process.
+        uuid: UUID of the device (of a part of it, with MIG), the same in all processes.
+        device: torch's name of the device in this process.
     """
 
     uuid: str
@@ -29,7 +29,7 @@ class Gpu:
 
 
 def own_gpu() -> Gpu:
-    """The one GPU that this process sees.
+    """Returns the GPU that this process sees.
 
     Raises:
         ResourceError: when it sees none, or several.
@@ -41,13 +41,13 @@ def own_gpu() -> Gpu:
 
 
 @dataclass(frozen=True)
-class Seated:
-    """The GPU that an actor was given, and the one that it computes on.
+class ActorGpu:
+    """The GPU that was reserved for an actor, and the one that it computes on.
 
     Attributes:
-        name: the actor's.
-        bundle: number of the GPU that was reserved for it; None where somebody else has reserved them.
-        uuid: of the GPU that it sees.
+        name: name of the actor.
+        bundle: number of the GPU that was reserved for it; None inside a given placement group.
+        uuid: UUID of the GPU that it sees.
     """
 
     name: str
@@ -55,18 +55,18 @@ class Seated:
     uuid: str
 
 
-def check_gpus(actors: Sequence[Seated], per_gpu: int) -> None:
-    """Makes sure that actors are on the GPUs meant for them: one device for each bundle, and no more than k on one.
+def check_gpus(actors: Sequence[ActorGpu], per_gpu: int) -> None:
+    """Checks that actors are on the GPUs reserved for them: one device for each bundle, and at most k actors on one.
 
     Args:
-        actors: all of a run.
-        per_gpu: k.
+        actors: all actors of a run.
+        per_gpu: k, the number of actors that may share a GPU.
 
     Raises:
         ResourceError: naming actors and devices.
     """
-    by_uuid: dict[str, list[Seated]] = {}
-    device_of: dict[int, Seated] = {}
+    by_uuid: dict[str, list[ActorGpu]] = {}
+    device_of: dict[int, ActorGpu] = {}
     for actor in actors:
         by_uuid.setdefault(actor.uuid, []).append(actor)
         if actor.bundle is None:

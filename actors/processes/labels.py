@@ -1,4 +1,4 @@
-"""Selectors of nodes by their labels, with the meaning that Ray gives them.
+"""Selects nodes by their labels, as Ray does.
 
 Ray gives nodes labels such as ``ray.io/accelerator-type: H100``, further ones with ``ray start --labels``. From version
 2.49 on it places actors by them; what is planned here must be what it then does.
@@ -18,11 +18,12 @@ _AMONG = re.compile(r"(!?)in\((.*)\)")
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Returns whether a node is one of those that are meant.
+    """Returns whether a selector matches a node.
 
     Args:
-        labels: of the node.
-        selector: by key ``value``, ``!value``, ``in(one,other)`` or ``!in(one,other)``, without spaces. All must
+        labels: labels of the node.
+        selector: conditions by key,
+            ``value``, ``!value``, ``in(one,other)`` or ``!in(one,other)``, without spaces. All must
             hold. A node without the key has none of the values.
     """
     return all(_holds(labels.get(key), wanted) for key, wanted in selector.items())
@@ -38,10 +39,10 @@ def _holds(value: str | None, wanted: str) -> bool:
 
 
 def check_version(selector: Mapping[str, str]) -> None:
-    """Makes sure that Ray can place actors by labels, where that is asked for.
+    """Checks that Ray can place actors by labels, if a selector is given.
 
     Raises:
-        ConfigError: when it is too old.
+        ConfigError: when Ray is too old.
     """
     found = tuple(int(part) for part in ray.__version__.split(".")[:2])
     if selector and found < LEAST_VERSION:

@@ -21,16 +21,16 @@ class ActorOptions:
     """The actors of a run, and what Ray reserves for each.
 
     Attributes:
-        count: number of actors to begin with.
-        num_cpus: CPUs each.
-        num_gpus: GPU share each, 1/k rounded down to what Ray can count; 0 without GPUs.
+        count: initial number of actors.
+        num_cpus: CPUs of each.
+        num_gpus: GPU share of each, 1/k rounded down to Ray's resolution; 0 without GPUs.
         device: ``cpu`` or ``cuda``.
-        timeout_s: how long all of them may take to start.
-        per_gpu: k, how many actors may share a GPU; 0 without GPUs.
-        at_least: with how few the run may go on when nodes have left.
-        at_most: how many there may be when nodes have joined.
+        timeout_s: seconds in which all of them must start.
+        per_gpu: k, the number of actors that may share a GPU; 0 without GPUs.
+        at_least: minimum number of actors after nodes have left.
+        at_most: maximum number of actors after nodes have joined.
         shared_memory: bytes that the driver may use for messages to actors on its machine.
-        labels: what the labels of their nodes must be, see :func:`actors.processes.labels.matches`; empty for any.
+        labels: selector of their nodes' labels, see :func:`actors.processes.labels.matches`; empty for any node.
     """
 
     count: int
@@ -47,42 +47,42 @@ class ActorOptions:
 
 @dataclass(frozen=True)
 class Node:
-    """The resources of a machine of the cluster, all or those that are free.
+    """The resources of a node, all or those that are free.
 
     Attributes:
         id: Ray's id of the node, hexadecimal.
-        cpus: CPUs.
-        gpus: GPUs.
+        cpus: number of CPUs.
+        gpus: number of GPUs.
     """
 
     id: str
     cpus: float
     gpus: float
 
-    def seats(self, num_cpus: float, per_gpu: int) -> float:
-        """Returns how many actors with ``num_cpus`` each fit here, ``per_gpu`` on each whole GPU (0: without GPUs)."""
+    def slots(self, num_cpus: float, per_gpu: int) -> float:
+        """Returns the number of actors with ``num_cpus`` each that fit, ``per_gpu`` on each whole GPU (0: no GPUs)."""
         beside = math.floor(self.cpus / num_cpus + 1e-9) if num_cpus else math.inf
         return min(beside, math.floor(self.gpus) * per_gpu) if per_gpu else beside
 
 
 def room(nodes: Sequence[Node], num_cpus: float, per_gpu: int, at_most: float) -> int:
-    """Returns how many actors fit on these nodes, ``at_most`` at most; none is spread over two nodes."""
-    return int(min(sum(node.seats(num_cpus, per_gpu) for node in nodes), at_most))
+    """Returns the number of actors that fit on some nodes, at most ``at_most``; none is spread over two nodes."""
+    return int(min(sum(node.slots(num_cpus, per_gpu) for node in nodes), at_most))
 
 
 def lay_out(nodes: Sequence[Node], count: int, num_cpus: float, per_gpu: int) -> list[tuple[str, int]]:
     """Spreads actors evenly over whole GPUs.
 
     Args:
-        nodes: what they have to give.
+        nodes: available resources.
         count: number of actors.
-        num_cpus: CPUs that each takes of its node.
-        per_gpu: k, how many may share a GPU.
+        num_cpus: CPUs of each actor.
+        per_gpu: k, the number of actors that may share a GPU.
 
     Returns:
-        (node id, actors) for each GPU that has any, fullest first; fewer actors than ``count`` where no more fit.
+        (node id, actors) for each used GPU, fullest first; fewer than ``count`` actors if no more fit.
     """
-    left = {node.id: node.seats(num_cpus, per_gpu) for node in nodes}
+    left = {node.id: node.slots(num_cpus, per_gpu) for node in nodes}
     gpus = [(node.id, index) for node in nodes for index in range(math.floor(node.gpus))]
     taken = dict.fromkeys(gpus, 0)
     for _ in range(count):
@@ -96,24 +96,24 @@ def lay_out(nodes: Sequence[Node], count: int, num_cpus: float, per_gpu: int) ->
 
 
 def share_of_gpu(per_gpu: int) -> float:
-    """1/k, rounded down so that k shares are no more than one GPU for Ray too."""
+    """Returns 1/k, rounded down so that k shares are at most one GPU in Ray's arithmetic."""
     return PARTS // per_gpu / PARTS
 
 
 def whole_nodes(labels: Mapping[str, str]) -> list[Node]:
-    """The nodes of the cluster that are alive and have the labels, with all they have."""
+    """Returns the living nodes with the labels, with all their resources."""
     return [_node(str(node["NodeID"]), node["Resources"]) for node in _living(labels)]
 
 
 def free_nodes(labels: Mapping[str, str]) -> list[Node]:
-    """The nodes of the cluster that are alive and have the labels, with what nobody has reserved."""
+    """Returns the living nodes with the labels, with their free resources."""
     able = {str(node["NodeID"]) for node in _living(labels)} if labels else None
     free = state.available_resources_per_node()  # type: ignore[no-untyped-call]
     return [_node(id, left) for id, left in free.items() if able is None or id in able]
 
 
 def resources_of(nodes: Sequence[Node]) -> dict[str, float]:
-    """Returns what nodes have together, as Ray reports it for a cluster."""
+    """Returns the total resources of nodes, as Ray reports them for a cluster."""
     return {"CPU": sum(node.cpus for node in nodes), "GPU": sum(node.gpus for node in nodes)}
 
 

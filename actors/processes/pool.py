@@ -11,17 +11,17 @@ from rayfl.params import Tree
 
 
 class HostDiedError(Exception):
-    """A host's process, node or network is gone; its states since the last commit are lost.
+    """A host's process, node or network connection is lost, with its states since the last commit.
 
     Attributes:
-        host: its position.
+        host: position of the host.
         reason: how it ended.
-        clients: who may be to blame: those at work if it said so, else all whose results it still owed.
-        hung: whether its process lived, but did not finish their work in time.
-        certain: whether the host itself reported that they were at work.
+        clients: clients that may be the cause: those that ran if it reported them, else all without a result yet.
+        hung: whether its process lived, but did not finish in time.
+        certain: whether the host itself reported that these clients ran.
         suspicious: whether clients' code may be the cause; False if a node or an answer was lost.
-        printed: what clients had printed, where it could still be asked.
-        investigated: whether the round is repeated to find out which client is to blame.
+        printed: lines that clients had printed, if they could still be read.
+        investigated: whether the round is repeated to find the client that is the cause.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class HostDiedError(Exception):
 
 
 class HostPool(Protocol):
-    """The hosts of a federation, whatever processes they are in."""
+    """The hosts of a federation, in this process or in actors."""
 
     @property
     def size(self) -> int:
@@ -54,7 +54,7 @@ class HostPool(Protocol):
         ...
 
     def put(self, tree: Tree) -> Any:
-        """Makes a tree available to all hosts, once; returns what to pass for it."""
+        """Makes a tree available to all hosts; returns the argument to pass for it."""
         ...
 
     def submit(self, host: int, method: str, *args: Any) -> Any:
@@ -67,7 +67,7 @@ class HostPool(Protocol):
         ...
 
     def machine(self, host: int) -> str | None:
-        """The machine that a host is on; None where its results are in this process's memory already."""
+        """Returns the machine of a host; None if its results are in this process's memory anyway."""
         ...
 
     def submit_apart(self, host: int, method: str, *args: Any) -> tuple[Any, Any]:
@@ -95,24 +95,23 @@ class HostPool(Protocol):
         Args:
             handles: handles and the hosts they belong to. Each is taken out with its result, which may free memory;
                 those that are added between two results are waited for, too.
-            deadline_s: a host that owes results and has given none for so long, in seconds, is ended and counts as
-                gone; None: it may take any time.
-            of_clients: whether hosts do what clients ask: the time then begins again with every client.
+            deadline_s: seconds after which a host without a new result is ended and counts as dead; None: no limit.
+            of_clients: whether hosts run clients' procedures: the time then restarts with every client.
 
         Raises:
-            HostDiedError: when a host is gone.
+            HostDiedError: when a host is dead.
         """
         ...
 
     def revive(self) -> list[int]:
-        """Replaces dead hosts by new, empty ones, as many as there is room for; returns which.
+        """Replaces dead hosts by new, empty ones, as far as there is room; returns their positions.
 
         Hosts get new numbers: living ones come first.
         """
         ...
 
     def grow(self) -> list[int]:
-        """Takes more hosts into use where the cluster has grown; never waits for them; returns which are new."""
+        """Adds hosts if the cluster has grown, without waiting for them; returns the positions of new ones."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Translates Ray's errors: a lost process, or one that could not be set up."""
+"""Translates Ray's errors about lost processes, and about processes that could not be set up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayfl.errors import DeviceLostError, RayflError, ResourceError
 
 
 def result_of(handle: Any, host: int) -> Any:
-    """A call's result; Ray's wrappers are taken off, what means a lost process becomes HostDiedError."""
+    """Returns a call's result. Errors lose Ray's wrappers; those that mean a lost process become HostDiedError."""
     try:
         return ray.get(handle)
     except RayTaskError as error:

@@ -1,4 +1,4 @@
-"""The driver's end of one host that is a Ray actor: calls, their results, and the deaths they come to know of."""
+"""The driver's handle on a host that is a Ray actor: calls, their results, and its death."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from actors.hosting.at_work import Report
+from actors.hosting.running_clients import Report
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_errors import result_of
-from actors.processes.transport import Line, Sender
+from actors.processes.transport import Connection, Sender
 from rayfl.errors import DeviceLostError
 
 _REPORT_TIMEOUT_S = 10.0
@@ -20,12 +20,12 @@ class RayHost:
     """A host that is a Ray actor.
 
     Args:
-        number: what it is called by.
-        actor: a handle of its actor, which may still be starting.
+        number: number of the host.
+        actor: handle of its actor, which may still be starting.
 
     Attributes:
-        started: handle of the description that the actor gives when it has started.
-        description: this.
+        started: Ray's handle of the description that the actor returns once it has started.
+        description: description of the actor; empty until it has started.
     """
 
     def __init__(self, number: int, actor: Any) -> None:
@@ -33,62 +33,64 @@ class RayHost:
         self.actor = actor
         self.started = actor.describe.remote()
         self.description: dict[str, Any] = {}
-        self._line = Line()
+        self._connection = Connection()
 
-    def arrive(self, position: int, sender: Sender) -> None:
-        """Takes note of what the actor says of itself, and of how trees travel to it.
+    def finish_start(self, position: int, sender: Sender) -> None:
+        """Reads the description of the started actor, and tries whether it shares memory with the driver.
 
         Args:
-            position: the host's, for errors.
-            sender: the driver's.
+            position: position of the host, for errors.
+            sender: sender of the driver.
 
         Raises:
-            HostDiedError: when it is gone.
-            ResourceError: when it could not be set up.
+            HostDiedError: when the actor is dead.
+            ResourceError: when the actor could not be set up.
         """
         self.description = result_of(self.started, position)
         if self.description["node_id"] == ray.get_runtime_context().get_node_id():
-            self._line.meet(sender, lambda greeting: result_of(self.actor.meet.remote(greeting), position))
+            self._connection.handshake(
+                sender, lambda greeting: result_of(self.actor.handshake.remote(greeting), position)
+            )
 
     def submit(self, method: str, *args: Any) -> Any:
         """Starts a method; returns a handle for :meth:`result`."""
-        freed = self._line.freed() if method == "run" else {}
-        handle = getattr(self.actor, method).remote(*self._line.arguments(args), **freed)
-        self._line.called(handle, args)
+        freed = self._connection.freed() if method == "run" else {}
+        handle = getattr(self.actor, method).remote(*self._connection.arguments(args), **freed)
+        self._connection.sent(handle, args)
         return handle
 
     def submit_apart(self, method: str, *args: Any) -> tuple[Any, Any]:
         """Starts a method with two results; returns handles of both."""
-        freed = self._line.freed() if method == "run_apart" else {}
+        freed = self._connection.freed() if method == "run_apart" else {}
         call = getattr(self.actor, method).options(num_returns=2)
-        first, second = call.remote(*self._line.arguments(args), **freed)
-        self._line.called(first, args)
+        first, second = call.remote(*self._connection.arguments(args), **freed)
+        self._connection.sent(first, args)
         return first, second
 
     def result(self, handle: Any, position: int) -> Any:
         """Returns the result of a method.
 
         Args:
-            handle: of the call.
-            position: the host's, for errors.
+            handle: handle of the call.
+            position: position of the host, for errors.
 
         Raises:
-            HostDiedError: when it is gone.
+            HostDiedError: when the actor is dead.
         """
         try:
             value = result_of(handle, position)
         except BaseException as error:
-            self._line.failed(handle)
+            self._connection.failed(handle)
             if isinstance(error.__cause__, DeviceLostError):
                 ray.kill(self.actor)  # a new process can compute where this one cannot any more
             raise
         try:
-            return self._line.received(handle, value)
+            return self._connection.received(handle, value)
         except OSError as error:
             raise HostDiedError(position, f"its answer cannot be read any more: {error}") from None
 
     def doing(self) -> Report | None:
-        """Returns what the actor does just now; None if it does not say, as one that has stopped or is gone."""
+        """Returns what the actor is doing; None if it does not answer, because it hangs or is dead."""
         try:
             report: Report = ray.get(self.actor.doing.remote(), timeout=_REPORT_TIMEOUT_S)
         except (RayError, GetTimeoutError):
@@ -96,5 +98,5 @@ class RayHost:
         return report
 
     def forget(self) -> None:
-        """Gives up the results of calls made so far; some may still be running."""
-        self._line.forget()
+        """Discards the results of all earlier calls, some of which may still be running."""
+        self._connection.forget()

@@ -17,7 +17,7 @@ from ray.util.placement_group import get_current_placement_group
 
 from actors.processes.client_actor import RemoteClientActor, host_name
 from actors.processes.gpu_bundles import GpuBundles
-from actors.processes.gpus import Seated, check_gpus, own_gpu
+from actors.processes.gpus import ActorGpu, check_gpus, own_gpu
 from actors.processes.placement import ActorOptions, Node, free_nodes, room, whole_nodes
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost
@@ -37,14 +37,14 @@ class RayPool:
 
     Args:
         config: the configuration as plain data.
-        options: how many actors with what resources.
-        run: the run's name. Its actors are ``rayfl-host-00``, ... in a namespace of their own, so that runs share a
-            cluster; the second life of one that died is ``rayfl-host-00-life-2``.
-        admit: called before actors are started on nodes that have joined; raises a ``RayflError`` if they are not fit
-            for the run.
+        options: number of actors and their resources.
+        run: name of the run. Its actors are ``rayfl-host-00``, ... in a namespace of their own, so that several runs
+            can use a cluster. The replacement of a dead one is ``rayfl-host-00-life-2``.
+        admit: called before actors are started on nodes that have joined; raises a ``RayflError`` if these nodes
+            cannot be used.
 
     Raises:
-        ResourceError: when the actors do not start in time, or not on the GPUs meant for them.
+        ResourceError: when the actors do not start in time, or not on the GPUs reserved for them.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RayPool:
         self._sender = Sender(options.shared_memory)
         self._lives: Counter[int] = Counter()
         self._numbers = itertools.count()
-        # Where a placement group is given (an experiment of a sweep), the actors stay in it.
+        # Inside a given placement group (an experiment of a sweep) the actors stay in it.
         self._given = get_current_placement_group() is not None
         self._bundles = GpuBundles(options) if options.per_gpu and not self._given else None
         self._hosts: list[RayHost] = []
@@ -77,7 +77,7 @@ class RayPool:
 
     @property
     def descriptions(self) -> list[dict[str, Any]]:
-        """The description that each host gives of itself."""
+        """Descriptions of the hosts."""
         return [host.description for host in self._hosts]
 
     def put(self, tree: Tree) -> Any:
@@ -111,7 +111,7 @@ class RayPool:
             try:
                 ray.get(ping, timeout=_PING_TIMEOUT_S)
             except (RayError, GetTimeoutError):
-                # One that hangs is as good as dead, and must not wake up later and write.
+                # A hanging actor counts as dead, and must not continue later and write.
                 dead.append(host)
         for host in dead:
             self._end(host)
@@ -145,7 +145,7 @@ class RayPool:
         return []
 
     def _take_in(self, now: float) -> list[int]:
-        """Takes in the hosts that have started, once all that were being started have."""
+        """Adds the hosts that have started, once all of them have or the time is over."""
         late = ray.wait([host.started for host in self._joining], num_returns=len(self._joining), timeout=0)[1]
         if late and now - self._joining_since < self._options.timeout_s:
             return []
@@ -154,7 +154,7 @@ class RayPool:
         reason = f"not started within {self._options.timeout_s:g} s"
         for host in list(joined):
             try:
-                host.arrive(host.number, self._sender)
+                host.finish_start(host.number, self._sender)
                 self._check([*self._hosts, *(other for other in joined if other.description)])
             except (HostDiedError, ResourceError) as error:
                 joined.remove(host)
@@ -189,7 +189,7 @@ class RayPool:
         options = self._options
         if self._bundles is not None:
             self._bundles.reserve(len(numbers))
-        able = sum(node.seats(options.num_cpus, options.per_gpu) >= 1 for node in whole_nodes(options.labels))
+        able = sum(node.slots(options.num_cpus, options.per_gpu) >= 1 for node in whole_nodes(options.labels))
         neighbours = math.ceil((self.size + len(numbers)) / max(able, 1))
         for number in numbers:
             self._lives[number] += 1
@@ -206,16 +206,16 @@ class RayPool:
     def _seat(self, number: int) -> dict[str, Any]:
         """Ray's options for the place of an actor."""
         if self._bundles is not None:
-            return self._bundles.seat(number)
+            return self._bundles.assign(number)
         labels = {} if self._given else dict(self._options.labels)
-        return {"label_selector": labels} if labels else {}  # which older Rays do not know
+        return {"label_selector": labels} if labels else {}  # older Rays do not know the option
 
     def _await(self, new: Sequence[RayHost], at_least: int) -> None:
-        """Waits for hosts that were started, but not for those that no node has room for any more.
+        """Waits for new hosts, except for those that no longer fit because nodes have left.
 
         Args:
-            new: some of the hosts.
-            at_least: with how few hosts in all the run may go on.
+            new: hosts that were started.
+            at_least: minimum number of hosts of the run.
         """
         waiting, given_up = list(new), list[RayHost]()
         ends = time.monotonic() + self._options.timeout_s
@@ -239,7 +239,7 @@ class RayPool:
             _log.warning("goes on with %d actors instead of %d: nodes have left", self.size, self.size + len(given_up))
         for position, host in enumerate(self._hosts):
             if host in new:
-                host.arrive(position, self._sender)
+                host.finish_start(position, self._sender)
         self._check(self._hosts)
 
     def _check(self, hosts: Sequence[RayHost]) -> None:
@@ -247,7 +247,7 @@ class RayPool:
             return
         bundles = self._bundles
         seated = [
-            Seated(host_name(host.number), bundles.of(host.number) if bundles else None, host.description["gpu"])
+            ActorGpu(host_name(host.number), bundles.of(host.number) if bundles else None, host.description["gpu"])
             for host in hosts
         ]
         check_gpus(seated, self._options.per_gpu)
@@ -255,7 +255,7 @@ class RayPool:
     def _end(self, host: RayHost) -> None:
         ray.kill(host.actor)
         if self._bundles is not None:
-            self._bundles.leave(host.number)
+            self._bundles.release(host.number)
 
     def _too_late(self, count: int, asked: int) -> str:
         options = self._options

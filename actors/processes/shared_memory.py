@@ -1,9 +1,9 @@
-"""Messages between processes of one machine through memory that stays mapped in both.
+"""Sends messages between processes of one machine through memory that is mapped in both.
 
-Ray's object store makes, seals, looks up and frees an object for every message, which takes it some milliseconds
-however small the object is. Here the writer keeps a few segments of memory and uses each of them again, and a message
-is as small as an answer without any arrays. Segments have no names (``memfd_create``): readers reach them through the
-writer's ``/proc``, and the kernel takes them back with the last process, whatever that died of.
+Ray's object store creates, seals, looks up and frees an object for every message, which takes some milliseconds for any
+size. Here the writer keeps a few segments of memory and reuses them, and only a small descriptor is sent. Segments have
+no names (``memfd_create``): readers open them through the writer's ``/proc``, and the kernel frees them with the last
+process, also after a crash.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from ray import cloudpickle
 from rayfl.engine.flat import ALIGNMENT_BYTES
 
 LEAST_BYTES = 1 << 16
-"""Messages with less in their arrays travel well as they are."""
+"""Messages with fewer bytes in their arrays are sent directly."""
 
 _ROUND_BYTES = 1 << 20
 _MAPPED = 16
-"""Segments of one writer that a reader keeps mapped; of those that it has not heard of for long the mapping goes."""
+"""Number of segments of one writer that a reader keeps mapped; the least recently used are unmapped."""
 
 _serials = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """A message whose arrays lie in a segment.
+    """A message whose arrays are in a segment.
 
     Attributes:
-        pid: the writer's process.
-        descriptor: of the segment, in that process.
-        serial: the segment's number; no writer gives one twice.
+        pid: id of the writer's process.
+        descriptor: file descriptor of the segment in that process.
+        serial: number of the segment, unique for its writer.
         size: bytes of the segment.
-        message: the pickled message without its arrays.
+        message: pickled message without its arrays.
         places: first byte and size of each array in the segment.
     """
 
@@ -56,11 +56,11 @@ class Parcel:
 
 class _Segment:
     def __init__(self, size: int) -> None:
-        """Raises OSError when the machine has not so much memory, or no such segments."""
+        """Raises OSError when the machine has too little memory, or does not support such segments."""
         self.serial, self.size, self.used = next(_serials), size, False
         self.descriptor = os.memfd_create("rayfl", os.MFD_CLOEXEC)
         try:
-            # Without it a full machine would end the process at the first write.
+            # Without it the process would be killed at the first write when memory is full.
             os.posix_fallocate(self.descriptor, 0, size)
             self.memory = mmap.mmap(self.descriptor, size)
         except BaseException:
@@ -106,7 +106,7 @@ class Outbox:
         return Parcel(os.getpid(), segment.descriptor, segment.serial, segment.size, message, tuple(places))
 
     def _segment(self, size: int) -> _Segment | None:
-        """Returns a segment that is not used; None where there is no room for one."""
+        """Returns an unused segment; None if there is no room for one."""
         idle = [segment for segment in self._segments.values() if not segment.used]
         for segment in idle:
             if segment.size >= size:
@@ -124,19 +124,19 @@ class Outbox:
         return made
 
     def free(self, serial: int) -> None:
-        """Nobody reads the message of a segment any more."""
+        """Marks a segment as unused, after its message was read."""
         if (segment := self._segments.get(serial)) is not None:
             segment.used = False
 
     def give_up(self, serial: int) -> None:
-        """Never writes to a segment again, since a reader may go on with what is there."""
+        """Never writes to a segment again, because a reader may still use its message."""
         self._segments.pop(serial, None)
 
 
 class Inbox:
     """The reader's end, for one writer.
 
-    What it opens is read-only, and stays what it is for as long as any part of it is referred to.
+    Its messages are read-only, and unchanged for as long as any part of them is referenced.
     """
 
     def __init__(self) -> None:
@@ -144,10 +144,10 @@ class Inbox:
         self._freed: deque[int] = deque()
 
     def open(self, parcel: Parcel) -> Any:
-        """The message.
+        """Returns the message of a parcel.
 
         Raises:
-            OSError: when the segment cannot be reached from this process.
+            OSError: when the segment cannot be opened from this process.
         """
         memory = self._mapped.get(parcel.serial)
         if memory is None:
@@ -155,20 +155,20 @@ class Inbox:
         self._mapped.move_to_end(parcel.serial)
         while len(self._mapped) > _MAPPED:
             self._mapped.popitem(last=False)
-        # Every array refers to this one: it lives until nothing of the message is referred to any more.
+        # Every array refers to this one, so that it lives as long as any part of the message is referenced.
         whole = np.frombuffer(memory, np.uint8)
         weakref.finalize(whole, self._freed.append, parcel.serial)
         buffers = [whole[start : start + length].data for start, length in parcel.places]
-        # From our own processes, as all that Ray brings.
+        # From processes of this run, as everything that Ray transfers.
         return pickle.loads(parcel.message, buffers=buffers)  # noqa: S301
 
     def freed(self) -> tuple[int, ...]:
-        """Segments of messages that were referred to when last asked, and no longer are."""
+        """Returns the segments whose messages are no longer referenced, since the last call."""
         return tuple(self._freed.popleft() for _ in range(len(self._freed)))
 
 
 def _map(parcel: Parcel) -> mmap.mmap:
-    # Not to block, should this be the process of another machine or container, and its descriptor a pipe.
+    # Does not block if this is a process of another machine or container whose descriptor is a pipe.
     found = os.open(f"/proc/{parcel.pid}/fd/{parcel.descriptor}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         about = os.fstat(found)

@@ -1,7 +1,7 @@
 """Moves trees between the driver and its actors: within a call, in shared memory, or through Ray's object store.
 
-Shared memory needs the driver and the actor to be processes of one machine that can open each other's memory; they try
-it once (:meth:`Line.meet`). What finds no room there goes through the object store.
+Shared memory is used if the driver and the actor are processes of one machine that can open each other's memory. They
+try it once (:meth:`Connection.handshake`). Trees that do not fit go through the object store.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rayfl.params import Tree, leaves
 
 
 class Reply(NamedTuple):
-    """The answer of a call to a driver that reads parcels.
+    """The answer of a call, for a driver that reads the actor's shared memory.
 
     Attributes:
-        value: the result, or the parcel that it is in.
+        value: the result, or the parcel that contains it.
         done: whether nothing in the actor refers to the broadcast any more.
     """
 
@@ -31,11 +31,13 @@ class Reply(NamedTuple):
 
 
 class Broadcast:
-    """One tree for all actors, sent to each by the fastest way: inline, shared memory or object store; prepared lazily.
+    """One tree for all actors, sent to each by the fastest way: in the call, in shared memory or in the object store.
+
+    Parcels and objects are made when they are first needed.
 
     Args:
-        tree: with NumPy arrays.
-        outbox: for actors on this machine.
+        tree: tree with NumPy arrays.
+        outbox: memory for actors on this machine.
     """
 
     def __init__(self, tree: Tree, outbox: Outbox) -> None:
@@ -46,17 +48,17 @@ class Broadcast:
         self._reference: Any = None
 
     def argument(self, near: bool) -> Any:
-        """Returns what to pass to an actor: the tree itself, a parcel, or a reference to Ray's object store.
+        """Returns the argument of a call: the tree itself, a parcel, or a reference to Ray's object store.
 
         Args:
-            near: whether the actor reads this process's parcels.
+            near: whether the actor can open this process's shared memory.
         """
         if self._small:
             return self._tree
         if near and not self._packed:
             self._packed, self._parcel = True, self._outbox.pack(self._tree)
             if self._parcel is not None:
-                # The calls that read it hold this object, each until it has been answered.
+                # Each call that reads the parcel refers to this object until it is answered.
                 self._freeing = weakref.finalize(self, self._outbox.free, self._parcel.serial)
         if near and self._parcel is not None:
             return self._parcel
@@ -65,39 +67,39 @@ class Broadcast:
         return self._reference
 
     def abandon(self) -> None:
-        """Keeps the parcel's memory from being written again: an actor may go on reading it."""
+        """Never reuses the parcel's memory, because an actor may still read it."""
         if self._parcel is not None and self._freeing.detach():
             weakref.finalize(self, self._outbox.give_up, self._parcel.serial)
 
 
 class Sender:
-    """The driver's memory for what it sends.
+    """The driver's shared memory for messages to actors.
 
     Args:
-        limit: bytes of shared memory that it may use.
+        limit: maximum bytes of shared memory.
     """
 
     def __init__(self, limit: int) -> None:
         self._outbox = Outbox(limit)
 
     def put(self, tree: Tree) -> Broadcast:
-        """Returns a tree with NumPy arrays as an argument for calls to any number of actors."""
+        """Wraps a tree with NumPy arrays as an argument for calls to any number of actors."""
         return Broadcast(tree, self._outbox)
 
     def greeting(self, token: np.ndarray) -> Parcel | None:
-        """Returns a small message in shared memory; None where none is to be had."""
+        """Returns a test message in shared memory; None if there is no shared memory."""
         return self._outbox.pack(token, least=1)
 
-    def taken_back(self, greeting: Parcel) -> None:
-        """Has the memory of a greeting that was answered used again."""
+    def reclaim(self, greeting: Parcel) -> None:
+        """Frees the memory of a test message that was answered."""
         self._outbox.free(greeting.serial)
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Releases the memory."""
         self._outbox = Outbox(0)
 
 
-class Line:
+class Connection:
     """The driver's end of the connection to one actor."""
 
     def __init__(self) -> None:
@@ -105,45 +107,45 @@ class Line:
         self._inbox = Inbox()
         self._reading: dict[Any, Broadcast] = {}
 
-    def meet(self, sender: Sender, ask: Callable[[Parcel], Parcel | None]) -> None:
-        """Finds out whether the driver and an actor of its node read each other's parcels.
+    def handshake(self, sender: Sender, ask: Callable[[Parcel], Parcel | None]) -> None:
+        """Tries whether the driver and an actor of its node can open each other's shared memory.
 
-        Containers may share a node without sharing processes.
+        Containers on one node may not see each other's processes.
 
         Args:
-            sender: the driver's.
-            ask: has the actor answer a greeting (:meth:`ActorEnd.meet`).
+            sender: sender of the driver.
+            ask: sends a test message to the actor and returns its answer (:meth:`ActorEnd.handshake`).
         """
         token = np.frombuffer(uuid.uuid4().bytes, np.uint8)
         if (greeting := sender.greeting(token)) is None:
             return
         answer = ask(greeting)
-        sender.taken_back(greeting)
+        sender.reclaim(greeting)
         try:
             self._near = answer is not None and np.array_equal(self._inbox.open(answer), token)
         except OSError:
             return
 
     def arguments(self, args: Sequence[Any]) -> list[Any]:
-        """Returns a call's arguments as they travel."""
+        """Returns the arguments of a call in the form in which they are sent."""
         return [arg.argument(self._near) if isinstance(arg, Broadcast) else arg for arg in args]
 
     def freed(self) -> dict[str, tuple[int, ...]]:
-        """Returns one more keyword argument, of calls with large results: earlier ones that are no longer read."""
+        """Returns the keyword argument ``freed`` for calls with large results: segments that are no longer read."""
         return {"freed": self._inbox.freed()} if self._near else {}
 
-    def called(self, handle: Any, args: Sequence[Any]) -> None:
-        """Keeps what a call reads until it is answered.
+    def sent(self, handle: Any, args: Sequence[Any]) -> None:
+        """Keeps the broadcasts that a call reads until it is answered.
 
         Args:
-            handle: of the call.
-            args: as given to :meth:`arguments`.
+            handle: handle of the call.
+            args: arguments as given to :meth:`arguments`.
         """
         for broadcast in (arg for arg in args if isinstance(arg, Broadcast)):
             self._reading[handle] = broadcast
 
     def failed(self, handle: Any) -> None:
-        """Takes note of a call without a result: the actor may go on reading."""
+        """Notes that a call has failed: the actor may still read its broadcast."""
         if (broadcast := self._reading.pop(handle, None)) is not None:
             broadcast.abandon()
 
@@ -151,11 +153,11 @@ class Line:
         """Returns the result of a call.
 
         Args:
-            handle: of the call.
-            value: what came back.
+            handle: handle of the call.
+            value: answer of the actor.
 
         Raises:
-            OSError: when it lies in memory that cannot be reached any more.
+            OSError: when the result is in memory that cannot be opened any more.
         """
         broadcast = self._reading.pop(handle, None)
         if not isinstance(value, Reply):
@@ -165,7 +167,7 @@ class Line:
         return self._inbox.open(value.value) if isinstance(value.value, Parcel) else value.value
 
     def forget(self) -> None:
-        """Gives up the results of calls made so far; some may still be running."""
+        """Discards the results of all earlier calls, some of which may still be running."""
         for handle in list(self._reading):
             self.failed(handle)
 
@@ -174,7 +176,7 @@ class ActorEnd:
     """An actor's end of the connection to the driver.
 
     Args:
-        limit: bytes of shared memory that it may use.
+        limit: maximum bytes of shared memory.
     """
 
     def __init__(self, limit: int) -> None:
@@ -183,23 +185,24 @@ class ActorEnd:
 
     @property
     def room(self) -> int:
-        """Bytes of the largest results that are sent through shared memory: two lie there at a time."""
+        """Maximum bytes of a result in shared memory, where two results must fit at a time."""
         return self._limit // 2
 
-    def meet(self, greeting: Parcel) -> Parcel | None:
-        """Returns the same message, if the driver's parcels can be opened here."""
+    def handshake(self, greeting: Parcel) -> Parcel | None:
+        """Returns the driver's test message if this process can open the driver's shared memory; else None."""
         try:
             return self._outbox.pack(np.array(self._inbox.open(greeting)), least=1)
         except OSError:
             return None
 
     def answered(self, work: Callable[[Tree], Any], broadcast: Tree | Parcel, freed: Sequence[int] | None) -> Any:
-        """Returns the result of some work as it travels.
+        """Computes the answer of a call, in the form in which it is sent.
 
         Args:
-            work: a function of the tree that was sent.
-            broadcast: this, as it came.
-            freed: segments of earlier results that the driver no longer reads; None if it reads none of this process.
+            work: function of the broadcast tree.
+            broadcast: tree or parcel as received.
+            freed: segments of earlier results that the driver no longer reads; None if it does not read this process's
+                memory.
         """
         if freed is None:
             assert not isinstance(broadcast, Parcel)
@@ -207,7 +210,7 @@ class ActorEnd:
         for serial in freed:
             self._outbox.free(serial)
         if isinstance(broadcast, Parcel):
-            self._inbox.freed()  # what was read before, in the same memory too, is of no interest
+            self._inbox.freed()  # drops the notes of earlier broadcasts, some of them in the same memory
             result = work(self._inbox.open(broadcast))
             done = broadcast.serial in self._inbox.freed()
         else:
@@ -215,5 +218,5 @@ class ActorEnd:
         return Reply(self._outbox.pack(result) or result, done)
 
     def reset(self) -> None:
-        """Begins with other memory: results of before may never have been read, nor freed."""
+        """Starts with new memory, because earlier results may never be read and freed."""
         self._outbox = Outbox(self._limit)

@@ -1,4 +1,4 @@
-"""Waits for the answers of hosts, and ends a host that says nothing for too long."""
+"""Waits for the answers of hosts, and ends a host that does not answer in time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rayfl.engine.requests import SERVER
 def collected(
     hosts: Sequence[RayHost], handles: MutableMapping[Any, int], deadline_s: float | None, of_clients: bool
 ) -> Iterator[tuple[int, Any]]:
-    """The results of hosts as they arrive; see ``actors.processes.pool.HostPool.collect``.
+    """Yields the results of hosts as they arrive; see ``actors.processes.pool.HostPool.collect``.
 
     Args:
-        hosts: by position.
-        handles: by handle, the position of the host that was asked; may grow while results arrive, and loses
-            those that have arrived.
-        deadline_s: for how long a host may be at the same clients, or say nothing; None: for any time.
+        hosts: hosts by position.
+        handles: position of the asked host, by handle. Handles may be added while results arrive; those of arrived
+            results are removed.
+        deadline_s: maximum seconds at the same clients, or without an answer; None for no limit.
         of_clients: whether the hosts run clients' procedures.
     """
     heard, known = dict[int, float](), set[Any]()
@@ -36,7 +36,7 @@ def collected(
         if not ready:
             assert deadline_s is not None
             if _has_answered(handle for handle in waiting if handles[handle] == silent):
-                heard[silent] = time.monotonic()  # the answer is there, and only on its way
+                heard[silent] = time.monotonic()  # the answer is there, and is being transferred
             else:
                 heard[silent] = time.monotonic() - silence(hosts[silent], silent, deadline_s, of_clients)
             continue
@@ -50,22 +50,22 @@ def collected(
 
 
 def _has_answered(handles: Iterable[Any]) -> bool:
-    """Returns whether one of some answers is ready, wherever it lies."""
+    """Returns whether one of some answers is ready, on any node."""
     return bool(ray.wait(list(handles), num_returns=1, timeout=1, fetch_local=False)[0])
 
 
 def silence(host: RayHost, position: int, deadline_s: float, of_clients: bool) -> float:
-    """For how many seconds a host that has not answered has been at the same clients.
+    """Returns for how many seconds a host without an answer has been at the same clients.
 
     Raises:
-        HostDiedError: when that is too long, or it does not say: it is ended.
+        HostDiedError: when that is too long, or the host does not report; it is ended then.
     """
     doing = host.doing() if of_clients else None
     if doing is not None and doing.clients == (SERVER,):
-        return 0.0  # the limit is one of clients
+        return 0.0  # the limit is for clients
     if doing is not None and doing.clients and doing.seconds < deadline_s:
         return doing.seconds
-    # Its pings are answered by another thread: only its end makes sure that it does not go on.
+    # Pings are answered by another thread: only killing the process makes sure that it does not continue.
     ray.kill(host.actor)
     reason = f"no answer within clients.deadline_s={deadline_s:g} s"
     if doing is None:

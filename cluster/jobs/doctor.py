@@ -1,4 +1,4 @@
-"""Checks what a machine, or a cluster, needs for runs; each finding has its fix."""
+"""Checks whether a machine or a cluster is ready for runs; each problem comes with its fix."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Finding:
     """The outcome of one check: a line of the table.
 
     Attributes:
-        what: was checked.
-        verdict: ``ok``, ``warning`` (runs, but not as it should) or ``wrong``.
-        found: what is there.
+        what: what was checked.
+        verdict: ``ok``, ``warning`` (runs work, but not well) or ``wrong``.
+        found: what was found.
         fix: what to do; empty for ``ok``.
     """
 
@@ -54,10 +54,10 @@ class Finding:
 
 
 def examine(address: str | None, storage: str) -> list[Finding]:
-    """Examines this machine and, where an address is given, the cluster.
+    """Examines this machine and, if an address is given, the cluster.
 
     Args:
-        address: of a Ray cluster (``host:port``, ``auto``); None: this machine only.
+        address: address of a Ray cluster (``host:port``, ``auto``); None for this machine only.
         storage: folder of all runs, a path or URI.
     """
     checks: list[Callable[[], Finding]] = [
@@ -89,7 +89,7 @@ def _version(name: str) -> tuple[Verdict, str, str]:
 
 
 def check_python() -> Finding:
-    """Python's version."""
+    """Checks Python's version."""
     old = sys.version_info < _MINIMUM_PYTHON
     return Finding(
         "version of Python", "wrong" if old else "ok", platform.python_version(), "install 3.11 or newer" if old else ""
@@ -97,7 +97,7 @@ def check_python() -> Finding:
 
 
 def check_torch() -> Finding:
-    """Finds out whether torch and torchvision were built for each other, by using torchvision's operators."""
+    """Checks by torchvision's operators whether torch and torchvision were built for each other."""
     what = "torch and torchvision"
     try:
         found = f"{version('torch')}, {version('torchvision')}"
@@ -112,7 +112,7 @@ def check_torch() -> Finding:
 
 
 def check_gpus() -> Finding:
-    """The GPUs torch can use, and whether it sees all that the driver knows."""
+    """Checks which GPUs torch can use, and whether it sees those of the driver."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -125,7 +125,7 @@ def check_gpus() -> Finding:
 
 
 def check_gpu_sharing() -> Finding:
-    """Finds out how many processes may use a GPU at a time, and whether NVIDIA's service for sharing one (MPS) runs."""
+    """Checks how many processes may use a GPU at a time, and whether NVIDIA's service for sharing one (MPS) runs."""
     what, found, mps = "GPU sharing", modes(), mps_runs()
     if found is None:
         return Finding(what, "ok", "no nvidia-smi")
@@ -144,7 +144,7 @@ def check_gpu_sharing() -> Finding:
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 -- it is this folder that counts
-    """Room for Ray's object store: short of it, Ray falls back to the disk."""
+    """Checks the room for Ray's object store, without which Ray falls back to the disk."""
     if not folder.is_dir():
         return Finding("shared memory", "ok", "this system has no /dev/shm")
     size = shutil.disk_usage(folder).total
@@ -157,7 +157,7 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S1
 
 
 def check_limit(what: str, kind: int, wanted: int, fix: str) -> Finding:
-    """A limit of the shell."""
+    """Checks a limit of the shell."""
     soft, _ = resource.getrlimit(kind)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return Finding(f"limit of {what}", "ok", "none" if soft == resource.RLIM_INFINITY else str(soft))
@@ -208,7 +208,7 @@ def check_storage(uri: str) -> Finding:
 
 
 def check_data() -> Finding:
-    """The folder of data sets."""
+    """Checks the folder of data sets."""
     folder, what = data_root(), "data sets (RAYFL_DATA)"
     if not folder.is_dir():
         return Finding(what, "warning", f"no folder {folder}", "`rayfl data prepare`, or set RAYFL_DATA")
@@ -216,7 +216,7 @@ def check_data() -> Finding:
 
 
 def check_ports() -> Finding:
-    """Checks whether this machine's name and loopback interface work, and who has the dashboard's port."""
+    """Checks the loopback interface, and whether the dashboard's port is free."""
     what = "ports"
     try:
         with socket.socket() as server:

@@ -9,11 +9,11 @@ from rayfl.errors import ConfigError
 from rayfl.sweeps.space import parse_space
 
 _MOST = 1000
-"""Of jobs: SLURM's MaxArraySize is 1001 unless somebody has changed it."""
+"""Maximum number of jobs of an array: SLURM's MaxArraySize is 1001 by default."""
 
 
 def split_sweep(run: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Splits the words of a sweep into those of every experiment and those of each.
+    """Splits the words of a sweep into common ones and those of each experiment.
 
     Args:
         run: a preset or file, and overrides as after ``rayfl sweep``.

@@ -1,4 +1,4 @@
-"""Asks Ray's autoscaler, while a run waits for room, for the nodes of the actors that its configuration insists on."""
+"""Asks Ray's autoscaler for the nodes that a run needs at least, while it waits for them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Bundle = dict[str, float]
 
 
 def demand(config: ClusterConfig, resources: Mapping[str, float], num_clients: int) -> list[Bundle]:
-    """Returns the bundles that must be there together: one a GPU or, without GPUs, one an actor.
+    """Returns the bundles that a run needs at least: one a GPU or, without GPUs, one an actor.
 
     Args:
-        config: the cluster section; where the number of actors is free, room for one is asked for.
-        resources: what the cluster has now; with ``device=auto`` GPUs are asked for only if it has some.
-        num_clients: K.
+        config: cluster section. If it leaves the number of actors free, bundles for one actor are returned.
+        resources: resources of the cluster; with ``device=auto`` GPUs are asked for only if it has some.
+        num_clients: K, the number of clients.
     """
     actors = asks_for(config, num_clients) or 1
     if config.clients_per_actor == 1 and config.cpus_per_actor == "auto":
@@ -36,21 +36,21 @@ def _bundle(cpus: float) -> Bundle:
     return {"GPU": 1.0, "CPU": cpus} if cpus else {"GPU": 1.0}
 
 
-class NodesAskedFor:
-    """A placement group that is never used: while it waits for its place, an autoscaler sees what is missing.
+class AutoscalerRequest:
+    """A pending placement group, which shows the autoscaler what is missing; it is never used.
 
-    (``ray.autoscaler.sdk.request_resources`` would take the place of what others on the cluster have asked for.) As a
-    context manager it takes the wish back in the end.
+    ``ray.autoscaler.sdk.request_resources`` would replace the requests of others on the cluster. The context manager
+    removes the group at its end.
 
     Args:
-        name: how the wish is called in Ray's dashboard.
+        name: name of the group in Ray's dashboard.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._group: Any = None
 
-    def __enter__(self) -> NodesAskedFor:
+    def __enter__(self) -> AutoscalerRequest:
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Decides by what a run shares its clients among actors."""
+"""Decides whether clients are divided among actors equally or by measured times."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _log = logging.getLogger("rayfl")
 
 
 def hosts_of(pool: HostPool, config: ExperimentConfig, descriptions: Sequence[Mapping[str, Any]]) -> Hosts:
-    """The hosts of a run.
+    """Returns the hosts of a run.
 
     Args:
-        pool: where they are.
-        config: of the run.
-        descriptions: what actors say of themselves; empty without actors.
+        pool: pool of the hosts.
+        config: configuration of the run.
+        descriptions: descriptions of the actors; empty without actors.
     """
     cluster = config.cluster
-    # What is stacked together decides about the last bits: chance should not.
+    # The last bits depend on which clients are stacked together, which should not depend on measured times.
     in_doubt = any(host["vectorized"] for host in descriptions)
     devices = {host["device_name"] for host in descriptions}
     if cluster.balance == "auto" and in_doubt and len(devices) > 1:

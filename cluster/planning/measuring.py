@@ -1,4 +1,4 @@
-"""The plan of a run on Ray: waits for room, measures what a client costs where that matters, says what was decided."""
+"""Plans a run on Ray: waits for room, measures what a client costs if that matters, and logs the plan."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from actors.probing.measure import Measured
 from actors.probing.probe_calls import probe_calls
 from actors.processes.labels import check_version
 from actors.processes.placement import ActorOptions, Node, resources_of, whole_nodes
-from cluster.planning.autoscaling import NodesAskedFor, demand
-from cluster.planning.plan import Plan, depends_on_measuring, settle
+from cluster.planning.autoscaling import AutoscalerRequest, demand
+from cluster.planning.plan import Plan, depends_on_measuring, final_plan
 from cluster.planning.resources import wait_for_room
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.stack_sizes import clients_for_rows
@@ -29,12 +29,12 @@ _CHECKPOINTING = "model.checkpointing=auto is true"
 
 
 def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
-    """Returns which actors to start; logs the plan.
+    """Plans the actors of a run, and logs the plan.
 
-    In a placement group that is given (an experiment of a sweep) nothing is measured: what its actors get is reserved.
+    Inside the placement group of a sweep's experiment nothing is measured, because its resources are reserved.
 
     Args:
-        parts: the experiment.
+        parts: parts of the experiment.
         sizes: samples by client and split (K, 3).
 
     Raises:
@@ -48,7 +48,7 @@ def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
     def nodes() -> list[Node]:
         return whole_nodes(labels)
 
-    with NodesAskedFor(f"rayfl-{config.run_name}-waits") as wish:
+    with AutoscalerRequest(f"rayfl-{config.run_name}-waits") as wish:
 
         def ask() -> None:
             wish.ask(demand(config.cluster, resources_of(nodes()), num_clients), labels)
@@ -58,7 +58,7 @@ def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
 
     def planned(config: ExperimentConfig) -> Plan:
         measured = _measured(parts, config, sizes, options) if measures else []
-        return settle(config, options, nodes(), num_clients, parts.context.cohort_size, measured)
+        return final_plan(config, options, nodes(), num_clients, parts.context.cohort_size, measured)
 
     plan = planned(config)
     saving = config.model_copy(update={"model": config.model.saving_memory()})
@@ -77,7 +77,7 @@ def _measured(parts: Parts, config: ExperimentConfig, sizes: np.ndarray, options
 
 
 def _asked_for(parts: Parts, sizes: np.ndarray) -> int | None:
-    """Returns how many clients fill the rows of a step; None where nothing says so."""
+    """Returns the number of clients that fill the rows of a step; None if ``engine.rows_per_step`` is not set."""
     config, largest = parts.config, int(sizes[:, 0].max(initial=0))
     batch_size = min(config.train.batch_size or largest, largest)
     return clients_for_rows(config.engine.rows_per_step, parts.task, batch_size)
@@ -86,13 +86,13 @@ def _asked_for(parts: Parts, sizes: np.ndarray) -> int | None:
 def with_room(
     plan: Plan, saving: ExperimentConfig, asked_for: int | None, planned: Callable[[ExperimentConfig], Plan]
 ) -> Plan:
-    """Returns a plan whose steps save memory, where stacks would otherwise be smaller than what is asked for.
+    """Returns a plan with steps that save memory, if stacks would otherwise be smaller than asked for.
 
     Args:
-        plan: without, where memory suffices for that.
-        saving: the configuration whose steps save memory.
-        asked_for: clients that fill the rows of a step; None: nothing says how many.
-        planned: measures, and makes the plan of a configuration.
+        plan: plan without steps that save memory.
+        saving: configuration with steps that save memory.
+        asked_for: number of clients that fill the rows of a step; None if ``engine.rows_per_step`` is not set.
+        planned: measures and plans a configuration.
     """
     if plan.saves_memory:
         why = "memory does not suffice otherwise"

@@ -1,8 +1,7 @@
-"""From what one client was measured to cost: how many actors share a GPU, and how many clients are stacked.
+"""Computes from a client's measured costs how many actors share a GPU, and how many clients are stacked.
 
-The rule. What an actor takes of its device is its base (context, libraries), the samples it may come to hold, and one
-client's memory times the clients that are stacked (one if they are trained one by one); a tenth of what is free stays
-free.
+The rule. An actor needs memory for its base (context, libraries), for the samples that it may load, and for each
+stacked client (one if they are trained one by one). A tenth of the free memory stays free.
 
 * Of a GPU's free memory, samples take a part that its actors divide, if ``data_memory`` is ``auto``.
 * One by one, a GPU is idle between the small steps of a client, and several actors fill the gaps: ``actors_per_gpu:
@@ -11,11 +10,10 @@ free.
   few as ``num_actors`` (or one actor per client) asks for.
 * ``engine.width: auto`` (the default on GPUs) is the number of clients that fit into an actor's part of the device, but
   no more than its part of a round's clients.
-* ``model.checkpointing: auto`` is true where these are fewer than would fill ``engine.rows_per_step``, and more fit
-  with it: costs are then measured once more.
+* ``model.checkpointing: auto`` is true if these are too few to fill ``engine.rows_per_step``, and more fit with it.
+  Costs are then measured once more.
 
-Devices that differ are planned by the one that has the least room. Only functions of their arguments: equal
-measurements give equal plans.
+If devices differ, the one with the least room decides. All functions are pure: equal measurements give equal plans.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from rayfl.engine.engine import UNMEASURED_WIDTH
 from rayfl.errors import ResourceError
 
 _TENTHS_USED = 9
-"""Tenths of the free memory that are planned with: steps of larger clients, fragments."""
+"""Tenths of the free memory that are used; the rest is for larger clients and fragmentation."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +39,13 @@ class Plan:
     """Which actors a run starts.
 
     Attributes:
-        config: the configuration with what was found in the place of ``auto``.
-        options: what Ray reserves for each.
+        config: configuration with the planned values in place of ``auto``.
+        options: resources that Ray reserves for each actor.
         lines: the plan in words.
-        warnings: what may turn out too large.
-        fitting: clients that an actor stacks, where that was measured; else None.
+        warnings: warnings of memory that may not suffice.
+        fitting: number of clients that an actor stacks, if it was measured; else None.
         own_part: clients of a round that an actor trains.
-        saves_memory: whether that was measured with steps that save memory, since others had too little.
+        saves_memory: whether it was measured with steps that save memory, because others did not fit.
     """
 
     config: ExperimentConfig
@@ -59,22 +57,22 @@ class Plan:
     saves_memory: bool = False
 
     def lacks_room(self, asked_for: int | None) -> bool:
-        """Returns whether memory, and nothing else, makes stacks smaller than what is asked for.
+        """Returns whether memory alone makes stacks smaller than asked for.
 
         Args:
-            asked_for: clients that fill the rows of a step; None: nothing says how many.
+            asked_for: number of clients that fill the rows of a step; None if ``engine.rows_per_step`` is not set.
         """
         return self.fitting is not None and asked_for is not None and self.fitting < min(asked_for, self.own_part)
 
 
 def depends_on_measuring(config: ExperimentConfig, options: ActorOptions) -> bool:
-    """Returns whether a measurement would be used: on GPUs, and on CPUs where ``engine.width`` is to be found."""
+    """Returns whether a measurement would be used: on GPUs, and on CPUs if ``engine.width`` is ``auto``."""
     if not config.cluster.probe:
         return False
     return options.device == "cuda" or (config.engine.stacked and config.engine.width == "auto")
 
 
-def settle(
+def final_plan(
     config: ExperimentConfig,
     options: ActorOptions,
     nodes: Sequence[Node],
@@ -82,15 +80,15 @@ def settle(
     cohort: int,
     measured: Sequence[Measured] = (),
 ) -> Plan:
-    """The final plan.
+    """Returns the final plan.
 
     Args:
-        config: the experiment.
-        options: the plan of :func:`cluster.planning.resources.plan_actors`, which knows no memory.
-        nodes: of the cluster, with all they have.
-        num_clients: K.
-        cohort: m, clients in a round.
-        measured: what clients cost, on one device of each node that was measured; may be empty.
+        config: configuration of the experiment.
+        options: plan of :func:`cluster.planning.resources.plan_actors`, which does not consider memory.
+        nodes: nodes of the cluster, with all their resources.
+        num_clients: K, the number of clients.
+        cohort: m, the number of clients in a round.
+        measured: measured costs of a client, one entry a measured node; may be empty.
 
     Raises:
         ResourceError: when it is certain that the actors do not fit into a device's memory, with numbers.
@@ -103,8 +101,8 @@ def settle(
         options = plan_actors(cluster, resources_of(nodes), num_clients, nodes)
     elif options.per_gpu:
         cluster = cluster.model_copy(update={"actors_per_gpu": options.per_gpu})
-    seated = [node for node in nodes if node.seats(options.num_cpus, options.per_gpu) >= 1]
-    sharing = math.ceil(options.count / max(gpus if options.per_gpu else len(seated), 1))
+    nodes_with_room = [node for node in nodes if node.slots(options.num_cpus, options.per_gpu) >= 1]
+    sharing = math.ceil(options.count / max(gpus if options.per_gpu else len(nodes_with_room), 1))
     own_part = math.ceil(min(cohort, num_clients) / options.count)
     if options.per_gpu and measured and cluster.data_memory == "auto":
         fitting = min(automatic_data_memory(one.device_free_bytes, sharing) for one in measured)
@@ -119,7 +117,7 @@ def settle(
     warnings = []
     for one in measured:
         refuse_what_cannot_fit(one, sharing, on_gpu=bool(options.per_gpu))
-        warnings += _doubts(one, sharing, width)
+        warnings += _warnings(one, sharing, width)
     return Plan(
         config.model_copy(update={"cluster": cluster, "engine": engine}),
         options,
@@ -132,13 +130,13 @@ def settle(
 
 
 def actors_on_a_gpu(measured: Sequence[Measured], num_cpus: float, nodes: Sequence[Node], cohort: int) -> int:
-    """k, how many actors that train their clients one by one share a GPU; at least 1.
+    """Returns k, the number of actors that share a GPU if clients are trained one by one; at least 1.
 
     Args:
-        measured: what clients cost, on GPUs.
-        num_cpus: CPUs that each actor takes.
-        nodes: of the cluster.
-        cohort: m, clients in a round.
+        measured: measured costs of a client on GPUs.
+        num_cpus: CPUs of each actor.
+        nodes: nodes of the cluster.
+        cohort: m, the number of clients in a round.
     """
     fitting = min(_fitting(one) for one in measured)
     with_gpus = [node for node in nodes if node.gpus >= 1]
@@ -172,10 +170,10 @@ def actor_bytes(measured: Measured, width: int, sharing: int) -> int:
 
 
 def refuse_what_cannot_fit(measured: Measured, sharing: int, on_gpu: bool) -> None:
-    """Makes sure that ``sharing`` actors have room on a device.
+    """Checks that ``sharing`` actors fit on a device.
 
-    On a GPU each must be able to train one client: an actor halves ``engine.width`` down to that. In a machine's
-    memory, which others give back and the kernel may swap, only what the actors take before they train is certain.
+    On a GPU each must be able to train one client, since an actor halves ``engine.width`` down to that. A machine's
+    memory may be freed by others or swapped, so that only the memory that actors need before training is checked.
 
     Raises:
         ResourceError: with numbers.
@@ -192,7 +190,7 @@ def refuse_what_cannot_fit(measured: Measured, sharing: int, on_gpu: bool) -> No
         )
 
 
-def _doubts(measured: Measured, sharing: int, width: int) -> list[str]:
+def _warnings(measured: Measured, sharing: int, width: int) -> list[str]:
     needed, held = actor_bytes(measured, width, sharing), measured.held_by(sharing)
     if sharing * needed <= measured.device_free_bytes:
         return []

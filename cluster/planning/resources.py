@@ -1,4 +1,4 @@
-"""Decides on the number of actors, their share of the cluster, and how long to wait for a cluster that is growing."""
+"""Decides the number of actors and their share of the cluster, and waits for a cluster that is growing."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def wait_for_room(
     nodes: Callable[[], Sequence[Node]] | None = None,
     ask: Callable[[], None] = lambda: None,
 ) -> ActorOptions:
-    """The plan of :func:`plan_actors`, as soon as the cluster is large enough for it.
+    """Waits until the cluster is large enough, and returns the plan of :func:`plan_actors`.
 
     Args:
-        config: the cluster section; ``resources_timeout_s`` is how long to wait.
-        resources: asks what the whole cluster has now.
-        num_clients: K.
-        sleep: how to let time pass.
-        nodes: asks what each of its nodes has; None: it counts as one machine.
-        ask: called while it waits; asks for what is missing.
+        config: cluster section; ``resources_timeout_s`` is the maximum time to wait.
+        resources: returns the resources of the whole cluster.
+        num_clients: K, the number of clients.
+        sleep: waits for a number of seconds.
+        nodes: returns the resources of each node; None: the cluster counts as one machine.
+        ask: called while waiting, to ask for what is missing.
 
     Raises:
         ConfigError: when options contradict each other.
@@ -59,10 +59,10 @@ def plan_actors(
     """Divides a cluster among actors.
 
     Args:
-        config: the cluster section; ``actors_per_gpu=auto`` stands for as few as the number of actors asked for needs.
-        resources: what the whole cluster has (``CPU``, ``GPU``), as Ray reports it.
-        num_clients: K.
-        nodes: what each of its nodes has: an actor is never spread over two; None: the cluster counts as one machine.
+        config: cluster section; ``actors_per_gpu=auto`` stands for the smallest number that has room for all actors.
+        resources: resources of the whole cluster (``CPU``, ``GPU``), as Ray reports them.
+        num_clients: K, the number of clients.
+        nodes: resources of each node, since no actor is spread over two; None: the cluster counts as one machine.
 
     Raises:
         ConfigError: when options contradict each other.
@@ -95,7 +95,7 @@ def plan_actors(
             f"{cpus:g} CPUs and {gpus:g} GPUs, room for {slots}; lower cluster.num_actors or "
             "cluster.cpus_per_actor, or raise cluster.actors_per_gpu"
         )
-    # A number is what the run begins with, and what it may go back to where nodes leave; a range is kept to.
+    # A run with a fixed number may go on with fewer actors when nodes leave; one with a range keeps to its minimum.
     goes_on_with = 1 if isinstance(config.num_actors, int) and not pinned else least
     return ActorOptions(
         wanted,
@@ -112,7 +112,7 @@ def plan_actors(
 
 
 def actors_between(config: ClusterConfig, num_clients: int) -> tuple[int, int]:
-    """The least and the largest number of actors that a run may begin with."""
+    """Returns the minimum and maximum number of actors that a run may begin with."""
     if config.clients_per_actor == 1:
         return num_clients, num_clients
     if config.num_actors == "auto":
@@ -128,7 +128,7 @@ def _in_words(labels: Mapping[str, str]) -> str:
 
 
 def asks_for(config: ClusterConfig, num_clients: int) -> int | None:
-    """The number of actors that the configuration insists on at least; None for as many as there is room for."""
+    """Returns the minimum number of actors by the configuration; None if it is free."""
     insists = config.clients_per_actor == 1 or config.num_actors != "auto"
     return actors_between(config, num_clients)[0] if insists else None
 

@@ -1,4 +1,4 @@
-"""Before a run starts: is its folder the same place on every node?"""
+"""Checks that a run's folder is the same place on every node, before the run starts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NOT_THERE = "does not see it: it is no shared folder there (mount it on all nod
 
 
 def check_shared_storage(storage: Storage, timeout_s: float, option: str = "storage_path") -> None:
-    """Writes a file from here, and has every node of the cluster read it and answer with one of its own.
+    """Writes a file here, and has every node of the cluster read it and write another one.
 
-    A cluster of one node has nothing to share and is not asked.
+    A cluster of one node is not checked.
 
     Args:
-        storage: the run's folder, or that of its copies.
-        timeout_s: how long the nodes may take, in seconds.
-        option: what says where it is.
+        storage: folder of the run, or of its copies.
+        timeout_s: seconds that the nodes may take.
+        option: configuration option that names the folder.
 
     Raises:
         ResourceError: naming the nodes on which the folder is missing, another one or read-only, and the folder.
@@ -50,7 +50,7 @@ def check_shared_storage(storage: Storage, timeout_s: float, option: str = "stor
 
 
 def _ask(storage: Storage, probe: str, nodes: list[dict[str, Any]], timeout_s: float) -> dict[str, str]:
-    """Asks the nodes, and returns what is wrong by node id."""
+    """Has all nodes check the folder; returns problems by node id."""
     visit: Any = ray.remote(_visit)
     # No CPU: nodes that are full, or have none to give, are asked too.
     asked = {
@@ -75,7 +75,7 @@ def _ask(storage: Storage, probe: str, nodes: list[dict[str, Any]], timeout_s: f
 
 
 def _visit(uri: str, probe: str, answer: str) -> str:
-    """Runs on a node; what is wrong there, or an empty text."""
+    """Checks the folder on a node; returns the problem, or an empty string."""
     storage = Storage(uri)
     try:
         if storage.read(probe) != probe.encode():

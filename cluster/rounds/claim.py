@@ -1,4 +1,4 @@
-"""Makes a folder an experiment's, or makes sure that it is: the first thing a start does with it."""
+"""Claims a folder for an experiment: writes its configuration, or checks that it holds the same experiment."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _log = logging.getLogger("rayfl")
 
 
 def claim_folder(parts: Parts) -> list[str]:
-    """Writes ``config.yaml``, or makes sure that the folder's run is this one; call it only with the run's lease.
+    """Writes ``config.yaml``, or checks that the run in the folder is this one. The caller must hold the run's lease.
 
     Returns:
-        What was restored from copies, a sentence each.
+        A sentence for each file that was restored from its copy.
 
     Raises:
-        RunError: when the folder, or that of its copies, holds another run, or one of other data or devices.
-        DamageError: when a file that says so is damaged.
+        RunError: when the folder, or that of its copies, holds another run, or a run on other data or devices.
+        DamageError: when a file that identifies the run is damaged.
     """
     storage, config, copy = parts.storage, parts.config, parts.copy
     for place in (storage, copy):
@@ -54,7 +54,7 @@ def claim_folder(parts: Parts) -> list[str]:
         _log.warning("%s/%s has files that rayfl leaves alone: %s", storage.uri, FOLDER, ", ".join(foreign))
     known = [place for place in (storage, copy) if place is not None and place.exists(CONFIG)]
     if known:
-        # One that is no configuration any more is restored from the other.
+        # A damaged configuration is restored from the other folder.
         _check_same_run(min(known, key=lambda place: not _is_right(parts, CONFIG, place.read(CONFIG))), parts)
         restored = [] if copy is None else share_beginning(storage, copy, partial(_is_right, parts))
         _check_same_inputs(storage, parts)
@@ -71,7 +71,7 @@ def claim_folder(parts: Parts) -> list[str]:
 
 
 def _is_right(parts: Parts, name: str, data: bytes) -> bool:
-    """Returns whether a file that says what a run is can be this run's."""
+    """Returns whether a file that identifies a run belongs to this one."""
     try:
         if name == CONFIG:
             return isinstance(read_yaml(data), dict)

@@ -11,16 +11,14 @@ from actors.hosting.contract import check_changes
 from actors.hosting.failures import Failure, RoundUndoneError
 from actors.processes.pool import HostDiedError
 from cluster.rounds.interrupts import StopRequest
-from cluster.rounds.progress import Progress
+from cluster.rounds.progress import Progress, empty_tables
 from cluster.rounds.recorder import Recorder
 from cluster.rounds.skipped import SkippedClients
 from cluster.rounds.stopwatch import Stopwatch
-from rayfl.config.own_code import own_name
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
 from rayfl.results.personalized import check_personalized
 from rayfl.results.summaries import Scores
-from rayfl.results.tables import ResultTables
 from rayfl.system.schedule import PROCEDURE, Turnout
 from rayfl.tracking.callback import Callback
 
@@ -35,7 +33,7 @@ class Driver:
         federation: the clients.
         recorder: commits.
         callbacks: listeners.
-        stop: whether somebody has asked the run to stop.
+        stop: tells whether the run was asked to stop.
     """
 
     def __init__(
@@ -62,12 +60,12 @@ class Driver:
         self.progress = self._restored(thoroughly=True)
 
     def run(self) -> Progress:
-        """Runs what is left of the experiment.
+        """Runs the remaining rounds of the experiment.
 
         Raises:
-            ClientError: when a client's procedure failed that may not be left out.
+            ClientError: when a client failed that may not be left out.
             RunError: when hosts died more often than ``max_failures``, or nothing can be written.
-            KeyboardInterrupt, Terminated: when it was asked to stop; every completed round is committed then.
+            KeyboardInterrupt, Terminated: when the run was asked to stop; all completed rounds are committed then.
         """
         self._stop.patient = True
         while self.progress.rounds_completed < self._config.train.rounds:
@@ -84,7 +82,7 @@ class Driver:
         return self.progress
 
     def _stop_here(self) -> NoReturn:
-        """Commits what is not committed yet, and ends the run."""
+        """Commits the rounds that are not committed yet, and ends the run."""
         self._stop.settle()
         if self._commit_begun != self.progress.rounds_completed:
             self._begin_commit(self.progress)
@@ -92,12 +90,12 @@ class Driver:
         raise self._stop.error()
 
     def settle(self) -> None:
-        """Lets a commit under way end, whatever becomes of it: an interrupted run keeps what it had."""
+        """Waits for the commit under way, so that an interrupted run keeps its last round."""
         self._stop.settle()
         self._recorder.abandon()
 
     def _try_newcomer(self) -> None:
-        """Scores one newcomer with the server's first tree, for nothing: a method that cannot is found out now."""
+        """Evaluates one newcomer before the first round, so that a method that cannot is refused early."""
         server = self.progress.server
         self._federation.begin_round(0)
         common, own = self._algorithm.served(server, self._parts.context)
@@ -189,7 +187,7 @@ class Driver:
         return {} if self._parts.schedule is None else {"simulated": turnout.duration_us / 1e6}
 
     def _advance(self, changed: dict[str, object], turnout: Turnout) -> Progress:
-        """The progress after a round, apart from the one before it, which a crash may still return to."""
+        """Returns the progress after a round. The progress before it stays intact, because a crash may return to it."""
         before, traffic = self.progress, self._federation.traffic
         progress = Progress(
             before.rounds_completed + 1,
@@ -242,10 +240,10 @@ class Driver:
                 callback.on_commit(committed)
 
     def _recover(self, death: HostDiedError) -> None:
-        """Back to the last commit, with new actors in place of the dead ones.
+        """Rewinds to the last commit, with new actors in place of the dead ones.
 
-        An actor may die while others are replaced: that counts as one more failure. One more than ``max_failures`` is
-        granted where doing the round again shows whether a client is to blame.
+        An actor that dies while others are replaced counts as one more failure. One failure more than
+        ``max_failures`` is allowed if repeating the round shows whether a client caused it.
         """
         while True:
             self._failures += 1
@@ -263,7 +261,7 @@ class Driver:
             callback.on_failure(str(death), self.progress.rounds_completed)
 
     def _undo(self, undone: RoundUndoneError) -> None:
-        """Back to the last commit, to do a round without clients that failed in the midst of it."""
+        """Rewinds to the last commit, to repeat a round without the clients that failed in it."""
         self._absent[undone.round], self._unscorable[undone.round] = undone.failures, undone.unscorable
         self._failures -= undone.deaths
         try:
@@ -277,18 +275,7 @@ class Driver:
         self._federation.rewind()
 
     def _restored(self, thoroughly: bool = False) -> Progress:
-        tables = ResultTables(
-            self._parts.dataset.names,
-            self._algorithm.sweep,
-            self._parts.partition_hash,
-            personalized=self._algorithm.personalized,
-            measures=self._parts.task.measures,
-            simulated=self._parts.schedule is not None,
-            buffered=self._parts.buffered,
-            method=own_name(self._algorithm),
-            adapters=bool(self._parts.task.network.groups),
-            unseen=self._parts.num_unseen,
-        )
+        tables = empty_tables(self._parts)
         progress = self._recorder.restore(tables, thoroughly)
         self._federation.adopt(self._recorder.manifest.states if self._recorder.manifest is not None else {})
         if progress is None:

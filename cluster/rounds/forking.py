@@ -34,28 +34,28 @@ from rayfl.tracking.timings import read_timings
 
 _FIXED = ("seed", "dataset", "transform", "partition", "holdout", "noise", "model", "system")
 _FIXED_OF_TRAIN = ("optimizer", "persist_optimizer", "private_norm")
-"""What decides on the shape of states and on who has which samples: a fork has it from the run that it is from."""
+"""Options that decide the shape of states and the samples of clients: a fork cannot change them."""
 
 
 def fork(
     path: str, name: str, round: int | None, overrides: Sequence[str] | Mapping[str, Any]
 ) -> tuple[ExperimentConfig, int]:
-    """Makes the folder of a run that goes on from a commit of another one; the other run is not changed.
+    """Makes the folder of a run that continues from a commit of another run, which is not changed.
 
-    Cut short, the same command does the rest.
+    If it was interrupted, the same command completes it.
 
     Args:
-        path: the other run's folder.
-        name: of the new run.
-        round: of the commit; None: the newest.
+        path: folder of the other run.
+        name: name of the new run.
+        round: completed rounds of the commit; None for the newest.
         overrides: options of the new run, such as another ``train.lr`` from here on.
 
     Returns:
         The configuration of the new run, and the round after which it begins.
 
     Raises:
-        ConfigError: an override is wrong, or asks for something that the states at hand do not fit.
-        RunError: there is no such commit, or the new folder is another run's.
+        ConfigError: when an override is wrong, or does not fit the states of the other run.
+        RunError: when there is no such commit, or the new folder holds another run.
     """
     source = open_run(path, Experiment, trust=True)
     manifest = source.manifest(round)

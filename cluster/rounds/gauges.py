@@ -11,7 +11,7 @@ from rayfl.tracking.callback import Callback, RunInfo
 
 
 class Gauges(Callback):
-    """Keeps a few gauges per run, told apart by the label ``run``; nothing is kept per client.
+    """Keeps a few gauges per run, with the label ``run``; none per client.
 
     ``rayfl_round`` and ``rayfl_rounds`` (completed, and how many there will be), ``rayfl_clients_per_second`` (of the
     last round), ``rayfl_state_bytes`` (client states in the last commit), ``rayfl_cache_hits`` and

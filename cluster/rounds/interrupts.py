@@ -27,14 +27,14 @@ class Terminated(StopSignal, SystemExit):
 
 
 class StopRequest:
-    """Whether, and by which signal, the run was asked to stop.
+    """Records whether the run was asked to stop, and by which signal.
 
     Args:
-        grace_s: how long after SIGTERM the round under way may take to end, in seconds.
-        end: after what the run stops, as the user is told.
+        grace_s: seconds after SIGTERM in which the current round may end.
+        end: what the run finishes before it stops, in words for the user.
 
     Attributes:
-        patient: whether there is a round to wait for; without one, already the first signal stops at once.
+        patient: whether there is a round to finish; if not, the first signal stops the run at once.
     """
 
     def __init__(self, grace_s: float, end: str = "this round") -> None:
@@ -46,22 +46,22 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Returns whether the run should stop where everything can be committed."""
+        """Returns whether the run should stop after the current round."""
         return self._signal is not None
 
     def error(self) -> BaseException:
-        """Returns what a run raises that has stopped: Interrupted, which is a KeyboardInterrupt, or Terminated."""
+        """Returns the exception that a stopped run raises: Interrupted, which is a KeyboardInterrupt, or Terminated."""
         return Terminated() if self._signal == signal.SIGTERM else Interrupted()
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
+        """Handles a signal."""
         hurried = self._signal is not None or not self.patient
         self._signal = self._signal or number
         if hurried:
             raise self.error()
         if number == signal.SIGTERM:
             _say(f"SIGTERM: stops after {self._end}, or in {self._grace_s:g} s")
-            # The second signal, to ourselves: an alarm of the system would be taken from others that use it.
+            # The second signal comes from this process: SIGALRM may be used by others.
             self._timer = threading.Timer(self._grace_s, os.kill, (os.getpid(), signal.SIGTERM))
             self._timer.daemon = True
             self._timer.start()
@@ -69,22 +69,22 @@ class StopRequest:
             _say(f"stops after {self._end}; Ctrl-C again stops at once")
 
     def settle(self) -> None:
-        """The round has ended: what is left to write may take its time, unless somebody asks again."""
+        """Cancels the deadline, since the round has ended: writing the commit may take longer."""
         if self._timer is not None:
             self._timer.cancel()
 
 
 def _say(text: str) -> None:
-    """Writes past Python's buffers, whose locks the interrupted code may hold."""
+    """Writes to standard error without Python's buffers, whose locks the interrupted code may hold."""
     os.write(2, f"{text}\n".encode())
 
 
 @contextmanager
 def stop_requests(grace_s: float, end: str = "this round") -> Iterator[StopRequest]:
-    """Catches SIGINT and SIGTERM while a run goes on; previous handlers come back at the end.
+    """Catches SIGINT and SIGTERM during a run, and restores the previous handlers at its end.
 
-    Enter it after ``ray.init``, which sets handlers of its own. Outside the main thread, where Python allows no
-    handlers, nothing is caught and the signals do what they did.
+    Enter it after ``ray.init``, which sets handlers of its own. Outside the main thread Python allows no handlers:
+    then no signal is caught.
 
     Args:
         grace_s: see :class:`StopRequest`.

@@ -1,4 +1,4 @@
-"""The log in a run's folder."""
+"""Writes the log of a run into its folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("rayfl")
 
 
 class _LogFile(logging.FileHandler):
-    """A log that a full disk only makes incomplete, with a warning elsewhere."""
+    """A log file whose failing writes, as on a full disk, are reported once and do not end the run."""
 
     _said = False
 
@@ -26,20 +26,20 @@ class _LogFile(logging.FileHandler):
         return open_to_append(Path(self.baseFilename))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Says so once, to the other handlers."""
+        """Reports the first failure to the other handlers."""
         if not self._said:
             self._said = True
             _log.warning("%s lacks lines from here on (%s); the run goes on", self.baseFilename, sys.exception())
 
     def close(self) -> None:
-        """Closes the file, though what it still had to write may be lost."""
+        """Closes the file; lines that cannot be written any more are lost."""
         with suppress(OSError):
             super().close()
 
 
 @contextmanager
-def kept_for_the_log() -> Iterator[MemoryHandler]:
-    """Keeps what is said before the run's folder is known to be the run's, and its log can be opened."""
+def buffered_log() -> Iterator[MemoryHandler]:
+    """Buffers log lines until the run's folder is checked and its log file can be opened."""
     handler = MemoryHandler(capacity=sys.maxsize)
     _log.addHandler(handler)
     try:
@@ -51,11 +51,11 @@ def kept_for_the_log() -> Iterator[MemoryHandler]:
 
 @contextmanager
 def log_file(storage: Storage, early: MemoryHandler) -> Iterator[None]:
-    """Copies rayfl's log lines to ``rayfl.log`` in the run's folder, where that is on a disk.
+    """Copies rayfl's log lines to ``rayfl.log`` in the run's folder, if that is on a disk.
 
     Args:
         storage: the run's folder.
-        early: keeps lines from before; they are the file's first, and it keeps no more.
+        early: handler with buffered lines, which become the first lines of the file. It buffers no more.
     """
     _log.removeHandler(early)
     folder = storage.local_path

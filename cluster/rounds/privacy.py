@@ -1,7 +1,7 @@
-"""Keeps other users of a machine out of the Ray that rayfl starts there, by a token and a folder nobody else enters.
+"""Protects the Ray that rayfl starts from other users of the machine, by a token and a private folder.
 
-Ray writes its token with whatever permissions the shell's umask gives, usually so that everybody may read it, and makes
-the folder with its sockets, logs and packages writable by all.
+Ray writes its token with the permissions of the shell's umask, usually readable by everybody, and makes the folder
+with its sockets, logs and packages writable by everybody.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _log = logging.getLogger("rayfl")
 _MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _TOKEN_BYTES = 32
 _LONGEST_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
-"""Bytes of a folder in which Ray still finds room for the names of its sockets."""
+"""Maximum length in bytes of a folder's path: the names of Ray's sockets must fit behind it."""
 
 
 @contextmanager
-def demanding_token() -> Iterator[None]:
-    """A Ray that is started in the body takes requests with a token only, and only this user can read that.
+def require_token() -> Iterator[None]:
+    """Has a Ray that is started inside accept only requests with a token, which only this user can read.
 
-    Ray has tokens from 2.52 on, and uses them unasked from 2.60 on. What the environment says of them goes first. The
+    Ray has tokens from 2.52 on, and uses them by default from 2.60 on. Environment variables take precedence. The
     file is Ray's own, ``~/.ray/auth_token``, so that this user's other programs reach the cluster.
     """
     if os.environ.get(_MODE, "token").lower() != "token" or not _enable_tokens():
@@ -43,7 +43,7 @@ def demanding_token() -> Iterator[None]:
     try:
         keep_token(token_file())
     except (OSError, RuntimeError) as error:
-        # Without a home that can be written to, as in many containers, the token lives as long as this Ray.
+        # Without a writable home, as in many containers, the token exists only as long as this Ray.
         _log.info("Ray's token is in no file: %s", error)
         with mock.patch.dict(os.environ, {_TOKEN: secrets.token_hex(_TOKEN_BYTES)}):
             yield
@@ -52,13 +52,13 @@ def demanding_token() -> Iterator[None]:
 
 
 def _enable_tokens() -> bool:
-    """Has this process's Ray know of tokens; whether it does."""
+    """Turns on tokens in this process's Ray; returns whether it has them."""
     raylet: Any = importlib.import_module("ray._raylet")
     if not hasattr(raylet, "get_authentication_mode"):
         return False
     if os.environ.get(_MODE) is None:
         os.environ[_MODE] = "token"
-        raylet.Config.initialize("")  # it has read the environment when it was imported
+        raylet.Config.initialize("")  # it read the environment when it was imported
     return True
 
 
@@ -77,7 +77,7 @@ def open_to_others(about: os.stat_result) -> bool:
 
 
 def keep_token(file: Path) -> None:
-    """Makes sure that there is a token which nobody else can read.
+    """Makes sure that there is a token that only this user can read.
 
     Raises:
         OSError: when it can be neither read nor written.
@@ -99,7 +99,7 @@ def keep_token(file: Path) -> None:
 
 
 def _write_once(file: Path, text: str) -> None:
-    """Writes a file that appears when it is complete, unless another process is faster."""
+    """Writes a file atomically, unless another process has written it first."""
     descriptor, ready = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # readable by its owner only
     try:
         with os.fdopen(descriptor, "w") as content:
@@ -111,13 +111,13 @@ def _write_once(file: Path, text: str) -> None:
 
 
 def private_folder() -> Path | None:
-    """A folder for Ray's sessions that only this user can enter, the same at every call.
+    """Returns a folder for Ray's sessions that only this user can enter, the same at every call.
 
     Returns:
-        None where its path would be too long for Ray's sockets: Ray's usual folder has to do.
+        The folder; None if its path would be too long for Ray's sockets, so that Ray's default folder is used.
 
     Raises:
-        ResourceError: when somebody else has made it.
+        ResourceError: when the folder belongs to another user.
     """
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"rayfl-user-{os.getuid()}"
     sessions = folder / "ray"

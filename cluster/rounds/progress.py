@@ -1,10 +1,12 @@
-"""What the driver must not forget of a run."""
+"""What the driver keeps of a run from round to round."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from rayfl.config.own_code import own_name
+from rayfl.experiment.parts import Parts
 from rayfl.params import Tree
 from rayfl.results.tables import ResultTables
 from rayfl.system.schedule import Clock
@@ -13,16 +15,16 @@ from rayfl.system.unfinished import Unfinished
 
 @dataclass
 class Progress:
-    """Everything of a run that the driver must not forget.
+    """The state of a run after some rounds.
 
     Attributes:
-        rounds_completed: rounds done.
+        rounds_completed: number of completed rounds.
         server: the server's tree.
-        tables: the results so far.
+        tables: results so far.
         bytes_down: bytes sent to clients so far.
         bytes_up: bytes received from clients so far.
-        clock: the virtual time of a simulated system.
-        unfinished: what is under way, where rounds have no barrier.
+        clock: virtual time of a simulated system.
+        unfinished: updates under way, if rounds have no barrier.
     """
 
     rounds_completed: int
@@ -57,3 +59,20 @@ class Progress:
         """The totals that a manifest has: bytes, and the virtual time."""
         clock = {f"clock_{name}": value for name, value in asdict(self.clock).items() if value}
         return {"bytes_down": self.bytes_down, "bytes_up": self.bytes_up, **clock}
+
+
+def empty_tables(parts: Parts) -> ResultTables:
+    """Returns the tables of an experiment without rows."""
+    method = parts.config.algorithm
+    return ResultTables(
+        parts.dataset.names,
+        method.sweep,
+        parts.partition_hash,
+        personalized=method.personalized,
+        measures=parts.task.measures,
+        simulated=parts.schedule is not None,
+        buffered=parts.buffered,
+        method=own_name(method),
+        adapters=bool(parts.task.network.groups),
+        unseen=parts.num_unseen,
+    )

@@ -1,4 +1,4 @@
-"""Commits of a running experiment: started after a round, finished beside the next one."""
+"""Writes the commits of a running experiment, each while the next round is computed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rayfl.storage.files import Storage
 from rayfl.storage.lease import Lease
 from rayfl.storage.manifest import Manifest, StoredFile, manifest_name
 from rayfl.storage.run_folder import changed_inputs
-from rayfl.storage.tables import PartedTable, put_beside, read_whole
+from rayfl.storage.tables import PartedTable, publish_table, read_whole
 from rayfl.system.unfinished import separated
 
 _PUBLISH_EVERY_S = 10.0
 _PUBLISH_SHARE = 20
-"""Tables are put where users look for them at most so often, and so that it takes a twentieth of the time at most."""
+"""The tables beside ``commits/`` are written at most every ten seconds, and for at most a twentieth of the time."""
 
 _log = logging.getLogger("rayfl")
 
@@ -41,8 +41,8 @@ class Recorder:
 
     Args:
         storage: the run's folder.
-        fingerprint: of the configuration.
-        keep_commits: how many to keep.
+        fingerprint: fingerprint of the configuration.
+        keep_commits: number of commits to keep.
         lease: the right to commit.
         copy: the folder with copies of the run's files, if it has one.
         inputs: SHA-256 of the files that say what the run is, by name.
@@ -62,9 +62,9 @@ class Recorder:
     began_under: OlderRule | None = None
     manifest: Manifest | None = None
     _tables: dict[str, PartedTable] = field(default_factory=dict)
-    _shown: dict[str, tuple[StoredFile, ...]] = field(default_factory=dict)
+    _published: dict[str, tuple[StoredFile, ...]] = field(default_factory=dict)
     _metadata: Mapping[bytes, bytes] = field(default_factory=dict)
-    _rest_until: float = 0.0
+    _next_publish: float = 0.0
     _pending: Future[Manifest] | None = None
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Recorder:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="rayfl-commit")
 
     def start(self, progress: Progress, federation: Federation) -> None:
-        """Begins a commit of ``progress``; its parts are not changed afterwards, so nothing is copied."""
+        """Starts a commit of ``progress``. Nothing is copied, because its parts are not changed afterwards."""
         handles = federation.start_commit(progress.rounds_completed)
         counters, server = progress.counters, progress.unfinished.beside(progress.server)
         self._pending = self._writer.submit(
@@ -90,7 +90,7 @@ class Recorder:
     ) -> Manifest:
         for name, rows in results.by_name().items():
             table = self._tables.setdefault(name, PartedTable(name))
-            table.grow(self._store, rounds, rows.slice(table.rows - results.committed[name]))
+            table.append(self._store, rounds, rows.slice(table.rows - results.committed[name]))
         stored = self._store.write_server(rounds, server)
         states = dict(self.manifest.states) if self.manifest is not None else {}
         states.update(federation.finish_commit(handles))
@@ -106,37 +106,37 @@ class Recorder:
         self.lease.check()
         self._store.write_manifest(manifest)
         self._store.collect(self.keep_commits)
-        if time.monotonic() >= self._rest_until:
+        if time.monotonic() >= self._next_publish:
             try:
                 self._publish(manifest)
             except RunError as error:
-                # Nothing that training needs. Rows that are lost are put on record at its end.
+                # Training does not need these tables. Lost rows are recorded at the end of the run.
                 _log.warning("%s. The run goes on; its tables are written at its end", error)
-                self._rest_until = math.inf
+                self._next_publish = math.inf
         return manifest
 
     def _publish(self, manifest: Manifest) -> None:
-        """Puts tables where users look for them, as of a commit.
+        """Writes the tables of a commit beside ``commits/``, where users look for them.
 
-        They are written as a whole, which takes the longer the more rows they have: so only now and then.
+        Each is written as a whole, in time proportional to its rows, and therefore only from time to time.
         """
         begun = time.monotonic()
         for name, files in manifest.tables.items():
-            if self._shown.get(name) != files:
-                put_beside(self._store, self.storage, manifest, name, self._metadata)
-                self._shown[name] = files
-        # What Arrow keeps of so large blocks would grow from time to time.
+            if self._published.get(name) != files:
+                publish_table(self._store, self.storage, manifest, name, self._metadata)
+                self._published[name] = files
+        # Blocks of this size would otherwise accumulate in Arrow's memory pool.
         pa.default_memory_pool().release_unused()
         now = time.monotonic()
-        self._rest_until = now + max(_PUBLISH_EVERY_S, _PUBLISH_SHARE * (now - begun))
+        self._next_publish = now + max(_PUBLISH_EVERY_S, _PUBLISH_SHARE * (now - begun))
 
     def publish(self) -> None:
-        """Puts the tables of the last commit where users look for them.
+        """Writes the tables of the last commit beside ``commits/``.
 
         Raises:
             RunError: when another driver has taken the run over, or nothing can be written.
         """
-        if self.manifest is not None and self._shown != self.manifest.tables:
+        if self.manifest is not None and self._published != self.manifest.tables:
             self.lease.check()
             self._publish(self.manifest)
 
@@ -151,13 +151,13 @@ class Recorder:
 
     @property
     def committed(self) -> dict[str, int]:
-        """By table, how many rows are on storage; only while no commit is under way."""
+        """Number of rows on storage by table; to be read only while no commit is under way."""
         return {name: table.rows for name, table in self._tables.items()}
 
     def results(self) -> dict[str, pa.Table]:
-        """The tables of the last commit, by name, which are put where users look for them; there must be one.
+        """Returns the tables of the last commit by name, and writes them beside ``commits/``. There must be a commit.
 
-        Rows that are lost are put on record first.
+        Lost rows are recorded first.
 
         Raises:
             RunError: when another driver has taken the run over, or nothing can be written.
@@ -192,25 +192,25 @@ class Recorder:
         """
         if self._pending is None:
             return None
-        # Interrupted while it waits, it still knows what `abandon` has to wait for.
+        # After an interrupt `abandon` still knows what to wait for.
         self.manifest = self._pending.result()
         self._pending = None
         federation.adopt(self.manifest.states)
         return self.manifest.rounds_completed
 
     def abandon(self) -> None:
-        """Waits for the commit under way, whatever becomes of it."""
+        """Waits for the commit under way, whether it succeeds or not."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             if pending.exception() is None:
                 self.manifest = pending.result()
 
     def restore(self, tables: ResultTables, thoroughly: bool = False) -> Progress | None:
-        """The progress of the newest whole commit, None when there is none; commits after it are given up.
+        """Returns the progress of the newest whole commit, None if there is none, and gives up later commits.
 
         Args:
-            tables: gives names and sweep, and what all published tables say in their metadata.
-            thoroughly: whether all files are read to find out what is whole, or only what is needed at once.
+            tables: empty tables, with names, sweep and metadata.
+            thoroughly: whether to read all files to find damage; if not, only those that are needed at once.
 
         Raises:
             DamageError: when there are commits, but no whole one.
@@ -277,7 +277,7 @@ class Recorder:
             )
 
     def close(self) -> None:
-        """Ends the writing thread; after an error, tables are put where users look for them if that is possible."""
+        """Ends the writing thread. After an error the tables beside ``commits/`` are written if that is possible."""
         self._writer.shutdown(wait=True)
         try:
             self.publish()

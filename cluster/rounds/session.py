@@ -12,14 +12,14 @@ from unittest import mock
 import ray
 from ray._private import ray_constants
 
-from cluster.rounds.privacy import demanding_token, private_folder
+from cluster.rounds.privacy import private_folder, require_token
 from rayfl.errors import ResourceError
 
-# Ray's own switch for machines where opening ports to the network is unwelcome: its name says Windows and macOS,
-# where it is the default, but it works on Linux too. `_node_ip_address="127.0.0.1"` alone is overruled by Ray.
+# Ray's own switch that keeps ports closed to the network. Its name mentions Windows and macOS, where it is the default,
+# but it works on Linux too. `_node_ip_address="127.0.0.1"` alone is overruled by Ray.
 _LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-# How many objects the object store gathers before it frees them, or a second: until then every round's objects lie in
-# memory that no process has touched, a page fault for each four kilobytes. One node has nobody to spare the calls.
+# The object store frees objects in batches of this size, or once a second. By default each round's objects lie in
+# memory that no process has touched yet, at a page fault for each 4 KiB. Batches save calls only between nodes.
 _FREE_AT_ONCE = ("RAY_free_objects_batch_size", "1")
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _PROBE_TIMEOUT_S = 10.0
@@ -70,7 +70,7 @@ def _attach(target: str) -> None:
 
 
 def _probe(host: str, port: str) -> None:
-    """Ray itself waits minutes for a cluster that is not there."""
+    """Tries to connect first, because Ray waits minutes for a cluster that is not there."""
     try:
         socket.create_connection((host, int(port)), timeout=_PROBE_TIMEOUT_S).close()
     except (OSError, ValueError, OverflowError) as error:
@@ -81,7 +81,7 @@ def _probe(host: str, port: str) -> None:
 
 @contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
-    """An environment variable, put back afterwards; no other one is: Ray leaves some (the mode of authentication)."""
+    """Sets an environment variable and restores it afterwards; those that Ray itself sets inside stay."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -101,17 +101,17 @@ def _loopback() -> Iterator[None]:
 
 
 def start_local(num_cpus: int | None = None) -> None:
-    """Starts a Ray of one node that only this machine, and there only this user, can reach.
+    """Starts a Ray of one node that can be reached only from this machine, and there only by this user.
 
     Args:
-        num_cpus: CPUs it pretends to have; None: the machine's.
+        num_cpus: number of CPUs that Ray schedules on; None for those of the machine.
 
     Raises:
-        ResourceError: when there is no folder for its files, or it does not come up.
+        ResourceError: when there is no folder for its files, or it does not start.
     """
     name, value = _FREE_AT_ONCE
     folder = private_folder()
-    with _loopback(), _variable(name, os.environ.get(name, value)), demanding_token():
+    with _loopback(), _variable(name, os.environ.get(name, value)), require_token():
         try:
             ray.init(
                 address="local",
@@ -132,7 +132,7 @@ def start_local(num_cpus: int | None = None) -> None:
 
 
 def _close_session_folder() -> None:
-    """Ray makes the folder of a session for everybody to write to."""
+    """Takes away other users' access to the folder of the session, which Ray makes writable for everybody."""
     node = ray._private.worker._global_node
     if node is not None:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Clients that were left out: rows of the results, and a line of the log, once."""
+"""Records clients that were left out in the tables, and warns of each once."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class SkippedClients:
         self._said: set[tuple[int, int, str]] = set()
 
     def note(self, round: int, failures: Mapping[int, Failure], tables: ResultTables) -> None:
-        """Adds them to the tables, and warns of those that were not warned of before a rewind.
+        """Adds clients to the tables, and warns of those that it has not warned of before a rewind.
 
         Args:
-            round: completed rounds, the one without them included.
-            failures: why, by client.
-            tables: the results.
+            round: completed rounds, the one without these clients included.
+            failures: reasons by client.
+            tables: tables of the run.
         """
         tables.add_skipped(round, {client: (why.procedure, why.reason) for client, why in failures.items()})
         new = {client: why for client, why in failures.items() if (round, client, why.procedure) not in self._said}

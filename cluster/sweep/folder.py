@@ -1,4 +1,4 @@
-"""The files of a sweep's folder: what it varies, what a scheduler has stopped, and the tables of the results."""
+"""Reads and writes the files of a sweep's folder: its record, stopped experiments, and tables of results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORD = "sweep.yaml"
 STOPPED_FILE = "stopped.yaml"
 _TABLES = ("trials.parquet", "groups.parquet")
 _LEFT_S = 3600.0
-"""A temporary file so much older than the record is a killed process's: nobody writes for so long, in seconds."""
+"""A temporary file this many seconds older than the record was left by a killed process."""
 
 
 def of_a_beginning(name: str) -> bool:
@@ -32,7 +32,7 @@ def of_a_beginning(name: str) -> bool:
 
 
 def write_record(sweep: Sweep) -> None:
-    """Notes what the sweep is about, before it begins, and deletes temporary files that killed ones have left."""
+    """Writes the sweep's record before it begins, and deletes temporary files of killed processes."""
     points = {trial.name: trial.point for trial in sweep.trials}
     content = yaml.safe_dump({"varied": list(sweep.varied), "experiments": points}, sort_keys=False)
     sweep.folder.write(RECORD, content.encode())
@@ -59,13 +59,13 @@ def read_stopped(sweep: Sweep) -> dict[str, int]:
 
 
 def write_stopped(sweep: Sweep, stopped: Mapping[str, int]) -> None:
-    """Notes which experiments a scheduler has stopped, and after how many rounds."""
+    """Records which experiments a scheduler has stopped, and after how many rounds."""
     sweep.folder.write(STOPPED_FILE, yaml.safe_dump(dict(stopped)).encode())
 
 
 @dataclass(frozen=True)
 class Committed:
-    """What an experiment has committed: rounds, the table of summaries, and what is wrong with its folder."""
+    """The committed rounds of an experiment, its table of summaries, and the problem with its folder if any."""
 
     rounds: int = 0
     table: pa.Table = field(default_factory=ROUNDS_SCHEMA.empty_table)
@@ -73,7 +73,7 @@ class Committed:
 
 
 def committed(trial: Trial) -> Committed:
-    """Returns what there is of one experiment, without an error."""
+    """Returns what one experiment has committed; a damaged folder is reported, not raised."""
     store = Parts(trial.config).commits
     try:
         manifest = store.latest()

@@ -1,4 +1,4 @@
-"""Logs a sweep's experiments as they begin and end."""
+"""Prints a line when an experiment of a sweep starts, advances or ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayfl.sweeps.trials import Sweep, Trial
 from rayfl.tracking.live import clock
 
 _EVERY_S = 10.0
-"""The rounds of an experiment are said at most so often, in seconds."""
+"""Minimum number of seconds between two lines about an experiment's rounds."""
 
 
 class SweepProgress:
@@ -20,10 +20,10 @@ class SweepProgress:
 
     Args:
         sweep: all experiments.
-        left: those that are run, in contrast to those that only report again.
-        measure: what an experiment's number is.
-        say: takes the lines.
-        failures: receives why an experiment failed, by name.
+        left: experiments that are run; the others only report their earlier results.
+        measure: number that experiments are compared by.
+        say: prints a line.
+        failures: receives the reasons of failures, by name.
         judged: called with an experiment that the scheduler has stopped, and its rounds; None without a scheduler.
     """
 
@@ -47,7 +47,7 @@ class SweepProgress:
         self._first: dict[str, tuple[float, int]] = {}
 
     def callback(self, tune: Any, running: Sequence[Trial]) -> Any:
-        """The listener that Ray Tune takes."""
+        """Returns the callback for Ray Tune."""
         progress = self
 
         class Listener(tune.Callback):  # type: ignore[misc]
@@ -68,12 +68,12 @@ class SweepProgress:
         return Listener()
 
     def started(self, trial: Trial) -> None:
-        """An experiment begins or continues."""
+        """Reports that an experiment starts or continues."""
         if trial.name in self._left:
             self._say(f"starts: {self._sweep.described(trial)}")
 
     def reported(self, trial: Trial, result: Mapping[str, Any]) -> None:
-        """An experiment has done some rounds: said now and then, of each apart."""
+        """Reports the rounds of an experiment, at most once in ten seconds."""
         now, rounds = time.monotonic(), int(result.get(ROUND, 0))
         self._first.setdefault(trial.name, (now, rounds))
         if trial.name not in self._left or FAILURE in result or rounds >= trial.config.train.rounds:
@@ -85,7 +85,7 @@ class SweepProgress:
             self._say(f"{'  '.join(parts)}: {self._sweep.described(trial)}")
 
     def completed(self, trial: Trial, last: dict[str, Any]) -> None:
-        """An experiment has ended, was stopped, or has said why it failed."""
+        """Reports that an experiment has finished, was stopped, or has failed."""
         if trial.name not in self._left:
             return
         rounds = int(last.get(ROUND, 0))
@@ -103,7 +103,7 @@ class SweepProgress:
             self._end(f"finished{objective}", trial)
 
     def _pace(self, trial: Trial, now: float, rounds: int) -> list[str]:
-        """Seconds a round since its first report, evaluations and commits included, and the time left."""
+        """Returns the seconds a round since the first report, with evaluations and commits, and the time left."""
         since, before = self._first[trial.name]
         if rounds <= before:
             return []
@@ -117,7 +117,7 @@ class SweepProgress:
         return [f"{self._measure.judge} {metric.label} {metric.told(result[OBJECTIVE])}"]
 
     def failed(self, trial: Trial, reason: str) -> None:
-        """An experiment has ended for good."""
+        """Reports that an experiment has failed."""
         if trial.name in self._left:
             self._failures[trial.name] = reason
             self._end(f"failed: {reason}", trial)
@@ -128,7 +128,7 @@ class SweepProgress:
 
 
 def _reason(trial: Any) -> str:
-    """The last line of what Ray Tune knows of an error."""
+    """Returns the last line of Ray Tune's error."""
     error = trial.get_error()
     lines = str(error).strip().splitlines() if error is not None else []
     return lines[-1] if lines else "its process ended"

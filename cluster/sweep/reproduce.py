@@ -24,11 +24,11 @@ _TABLE = "table"
 
 @dataclass(frozen=True)
 class ReproductionResult:
-    """What came of a table's runs.
+    """The results of the runs of a table.
 
     Attributes:
-        rows: every cell, also those without a number yet.
-        failures: why a run failed, by run.
+        rows: all cells, also those without a number yet.
+        failures: reasons of failures, by run.
     """
 
     rows: Sequence[Comparison]
@@ -41,13 +41,13 @@ def reproduce(
     say: Callable[[str], None],
     listeners: Callable[[], Sequence[Callback]] = tuple,
 ) -> ReproductionResult:
-    """Runs what is left of a table, one run failing without the others, and writes the table after every run.
+    """Runs the remaining runs of a table, and writes the table after each. A failed run does not end the others.
 
     Args:
         planned: the runs.
         folder: receives ``table.md``, ``table.csv`` and ``table.parquet``; a path or a URI.
-        say: takes a line about each run that begins or fails.
-        listeners: makes the listeners of one run.
+        say: prints a line about each run that starts or fails.
+        listeners: makes the listeners of a run.
 
     Raises:
         DataError: before anything starts, naming all data that are missing and how to get them.

@@ -12,13 +12,13 @@ from rayfl.config.cluster_section import ClusterConfig
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """What one experiment takes.
+    """The resources of one experiment.
 
     Attributes:
-        bundles: of its placement group: what the experiment's own process takes, then one for each of its actors.
-        at_once: how many experiments the cluster has room for at a time.
-        neighbours: how many of them share a machine.
-        cluster: the cluster section that the experiment runs with.
+        bundles: bundles of its placement group: one for the experiment's own process, then one for each actor.
+        at_once: number of experiments that fit into the cluster at a time.
+        neighbours: number of experiments that share a machine.
+        cluster: cluster section that the experiment runs with.
     """
 
     bundles: tuple[dict[str, float], ...]
@@ -55,13 +55,13 @@ def plan_trial(
     else:
         cluster = config
         if isinstance(config.num_actors, str) and config.num_actors != "auto":
-            # Of a range the least: results are the same, and more experiments run at a time.
+            # The minimum of a range: results are the same, and more experiments run at a time.
             cluster = config.model_copy(update={"num_actors": asks_for(config, num_clients)})
         options = plan_actors(cluster, resources, num_clients)
         # Its process only coordinates, as the driver of a run does, which reserves nothing either.
         bundles = [{"CPU": 0.0}, *[_bundle(options.num_cpus, options.num_gpus)] * options.count]
     if cluster.actors_per_gpu == "auto":
-        # What is reserved now is what its actors get, so there is nothing left to measure for.
+        # Its actors get what is reserved here, so that nothing needs to be measured.
         cluster = cluster.model_copy(update={"actors_per_gpu": max(options.per_gpu, 1)})
     cpus, gpus = options.num_cpus * options.count, options.num_gpus * options.count
     room = [math.floor(resources.get("CPU", 0) / cpus + 1e-9)] if cpus else []

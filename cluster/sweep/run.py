@@ -33,7 +33,7 @@ from cluster.sweep.resources import TrialPlan, plan_trial
 from cluster.sweep.trial import FAILURE, OBJECTIVE, ROUND, history, run_trial
 from rayfl.errors import ConfigError, ResourceError
 from rayfl.experiment.parts import Parts
-from rayfl.storage.run_folder import refuse_others
+from rayfl.storage.run_folder import refuse_foreign_folder
 from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.trials import Sweep, Trial
 
@@ -84,15 +84,15 @@ class SweepResult:
 
 
 def run_sweep(sweep: Sweep, options: SweepOptions, say: Callable[[str], None]) -> SweepResult:
-    """Runs what is left of a sweep, one experiment failing without the others.
+    """Runs the remaining experiments of a sweep. A failed experiment does not end the others.
 
     Args:
         sweep: the experiments, validated.
         options: how they are run.
-        say: takes a line about each experiment that begins or ends.
+        say: prints a line about each experiment that starts or ends.
 
     Raises:
-        ConfigError: when the judge has no data to judge by, or the folder is a single run's.
+        ConfigError: when experiments have no data to be compared on, or the folder is that of a single run.
         ResourceError: when Ray Tune is not installed, or not even one experiment fits.
         RunError: when nothing can be written.
     """
@@ -105,7 +105,7 @@ def run_sweep(sweep: Sweep, options: SweepOptions, say: Callable[[str], None]) -
     stopped_by = None
     if left:
         say(f"{len(left)} of {len(sweep.trials)} experiments to run, in {sweep.folder.uri}")
-        # A scheduler compares with all that have been there, so the others report again what they had reported.
+        # A scheduler compares with all earlier experiments, so the finished ones report their results again.
         running = list(sweep.trials) if options.scheduler else left
         stopped_by = _run(tune, sweep, running, left, options, say, failures, stopped)
     trials, groups = write_tables(sweep, options.measure, failures, stopped)
@@ -122,7 +122,7 @@ def _run(
     failures: dict[str, str],
     stopped: dict[str, int],
 ) -> BaseException | None:
-    """Lets Ray Tune run the experiments; returns what has stopped the sweep, None if nothing has."""
+    """Runs the experiments with Ray Tune; returns the exception of a stopped sweep, else None."""
     cluster = running[0].config.cluster
     clients = max(Parts(trial.config).dataset.num_clients for trial in running)
     with (
@@ -222,7 +222,7 @@ def _stopper(tune: Any, stop: StopRequest) -> Any:
 
 
 def _tune() -> Any:
-    """The module ``ray.tune``."""
+    """Returns the module ``ray.tune``."""
     try:
         tune = importlib.import_module("ray.tune")
     except ImportError:
@@ -233,7 +233,7 @@ def _tune() -> Any:
 
 
 def _tune_folder(sweep: Sweep) -> str:
-    """Returns where Ray Tune keeps its notes: on every node the same, as the experiments are."""
+    """Returns the folder for Ray Tune's own files, which all nodes must reach."""
     folder = sweep.folder.inside(_TUNE_FOLDER)
     return str(folder.local_path) if folder.local_path is not None else folder.uri
 
@@ -242,7 +242,7 @@ def _check(sweep: Sweep, options: SweepOptions) -> None:
     if sweep.folder.exists("config.yaml"):
         raise ConfigError(f"{sweep.folder.uri} is the folder of a single run: give the sweep a name=... of its own")
     if not sweep.folder.exists(RECORD):
-        refuse_others(sweep.folder, of_a_beginning, f"no {RECORD}")
+        refuse_foreign_folder(sweep.folder, of_a_beginning, f"no {RECORD}")
     judge = options.measure.judge
     blind = [trial for trial in sweep.trials if judge not in trial.judged_on]
     if blind and options.scheduler:

@@ -15,21 +15,21 @@ from rayfl.sweeps.measures import Measure, evaluations
 from rayfl.tracking.callback import Callback
 
 ROUND, OBJECTIVE, FAILURE = "round", "objective", "failure"
-"""What is reported: completed rounds, the judge's number of the newest evaluation, why the experiment failed."""
+"""Keys of a report: completed rounds, the objective of the newest evaluation, the reason of a failure."""
 
 Report = Callable[[dict[str, Any]], None]
 
 
-class Progress(Callback):
-    """Reports every commit, so that a scheduler only judges, and only stops after, what is on storage.
+class CommitReporter(Callback):
+    """Reports every commit, so that a scheduler sees, and stops after, only rounds that are on storage.
 
     Args:
-        measure: by what experiments are compared.
-        algorithm: the method.
-        report: where to.
+        measure: number that experiments are compared by.
+        algorithm: method of the experiment.
+        report: sends a report.
 
     Attributes:
-        reported: rounds of the last report.
+        reported: completed rounds of the last report.
     """
 
     def __init__(self, measure: Measure, algorithm: Any, report: Report) -> None:
@@ -65,17 +65,17 @@ def run_trial(
     """Runs one experiment to its end, or continues it.
 
     Args:
-        content: the configuration as plain data.
-        measure: by what experiments are compared.
-        before: reports of an earlier attempt, which a scheduler has to know again.
-        neighbours: how many experiments share a machine's memory, this one included.
-        report: takes what :data:`ROUND`, :data:`OBJECTIVE` and :data:`FAILURE` say.
+        content: configuration as plain data.
+        measure: number that experiments are compared by.
+        before: reports of an earlier attempt, which are sent to the scheduler again.
+        neighbours: number of experiments that share a machine's memory, this one included.
+        report: sends a report with the keys :data:`ROUND`, :data:`OBJECTIVE` and :data:`FAILURE`.
     """
     for line in before:
         report(dict(line))
     config = load_config(Experiment, content, {})
     config = config.model_copy(update={"cluster": _with_memory(config.cluster, neighbours)})
-    progress = Progress(measure, config.algorithm, report)
+    progress = CommitReporter(measure, config.algorithm, report)
     try:
         result = run_config(config, [progress])
         if progress.reported < result.rounds_completed:
@@ -85,7 +85,7 @@ def run_trial(
 
 
 def _with_memory(cluster: ClusterConfig, neighbours: int) -> ClusterConfig:
-    """The cluster section with this experiment's part of the machine's memory; samples may be in that of a GPU."""
+    """Returns the cluster section with this experiment's part of the machine's memory."""
     on_gpu = cluster.backend == "inline" and inline_device(cluster.device) == "cuda"
     shares = {
         field: automatic_memory(field, neighbours)

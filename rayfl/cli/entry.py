@@ -22,11 +22,11 @@ from rayfl.cli import inspect as cli_inspect
 from rayfl.cli import jobs as cli_jobs
 from rayfl.cli import leaf as cli_leaf
 from rayfl.cli import model as cli_model
-from rayfl.cli import models as cli_models
 from rayfl.cli import plot as cli_plot
 from rayfl.cli import repair as cli_repair
 from rayfl.cli import report as cli_report
 from rayfl.cli import reproduce as cli_reproduce
+from rayfl.cli import show_model as cli_show_model
 from rayfl.cli import sweep as cli_sweep
 from rayfl.cli import verify as cli_verify
 from rayfl.cli import watch as cli_watch
@@ -204,7 +204,7 @@ def show(
     from rayfl.naming.spelling import nearest
 
     if target.startswith(("model=", "model.")):
-        cli_models.show_model(_load(target, overrides, trust), methods, as_json)
+        cli_show_model.show_model(_load(target, overrides, trust), methods, as_json)
         return
     if methods is not None:
         raise ConfigError("--methods is for models: rayfl show model=NAME dataset=NAME --methods ...")

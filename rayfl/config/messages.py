@@ -59,6 +59,10 @@ def _message(problem: Any, dotted: str, path: Sequence[str], owners: Sequence[ty
     if kind == "literal_error":
         choices = [choice.strip("' ") for choice in context["expected"].replace(" or ", ", ").split(",")]
         return f"{value!r} is not allowed{nearest(str(value), choices)}; allowed: {', '.join(choices)}"
+    if kind in ("model_type", "model_attributes_type"):
+        inner = [model for owner in owners for model in _models(owner.model_fields[path[-1]].annotation)]
+        named = any("name" in model.model_fields for model in inner)
+        return f"is a section: set {f'{dotted}=NAME or ' if named else ''}{dotted}.OPTION=VALUE (got {_short(value)})"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     return f"{message} (got {_short(value)})"
 

@@ -184,7 +184,7 @@ class Client:
             MethodError: when ``momentum``, here or in a group, is given for what is trained by Adam.
         """
         train = self.context.train if settings is None else settings
-        samples = self._training(examples)
+        samples = self._examples["train"] if examples is None else examples
         local = LocalSettings.of(train, self.round, len(samples), **options)
         plan = self._plan(local, train, len(samples))
         request = TrainRequest(
@@ -270,10 +270,6 @@ class Client:
     def publish(self, **predictors: Predictor) -> None:
         """Publishes models to be scored right after local training, as result rows of phase ``trained``."""
         self.published.update(predictors)
-
-    def _training(self, examples: Examples | None) -> Examples:
-        """Returns the samples to train on: those given, or the client's own."""
-        return self._examples["train"] if examples is None else examples
 
     def _plan(self, settings: LocalSettings, train: TrainConfig, samples: int) -> BatchPlan:
         """Returns the mini-batches of a pass over n samples."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rayfl.diagnosis.device_errors import Pieces
 from rayfl.engine.tasks import Model, Predictor, Task
-from rayfl.engine.texts import cutter_of
+from rayfl.engine.texts import trimmer_of
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics import Statistics
 
@@ -59,8 +59,8 @@ def evaluate(
         (_aligned(examples.x[start : start + batch_size]), examples.y[start : start + batch_size])
         for start in range(0, len(examples), batch_size)
     ]
-    if (cutter := cutter_of(task)) is not None:
-        batches = [cutter.cut(x, y, cutter.lengths(x, y)) for x, y in batches]
+    if (trimmer := trimmer_of(task)) is not None:
+        batches = [trimmer.cut(x, y, trimmer.lengths(x, y)) for x, y in batches]
     with torch.no_grad():
         for name, predictor in predictors.items():
             models = predictor.built()

@@ -17,7 +17,7 @@ from rayfl.engine.evaluation import samples_at_a_time
 from rayfl.engine.mixtures import Mixture
 from rayfl.engine.model_lines import Blocks, Line, lines_of
 from rayfl.engine.tasks import NetworkTask, Predictor, Task
-from rayfl.engine.texts import cutter_of
+from rayfl.engine.texts import trimmer_of
 from rayfl.examples import Examples
 from rayfl.metrics import Statistics
 
@@ -119,11 +119,11 @@ def _scored(
     sizes = np.array([len(one) for one in examples])
     rows = torch.from_numpy(np.concatenate([_rows_of(part, sizes, points) for part in parts], 1))
     # Targets at each position are large, so they are gathered pass by pass, like inputs.
-    cutter, whole = cutter_of(task), examples[0].y.dim() > 1
+    trimmer, whole = trimmer_of(task), examples[0].y.dim() > 1
     targets = torch.empty(0) if whole else torch.cat([one.y for one in examples]).index_select(0, rows[1].to(device))
-    if cutter is not None:
+    if trimmer is not None:
         texts, asked = (torch.cat([getattr(one, name) for one in examples]) for name in ("x", "y"))
-        lengths = cutter.lengths(texts, asked).index_select(0, rows[1])
+        lengths = trimmer.lengths(texts, asked).index_select(0, rows[1])
         del texts, asked
     order, begin = rows[0].to(device), 0
     for part in parts:
@@ -132,8 +132,8 @@ def _scored(
         own = [(examples[k], slice(part.first, part.first + part.width)) for k in part.clients]
         x = torch.cat([one.x[its] for one, its in own]).index_select(0, order[here])
         y = torch.cat([one.y[its] for one, its in own]).index_select(0, order[here]) if whole else targets[here]
-        if cutter is not None:
-            x, y = cutter.cut(x, y, lengths[here])
+        if trimmer is not None:
+            x, y = trimmer.cut(x, y, lengths[here])
         if line.shared:
             found.append(task.outcomes(line.starts[0], x, y, stacked=False))
         else:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rayfl.engine.requests import TrainRequest
-from rayfl.engine.texts import Cutter
+from rayfl.engine.texts import PaddingTrimmer
 from rayfl.params import leaves
 
 
@@ -21,14 +21,16 @@ class Feed:
     Args:
         ranked: the clients' requests, those with most steps first.
         device: where the batches are gathered.
-        cutter: trims columns of padding tokens; None if they must stay.
+        trimmer: trims columns of padding tokens; None if they must stay.
     """
 
-    def __init__(self, ranked: Sequence[TrainRequest], device: torch.device, cutter: Cutter | None = None) -> None:
+    def __init__(
+        self, ranked: Sequence[TrainRequest], device: torch.device, trimmer: PaddingTrimmer | None = None
+    ) -> None:
         self._x = torch.cat([request.examples.x for request in ranked])
         self._y = torch.cat([request.examples.y for request in ranked])
-        self._cutter = cutter
-        self._lengths = None if cutter is None else cutter.lengths(self._x, self._y)
+        self._cutter = trimmer
+        self._lengths = None if trimmer is None else trimmer.lengths(self._x, self._y)
         steps = np.array([request.plan.steps for request in ranked])
         sizes = {stop - start for bounds in {one.plan.bounds for one in ranked} for start, stop in pairwise(bounds)}
         shape = (int(steps.max()), len(ranked), max(sizes, default=0))

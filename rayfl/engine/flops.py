@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rayfl.engine import looped
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Task
-from rayfl.engine.texts import cutter_of
+from rayfl.engine.texts import trimmer_of
 
 _log = logging.getLogger("rayfl")
 
@@ -69,10 +69,10 @@ class FlopCounter:
 
 def _sizes_of_steps(request: TrainRequest, task: Task) -> list[tuple[int, int]]:
     """Returns the samples and text columns of each step; 0 columns if none are trimmed."""
-    plan, cutter = request.plan, cutter_of(task)
+    plan, trimmer = request.plan, trimmer_of(task)
     bounds = [(plan.bounds[step], plan.bounds[step + 1]) for step in range(plan.steps)]
-    if cutter is None:
+    if trimmer is None:
         return [(end - begin, 0) for begin, end in bounds]
     x, y = request.examples.x, request.examples.y
-    lengths = cutter.lengths(x, y)[plan.order]
-    return [(end - begin, cutter.width(lengths[begin:end], x.shape[1])) for begin, end in bounds]
+    lengths = trimmer.lengths(x, y)[plan.order]
+    return [(end - begin, trimmer.width(lengths[begin:end], x.shape[1])) for begin, end in bounds]

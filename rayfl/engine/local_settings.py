@@ -45,7 +45,7 @@ class LocalSettings:
     stream: str
 
     @classmethod
-    def of(
+    def of(  # noqa: D417 - LocalOptions says what the others are
         cls,
         train: TrainConfig,
         round: int,

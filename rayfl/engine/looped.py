@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rayfl.diagnosis.device_errors import Pieces
 from rayfl.engine.flat import ALIGNMENT_BYTES, Layout
-from rayfl.engine.memory import Memory
 from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
 from rayfl.engine.step import step_of
 from rayfl.engine.tasks import Batch, Task, begin_step, recorded_names, tells_steps
-from rayfl.engine.texts import Cutter, cutter_of
+from rayfl.engine.texts import PaddingTrimmer, trimmer_of
+from rayfl.engine.training_buffers import TrainingBuffers
 from rayfl.engine.write_guard import WriteGuard
 from rayfl.errors import MethodError
 from rayfl.models.forward_pass import keys_of
@@ -33,17 +33,17 @@ def moved_paths(tree: Tree, task: Task) -> list[str]:
 def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
     """Runs one local update and returns the trained tree (fresh memory)."""
     moved = frozenset(moved_paths(request.trainable, task))
-    memory = Memory(request, Layout.of(request.trainable, moved), device)
+    memory = TrainingBuffers(request, Layout.of(request.trainable, moved), device)
     lent = WriteGuard(request.frozen or {}, recorded_names(task))
     take = step_of(request, task, memory)
     with _seeded(request.seed ^ request.begun, task, device):
         keys = step_keys([request], request.plan.steps, task, device)
-        for number, batch in enumerate(_batches(request, device, cutter_of(task))):
+        for number, batch in enumerate(_batches(request, device, trimmer_of(task))):
             if keys is not None:
                 begin_step(task, keys[number, 0])
             take(batch, number)
     check_frozen(lent)
-    memory.keep()
+    memory.save_optimizer_state()
     return map_leaves(Tensor.detach, memory.tree)
 
 
@@ -71,13 +71,13 @@ def check_frozen(lent: WriteGuard) -> None:
         )
 
 
-def _batches(request: TrainRequest, device: torch.device, cutter: Cutter | None) -> Iterator[Batch]:
+def _batches(request: TrainRequest, device: torch.device, trimmer: PaddingTrimmer | None) -> Iterator[Batch]:
     """Yields the mini-batches; gathers several at a time if each is then aligned like fresh memory."""
     x, y = request.examples.x, request.examples.y
     bounds = request.plan.bounds
     variations = None if request.variations is None else request.variations.to(device)
     order = request.plan.order.to(device)
-    lengths = None if cutter is None else cutter.lengths(x, y)[request.plan.order]
+    lengths = None if trimmer is None else trimmer.lengths(x, y)[request.plan.order]
     for first, last in _stretches(bounds, x[:1].nbytes):
         start, stop = bounds[first], bounds[last]
         index = order[start:stop]
@@ -86,11 +86,11 @@ def _batches(request: TrainRequest, device: torch.device, cutter: Cutter | None)
             inputs, labels = variations.part(start, stop).applied(inputs, labels)
         sizes = [bounds[step + 1] - bounds[step] for step in range(first, last)]
         parts = zip(torch.split(inputs, sizes), torch.split(labels, sizes), strict=True)
-        if cutter is None or lengths is None:
+        if trimmer is None or lengths is None:
             yield from (Batch(*part) for part in parts)
         else:
             own = torch.split(lengths[start:stop], sizes)
-            yield from (Batch(*cutter.cut(*part, needed)) for part, needed in zip(parts, own, strict=True))
+            yield from (Batch(*trimmer.cut(*part, needed)) for part, needed in zip(parts, own, strict=True))
 
 
 def _stretches(bounds: Sequence[int], row: int) -> Iterator[tuple[int, int]]:
@@ -142,14 +142,14 @@ def gradient(request: GradientRequest, task: Task, device: torch.device, pieces:
     x, y = request.examples.x, request.examples.y
     if not len(y):
         raise ValueError("a client without training samples has no gradient")
-    cutter = cutter_of(task)
-    lengths = None if cutter is None else cutter.lengths(x, y)
+    trimmer = trimmer_of(task)
+    lengths = None if trimmer is None else trimmer.lengths(x, y)
 
     def add(rows: Tensor) -> None:
         # index_select copies: alignment, and so the last bits, do not depend on where the samples lie
         batch = Batch(x.index_select(0, rows), y.index_select(0, rows))
-        if cutter is not None and lengths is not None:
-            batch = Batch(*cutter.cut(batch.x, batch.y, lengths[rows.cpu()]))
+        if trimmer is not None and lengths is not None:
+            batch = Batch(*trimmer.cut(batch.x, batch.y, lengths[rows.cpu()]))
         loss = request.objective(from_leaves(point), batch, task, request.frozen, None)
         parts = torch.autograd.grad(loss, moved, materialize_grads=True)
         torch._foreach_add_(total, list(parts), alpha=len(rows) / len(y))

@@ -120,8 +120,8 @@ class ParameterGroup:
         lr: learning rate.
         momentum: momentum of SGD.
         weight_decay: see :class:`Rule`.
-        bounds: interval to which the values are clipped after every step. optimizer: another optimizer; its other
-            options (dampening, betas, ...) come from the training section.
+        bounds: interval to which the values are clipped after every step.
+        optimizer: another optimizer; its other options (dampening, betas, ...) come from the training section.
     """
 
     lr: float | None = None

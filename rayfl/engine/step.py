@@ -8,20 +8,20 @@ from functools import partial
 import torch
 
 from rayfl.engine.loss_gradient import layers_of
-from rayfl.engine.memory import MOVED, Memory
 from rayfl.engine.optimizers import clipped
 from rayfl.engine.points import At, Scope
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.term_step import StepOnTerms, draw_of_step
 from rayfl.engine.terms import Loss, Penalty, Sum
+from rayfl.engine.training_buffers import MOVED, TrainingBuffers
 from rayfl.params import leaves, map_leaves
 
 Step = Callable[[Batch, int], None]
 """Takes a mini-batch and the number of the step, and moves the parameters."""
 
 
-def step_of(request: TrainRequest, task: Task, memory: Memory) -> Step:
+def step_of(request: TrainRequest, task: Task, memory: TrainingBuffers) -> Step:
     """Returns the implementation of an update's steps: closed-form terms on flat buffers, or autograd.
 
     Terms with known gradients are computed on flat buffers. Autograd handles all else: functions, clipped gradients,
@@ -56,7 +56,7 @@ def _is_loss_alone(objective: Sum, scope: Scope) -> bool:
 class _ByAutograd:
     """Steps on the whole objective, by autograd."""
 
-    def __init__(self, request: TrainRequest, task: Task, memory: Memory) -> None:
+    def __init__(self, request: TrainRequest, task: Task, memory: TrainingBuffers) -> None:
         self._request, self._task, self._memory, self._draws = request, task, memory, request.draws
         found = dict(leaves(memory.tree))
         self._variables = [found[path].requires_grad_() for path in memory.layout.moved]

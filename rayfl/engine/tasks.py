@@ -53,7 +53,8 @@ class Batch:
         the mini-batch: average with :meth:`mean`.
 
         Args:
-            count: number of parts. least: minimum number of samples in a part.
+            count: number of parts.
+            least: minimum number of samples in a part.
         """
         width = self.y.shape[0]
         if self.mask is None:
@@ -146,8 +147,9 @@ class NetworkTask(ABC):
         spec: of the data; None if the task does not depend on it.
 
     Attributes:
-        name: the name of the task. target: the kind of targets it learns from. traits: properties that methods may
-            require.
+        name: the name of the task.
+        target: the kind of targets it learns from.
+        traits: properties that methods may require.
         metrics: the metrics, if the class declares them; needed to compare the trials of a sweep.
         measures: how its predictions are scored.
     """

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from rayfl.engine.flat import Layout
 from rayfl.engine.loss_gradient import LossGradient
-from rayfl.engine.memory import MOVED, Memory
 from rayfl.engine.numbers import Factor, Read, evaluated, is_measured, measured
 from rayfl.engine.optimizers import key_of
 from rayfl.engine.pairs import Slopes
@@ -34,6 +33,7 @@ from rayfl.engine.rows import (
 )
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.terms import Loss, Penalty, Sum
+from rayfl.engine.training_buffers import MOVED, TrainingBuffers
 from rayfl.params import Tree, leaves, map_leaves
 
 
@@ -51,7 +51,7 @@ class StepOnTerms:
     them and applies the update rule.
     """
 
-    def __init__(self, objective: Sum, request: TrainRequest, task: Task, memory: Memory) -> None:
+    def __init__(self, objective: Sum, request: TrainRequest, task: Task, memory: TrainingBuffers) -> None:
         self._memory, self._flats, self._layouts = memory, dict(memory.flats), {MOVED: memory.layout}
         self._scope = Scope(memory.tree, task, request.frozen, request.draws)
         self._factors: dict[tuple[Factor, int | None], int] = {}

@@ -28,7 +28,7 @@ def next_power(count: int) -> int:
 
 
 @dataclass(frozen=True)
-class Cutter:
+class PaddingTrimmer:
     """Trims columns at the end of batches of texts.
 
     Attributes:
@@ -56,7 +56,8 @@ class Cutter:
         """Returns the number of columns of a batch.
 
         Args:
-            lengths: of its texts. most: T, the number of columns before.
+            lengths: of its texts.
+            most: T, the number of columns before.
         """
         return min(bucket(max(1, int(lengths.max()))) if lengths.numel() else 1, most)
 
@@ -68,11 +69,11 @@ class Cutter:
         return x[:, :width].contiguous(), y[:, :width].contiguous() if self.targets else y
 
 
-def cutter_of(task: Task) -> Cutter | None:
-    """Returns a task's cutter; None if models must see all columns, or texts are not padded."""
+def trimmer_of(task: Task) -> PaddingTrimmer | None:
+    """Returns a task's trimmer; None if models must see all columns, or texts are not padded."""
     # A custom task's ``network`` may be any object.
     paddings = {getattr(candidate.network, "padding", None) for candidate in task.candidates}
     padding = paddings.pop()
     if padding is None or paddings:
         return None
-    return Cutter(padding, getattr(task, "target", None) == "tokens")
+    return PaddingTrimmer(padding, getattr(task, "target", None) == "tokens")

@@ -26,7 +26,8 @@ def move_trees(trees: Sequence[Mapping[str, Any]], device: torch.device) -> list
     Tensors of one type are transferred together. Tensors already on the device are returned as they are.
 
     Args:
-        trees: any trees; leaves that are not tensors stay. device: the destination.
+        trees: any trees; leaves that are not tensors stay.
+        device: the destination.
     """
     return _with(trees, ((piece, _moved(_flat(piece), device)) for piece in _travelling(trees, device)))
 
@@ -121,8 +122,8 @@ def join(device: torch.device, arrived: Sequence[Tensor]) -> None:
     """Makes the device's further work wait for transfers on the side stream.
 
     Args:
-        device: the destination. arrived: the moved tensors; recorded on the current stream, so that their memory is not
-            reused too early.
+        device: the destination.
+        arrived: the moved tensors; recorded on the current stream, so that their memory is not reused too early.
     """
     if device.type != "cuda":
         return

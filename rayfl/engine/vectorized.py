@@ -24,7 +24,7 @@ from rayfl.engine.stacked_autograd import StackedAutograd
 from rayfl.engine.stacked_terms import StackedTerms
 from rayfl.engine.step_matrices import NotLinearError, StepMatrices
 from rayfl.engine.tasks import Task
-from rayfl.engine.texts import bucket, cutter_of, next_power
+from rayfl.engine.texts import bucket, next_power, trimmer_of
 from rayfl.engine.write_guard import WriteGuard
 from rayfl.params import Tree
 
@@ -69,7 +69,7 @@ def train(
     """
     order = sorted(range(len(requests)), key=lambda i: -requests[i].plan.steps)
     ranked = [requests[i] for i in order]
-    feed = Feed(ranked, device, cutter_of(task) if compiler is None else None)
+    feed = Feed(ranked, device, trimmer_of(task) if compiler is None else None)
     stack = _stack_of(ranked, task, device, compiler)
     trained: list[Tree] = []
     slots: list[dict[str, dict[str, Tensor]]] = []

@@ -18,9 +18,9 @@ from rayfl.errors import RunError
 from rayfl.results.schemas import ALL_TABLES, DAMAGE_SCHEMA, PARTITION_KEY, recorded_schema
 from rayfl.storage.commits import CommitStore, listed
 from rayfl.storage.files import Storage
-from rayfl.storage.manifest import FORMAT_VERSION, Found, Manifest, StoredFile
+from rayfl.storage.manifest import FORMAT_VERSION, CheckedCommit, Manifest, StoredFile
 from rayfl.storage.own_files import rounds_in
-from rayfl.storage.tables import decoded, from_parquet, to_parquet
+from rayfl.storage.tables import decode_part, from_parquet, to_parquet
 
 TABLE = "damage"
 STATE = "state"
@@ -44,7 +44,7 @@ class Mended:
 
 
 def mended(
-    store: CommitStore, storage: Storage, found: Found, states: Mapping[int, StoredFile] | None = None
+    store: CommitStore, storage: Storage, found: CheckedCommit, states: Mapping[int, StoredFile] | None = None
 ) -> Mended:
     """A commit of which files are damaged, without these.
 
@@ -78,7 +78,7 @@ def mended(
 def _kept_parts(
     store: CommitStore,
     storage: Storage,
-    found: Found,
+    found: CheckedCommit,
     name: str,
     metadata: Sequence[Mapping[bytes, bytes]],
     said: list[str],
@@ -131,7 +131,9 @@ def _said_of_states(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{listed(clients)} begin{'s' if len(clients) == 1 else ''} again {state}"
 
 
-def _row(found: Found, lost: str, client: int | None, span: tuple[int, int], file: StoredFile) -> dict[str, Any]:
+def _row(
+    found: CheckedCommit, lost: str, client: int | None, span: tuple[int, int], file: StoredFile
+) -> dict[str, Any]:
     return {
         "round": found.manifest.rounds_completed,
         "lost": lost,
@@ -172,13 +174,13 @@ def _schema(manifest: Manifest, name: str, metadata: Mapping[bytes, bytes]) -> p
     return recorded_schema(name, metadata, simulated, "clock_events" in manifest.counters)
 
 
-def _metadata(store: CommitStore, storage: Storage, found: Found) -> list[dict[bytes, bytes]]:
+def _metadata(store: CommitStore, storage: Storage, found: CheckedCommit) -> list[dict[bytes, bytes]]:
     """The metadata that tables of the run have, the newest last: rayfls of different ages may have written parts.
 
     They are from parts that are whole; without any, they say which data the run is about.
     """
     parts = sorted(found.manifest.table_files().items(), key=lambda item: rounds_in(item[0]) or 0)
-    schemas = [decoded(store.read(part), part).schema for name, part in parts if name not in found.lost]
+    schemas = [decode_part(store.read(part), part).schema for name, part in parts if name not in found.lost]
     known = [dict(schema.metadata or {}) for schema in schemas]
     if known:
         return [metadata for place, metadata in enumerate(known) if metadata not in known[place + 1 :]]

@@ -11,8 +11,8 @@ from rayfl.errors import DamageError
 from rayfl.runs.damage import mended
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
-from rayfl.storage.manifest import Found, StoredFile, manifest_name
-from rayfl.storage.tables import put_beside
+from rayfl.storage.manifest import CheckedCommit, StoredFile, manifest_name
+from rayfl.storage.tables import publish_table
 
 
 def repair(store: CommitStore, storage: Storage) -> list[str]:
@@ -51,7 +51,7 @@ def repair(store: CommitStore, storage: Storage) -> list[str]:
     store.drop_after(whole[0].manifest.rounds_completed)
     store.give_up(given_up)
     for table in made.manifest.tables:
-        put_beside(store, storage, made.manifest, table)
+        publish_table(store, storage, made.manifest, table)
     return [
         *made.said,
         *(f"{name} is given up: its server's model is damaged, or it cannot be read" for name in given_up),
@@ -73,7 +73,7 @@ def mend_tables(store: CommitStore, storage: Storage) -> list[str]:
     return list(said)
 
 
-def older_states(found: Found, commits: Sequence[Found]) -> Mapping[int, StoredFile]:
+def older_states(found: CheckedCommit, commits: Sequence[CheckedCommit]) -> Mapping[int, StoredFile]:
     """The newest whole states, in commits before this one, of the clients whose states it has lost."""
     rounds, states = found.manifest.rounds_completed, dict[int, StoredFile]()
     for client in found.manifest.clients_in(found.lost):

@@ -30,7 +30,7 @@ from rayfl.storage.lease import read_lease
 from rayfl.storage.manifest import Manifest, StoredFile, manifest_name
 from rayfl.storage.own_files import BEGINNING, NEWEST
 from rayfl.storage.run_folder import CONFIG, changed_inputs, input_digests
-from rayfl.storage.tables import from_parquet, joined, read_parts, read_whole, same_rows
+from rayfl.storage.tables import from_parquet, read_parts, read_whole, same_rows, to_one_parquet
 
 
 @dataclass
@@ -246,7 +246,7 @@ def _committed(store: CommitStore, manifest: Manifest, name: str, data: bytes) -
     if [hashlib.sha256(data).hexdigest()] == [part.sha256 for part in manifest.tables.get(name, ())]:
         return True  # as in runs of before there were parts, which were written with other settings
     mine = pq.read_metadata(io.BytesIO(data))
-    expected = joined(_first(read_parts(store, manifest, name), mine.num_rows), from_parquet(data).schema)
+    expected = to_one_parquet(_first(read_parts(store, manifest, name), mine.num_rows), from_parquet(data).schema)
     if data == expected:
         return True
     # Another version of Arrow writes the same rows in other bytes.

@@ -142,7 +142,7 @@ def _holder(run: RunFolder) -> Holder | None:
         holder = read_lease(run.storage)
     except RunError:
         return None
-    if holder is None or (lives := holder.lives()) is False:
+    if holder is None or (lives := holder.is_alive()) is False:
         return None
     if lives:
         return holder

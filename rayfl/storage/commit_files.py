@@ -1,4 +1,4 @@
-"""The files of commits where they lie: in the run's folder and, if it has one, in its copy."""
+"""Reads and writes the files of commits in the run's folder and, if there is one, in its copy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CommitFiles:
 
     Args:
         storage: the run's folder.
-        copy: a folder that gets every file, too, and has what is damaged in the first; None for no copy.
+        copy: a folder with a copy of every file, used if the first one is damaged; None for no copy.
     """
 
     def __init__(self, storage: Storage, copy: Storage | None = None) -> None:
@@ -60,8 +60,8 @@ class CommitFiles:
         """A file's content, from the copy where it is damaged in the run's folder.
 
         Args:
-            name: of the file.
-            decode: makes something of the bytes, or raises DamageError; its second argument is what to call the file.
+            name: name of the file.
+            decode: converts the bytes, or raises DamageError; its second argument names the file in errors.
 
         Raises:
             RunError: when it cannot be read, or what ``decode`` raises.
@@ -70,7 +70,7 @@ class CommitFiles:
         problem: RunError | None = None
         for place in self._places:
             try:
-                content = decode(place.read(f"{FOLDER}/{name}"), _called(place, name))
+                content = decode(place.read(f"{FOLDER}/{name}"), _label(place, name))
             except FileNotFoundError:
                 problem = problem or DamageError(_missing(place, name))
             except RunError as error:
@@ -93,7 +93,7 @@ class CommitFiles:
         return self.read(file.name, verified)
 
     def damage(self, files: Sequence[StoredFile], thoroughly: bool) -> dict[str, str]:
-        """Returns what is wrong with files, a sentence each, by name; nothing where the copy is whole.
+        """Returns a sentence for each damaged file, by name, except for files whose copy is whole.
 
         Args:
             files: the files.
@@ -108,7 +108,7 @@ class CommitFiles:
 
 
 def damage_in(place: Storage, files: Sequence[StoredFile], thoroughly: bool, copied: bool = False) -> dict[str, str]:
-    """Returns what is wrong with files of commits in one folder, a sentence each, by name.
+    """Returns a sentence for each damaged file in one folder, by name.
 
     Args:
         place: the folder of the run, or of its copies.
@@ -127,7 +127,7 @@ def damage_in(place: Storage, files: Sequence[StoredFile], thoroughly: bool, cop
             found[file.name] = _missing(place, file.name)
         elif file.size not in (0, sizes[file.name]):
             has = f"it has {sizes[file.name]} of {file.size} bytes"
-            found[file.name] = f"{_called(place, file.name)} is damaged: {has}"
+            found[file.name] = f"{_label(place, file.name)} is damaged: {has}"
         else:
             present.append(file)
 
@@ -138,7 +138,7 @@ def damage_in(place: Storage, files: Sequence[StoredFile], thoroughly: bool, cop
             if not copied:
                 raise
             return str(error)
-        return "" if same else f"{_called(place, file.name)} is damaged: its SHA-256 has changed"
+        return "" if same else f"{_label(place, file.name)} is damaged: its SHA-256 has changed"
 
     if thoroughly:
         with ThreadPoolExecutor(_READERS) as readers:
@@ -147,7 +147,7 @@ def damage_in(place: Storage, files: Sequence[StoredFile], thoroughly: bool, cop
     return found
 
 
-def _called(place: Storage, name: str) -> str:
+def _label(place: Storage, name: str) -> str:
     return f"{FOLDER}/{name} in {place.uri}"
 
 

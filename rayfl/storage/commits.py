@@ -28,7 +28,15 @@ from rayfl.storage import treefile
 from rayfl.storage.commit_files import FOLDER as FOLDER
 from rayfl.storage.commit_files import CommitFiles
 from rayfl.storage.files import Storage
-from rayfl.storage.manifest import Found, Manifest, StoredFile, manifest_name, newest_rounds, parse, with_checksum
+from rayfl.storage.manifest import (
+    CheckedCommit,
+    Manifest,
+    StoredFile,
+    manifest_name,
+    newest_rounds,
+    parse,
+    with_checksum,
+)
 from rayfl.storage.own_files import NEWEST, is_of_commits, manifest_rounds
 
 _SHOWN = 20
@@ -39,13 +47,12 @@ _log = logging.getLogger("rayfl")
 class CommitStore:
     """Writes and reads commits of one run.
 
-    Names of files are new each time: a write that a crash elsewhere has made useless, or a driver that has lost the
-    run and does not know it yet, may still be writing a round that is done again, and must not touch the files of
-    the second try.
+    Every file gets a new name. A write that was made obsolete by a crash elsewhere, or a driver that has lost the run
+    without knowing it, may still be writing a round that is repeated, and must not touch the new files.
 
     Args:
         storage: the run's folder.
-        copy: a folder that gets every file, too, and has what is damaged in the first; None for no copies.
+        copy: a folder with a copy of every file, used if the first one is damaged; None for no copies.
     """
 
     def __init__(self, storage: Storage, copy: Storage | None = None) -> None:
@@ -66,7 +73,7 @@ class CommitStore:
         return self._files.write(f"{name}-{rounds_completed:06d}-{_unique()}.parquet", data)
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Makes a commit: from here on the run continues after it."""
+        """Completes a commit: from now on the run continues after it."""
         self.replace_manifest(manifest)
         self._note_newest(manifest.rounds_completed)
 
@@ -79,20 +86,20 @@ class CommitStore:
         found = self.usable(thoroughly)
         return None if found is None else found.manifest.without(found.lost)
 
-    def usable(self, thoroughly: bool = False) -> Found | None:
-        """The newest commit that is whole, else the newest with whole models and states; None for a run that has none.
+    def usable(self, thoroughly: bool = False) -> CheckedCommit | None:
+        """Returns the newest whole commit, else the newest with whole models and states; None if there is no commit.
 
-        A warning names what is wrong with newer ones. Size and presence of all files are looked at.
+        A warning names the damage of newer ones. Presence and size of all files are checked.
 
         Args:
-            thoroughly: whether to read all files, and compare their checksums. So they are in any case where something
-                is wrong with the newest commit: what is chosen in its place must be whole.
+            thoroughly: whether to read all files and compare their checksums. They are compared in any case if the
+                newest commit is damaged, because the one that replaces it must be whole.
 
         Raises:
-            DamageError: when there are commits, but of none are the server's model and all states whole.
+            DamageError: when there are commits, but none with a whole server's model and all states.
             RunError: when a commit is of another format version.
         """
-        problems, damaged = self.missing_newest(), list[Found]()
+        problems, damaged = self.missing_newest(), list[CheckedCommit]()
         if not thoroughly:
             newest = next(self.survey(False, problems), None)
             if newest is not None and not (newest.lost or problems):
@@ -100,24 +107,22 @@ class CommitStore:
             problems = self.missing_newest()
         for found in self.survey(True, problems):
             if not found.lost:
-                return self._instead(found, problems)
+                return self._warn_and_use(found, problems)
             problems += [problem for problem in found.lost.values() if problem not in problems]
             damaged.append(found)
         for candidate in damaged:
             if candidate.trainable:
-                return self._instead(candidate, problems)
+                return self._warn_and_use(candidate, problems)
         if problems:
-            raise DamageError(
-                f"{self._files.uri} has no whole commit: {'; '.join(problems)}. {self._ways_out(damaged)}"
-            )
+            raise DamageError(f"{self._files.uri} has no whole commit: {'; '.join(problems)}. {self._advice(damaged)}")
         return None
 
-    def survey(self, thoroughly: bool, problems: list[str]) -> Iterator[Found]:
-        """The commits whose manifests can be read, the newest first, with all that is wrong with their files.
+    def survey(self, thoroughly: bool, problems: list[str]) -> Iterator[CheckedCommit]:
+        """Yields the commits with readable manifests, the newest first, with the damage of their files.
 
         Args:
             thoroughly: whether to read all files, and compare their checksums.
-            problems: what is wrong with other manifests is added to these, a sentence each.
+            problems: receives a sentence for each manifest that cannot be read.
 
         Raises:
             RunError: when a commit is of another format version.
@@ -128,13 +133,13 @@ class CommitStore:
             except DamageError as error:
                 problems.append(str(error))
             else:
-                yield Found(commit, self.damage(commit, thoroughly))
+                yield CheckedCommit(commit, self.damage(commit, thoroughly))
 
     def give_up(self, manifests: Container[str]) -> None:
         """Deletes unusable manifests; their files are deleted by the next commit."""
         self._files.delete(lambda name: manifest_rounds(name) is not None and name in manifests, _manifests_first)
 
-    def _instead(self, found: Found, problems: Sequence[str]) -> Found:
+    def _warn_and_use(self, found: CheckedCommit, problems: Sequence[str]) -> CheckedCommit:
         if problems:
             rounds = found.manifest.rounds_completed
             how = (
@@ -145,8 +150,8 @@ class CommitStore:
             _log.warning("%s. %s", "; ".join(problems), how)
         return found
 
-    def _ways_out(self, damaged: Sequence[Found]) -> str:
-        """Returns advice for a run without a commit to continue from."""
+    def _advice(self, damaged: Sequence[CheckedCommit]) -> str:
+        """Returns the advice for a run without a commit to continue from."""
         for candidate in damaged:
             clients = candidate.manifest.clients_in(candidate.lost)
             if candidate.has_server:

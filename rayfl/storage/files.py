@@ -21,15 +21,15 @@ from rayfl.errors import RunError
 
 _CHUNK_BYTES = 1 << 24
 _SETTLE_S = 2.0
-"""How long another writer of the same object may be under way between looking for it and writing it, in seconds."""
+"""Seconds that another writer may take between checking that an object does not exist and writing it."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder on a pyarrow file system; all paths are relative to it, and none leads out of it.
+    """A folder on a pyarrow file system. All paths are relative to it, and none leads out of it.
 
     Attributes:
-        uri: what the user wrote: a local path or a URI such as ``s3://bucket/folder``.
+        uri: the local path or URI that the user gave, such as ``s3://bucket/folder``.
     """
 
     uri: str
@@ -69,13 +69,13 @@ class Storage:
         return filesystem, posixpath.join(base, _checked(path))
 
     def write(self, path: str, data: bytes) -> None:
-        """Writes a file so that readers see the old content or the new, never a part, and it survives power loss.
+        """Writes a file atomically and durably: readers see the old or the new content, and it survives power loss.
 
         Raises:
             RunError: when the file cannot be written (no space, no permission), naming it.
         """
         filesystem, target = self._target(path)
-        with _reported("write", target):
+        with _as_run_error("write", target):
             if isinstance(filesystem, fs.LocalFileSystem):
                 _write_local(Path(target), data)
             else:
@@ -83,19 +83,19 @@ class Storage:
                     stream.write(data)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Writes a file that must not be there yet; whether it did. Of several who try at once, one does.
+        """Creates a file that must not exist yet; returns whether it did. Of several concurrent writers one succeeds.
 
-        On disks, network file systems included, a hard link makes sure of that. Where there are none, as in an object
+        On disks, network file systems included, a hard link guarantees that. Without hard links, as in an object
         store, the file is written and read back after two seconds. The writer that finds its own content has won, so
-        ``data`` must be unlike everybody else's. A writer that was held up for longer
-        than that between looking and writing may still replace the file: read it again before something depends on it.
+        ``data`` must differ from that of all others. A writer that was delayed for longer between the check and the
+        write may still replace the file: read it again before something depends on it.
 
         Raises:
             RunError: when the file cannot be written, naming it.
         """
         filesystem, target = self._target(path)
         if isinstance(filesystem, fs.LocalFileSystem):
-            with _reported("write", target):
+            with _as_run_error("write", target):
                 created = _link_local(Path(target), data)
             if created is not None:
                 return created
@@ -109,26 +109,26 @@ class Storage:
             return False
 
     def read(self, path: str) -> bytes:
-        """The content of a file.
+        """Returns the content of a file.
 
         Raises:
             FileNotFoundError: when there is none.
             RunError: when it cannot be read, naming it.
         """
         filesystem, target = self._target(path)
-        with _reported("read", target, FileNotFoundError), filesystem.open_input_stream(target) as stream:
+        with _as_run_error("read", target, FileNotFoundError), filesystem.open_input_stream(target) as stream:
             data: bytes = stream.read()
         return data
 
     def exists(self, path: str) -> bool:
         """Returns whether there is a file (or folder) of this name."""
         filesystem, target = self._target(path)
-        with _reported("read", target):
+        with _as_run_error("read", target):
             found: bool = filesystem.get_file_info(target).type != fs.FileType.NotFound
         return found
 
     def digest(self, path: str) -> str:
-        """SHA-256 of a file's content, which need not fit into memory.
+        """Returns the SHA-256 of a file's content, which need not fit into memory.
 
         Raises:
             FileNotFoundError: when there is none.
@@ -136,19 +136,19 @@ class Storage:
         """
         filesystem, target = self._target(path)
         digest = hashlib.sha256()
-        with _reported("read", target, FileNotFoundError), filesystem.open_input_stream(target) as stream:
+        with _as_run_error("read", target, FileNotFoundError), filesystem.open_input_stream(target) as stream:
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
         return digest.hexdigest()
 
     def modified(self, path: str) -> float:
-        """Returns when a file was written, in seconds by the clock of the storage.
+        """Returns the time at which a file was written, in seconds by the storage's clock.
 
         Raises:
             FileNotFoundError: when there is none.
         """
         filesystem, target = self._target(path)
-        with _reported("read", target):
+        with _as_run_error("read", target):
             info = filesystem.get_file_info(target)
         if info.type == fs.FileType.NotFound:
             raise FileNotFoundError(errno.ENOENT, "no such file", target)
@@ -172,7 +172,7 @@ class Storage:
 
     def _infos(self, folder: str | None) -> list[fs.FileInfo]:
         filesystem, target = self._located if folder is None else self._target(folder)
-        with _reported("read", target):
+        with _as_run_error("read", target):
             found: list[fs.FileInfo] = filesystem.get_file_info(fs.FileSelector(target, allow_not_found=True))
         return found
 
@@ -181,7 +181,7 @@ class Storage:
         local = self.local_path
         if local is None or not (place := local / _checked(path)).is_symlink():
             return None
-        with _reported("read", str(place)):
+        with _as_run_error("read", str(place)):
             return os.readlink(place)
 
     def delete(self, path: str) -> None:
@@ -191,7 +191,7 @@ class Storage:
             RunError: when it cannot be deleted, naming it.
         """
         filesystem, target = self._target(path)
-        with _reported("delete", target), suppress(FileNotFoundError):
+        with _as_run_error("delete", target), suppress(FileNotFoundError):
             if isinstance(filesystem, fs.LocalFileSystem):
                 _delete_local(Path(self._located[1]), path)
             else:
@@ -199,22 +199,22 @@ class Storage:
 
 
 def _in_one_request(uri: str) -> str:
-    """The URI with S3's small objects written by one request, where pyarrow makes three of each."""
+    """Returns the URI with the option that has small objects written to S3 by one request instead of three."""
     if not uri.startswith("s3://") or "allow_delayed_open=" in uri:
         return uri
     return f"{uri}{'&' if '?' in uri else '?'}allow_delayed_open=true"
 
 
 def _checked(path: str) -> str:
-    """A path that stays inside the folder; names may come from files that somebody else wrote."""
+    """Returns a path that stays inside the folder; refuses others, since names may come from others' files."""
     if not path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
         raise RunError(f"{path!r} is no path inside a run's folder")
     return path
 
 
 @contextmanager
-def _reported(action: str, target: str, *passing: type[OSError]) -> Iterator[None]:
-    """Says which file a failure is about; ``passing`` errors stay as they are."""
+def _as_run_error(action: str, target: str, *passing: type[OSError]) -> Iterator[None]:
+    """Turns an OSError into a RunError that names the file, except for the types in ``passing``."""
     try:
         yield
     except passing:
@@ -224,7 +224,7 @@ def _reported(action: str, target: str, *passing: type[OSError]) -> Iterator[Non
 
 
 def _link_local(target: Path, data: bytes) -> bool | None:
-    """Creates a file unless it exists, atomically; None where the file system has no hard links."""
+    """Creates a file atomically unless it exists; None if the file system has no hard links."""
     ready = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.new")
     _write_local(ready, data)
     try:
@@ -242,7 +242,7 @@ def _link_local(target: Path, data: bytes) -> bool | None:
 
 
 def open_to_append(path: Path) -> TextIOWrapper:
-    """A text file to append to, made where it is missing; never one that a link leads to.
+    """Opens a text file to append to, or creates it; never follows a link.
 
     Raises:
         OSError: ``ELOOP`` for a link, or why else it cannot be opened.

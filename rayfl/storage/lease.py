@@ -1,7 +1,7 @@
-"""One driver at a time: the one that works on a run's folder holds its lease.
+"""Guards a run's folder by a lease, so that only one driver works on it at a time.
 
-``lease.json`` says who holds it and is rewritten all the time. Nothing here needs locks of the file system, which
-network disks and object stores lack. docs/commits.md has the rules.
+``lease.json`` names the holder and is renewed regularly. File locks are not needed: network disks and object stores
+lack them. docs/commits.md has the rules.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from rayfl.storage.files import Storage
 
 FILE = "lease.json"
 _RENEWALS = 6
-"""How often a lease is renewed before it would expire."""
+"""Number of renewals before a lease would expire."""
 _TRIES = 50
 _BETWEEN_TRIES_S = 0.1
 _ENDED = ("Z", "X")
-"""States of a process that is over, though its parent has not asked for its exit status yet."""
+"""States of an ended process whose parent has not read its exit status yet."""
 
 _log = logging.getLogger("rayfl")
 
 
 class Holder(BaseModel):
-    """Who holds a lease.
+    """The process that holds a lease.
 
     Attributes:
-        token: random; tells leases apart.
+        token: random token of the lease.
         host: name of the machine.
         pid: process id.
-        started: when the process was started, in ticks since ``boot``; empty where the system does not tell.
-        boot: the machine's boot id; empty where the system does not tell.
-        namespace: within which ``pid`` means anything (a container's); empty where the system does not tell.
-        heartbeat: when the lease was last renewed, in seconds since 1970 by the holder's clock.
+        started: start time of the process in ticks since ``boot``; empty if the system does not report it.
+        boot: boot id of the machine; empty if the system does not report it.
+        namespace: PID namespace (of a container) that ``pid`` belongs to; empty if the system does not report it.
+        heartbeat: time of the last renewal, in seconds since 1970 by the holder's clock.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,7 +59,7 @@ class Holder(BaseModel):
 
     @classmethod
     def here(cls) -> Holder:
-        """This process, with a new token."""
+        """Returns a holder for this process, with a new token."""
         return cls(
             token=secrets.token_hex(16),
             host=socket.gethostname(),
@@ -73,8 +73,8 @@ class Holder(BaseModel):
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
-    def lives(self) -> bool | None:
-        """Returns whether the process is there; None if that cannot be known from here."""
+    def is_alive(self) -> bool | None:
+        """Returns whether the process is alive; None if that cannot be known from here."""
         if self.host != socket.gethostname():
             return None
         if self.boot and self.boot != _boot():
@@ -92,7 +92,7 @@ class Lease:
 
     Args:
         storage: the run's folder.
-        timeout_s: a holder whose end cannot be seen loses its lease so long after its last renewal, in seconds.
+        timeout_s: seconds after the last renewal at which a holder loses its lease if its end cannot be observed.
     """
 
     def __init__(self, storage: Storage, timeout_s: float) -> None:
@@ -112,7 +112,7 @@ class Lease:
             self._take()
             self._renewer.start()
         except BaseException:
-            # Interrupted right after it got it, a process that lives on (a notebook) would be refused by itself.
+            # If interrupted right after taking it, a process that lives on (a notebook) would be refused by itself.
             with suppress(RunError):
                 self._give_back()
             raise
@@ -138,7 +138,7 @@ class Lease:
         try:
             self._renewer.join()
         finally:
-            # Also after one more Ctrl-C while the storage hangs.
+            # Also after another Ctrl-C while the storage hangs.
             try:
                 self._give_back()
             except RunError as problem:
@@ -149,10 +149,10 @@ class Lease:
             self._storage.delete(FILE)
 
     def check(self) -> None:
-        """Makes sure that the lease is still held.
+        """Checks that the lease is still held.
 
         Raises:
-            RunError: when it is not: somebody else may have gone on with the run.
+            RunError: when it is not: another driver may have continued the run.
         """
         if not self._holds():
             holder = read_lease(self._storage)
@@ -170,7 +170,7 @@ class Lease:
         return self._mine.model_copy(update={"heartbeat": time.time()}).model_dump_json(indent=1).encode()
 
     def _refuse_if_alive(self, holder: Holder) -> None:
-        lives = holder.lives()
+        lives = holder.is_alive()
         if lives is False:
             return
         age = self._age(FILE)
@@ -187,7 +187,7 @@ class Lease:
             )
 
     def _age(self, name: str) -> float:
-        """Seconds since a file was written, by the storage's clock: the machines' own may differ."""
+        """Returns the seconds since a file was written, by the storage's clock, since those of machines may differ."""
         probe = f".lease-{self._mine.token}"
         self._storage.write(probe, b"")
         try:
@@ -198,21 +198,21 @@ class Lease:
             self._storage.delete(probe)
 
     def _take_over(self, holder: Holder) -> bool:
-        """Puts this lease in place of a dead one; whether that is so.
+        """Replaces a dead lease by this one; returns whether it did.
 
-        Of several who see the same dead lease, the one who creates a file named after it may replace it.
+        Of several drivers that see the same dead lease, the one that creates a file named after it may replace it.
         """
         claim = f".lease-after-{holder.token}"
         if not self._storage.create(claim, self._content()):
             claimant = read_lease(self._storage, claim)
             if claimant is not None:
-                lives = claimant.lives()
-                # Who replaces a lease is done in a moment: one that cannot be seen and is silent for long has crashed.
+                lives = claimant.is_alive()
+                # Replacing a lease takes a moment: a claimant that cannot be observed and is old has crashed.
                 if lives is False or (lives is None and self._age(claim) >= self._timeout_s):
                     self._storage.delete(claim)
             return False
         try:
-            # Somebody may have been here and gone since the dead lease was read.
+            # Another driver may have taken and returned it since the dead lease was read.
             now = read_lease(self._storage)
             if now is None or now.token != holder.token:
                 return False
@@ -234,7 +234,7 @@ class Lease:
 
 
 def read_lease(storage: Storage, name: str = FILE) -> Holder | None:
-    """Returns who holds a run; None for nobody.
+    """Returns the holder of a run's lease; None if there is none.
 
     Raises:
         RunError: when the file is not a lease.
@@ -262,14 +262,14 @@ def _namespace() -> str:
 
 
 def _state(pid: int) -> tuple[str, str]:
-    """A process's state, and when it was started in ticks since the machine was; empty where it cannot be seen."""
+    """Returns a process's state and its start time in ticks since boot; empty strings if they cannot be read."""
     # The second field, a name in parentheses, may itself have spaces and parentheses.
     fields = _system(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
 
 
 def _exists(pid: int) -> bool:
-    """Returns whether there is such a process, perhaps somebody else's: what systems without /proc can say."""
+    """Returns whether a process exists, possibly another user's; for systems without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

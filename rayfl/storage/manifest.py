@@ -1,4 +1,4 @@
-"""What a commit consists of: the manifest and its files' checksums.
+"""The manifest of a commit: its files and their checksums.
 
 docs/commits.md has the format in full.
 """
@@ -44,14 +44,14 @@ class Manifest(BaseModel):
     """One commit.
 
     Attributes:
-        version: of this format.
-        rounds_completed: rounds the run has behind it.
-        fingerprint: of the configuration the run was made with.
-        server: the server's tree.
-        states: by client id, the file that holds its newest state.
-        tables: by name, the Parquet files of a table, in the order of their rows.
-        counters: totals since the start (bytes sent).
-        inputs: SHA-256 of the files that say what the run is, by name; none in commits of before version 4.
+        version: version of the format.
+        rounds_completed: number of completed rounds.
+        fingerprint: fingerprint of the run's configuration.
+        server: file of the server's tree.
+        states: file with the newest state, by client id.
+        tables: Parquet files of each table by its name, in the order of their rows.
+        counters: totals since the start, such as bytes sent.
+        inputs: SHA-256 of the files that identify the run, by name; none in commits before version 4.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -103,7 +103,7 @@ def manifest_name(rounds_completed: int) -> str:
 
 
 def with_checksum(manifest: Manifest) -> dict[str, Any]:
-    """Returns what is stored of a manifest."""
+    """Returns the content of a manifest's file: the manifest and its checksum."""
     content = manifest.model_dump(mode="json")
     return content | {"checksum": _checksum(content)}
 
@@ -158,12 +158,12 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A commit, and what is wrong with it.
+class CheckedCommit:
+    """A commit and its damaged files.
 
     Attributes:
-        manifest: the commit.
-        lost: what is wrong with its files, a sentence each, by name.
+        manifest: manifest of the commit.
+        lost: a sentence for each damaged file, by name.
     """
 
     manifest: Manifest

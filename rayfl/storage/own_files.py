@@ -1,4 +1,4 @@
-"""The names of the files that rayfl writes into a run's folder: what it may delete there, and nothing else."""
+"""Recognizes files of rayfl in a run's folder by their names: the only files that it may delete there."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PROBE = re.compile(r"\.probe-[0-9a-f]{32}(?:-[0-9a-f]+)?")
 _LEASE = re.compile(r"lease\.json|\.lease-(?:after-)?[0-9a-f]{32}")
 
 NEWEST = "newest.json"
-"""Which manifest is the newest."""
+"""Name of the file that says which manifest is the newest."""
 
 BEGINNING = frozenset({"config.yaml", "partition.parquet", "devices.parquet", "initial.safetensors"})
-"""What a run's first start writes, ``config.yaml`` last: a folder with less of it is a run's that never began."""
+"""Files of a run's first start, ``config.yaml`` last: without it the start was interrupted."""
 
 _LATER = frozenset(
     {"timings.jsonl", "costs.jsonl", "environment.json", "result.json", "progress.csv", "mlflow_run.txt"}
@@ -30,29 +30,29 @@ _LATER = frozenset(
 
 
 def is_of_commits(name: str) -> bool:
-    """Whether a file in ``commits/`` is rayfl's by its name: of a commit, also one never finished, or temporary."""
-    return _settled(name) or is_temporary(name, _settled)
+    """Returns whether a file in ``commits/`` is rayfl's by its name: of a commit, finished or not, or temporary."""
+    return _is_finished(name) or is_temporary(name, _is_finished)
 
 
-def _settled(name: str) -> bool:
+def _is_finished(name: str) -> bool:
     return name == NEWEST or _OF_COMMIT.fullmatch(name) is not None or manifest_rounds(name) is not None
 
 
 def manifest_rounds(name: str) -> int | None:
-    """The completed rounds of the commit that a manifest of this name is about; None for other names."""
+    """Returns the completed rounds of a manifest of this name; None for other names."""
     found = _MANIFEST.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def rounds_in(name: str) -> int | None:
-    """The completed rounds that a commit's file of this name was written after; None for other names."""
+    """Returns the completed rounds of a commit's file of this name; None for other names."""
     return int(name.split("-")[1].partition(".")[0]) if _OF_COMMIT.fullmatch(name) else None
 
 
 def is_temporary(name: str, owns: Callable[[str], bool]) -> bool:
-    """Returns whether this is the temporary name under which a file was being written whose own name ``owns`` knows."""
+    """Returns whether this is a temporary name of a file whose final name ``owns`` accepts."""
     found = _TEMPORARY.fullmatch(name)
-    # A file that must not be there yet has two such names on its way.
+    # A file that must not exist yet is written under two temporary names.
     return found is not None and (owns(found[1]) or is_temporary(found[1], owns))
 
 
@@ -62,7 +62,7 @@ def is_of_run(name: str) -> bool:
 
 
 def is_probe(name: str) -> bool:
-    """Returns whether this file only tries whether a folder can be written, or is one place for all nodes."""
+    """Returns whether this file only tests that a folder can be written, or is the same place on all nodes."""
     return _PROBE.fullmatch(name) is not None
 
 

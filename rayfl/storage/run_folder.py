@@ -1,4 +1,4 @@
-"""Whether a folder is a run's, and what killed drivers have left in it."""
+"""Checks whether a folder is a run's, and removes files of killed drivers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ CONFIG = "config.yaml"
 COPY = "copy"
 """Folder of the copies inside a run's, unless ``storage.copies_path`` names another place."""
 _NAMED = 5
-"""As many names as a message has at most."""
+"""Maximum number of names in a message."""
 
 
 def check_run_folder(storage: Storage, copy: Storage | None = None) -> None:
-    """Makes sure that a folder is a run's, or may become one: it writes nothing.
+    """Checks that a folder is a run's, or may become one; writes nothing.
 
-    A folder may become a run's if there is nothing in it but what a start leaves that was cut short.
+    A folder may become a run's if it is empty or has only files of an interrupted first start.
 
     Args:
         storage: the folder.
-        copy: that of the run's copies, if it has one.
+        copy: folder of the run's copies, if it has one.
 
     Raises:
-        RunError: when one of them has other files, its commits lie behind a link, or they are one folder.
+        RunError: when a folder has other files, its commits are behind a link, or both are the same folder.
     """
     _refuse_link(storage, FOLDER)
     if copy is None:
         if not storage.exists(CONFIG):
-            refuse_others(storage, _of_a_beginning, f"no {CONFIG}")
+            refuse_foreign_folder(storage, _of_first_start, f"no {CONFIG}")
         return
     inside = copy == storage.inside(COPY)
     if inside:
@@ -43,10 +43,10 @@ def check_run_folder(storage: Storage, copy: Storage | None = None) -> None:
     _refuse_one_place(storage, copy)
     known = copy.exists(CONFIG)
     if not (known or storage.exists(CONFIG)):
-        refuse_others(storage, lambda name: _of_a_beginning(name) or (inside and name == COPY), f"no {CONFIG}")
+        refuse_foreign_folder(storage, lambda name: _of_first_start(name) or (inside and name == COPY), f"no {CONFIG}")
     if not known:
         ours = all(is_of_commits(name) for name in copy.names(FOLDER))
-        refuse_others(copy, lambda name: _of_a_beginning(name) or (ours and name == FOLDER), f"no {CONFIG}")
+        refuse_foreign_folder(copy, lambda name: _of_first_start(name) or (ours and name == FOLDER), f"no {CONFIG}")
 
 
 def _refuse_link(place: Storage, folder: str) -> None:
@@ -66,16 +66,16 @@ def _refuse_one_place(storage: Storage, copy: Storage) -> None:
         )
 
 
-def refuse_others(storage: Storage, owns: Callable[[str], bool], lacks: str) -> None:
-    """Refuses a folder that is somebody else's.
+def refuse_foreign_folder(storage: Storage, owns: Callable[[str], bool], lacks: str) -> None:
+    """Refuses a folder with files that are not rayfl's.
 
     Args:
         storage: the folder.
-        owns: whether a file or folder of this name may be in it.
-        lacks: what it would have if it were not somebody else's, in words.
+        owns: returns whether a file or folder of this name may be in it.
+        lacks: the missing file that shows that the folder is not rayfl's, in words.
 
     Raises:
-        RunError: naming what is in it.
+        RunError: naming the files.
     """
     others = [name for name in storage.entries() if not owns(name)]
     if not others:
@@ -88,16 +88,16 @@ def refuse_others(storage: Storage, owns: Callable[[str], bool], lacks: str) -> 
     )
 
 
-def _of_a_beginning(name: str) -> bool:
-    return _at_the_beginning(name) or is_probe(name) or is_temporary(name, _at_the_beginning)
+def _of_first_start(name: str) -> bool:
+    return _written_first(name) or is_probe(name) or is_temporary(name, _written_first)
 
 
-def _at_the_beginning(name: str) -> bool:
+def _written_first(name: str) -> bool:
     return name in BEGINNING or is_lease(name)
 
 
 def input_digests(storage: Storage) -> dict[str, str]:
-    """SHA-256 of the files that say what a run is, by name, for its commits.
+    """Returns the SHA-256 of the files that identify a run, by name, for its commits.
 
     ``partition.parquet`` is not among them: it may be written again in other bytes, and the tables have its hash.
     """
@@ -106,11 +106,11 @@ def input_digests(storage: Storage) -> dict[str, str]:
 
 
 def changed_inputs(manifest: Manifest, found: Mapping[str, str]) -> list[str]:
-    """The files that say what a run is and are not what they were when a commit was made, by name.
+    """Returns the names of files that identify a run and have changed since a commit.
 
     Args:
-        manifest: the commit.
-        found: of :func:`input_digests`.
+        manifest: manifest of the commit.
+        found: result of :func:`input_digests`.
     """
     return [name for name, digest in manifest.inputs.items() if found.get(name) != digest]
 
@@ -120,8 +120,8 @@ def remove_leftovers(storage: Storage, lease_timeout_s: float) -> None:
 
     Args:
         storage: the run's folder.
-        lease_timeout_s: what belongs to a lease, which others may be trying to take just now, is deleted when it is
-            so much older than the lease, in seconds.
+        lease_timeout_s: files of a lease, which others may be trying to take, are deleted if they are this many seconds
+            older than the lease.
     """
     for name in storage.names():
         if is_probe(name) or is_temporary(name, is_of_run):

@@ -1,4 +1,4 @@
-"""Tables as Parquet files: whole ones, and those that are kept in parts while they grow."""
+"""Stores tables as Parquet files: whole, or in parts while they grow."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from rayfl.storage.files import Storage
 from rayfl.storage.manifest import Manifest, StoredFile
 
 _LARGE_BYTES = 1 << 20
-"""A part of this size is not written again: what a commit rewrites is bounded by it."""
+"""Parts of this size are not rewritten, which bounds what a commit rewrites."""
 _ROW_GROUP = 1 << 17
-"""Rows of one group in a file of a whole table: as many as are in memory at once."""
+"""Rows of a row group in a file of a whole table, and the number of rows in memory at a time."""
 
 
 def to_parquet(table: pa.Table) -> bytes:
-    """The table as a Parquet file; equal tables give equal bytes."""
-    return joined([table], table.schema)
+    """Returns the table as a Parquet file; equal tables give equal bytes."""
+    return to_one_parquet([table], table.schema)
 
 
 def from_parquet(data: bytes) -> pa.Table:
     """The inverse of :func:`to_parquet`."""
-    # In this thread alone: memory that others took for it would stay with them.
+    # Without threads, which would keep the memory that they allocate.
     return pq.read_table(io.BytesIO(data), use_threads=False)
 
 
-def joined(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
-    """The rows of several tables as one Parquet file, with only a part of them in memory at once.
+def to_one_parquet(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
+    """Returns the rows of several tables as one Parquet file, with only a part of them in memory at a time.
 
     Args:
-        tables: in order; how the rows are divided among them does not change the file.
-        schema: of all of them.
+        tables: tables in order; the division of rows among them does not change the file.
+        schema: schema of all tables.
     """
     buffer = io.BytesIO()
-    # Numbers hardly ever repeat: a dictionary of them takes three times as long and makes the file larger.
+    # Numbers hardly repeat: dictionary encoding takes three times as long and makes the file larger.
     strings = [field.name for field in schema if pa.types.is_string(field.type)]
     with pq.ParquetWriter(buffer, schema, compression="zstd", use_dictionary=strings) as writer:
         waiting = schema.empty_table()
@@ -69,43 +69,43 @@ def _bits(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def read_parts(store: CommitStore, manifest: Manifest, name: str) -> Iterator[pa.Table]:
-    """The parts of a commit's table, verified, one after the other.
+    """Yields the verified parts of a commit's table.
 
     Raises:
         DamageError: when the commit has no such table, or a part is missing, changed or no table.
     """
     for part in _files(manifest, name):
-        yield decoded(store.read(part), part)
+        yield decode_part(store.read(part), part)
 
 
 def read_whole(store: CommitStore, manifest: Manifest, name: str) -> pa.Table:
-    """A table of a commit; raises like :func:`read_parts`."""
+    """Returns a table of a commit; raises like :func:`read_parts`."""
     return pa.concat_tables(list(read_parts(store, manifest, name)))
 
 
-def put_beside(
+def publish_table(
     store: CommitStore, storage: Storage, manifest: Manifest, name: str, metadata: Mapping[bytes, bytes] | None = None
 ) -> None:
-    """Writes a table of a commit where users look for it: beside ``commits/``. Raises like :func:`read_parts`.
+    """Writes a table of a commit beside ``commits/``, where users look for it. Raises like :func:`read_parts`.
 
     Args:
-        store: the commits.
-        storage: the run's folder.
-        manifest: of the commit.
-        name: of the table.
-        metadata: what is known of the table beyond what its parts say, which an older rayfl may have written.
+        store: commits of the run.
+        storage: folder of the run.
+        manifest: manifest of the commit.
+        name: name of the table.
+        metadata: metadata in addition to that of its parts, which an older rayfl may have written.
     """
     parts = read_parts(store, manifest, name)
     first = next(parts)
-    storage.write(f"{name}.parquet", joined(chain([first], parts), _knowing(first.schema, metadata)))
+    storage.write(f"{name}.parquet", to_one_parquet(chain([first], parts), _with_metadata(first.schema, metadata)))
 
 
-def _knowing(schema: pa.Schema, metadata: Mapping[bytes, bytes] | None) -> pa.Schema:
+def _with_metadata(schema: pa.Schema, metadata: Mapping[bytes, bytes] | None) -> pa.Schema:
     return schema.with_metadata({**(schema.metadata or {}), **(metadata or {})})
 
 
-def decoded(data: bytes, part: StoredFile) -> pa.Table:
-    """The rows of a part; raises DamageError when it is no table."""
+def decode_part(data: bytes, part: StoredFile) -> pa.Table:
+    """Returns the rows of a part; raises DamageError when it is no table."""
     try:
         return from_parquet(data)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -117,21 +117,21 @@ class _Part:
     rows: int
     file: StoredFile
     data: bytes | None
-    """The file's content, as long as the part may be written again."""
+    """Content of the file, as long as the part may be rewritten; else None."""
 
 
 class PartedTable:
-    """A table that only grows, and its parts on storage.
+    """A growing table, stored in parts.
 
-    A commit writes the new rows, together with those last parts that have not more rows than what is written: every
-    row is written again each time that its part doubles, so that there are few small parts. A part of a mebibyte is
-    not written again. Rows are not kept here, but for the content of the small parts' files.
+    A commit writes the new rows, merged with those last parts that have no more rows than what is written. A row is
+    thus rewritten each time its part doubles, and there are few small parts. Parts of 1 MiB are not rewritten. Only the
+    content of the files of small parts is kept in memory.
 
     Args:
-        name: the table's.
+        name: name of the table.
 
     Attributes:
-        rows: how many are on storage.
+        rows: number of rows on storage.
     """
 
     def __init__(self, name: str) -> None:
@@ -141,7 +141,7 @@ class PartedTable:
 
     @classmethod
     def restored(cls, store: CommitStore, manifest: Manifest, name: str) -> tuple[PartedTable, pa.Schema]:
-        """A table of a commit and its columns.
+        """Returns a table of a commit and its schema.
 
         Raises:
             DamageError: when the commit has no such table, or a part is missing, changed or no table.
@@ -149,7 +149,7 @@ class PartedTable:
         table, schema = cls(name), pa.schema([])
         for file in _files(manifest, name):
             data = store.read(file)
-            part = decoded(data, file)
+            part = decode_part(data, file)
             table._parts.append(_Part(part.num_rows, file, data if file.size < _LARGE_BYTES else None))
             table.rows += part.num_rows
             schema = part.schema
@@ -157,16 +157,16 @@ class PartedTable:
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
-        """The parts, in the order of their rows."""
+        """Files of the parts, in the order of their rows."""
         return tuple(part.file for part in self._parts)
 
-    def grow(self, store: CommitStore, rounds_completed: int, rows: pa.Table) -> bool:
-        """Stores new rows; whether there were any. A table's first part is written even without rows.
+    def append(self, store: CommitStore, rounds_completed: int, rows: pa.Table) -> bool:
+        """Stores new rows; returns whether a part was written. The first part is written even without rows.
 
         Args:
-            store: where parts are written.
-            rounds_completed: for their names.
-            rows: those after the first :attr:`rows`.
+            store: commits of the run.
+            rounds_completed: number of completed rounds, for the names of files.
+            rows: rows after the first :attr:`rows`.
         """
         if self._parts and not rows.num_rows:
             return False

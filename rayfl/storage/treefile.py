@@ -20,14 +20,14 @@ def dumps(tree: Mapping[str, Any]) -> bytes:
     """Serialises a tree of tensors and numbers; empty dicts are kept.
 
     Raises:
-        TypeError: when the tree could not be read back as it is, naming the place.
+        TypeError: when the tree could not be restored exactly, naming the path.
     """
     pairs = dict(_entries(tree))
     tensors = {path: leaf.detach().cpu().contiguous() for path, leaf in pairs.items() if isinstance(leaf, Tensor)}
     numbers = {path: leaf for path, leaf in pairs.items() if not isinstance(leaf, Tensor)}
-    # One metadata entry: the library does not keep the order of several, and equal trees should give equal files.
+    # A single metadata entry: the library does not keep the order of several, and equal trees must give equal files.
     metadata = {_HEADER: json.dumps({"numbers": numbers, "order": list(pairs)})}
-    return safetensors.torch.save(_apart(tensors), metadata=metadata)
+    return safetensors.torch.save(_copy_overlapping(tensors), metadata=metadata)
 
 
 def loads(data: bytes, name: str) -> Tree:
@@ -35,7 +35,7 @@ def loads(data: bytes, name: str) -> Tree:
 
     Args:
         data: the file's content.
-        name: what to call it in an error.
+        name: name of the file, for errors.
 
     Raises:
         DamageError: when the content is not such a file.
@@ -45,29 +45,29 @@ def loads(data: bytes, name: str) -> Tree:
         size = int.from_bytes(data[:8], "little")
         header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][_HEADER])
         numbers, order = header["numbers"], header["order"]
-        # Copies: where a tensor lies in the file says how it is aligned, which a resumed run must not feel.
+        # Copies: the alignment of a tensor depends on its place in the file, and must not affect a resumed run.
         return from_leaves({path: tensors[path].clone() if path in tensors else numbers[path] for path in order})
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DamageError(f"{name} is damaged or not a rayfl tree file: {error}") from error
 
 
 def check(tree: Mapping[str, Any]) -> None:
-    """Makes sure that :func:`dumps` would take a tree.
+    """Checks that :func:`dumps` accepts a tree.
 
     Raises:
-        TypeError: naming the place where it would not.
+        TypeError: naming the path that it does not accept.
     """
     for _ in _entries(tree):
         pass
 
 
 def _entries(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves and empty dicts by path; refuses what would come back as something else."""
+    """Yields leaves and empty dicts by path; refuses values that could not be restored exactly."""
     for key, value in tree.items():
         if not isinstance(key, str) or "/" in key:
             raise TypeError(f"keys of a stored tree are strings without '/', got {key!r} below {prefix or '/'!r}")
         path = f"{prefix}{key}"
-        if isinstance(value, Tensor):  # most are, and clients in large numbers are asked of
+        if isinstance(value, Tensor):  # most leaves are tensors, so they are tested first
             yield path, value
         elif isinstance(value, Mapping) and value:
             yield from _entries(value, f"{path}/")
@@ -77,8 +77,11 @@ def _entries(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             raise TypeError(f"a stored tree holds tensors and numbers, {path!r} is a {type(value).__name__}")
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies what overlaps another leaf (a local model that starts as the received one): the format refuses it."""
+def _copy_overlapping(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies tensors that share memory with another leaf, such as a local model equal to the received one.
+
+    The file format refuses shared memory.
+    """
     result = dict(tensors)
     end = 0
     for path, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):

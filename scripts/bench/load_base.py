@@ -49,7 +49,7 @@ class Loaded:
 
 
 def write_base(folder: Path, dtype: str, mebibytes: int) -> None:
-    """Writes a Llama with random weights, so many MiB in float32, in shards of one size."""
+    """Writes a Llama with random weights, of a given number of MiB in float32, in shards of one size."""
     import transformers
 
     size, layers = 0, 0

@@ -54,7 +54,7 @@ class Boundaries:
     @property
     def _delete(self) -> Callable[[Storage, str], None]:
         def delete(itself: Storage, path: str) -> None:
-            with storage._reported("delete", path):
+            with storage._as_run_error("delete", path):
                 self.around("delete", _DELETE, itself, path)
 
         return delete

@@ -16,17 +16,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, inner_product, interpolate, subtract
 from tests.support.planted import accuracies, related_clients
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    quadratic_clients,
-    random_clients,
-    softmax_regression,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, normalized_layers, softmax_regression, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 SIZES = (8, 12, 6, 10)
 COHORTS = ([0, 2], [1, 2, 3], [0, 1])
@@ -227,6 +218,7 @@ def test_alpha_outside_the_unit_interval_is_refused() -> None:
             APFL(alpha=alpha)
 
 
+@pytest.mark.slow
 def test_the_mixture_beats_the_global_and_the_local_model() -> None:
     clients = related_clients(own=0.8)
     mixture = accuracies(APFL(), clients)

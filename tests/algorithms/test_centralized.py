@@ -14,17 +14,8 @@ from algorithms.local import Local
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree
-from tests.support.toys import (
-    CPU,
-    ListDataset,
-    RelabelledStreams,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import CPU, ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients
 
 SIZES = (9, 12, 6, 10)
 TRAIN = TrainConfig(

@@ -14,16 +14,8 @@ from algorithms.fedavg import FedAvg
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, map_leaves
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    quadratic_clients,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 SIZES = (8, 12, 6, 10, 9, 7)
 TRAIN = TrainConfig(

@@ -18,7 +18,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor
 from rayfl.errors import ClientError, MethodError
 from rayfl.params import Tree
-from tests.support.toys import Toy, random_clients, softmax_regression
+from tests.support.toy_networks import softmax_regression
+from tests.support.toys import Toy, random_clients
 
 
 class NotAsynchronous(Averaging):

@@ -26,7 +26,8 @@ from tests.support.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.support.toys import CPU, Toy, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import CPU, Toy, assert_close, assert_equal, random_clients
 
 HEAD = ("head.weight", "head.bias")
 BRIEF: dict[str, Any] = {"start_threshold": None, "start_passes": 2}

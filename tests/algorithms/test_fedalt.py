@@ -15,7 +15,8 @@ from rayfl.errors import ConfigError
 from rayfl.params import leaves
 from tests.support.adapted import TRAIN, adapted_toy, images
 from tests.support.bases import network, trained
-from tests.support.toys import assert_close, assert_equal, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import assert_close, assert_equal
 
 NET = network("vit")
 

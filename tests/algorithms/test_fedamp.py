@@ -13,16 +13,8 @@ from algorithms.local import Local
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import copy, tensors
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    quadratic_clients,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(

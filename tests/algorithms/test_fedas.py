@@ -34,17 +34,8 @@ from tests.support.partial_toys import (
     three_layers,
     toy_of,
 )
-from tests.support.toys import (
-    CPU,
-    ListDataset,
-    RelabelledStreams,
-    Toy,
-    assert_close,
-    assert_equal,
-    random_clients,
-    softmax_regression,
-    two_layers,
-)
+from tests.support.toy_networks import softmax_regression, two_layers
+from tests.support.toys import CPU, ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients
 
 HEAD = ("head.weight", "head.bias")
 

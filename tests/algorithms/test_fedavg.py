@@ -13,17 +13,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.examples import Examples
 from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams
-from tests.support.toys import (
-    ListDataset,
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    quadratic_clients,
-    random_clients,
-    softmax_regression,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, softmax_regression, two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 
 def quad(algorithm: FedAvg, points: list[float], copies: list[int], **train: object) -> Toy:

@@ -14,17 +14,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
-from tests.support.toys import (
-    ListDataset,
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    quadratic_clients,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 TRAIN = TrainConfig(
     rounds=3, clients_per_round=2, local_epochs=1, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01

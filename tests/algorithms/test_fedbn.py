@@ -17,16 +17,8 @@ from rayfl.errors import ConfigError
 from rayfl.experiment.parts import Parts
 from rayfl.models.private_norm import STATE
 from rayfl.params import Tree, copy, num_bytes
-from tests.support.toys import (
-    ListDataset,
-    RelabelledStreams,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(

@@ -17,15 +17,8 @@ from algorithms.fedbuff import FedBuff
 from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree, add_scaled, copy, subtract
 from tests.support.fedbuff_toys import SIZES, TRAIN, Rounds, toy_of
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    quadratic_clients,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients
 
 
 def quadratic(algorithm: Any, **train: Any) -> Toy:

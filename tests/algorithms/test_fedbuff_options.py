@@ -16,9 +16,7 @@ from algorithms.scaffold import Scaffold
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, subtract, zeros_like
 from tests.support.fedbuff_toys import TRAIN, Rounds, toy_of
-from tests.support.toys import (
-    assert_close,
-)
+from tests.support.toys import assert_close
 
 
 class BufferedProx(Buffered, FedProx):

@@ -12,7 +12,8 @@ from algorithms.fedcac import FedCAC, critical, overlaps, partners
 from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree, map_leaves, tensors
 from tests.support.partial_toys import held_out_accuracy, planted_clients
-from tests.support.toys import Toy, assert_close, assert_equal, normalized_layers, random_clients, two_layers
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(

@@ -30,7 +30,8 @@ from tests.support.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.support.toys import Toy, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 HEAD = ("head.weight", "head.bias")
 ONE_STEP = TrainConfig(rounds=3, clients_per_round=1, local_epochs=1, batch_size=None, lr=0.1)

@@ -26,16 +26,8 @@ from tests.support.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.support.toys import (
-    CPU,
-    ListDataset,
-    RelabelledStreams,
-    Toy,
-    assert_close,
-    assert_equal,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import two_layers
+from tests.support.toys import CPU, ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients
 
 PLAIN = {"mean_weight": 0.0, "vector_lr": 0.0}
 

@@ -18,7 +18,8 @@ from rayfl.errors import ConfigError
 from rayfl.params import Tree, num_bytes
 from rayfl.randomness import RandomStreams
 from tests.support.fedme_toys import two_architectures
-from tests.support.toys import Toy, assert_close, assert_equal, normalized_layers, random_clients, two_layers
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 SIZES = (9, 12, 6, 10)
 TRAIN = TrainConfig(rounds=3, clients_per_round=2, local_epochs=2, batch_size=4, lr=0.1, momentum=0.5)

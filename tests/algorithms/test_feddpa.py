@@ -22,7 +22,8 @@ from rayfl.metrics.language import IGNORED
 from rayfl.params import leaves
 from tests.support.adapted import adapted_toy
 from tests.support.bases import NEXT, inputs, language_network, texts, trained
-from tests.support.toys import Toy, assert_close, assert_equal, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, assert_close, assert_equal
 
 VERSIONS = pytest.mark.parametrize("version", ["T", "F"])
 

@@ -14,17 +14,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves, num_bytes, subtract, tensors
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    quadratic_clients,
-    random_clients,
-    softmax_regression,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, normalized_layers, softmax_regression, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 SIZES = (9, 12, 6, 10)
 TRAIN = TrainConfig(

@@ -17,16 +17,8 @@ from rayfl.engine.batches import plan_batches
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, num_bytes
-from tests.support.toys import (
-    ListDataset,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-    softmax_regression,
-    two_layers,
-)
+from tests.support.toy_networks import normalized_layers, softmax_regression, two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(

@@ -19,15 +19,8 @@ from rayfl.errors import ConfigError
 from rayfl.models.base import ClassificationModel
 from rayfl.params import Tree, copy, interpolate, tensors
 from tests.support.planted import one_rule, validation_loss
-from tests.support.toys import (
-    DoubleNetwork,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import DoubleNetwork, normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 SIZES = (20, 13, 10, 19)  # no batch of one sample, which has no batch statistics
 TRAIN = TrainConfig(

@@ -19,7 +19,8 @@ from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree, copy, leaves
 from tests.support.fedgen_toys import TRAIN, fedavg, toy_of
-from tests.support.toys import TwoLayers, assert_close, assert_equal, two_layers
+from tests.support.toy_networks import TwoLayers, two_layers
+from tests.support.toys import assert_close, assert_equal
 
 
 @pytest.mark.parametrize("options", [{}, {"generator_steps": 0}])

@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms.fedgen import FedGen, diversity, generated, heads_loss, shares
+from algorithms.fedgen import FedGen, generated, heads_loss, shares
+from algorithms.parts.generators import diversity
 from rayfl.params import Tree, copy, leaves
 from tests.support.fedgen_toys import SMALL, TRAIN, fedavg, toy_of
-from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal
 
 
 def test_inv_gen_4_shares_of_a_class_sum_to_one_where_it_occurs() -> None:

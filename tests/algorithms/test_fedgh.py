@@ -19,18 +19,8 @@ from rayfl.errors import ConfigError
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree, copy, num_bytes
 from tests.support.partial_toys import held_out_accuracy, planted_clients
-from tests.support.toys import (
-    DoubleNetwork,
-    ListDataset,
-    RelabelledStreams,
-    Toy,
-    TwoLayers,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import DoubleNetwork, TwoLayers, normalized_layers, two_layers
+from tests.support.toys import ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(

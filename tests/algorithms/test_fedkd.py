@@ -17,16 +17,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, from_leaves, leaves, map_leaves, num_bytes, subtract
-from tests.support.toys import (
-    DoubleNetwork,
-    Toy,
-    TwoLayers,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import DoubleNetwork, TwoLayers, normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(

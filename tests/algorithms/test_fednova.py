@@ -17,16 +17,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.terms import inner_product
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, interpolate, subtract
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    quadratic_clients,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(rounds=3, clients_per_round=2, local_epochs=2, batch_size=4, lr=0.1, weight_decay=0.01)

@@ -14,15 +14,8 @@ from algorithms.parts.transfer import distillation
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.params import copy, leaves, map_leaves
-from tests.support.toys import (
-    ListDataset,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients
 
 SIZES = (9, 12, 6, 10)
 TRAIN = TrainConfig(

@@ -15,7 +15,8 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedopt import Adaptive, FedAdagrad, FedAdam, FedAvgM, FedOpt, FedYogi
 from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree, copy, subtract, tensors
-from tests.support.toys import Toy, assert_close, assert_equal, normalized_layers, random_clients, two_layers
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(

@@ -19,7 +19,8 @@ from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, weighted_sum
 from tests.support.partial_toys import COHORTS, TRAIN, camps, initial, labelled, take, three_layers, toy_of
-from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, softmax_regression, two_layers
+from tests.support.toy_networks import softmax_regression, two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal
 
 HEAD = ("head.weight", "head.bias")
 ALONE = TrainConfig(rounds=4, clients_per_round=1, local_epochs=1, batch_size=None, lr=0.1)
@@ -230,6 +231,7 @@ def test_vectorized_agrees_with_looped() -> None:
     assert_close(looped.states(), stacked.states())
 
 
+@pytest.mark.slow
 def test_heads_are_combined_within_camps_which_helps_clients_with_few_samples() -> None:
     train = TrainConfig(rounds=20, clients_per_round="all", local_epochs=3, batch_size=4, lr=0.1)
     methods = {"combined": FedPAC(), "own": FedPAC(combine_heads=False), "fedrep": FedRep(), "fedavg": FedAvg()}

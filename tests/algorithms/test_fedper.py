@@ -22,7 +22,8 @@ from tests.support.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.support.toys import Toy, assert_equal, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, assert_equal
 
 
 @pytest.mark.parametrize("policy", ["samples", "uniform", "population"])

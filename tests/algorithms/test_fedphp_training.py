@@ -16,15 +16,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, interpolate
 from tests.support.fedphp_toys import SIZES, TRAIN, normed, toy
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    quadratic_clients,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 TRANSFERS = ("mmd", "kd", "l2", "prox")
 

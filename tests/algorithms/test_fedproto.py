@@ -20,7 +20,8 @@ from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, leaves
 from tests.support.partial_toys import COHORTS, TRAIN, initial, labelled, three_layers, toy_of, vectors
-from tests.support.toys import CPU, ListDataset, Toy, assert_close, assert_equal, normalized_layers, two_layers
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import CPU, ListDataset, Toy, assert_close, assert_equal
 
 SEVERAL = ([0, 1, 0, 1, 1, 2], [1, 1], [2, 0, 2, 2], [0, 0, 1])
 

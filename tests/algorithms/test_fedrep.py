@@ -29,7 +29,8 @@ from tests.support.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.support.toys import CPU, Toy, assert_equal, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import CPU, Toy, assert_equal
 
 HARD = TRAIN.model_copy(update={"momentum": 0.9, "weight_decay": 0.3})
 

@@ -31,7 +31,8 @@ from tests.support.partial_toys import (
     toy_of,
     vectors,
 )
-from tests.support.toys import CPU, Toy, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import CPU, Toy, assert_close, assert_equal, random_clients
 
 HEAD = ("head.weight", "head.bias")
 

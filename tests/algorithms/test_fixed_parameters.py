@@ -22,10 +22,12 @@ from rayfl.errors import ConfigError
 from rayfl.experiment.parts import Parts
 from rayfl.models.base import Network
 from rayfl.params import num_bytes
-from tests.support.cases import CASES_OF_KINDS, SIZES, Case, toy_of
+from tests.support.cases import CASES_OF_KINDS, toy_of
+from tests.support.cases.base import SIZES, Case
 from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 from tests.support.own_models import Frozen
-from tests.support.toys import ListDataset, TwoLayers, assert_close, assert_equal, random_clients
+from tests.support.toy_networks import TwoLayers
+from tests.support.toys import ListDataset, assert_close, assert_equal, random_clients
 
 torch.set_num_threads(1)
 
@@ -78,7 +80,10 @@ def task_of(model: type[TwoLayers]) -> Classification:
 
 
 FROZEN = {"name": "tests.support.own_models:Frozen"}
-SAMPLE = ["fedavg", "superfed-mm", "superfed-lm", "floco", "ditto", "fedper", "fedbabu", "scaffold", "l2gd"]
+SAMPLE = [
+    *("fedavg", "superfed-mm", "ditto", "fedper"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("superfed-lm", "floco", "fedbabu", "scaffold", "l2gd")),
+]
 
 
 def settings(folder: Path, name: str, method: str, **cluster: Any) -> dict[str, Any]:

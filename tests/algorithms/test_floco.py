@@ -17,14 +17,8 @@ from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, map_leaves, num_bytes
 from tests.support.floco_toys import SIZES, floco, toy, train
-from tests.support.toys import (
-    Toy,
-    assert_close,
-    assert_equal,
-    random_clients,
-    softmax_regression,
-    two_layers,
-)
+from tests.support.toy_networks import softmax_regression, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 torch.set_num_threads(1)
 

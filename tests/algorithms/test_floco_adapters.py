@@ -18,7 +18,8 @@ from rayfl.models.pretrained.products import contribution, product_error
 from rayfl.plots.simplex import _model as plotted
 from tests.support.adapted import adapted_toy
 from tests.support.bases import inputs, language_network, network, trained
-from tests.support.toys import Toy, assert_close, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, assert_close
 
 NET = network("vit")
 

@@ -17,16 +17,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy
 from tests.support.floco_plus_toys import SIMPLEX, TRAIN, plus, simplex_of, toy
-from tests.support.toys import (
-    ListDataset,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-    softmax_regression,
-    two_layers,
-)
+from tests.support.toy_networks import normalized_layers, softmax_regression, two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients
 
 HEAD = "head.weight"
 ROUNDS = ([0, 2, 5], [1, 2, 3], [0, 4, 5], [1, 3, 5])

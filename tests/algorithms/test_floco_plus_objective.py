@@ -14,12 +14,8 @@ from algorithms.parts.simplex_sampling import sample_simplex
 from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, map_leaves
 from tests.support.floco_plus_toys import TRAIN, plus, simplex_of, toy
-from tests.support.toys import (
-    Toy,
-    assert_close,
-    normalized_layers,
-    random_clients,
-)
+from tests.support.toy_networks import normalized_layers
+from tests.support.toys import Toy, assert_close, random_clients
 
 
 def g15() -> tuple[Tensor, Tensor, Tensor]:

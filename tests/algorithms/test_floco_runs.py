@@ -15,15 +15,8 @@ from algorithms.floco import model_at
 from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy
 from tests.support.floco_toys import SIZES, floco, toy, train
-from tests.support.toys import (
-    ListDataset,
-    Toy,
-    assert_close,
-    assert_equal,
-    random_clients,
-    softmax_regression,
-    two_layers,
-)
+from tests.support.toy_networks import softmax_regression, two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients
 
 HEAD = "head.weight"
 

@@ -16,7 +16,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, from_leaves, leaves
 from tests.support.planted import one_rule, validation_loss
-from tests.support.toys import Toy, assert_close, assert_equal, normalized_layers, random_clients, two_layers
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 SIZES = (9, 12, 6, 10)
 TRAIN = TrainConfig(

@@ -12,9 +12,7 @@ from algorithms.gpfl import GPFL, cosines, valve
 from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from tests.support.gpfl_toys import drawn, example
-from tests.support.partial_toys import (
-    partly_fixed,
-)
+from tests.support.partial_toys import partly_fixed
 from tests.support.toys import assert_close
 
 

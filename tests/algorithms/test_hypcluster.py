@@ -16,18 +16,8 @@ from algorithms.hypcluster import HypCluster
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, map_leaves
-from tests.support.toys import (
-    ListDataset,
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    quadratic_clients,
-    random_clients,
-    softmax_regression,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, normalized_layers, softmax_regression, two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(

@@ -14,13 +14,9 @@ from rayfl.engine.classification import Classification
 from rayfl.examples import Examples
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import copy, leaves, tensors
-from tests.support.cases import CASES, SIZES, Case, toy_of
-from tests.support.toys import (
-    RelabelledStreams,
-    assert_close,
-    assert_equal,
-    random_clients,
-)
+from tests.support.cases import CASES, toy_of
+from tests.support.cases.base import SIZES, Case
+from tests.support.toys import RelabelledStreams, assert_close, assert_equal, random_clients
 
 
 @CASES

@@ -14,7 +14,8 @@ from algorithms.parts.lines import GRID
 from rayfl.engine.settings import TrainConfig
 from rayfl.randomness import RandomStreams
 from tests.support.partial_toys import planted_clients
-from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients
 
 SIZES = (9, 12, 6, 10)
 TRAIN = TrainConfig(

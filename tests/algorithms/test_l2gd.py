@@ -16,16 +16,8 @@ from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, interpolate, map_leaves, num_bytes, subtract
 from tests.support.planted import accuracies, related_clients
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    quadratic_clients,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 SIZES = (8, 12, 6, 10)
 EVERYONE = range(len(SIZES))
@@ -244,6 +236,7 @@ def test_vectorized_agrees_with_looped_on_any_number_of_hosts() -> None:
         assert_close(stacked.server, looped.server)
 
 
+@pytest.mark.slow
 def test_own_models_beat_their_mean_and_local_training() -> None:
     clients = related_clients(own=0.8)
     found = accuracies(L2GD(penalty_weight=0.1), clients, lr=4.0, rounds=100)

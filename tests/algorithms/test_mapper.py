@@ -17,15 +17,8 @@ from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, interpolate, map_leaves
 from rayfl.randomness import RandomStreams
 from tests.support.planted import accuracies, related_clients
-from tests.support.toys import (
-    ListDataset,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients
 
 SIZES = (8, 12, 6, 10)
 COHORTS = ([0, 2], [1, 2, 3], [0, 1])
@@ -281,6 +274,7 @@ def test_a_grid_outside_the_unit_interval_or_without_points_is_refused(grid: Any
         Mapper(grid=grid)
 
 
+@pytest.mark.slow
 def test_interpolations_beat_the_global_and_the_local_models() -> None:
     clients = related_clients(own=0.8)
     found = accuracies(Mapper(select_on="validation"), clients)

@@ -17,7 +17,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy
 from tests.support.partial_toys import COHORTS, TRAIN, initial, three_layers, toy_of, vectors
-from tests.support.toys import Toy, assert_close, assert_equal, normalized_layers, random_clients, two_layers
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 
 @pytest.mark.parametrize("make", [two_layers, three_layers])

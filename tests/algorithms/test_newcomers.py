@@ -18,8 +18,10 @@ from algorithms.pfedhn import PFedHN
 from algorithms.registry import METHODS
 from rayfl.engine.client import Client
 from rayfl.params import Tree
-from tests.support.cases import ALGORITHMS, SIZES, TRAIN, Case, toy_of
-from tests.support.toys import Toy, assert_equal, normalized_layers, random_clients
+from tests.support.cases import ALGORITHMS, TRAIN, toy_of
+from tests.support.cases.base import SIZES, Case
+from tests.support.toy_networks import normalized_layers
+from tests.support.toys import Toy, assert_equal, random_clients
 
 LATE = (8, 11)
 """Samples of the clients that are held out."""

@@ -19,7 +19,8 @@ from rayfl.errors import RayflError
 from tests.support.adapted import adapted_toy, images
 from tests.support.cases import ALGORITHMS, TRAIN
 from tests.support.fedme_toys import two_architectures
-from tests.support.toys import ListDataset, Toy, normalized_layers, random_clients, recurrent_layers, two_layers
+from tests.support.toy_networks import normalized_layers, recurrent_layers, two_layers
+from tests.support.toys import ListDataset, Toy, random_clients
 
 BASES: dict[str, dict[str, Any]] = {
     "apple": {"relation_lr": 0.05, "relation_share": 0.9},

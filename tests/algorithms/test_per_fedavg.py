@@ -15,19 +15,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, begin_step
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves
-from tests.support.toys import (
-    DoubleNetwork,
-    ListDataset,
-    Quadratic,
-    SoftmaxRegression,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    quadratic_clients,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import DoubleNetwork, Quadratic, SoftmaxRegression, normalized_layers, two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 VERSIONS: tuple[Any, ...] = ("fo", "hf", "exact")
 SIZES = (9, 13, 7, 11)

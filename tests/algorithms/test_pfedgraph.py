@@ -14,15 +14,8 @@ from algorithms.pfedgraph import PFedGraph, along, cosines, mixing_weights
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, num_bytes, tensors
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    assert_close,
-    normalized_layers,
-    quadratic_clients,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, quadratic_clients, random_clients
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(

@@ -13,15 +13,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree, copy, leaves, num_bytes, subtract
 from tests.support.partial_toys import held_out_accuracy, planted_clients
 from tests.support.pfedhn_toys import TRAIN, toy_of
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    quadratic_clients,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 PLAIN: dict[str, Any] = {"server_momentum": 0.0, "server_weight_decay": 0.0, "server_max_grad_norm": None}
 
@@ -237,6 +230,7 @@ def test_vectorized_agrees_with_looped() -> None:
     assert_close(looped.states(), stacked.states())
 
 
+@pytest.mark.slow
 def test_clients_whose_labels_differ_get_models_of_their_own() -> None:
     train = TrainConfig(rounds=40, clients_per_round="all", local_epochs=2, batch_size=10, lr=0.3)
     found = {}

@@ -12,14 +12,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from tests.support.pfedhn_toys import SIZES, TRAIN, toy_of
-from tests.support.toys import (
-    SoftmaxRegression,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    two_layers,
-)
+from tests.support.toy_networks import SoftmaxRegression, normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal
 
 
 def test_a_private_head_stays_with_its_client_and_so_does_its_momentum() -> None:

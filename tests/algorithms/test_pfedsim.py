@@ -15,16 +15,8 @@ from algorithms.local import Local
 from algorithms.pfedsim import PFedSim, head_similarity, mixing_weights
 from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree, copy, map_leaves
-from tests.support.toys import (
-    ListDataset,
-    RelabelledStreams,
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients
 
 SIZES = (8, 12, 6, 10, 16)
 TRAIN = TrainConfig(
@@ -245,6 +237,7 @@ def test_vectorized_agrees_with_looped() -> None:
         assert_close(looped.step(cohort), stacked.step(cohort))
 
 
+@pytest.mark.slow
 def test_clients_that_contradict_each_other_in_two_camps_help_their_own_camp() -> None:
     generator = torch.Generator().manual_seed(0)
     rule = torch.randn(5, 3, generator=generator, dtype=torch.float64)

@@ -15,9 +15,11 @@ from rayfl.examples import InputSpec
 from rayfl.models.zoo import Architecture, CharLSTM, TwoCNN, TwoNN
 from rayfl.params import Tree, from_numpy
 from tests.support import plain
-from tests.support.cases import ALGORITHMS, SIZES, toy_of
+from tests.support.cases import ALGORITHMS, toy_of
+from tests.support.cases.base import SIZES
 from tests.support.problems import examples
-from tests.support.toys import DoubleNetwork, ListDataset, assert_close
+from tests.support.toy_networks import DoubleNetwork
+from tests.support.toys import ListDataset, assert_close
 
 
 @dataclass(frozen=True)

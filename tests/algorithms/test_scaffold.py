@@ -12,14 +12,8 @@ from algorithms.scaffold import Scaffold
 from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, add_scaled, copy, interpolate, map_leaves
 from tests.support.scaffold_toys import ONE_STEP, SIZES, TRAIN, controls, mean, quad, toy_of
-from tests.support.toys import (
-    Toy,
-    assert_close,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 
 def gradient_of(toy: Toy, client: int, model: Tree) -> Tree:

@@ -7,9 +7,7 @@ import pytest
 from algorithms.scaffold import Scaffold, sum_of_step_weights
 from rayfl.errors import ConfigError
 from tests.support.scaffold_toys import TRAIN, controls, mean, quad, toy_of
-from tests.support.toys import (
-    assert_close,
-)
+from tests.support.toys import assert_close
 
 
 def test_momentum_is_refused_unless_asked_for() -> None:

@@ -20,13 +20,8 @@ from rayfl.models.zoo import CharLSTM
 from rayfl.params import Tree, copy, squared_distance
 from rayfl.randomness import RandomStreams
 from tests.support.superfed_toys import FREE, MODES, SIZES, TRAIN, client_of, normed, toy
-from tests.support.toys import (
-    ListDataset,
-    Toy,
-    assert_close,
-    assert_equal,
-    two_layers,
-)
+from tests.support.toy_networks import two_layers
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal
 
 TEXT = InputSpec("tokens", (5,), 7, vocabulary=7)
 NO_DECAY = TRAIN.model_copy(update={"weight_decay": 0.0})

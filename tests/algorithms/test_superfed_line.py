@@ -16,7 +16,8 @@ from rayfl.engine.tasks import Predictor
 from rayfl.engine.trampoline import run_procedures
 from rayfl.params import copy
 from tests.support.superfed_toys import MODES, client_of, normed, some_batch, toy
-from tests.support.toys import ListDataset, Toy, assert_equal, softmax_regression, two_layers
+from tests.support.toy_networks import softmax_regression, two_layers
+from tests.support.toys import ListDataset, Toy, assert_equal
 
 
 def rows_of(run: Toy, id: int, round: int) -> dict[str, Predictor]:

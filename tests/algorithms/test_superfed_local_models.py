@@ -12,16 +12,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.trampoline import run_procedures
 from rayfl.params import copy, squared_distance
 from tests.support.superfed_toys import MODES, SIZES, TRAIN, client_of, toy
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    assert_close,
-    assert_equal,
-    quadratic_clients,
-    random_clients,
-    softmax_regression,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, softmax_regression, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 NO_DECAY = TRAIN.model_copy(update={"weight_decay": 0.0})
 

@@ -17,7 +17,8 @@ from rayfl.examples import InputSpec
 from rayfl.models.zoo import CharLSTM
 from rayfl.params import Tree, copy, squared_cosine
 from tests.support.superfed_toys import FREE, MODES, models, normed, some_batch
-from tests.support.toys import Quadratic, distance, two_layers
+from tests.support.toy_networks import Quadratic, two_layers
+from tests.support.toys import distance
 
 
 def gradients(algorithm: SuPerFed, federated: Tree, local: Tree, received: Tree, coefficient: Any) -> tuple[Tree, Tree]:

@@ -17,7 +17,8 @@ from rayfl.models.pretrained.mixing import side_by_side, update_product
 from rayfl.params import leaves
 from tests.support.adapted import adapted_toy
 from tests.support.bases import inputs, network, trained
-from tests.support.toys import assert_close, assert_equal, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import assert_close, assert_equal
 
 NET = network("vit")
 MODES = pytest.mark.parametrize("mode", ["mm", "lm"])

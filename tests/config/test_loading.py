@@ -121,6 +121,13 @@ def test_unknown_presets_and_malformed_overrides() -> None:
     assert "not valid YAML" in problems("quickstart", "train.rounds=[")
 
 
+def test_a_value_in_place_of_a_section_is_told_what_a_section_takes() -> None:
+    assert "partition: is a section: set partition=NAME or partition.OPTION=VALUE (got None)" in problems(
+        "quickstart", "partition=null"
+    )
+    assert "holdout: is a section: set holdout.OPTION=VALUE (got 0.2)" in problems("quickstart", "holdout=0.2")
+
+
 def test_the_fingerprint_covers_what_changes_results_and_nothing_else() -> None:
     base = load_config(Experiment, MINIMAL, [])
     same = [

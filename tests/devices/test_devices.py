@@ -23,7 +23,8 @@ from rayfl.models.zoo import Architecture
 from rayfl.params import Tree, from_numpy, map_leaves
 from rayfl.tracking.callback import Callback
 from tests.models.test_zoo import SMALL
-from tests.support.cases import CASES_OF_KINDS, Case, toy_of
+from tests.support.cases import CASES_OF_KINDS, toy_of
+from tests.support.cases.base import Case
 from tests.support.elsewhere import PRETENDED, REAL, context, elsewhere
 from tests.support.problems import CPU, examples, request
 from tests.support.toys import assert_close, assert_equal

@@ -11,7 +11,8 @@ from algorithms.fedavg import FedAvg
 from algorithms.superfed import SuPerFed
 from rayfl.engine.settings import TrainConfig
 from tests.support.lines import Lines
-from tests.support.toys import Toy, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, random_clients
 
 METHODS: dict[str, tuple[Any, int]] = {
     "fedavg": (FedAvg, 1000),

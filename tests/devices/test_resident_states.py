@@ -25,7 +25,8 @@ from tests.support.elsewhere import PRETENDED, context, elsewhere
 from tests.support.experiments import small_experiment
 from tests.support.launches import Launches
 from tests.support.problems import CPU
-from tests.support.toys import Toy, assert_equal, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, assert_equal, random_clients
 
 pytestmark = PRETENDED
 ROOM = 1 << 30

@@ -19,7 +19,8 @@ from rayfl.engine.transfers import move_trees
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.launches import Launches
 from tests.support.problems import CPU
-from tests.support.toys import Toy, assert_equal, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, assert_equal, random_clients
 
 pytestmark = PRETENDED
 METHODS = {"fedavg": FedAvg, "superfed": lambda: SuPerFed(start=0.0), "ditto": Ditto, "scaffold": Scaffold}

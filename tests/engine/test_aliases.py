@@ -17,7 +17,8 @@ from rayfl.models.zoo import Architecture, CharLSTM, TwoCNN, TwoNN
 from rayfl.params import Tree, inner_product, squared_distance
 from tests.support import plain
 from tests.support.problems import CPU, examples, request
-from tests.support.toys import DoubleNetwork, assert_close
+from tests.support.toy_networks import DoubleNetwork
+from tests.support.toys import assert_close
 
 Objective = Callable[[Any, Batch, Any, Any, Any], Tensor]
 

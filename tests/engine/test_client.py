@@ -21,7 +21,8 @@ from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
 from tests.support.client_passes import TASK, TRAIN, clients, trained
 from tests.support.problems import CPU
-from tests.support.toys import Quadratic, assert_close, quadratic_clients
+from tests.support.toy_networks import Quadratic
+from tests.support.toys import assert_close, quadratic_clients
 
 MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
 

@@ -33,13 +33,8 @@ from tests.support.problems import (
     request,
     slots_of,
 )
-from tests.support.toys import (
-    TwoLayers,
-    assert_close,
-    normalized_layers,
-    random_clients,
-    recurrent_layers,
-)
+from tests.support.toy_networks import TwoLayers, normalized_layers, recurrent_layers
+from tests.support.toys import assert_close, random_clients
 
 torch.set_num_threads(1)
 

@@ -32,7 +32,8 @@ from rayfl.models.zoo import CharLSTM, TwoNN
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.launches import Launches
 from tests.support.problems import Gated, Normalized, Scaled, SmallCNN, examples
-from tests.support.toys import Toy, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, random_clients
 
 torch.set_num_threads(1)
 

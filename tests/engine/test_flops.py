@@ -14,15 +14,8 @@ from rayfl.engine import flops as module
 from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
 from rayfl.models.base import ClassificationModel, Network
-from tests.support.toys import (
-    ListDataset,
-    Toy,
-    assert_equal,
-    normalized_layers,
-    random_clients,
-    softmax_regression,
-    two_layers,
-)
+from tests.support.toy_networks import normalized_layers, softmax_regression, two_layers
+from tests.support.toys import ListDataset, Toy, assert_equal, random_clients
 
 SIZES = (7, 4, 10)
 TRAIN = TrainConfig(rounds=2, clients_per_round="all", local_epochs=3, batch_size=3, lr=0.1, momentum=0.5)

@@ -15,7 +15,8 @@ from rayfl.examples import Examples, InputSpec
 from rayfl.models.base import Network
 from rayfl.params import copy, inner_product
 from tests.support.problems import CPU, Dropping, Normalized, Partly, cross_entropy, examples, request
-from tests.support.toys import DoubleNetwork, TwoLayers, assert_close, assert_equal
+from tests.support.toy_networks import DoubleNetwork, TwoLayers
+from tests.support.toys import assert_close, assert_equal
 
 VECTOR = InputSpec("image", (6,), 4)
 

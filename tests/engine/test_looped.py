@@ -22,7 +22,8 @@ from rayfl.models.forward_pass import ForwardPass, keys_of
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, TwoCNN, TwoNN
 from rayfl.params import Tree, copy, squared_distance
 from tests.support.problems import CPU, Dropping, Normalized, Partly, cross_entropy, examples, request
-from tests.support.toys import DoubleNetwork, TwoLayers, assert_close, assert_equal
+from tests.support.toy_networks import DoubleNetwork, TwoLayers
+from tests.support.toys import assert_close, assert_equal
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from algorithms.fedavg import FedAvg
 from algorithms.pfedme import PFedMe
 from rayfl.engine.settings import TrainConfig
-from tests.support.toys import Quadratic, Toy, assert_equal, quadratic_clients, ragged_toy, random_clients, two_layers
+from tests.support.toy_networks import Quadratic, two_layers
+from tests.support.toys import Toy, assert_equal, quadratic_clients, ragged_toy, random_clients
 
 COSINE = [0.1, 0.097552826, 0.09045085, 0.079389263, 0.06545085, 0.05, 0.03454915, 0.020610737, 0.00954915, 0.002447174]
 WARMED = [

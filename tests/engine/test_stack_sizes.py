@@ -19,7 +19,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.vectorized import bucket
 from rayfl.params import Tree
 from tests.support.problems import NETWORK, VECTOR, engine_of, examples, request, slots_of, updates
-from tests.support.toys import Toy, assert_close, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, assert_close, random_clients
 
 GENERATOR = np.random.default_rng(0)
 SIZES = {

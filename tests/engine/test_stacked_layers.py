@@ -22,10 +22,12 @@ from rayfl.models.base import Network
 from rayfl.models.zoo import Architecture, CharLSTM, FastText, MobileNet, ResNet9, TwoCNN, WindowModel
 from rayfl.params import Tree
 from tests.models.test_zoo import LARGE, SMALL
-from tests.support.cases import ALGORITHMS, Case, toy_of
+from tests.support.cases import ALGORITHMS, toy_of
+from tests.support.cases.base import Case
 from tests.support.elsewhere import elsewhere
 from tests.support.problems import CPU, VECTOR, Dropping, Normalized, Recurrent, examples, request
-from tests.support.toys import DoubleNetwork, assert_close, normalized_layers, recurrent_layers
+from tests.support.toy_networks import DoubleNetwork, normalized_layers, recurrent_layers
+from tests.support.toys import assert_close
 
 torch.set_num_threads(1)
 

@@ -25,7 +25,8 @@ from rayfl.models.zoo import TwoNN
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.launches import Launches
 from tests.support.problems import CPU, SmallCNN, cross_entropy, examples, request
-from tests.support.toys import DoubleNetwork, assert_close
+from tests.support.toy_networks import DoubleNetwork
+from tests.support.toys import assert_close
 
 torch.set_num_threads(1)
 

@@ -38,7 +38,8 @@ from rayfl.models.zoo import TwoNN
 from rayfl.params import Tree
 from tests.support import plain
 from tests.support.problems import CPU, Normalized, examples, request
-from tests.support.toys import DoubleNetwork, TwoLayers, assert_close
+from tests.support.toy_networks import DoubleNetwork, TwoLayers
+from tests.support.toys import assert_close
 
 SPEC = InputSpec("image", (6,), 4)
 NETWORKS: dict[str, Network] = {

@@ -18,7 +18,7 @@ from rayfl.engine.evaluation import evaluate
 from rayfl.engine.further_tasks import LanguageModel
 from rayfl.engine.requests import GradientRequest
 from rayfl.engine.tasks import Predictor
-from rayfl.engine.texts import Cutter, cutter_of
+from rayfl.engine.texts import PaddingTrimmer, trimmer_of
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics.language import IGNORED
 from rayfl.models.base import Network
@@ -146,15 +146,15 @@ def test_gradients_and_scores_are_those_of_whole_rows() -> None:
 def test_targets_at_each_position_are_cut_too_and_none_that_is_asked_for_is_lost() -> None:
     spec = InputSpec("tokens", (8,), 5, 6, "tokens", padding=5)
     task = LanguageModel(WindowModel(embedding=3, hidden=4).network(spec), spec=spec)
-    cutter = cutter_of(task)
-    assert cutter == Cutter(5, targets=True)
+    trimmer = trimmer_of(task)
+    assert trimmer == PaddingTrimmer(5, targets=True)
     x = torch.tensor([[1, 2, 5, 5, 5, 5, 5, 5], [1, 5, 5, 5, 5, 5, 5, 5]])
     y = torch.where(x == 5, IGNORED, x)
-    cut = cutter.cut(x, y, cutter.lengths(x, y))
+    cut = trimmer.cut(x, y, trimmer.lengths(x, y))
     assert [part.tolist() for part in cut] == [x[:, :2].tolist(), y[:, :2].tolist()]
     y[1, 4] = 3
-    assert cutter.lengths(x, y).tolist() == [2, 5]
-    assert cutter.cut(x, y, cutter.lengths(x, y))[0].shape == (2, 6)
+    assert trimmer.lengths(x, y).tolist() == [2, 5]
+    assert trimmer.cut(x, y, trimmer.lengths(x, y))[0].shape == (2, 6)
     model = task.network.initialize(0)
     examples = Examples(x, y)
     found = evaluate({"m": Predictor.of(model)}, examples, task, 2)["m"]

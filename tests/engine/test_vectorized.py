@@ -20,14 +20,10 @@ from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN
 from rayfl.params import Tree, copy, interpolate, squared_distance
-from tests.support.problems import (
-    CPU,
-    SmallCNN,
-    examples,
-    request,
-)
+from tests.support.problems import CPU, SmallCNN, examples, request
 from tests.support.stacks import TOLERANCE, engine, network_of, run
-from tests.support.toys import Toy, TwoLayers, assert_close, assert_equal, random_clients, two_layers
+from tests.support.toy_networks import TwoLayers, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 torch.set_num_threads(1)
 

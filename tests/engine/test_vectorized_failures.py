@@ -16,18 +16,10 @@ from rayfl.engine.requests import GradientRequest, TrainRequest
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.params import Tree
-from tests.support.problems import (
-    CPU,
-    Gated,
-    Partly,
-    Scaled,
-    SelfNormalized,
-    cross_entropy,
-    examples,
-    request,
-)
+from tests.support.problems import CPU, Gated, Partly, Scaled, SelfNormalized, cross_entropy, examples, request
 from tests.support.stacks import engine, network_of, run
-from tests.support.toys import TwoLayers, assert_close, assert_equal
+from tests.support.toy_networks import TwoLayers
+from tests.support.toys import assert_close, assert_equal
 
 SMALL = tuple(enumerate((17, 3, 24, 9, 10, 12)))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from actors.hosting import procedures
 from actors.hosting.equipment import Equipment
-from actors.hosting.job import Found, Job
+from actors.hosting.job import ClientResult, Job
 from actors.hosting.replies import found_of
 from algorithms.base import Averaging
 from algorithms.fedavg import FedAvg
@@ -24,8 +24,10 @@ from rayfl.models.normalization import normalize_by
 from rayfl.models.private_norm import STATE, PrivateNorm, private_names
 from rayfl.params import Tree, copy, leaves, num_bytes
 from rayfl.randomness import RandomStreams
-from tests.support.cases import ALGORITHMS, TRAIN, Case, toy_of
-from tests.support.toys import DoubleNetwork, Toy, assert_close, assert_equal, normalized_layers, random_clients
+from tests.support.cases import ALGORITHMS, TRAIN, toy_of
+from tests.support.cases.base import Case
+from tests.support.toy_networks import DoubleNetwork, normalized_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 STATISTICS = {"norm.running_mean", "norm.running_var"}
 EVERYTHING = STATISTICS | {"norm.weight", "norm.bias"}
@@ -141,7 +143,7 @@ def test_for_every_method_nothing_private_is_at_the_server(
 ) -> None:
     sent: list[Any] = []
 
-    def recording(own: Equipment, job: Job, client: Client, outcome: Any, *others: Any) -> Found:
+    def recording(own: Equipment, job: Job, client: Client, outcome: Any, *others: Any) -> ClientResult:
         if job.kind != "evaluate":
             sent.append(outcome.tree if isinstance(outcome, Weighted) else outcome)
         return found_of(own, job, client, outcome, *others)

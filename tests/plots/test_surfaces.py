@@ -20,7 +20,7 @@ from rayfl.plots.planes import plane_around, plane_through, vector_of
 from rayfl.runs.committed import CommittedModels, single_model
 from rayfl.runs.rows import last_round, model_rows, where
 from tests.plots.conftest import Runs
-from tests.support.toys import NormalizedLayers, TwoLayers
+from tests.support.toy_networks import NormalizedLayers, TwoLayers
 
 TASK = Classification(Network(TwoLayers))
 NAMES = TASK.network.parameter_names

@@ -1,4 +1,4 @@
-"""``rayfl clients``, ``export``, ``replay`` and ``diff`` on small runs."""
+"""``rayfl clients``, ``export`` and ``diff`` on finished runs."""
 
 from __future__ import annotations
 
@@ -20,40 +20,17 @@ from typer.testing import CliRunner
 
 import rayfl
 from algorithms.registry import Experiment
-from cluster.replay import replay
 from rayfl.cli.entry import app
 from rayfl.config.differences import differences
 from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError, DamageError, RayflError, RunError
 from rayfl.runs.committed import CommittedModels
-from rayfl.runs.folder import RunFolder, open_run
+from rayfl.runs.folder import RunFolder
 from rayfl.runs.listing import COLUMNS, chosen_rows, listed_clients
 from rayfl.runs.measured import Cohort
-from rayfl.storage.commits import CommitStore
-from rayfl.storage.files import Storage
 from tests.support.commands import command
 from tests.support.experiments import small_experiment
-
-METHODS = ("superfed-mm", "fedavg", "fedphp", "fedme", "floco", "scaffold", "fedpac")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One run of each method, of which all commits are kept."""
-    folder = tmp_path_factory.mktemp("runs")
-    for method in METHODS:
-        options = {"storage.keep_commits": 9, "evaluation.every": 1, "train.rounds": 3}
-        rayfl.run(small_experiment(folder, method, method, backend="inline"), **options)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def superfed(folder: Path) -> RunFolder:
-    return opened(folder / "superfed-mm")
-
-
-def opened(path: Path) -> RunFolder:
-    return open_run(str(path), Experiment)
+from tests.support.inspecting import Finished, opened
 
 
 class Net(nn.Module):
@@ -78,9 +55,9 @@ class Net(nn.Module):
     ],
 )
 def test_an_exported_model_needs_no_rayfl(
-    folder: Path, tmp_path: Path, method: str, model: str, row: str | None
+    finished: Finished, tmp_path: Path, method: str, model: str, row: str | None
 ) -> None:
-    run, out = folder / method, tmp_path / "model.safetensors"
+    run, out = finished(method), tmp_path / "model.safetensors"
     said = command("export", str(run), "--client", "3", "--model", model, "--out", str(out))
     with safetensors.safe_open(out, "pt") as file:
         told = json.loads(file.metadata()["rayfl"])
@@ -104,8 +81,8 @@ def test_an_exported_model_needs_no_rayfl(
     assert told["inputs"]["classes"] == 10 and "Linear" in told["modules"]
 
 
-def test_export_knows_a_clients_architecture(folder: Path, tmp_path: Path) -> None:
-    run, out = opened(folder / "fedme"), tmp_path / "m.safetensors"
+def test_export_knows_a_clients_architecture(finished: Finished, tmp_path: Path) -> None:
+    run, out = opened(finished("fedme")), tmp_path / "m.safetensors"
     command("export", run.storage.uri, "--client", "0", "--out", str(out))
     number = CommittedModels(run).server["architectures"]["0"]
     with safetensors.safe_open(out, "pt") as file:
@@ -125,88 +102,19 @@ def test_export_knows_a_clients_architecture(folder: Path, tmp_path: Path) -> No
     ],
 )
 def test_what_cannot_be_exported(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RayflError, match=message):
-        CliRunner().invoke(app, ["export", str(folder / "superfed-mm"), *options], catch_exceptions=False)
+        CliRunner().invoke(app, ["export", str(finished("superfed-mm")), *options], catch_exceptions=False)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_that_is_several_is_not_exported(folder: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_several_is_not_exported(tmp_path: Path) -> None:
     mixed = {"name": "apfl", "mix": "logits"}
     rayfl.run(small_experiment(tmp_path, "mixed", "apfl", backend="inline"), algorithm=mixed, train__rounds=1)
     with pytest.raises(ConfigError, match="2 models together"):
         command("export", str(tmp_path / "mixed"), "--client", "0", "--out", str(tmp_path / "m.safetensors"))
-
-
-@pytest.mark.parametrize("round", [1, 3])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_replay_has_the_same_bits(folder: Path, method: str, round: int) -> None:
-    run = opened(folder / method)
-    client = run.parts.cohort(round - 1)[1]
-    found = replay(run, round, client)
-    assert found.differences == {}
-    assert found.compared["rows"] > 0
-    assert ("state" in found.compared) == (client in run.manifest(round).states)
-    # In these rounds the client does more than one thing, and others' results come in between.
-    assert found.whole == ((method, round) in {("fedme", 1), ("fedme", 3), ("fedpac", 1), ("fedpac", 3), ("floco", 3)})
-
-
-@pytest.mark.parametrize("method", ["superfed-mm", "scaffold", "floco"])
-def test_a_whole_round_gives_the_servers_bits(folder: Path, method: str) -> None:
-    run = opened(folder / method)
-    found = replay(run, 3, run.parts.cohort(2)[0], whole=True)
-    assert found.whole and found.compared["server"] > 0
-    assert found.differences == {}
-
-
-def test_a_replay_changes_nothing(superfed: RunFolder) -> None:
-    path = superfed.storage.local_path
-    assert path is not None
-    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    text = command("replay", str(path), "--round", "2", "--client", str(superfed.parts.cohort(1)[0]))
-    assert "equal to the bit" in text
-    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
-
-
-def test_a_replay_finds_other_bits_in_a_run_that_was_moved(superfed: RunFolder, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(superfed.storage.uri, tmp_path / "moved"))
-    run = opened(path)
-    client = run.parts.cohort(2)[0]
-    store, manifest = CommitStore(Storage(str(path))), run.manifest(3)
-    state = store.read_states(manifest.states[client])[client]
-    state["local"]["head.bias"] = state["local"]["head.bias"] + 0.5
-    changed = store.write_states(3, 0, {client: state})
-    store.write_manifest(manifest.model_copy(update={"states": {**manifest.states, client: changed}}))
-    found = replay(opened(path), 3, client)
-    assert found.differences == {"state/local/head.bias": pytest.approx(0.5, abs=1e-6)}
-    text = command("replay", str(path), "--round", "3", "--client", str(client), status=1)
-    assert "differs: state/local/head.bias" in text
-
-
-def test_what_cannot_be_replayed(folder: Path, tmp_path: Path, superfed: RunFolder) -> None:
-    absent = next(client for client in range(5) if client not in superfed.parts.cohort(1))
-    with pytest.raises(ConfigError, match=f"client {absent} took no part in round 2"):
-        replay(superfed, 2, absent)
-    with pytest.raises(ConfigError, match="has rounds 1 to 3, not 4"):
-        replay(superfed, 4, 0)
-    path = Path(shutil.copytree(folder / "fedavg", tmp_path / "run"))
-    (path / "commits" / "manifest-000001.json").unlink()
-    run = opened(path)
-    with pytest.raises(RunError, match="no commit of round 1; kept are those of rounds: 2, 3"):
-        replay(run, 2, run.parts.cohort(1)[0])
-
-
-def test_without_rows_and_state_there_is_nothing_to_compare(tmp_path: Path) -> None:
-    options = {"evaluation.cohort_every": 0, "train.rounds": 1}
-    rayfl.run(small_experiment(tmp_path, "r", "fedavg", backend="inline"), **options)
-    run = opened(tmp_path / "r")
-    client = run.parts.cohort(0)[0]
-    with pytest.raises(RunError, match="--whole-round"):
-        replay(run, 1, client)
-    found = replay(run, 1, client, whole=True)
-    assert list(found.compared) == ["server"] and not found.differences
 
 
 def test_clients(superfed: RunFolder) -> None:
@@ -283,14 +191,14 @@ def test_clients_that_were_not_evaluated(superfed: RunFolder) -> None:
             listed_clients(superfed, *arguments)
 
 
-def test_diff(folder: Path, superfed: RunFolder) -> None:
-    first, second = superfed.content, opened(folder / "fedavg").content
+def test_diff(finished: Finished, superfed: RunFolder) -> None:
+    first, second = superfed.content, opened(finished("fedavg")).content
     found = {path: values for path, *values in differences(first, second)}
     assert found["algorithm.name"] == ["superfed", "fedavg"]
     assert found["algorithm.mode"] == ["mm", "-"]
     assert found["algorithm.finetune_epochs"] == ["-", 1]
     assert "train.lr" not in found
-    text = command("diff", superfed.storage.uri, str(folder / "superfed-mm" / "config.yaml"))
+    text = command("diff", superfed.storage.uri, str(finished("superfed-mm") / "config.yaml"))
     assert "0 differences; the same results are to be expected" in text
     text = command("diff", "quickstart", superfed.storage.uri, status=1)
     assert "train.rounds" in text and "other results" in text

@@ -84,7 +84,7 @@ def test_the_lease_of_a_process_that_is_gone_is_taken_over_at_once(storage: Stor
 
 
 def test_the_lease_of_a_zombie_is_taken_over_at_once(storage: Storage, zombie: int) -> None:
-    assert Holder.here().model_copy(update={"pid": zombie}).lives() is False
+    assert Holder.here().model_copy(update={"pid": zombie}).is_alive() is False
     left_by(storage, pid=zombie)
     with Lease(storage, 90) as mine:
         mine.check()
@@ -123,8 +123,8 @@ def test_without_proc_a_process_that_is_there_is_unknown_and_one_that_is_not_is_
     monkeypatch.setattr(lease, "_namespace", lambda: "")
     here = Holder.here()
     assert (here.boot, here.started, here.namespace) == ("", "", "")
-    assert here.lives() is None
-    assert here.model_copy(update={"pid": ended}).lives() is False
+    assert here.is_alive() is None
+    assert here.model_copy(update={"pid": ended}).is_alive() is False
 
 
 def test_a_lease_is_renewed(storage: Storage) -> None:

@@ -17,7 +17,7 @@ from rayfl.errors import DamageError
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from rayfl.storage.manifest import Manifest
-from rayfl.storage.tables import PartedTable, from_parquet, joined, read_whole, same_rows, to_parquet
+from rayfl.storage.tables import PartedTable, from_parquet, read_whole, same_rows, to_one_parquet, to_parquet
 
 SCHEMA = pa.schema([("round", pa.int32()), ("name", pa.string()), ("loss", pa.float64())], {b"key": b"value"})
 
@@ -43,7 +43,7 @@ def manifest(store: CommitStore, table: PartedTable) -> Manifest:
 def test_how_rows_are_divided_does_not_change_the_file(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rayfl.storage.tables, "_ROW_GROUP", 4)
     parts = [rows(start, stop) for start, stop in pairwise(np.cumsum([0, *sizes]).tolist())]
-    data = joined(iter(parts), SCHEMA)
+    data = to_one_parquet(iter(parts), SCHEMA)
     assert data == to_parquet(rows(0, 10))
     found = from_parquet(data)
     assert found.equals(rows(0, 10))
@@ -75,7 +75,7 @@ def test_a_table_in_parts_is_the_table(tmp_path_factory: pytest.TempPathFactory,
         patch.setattr(rayfl.storage.tables, "_LARGE_BYTES", 1500)
         table, end = PartedTable("rounds"), 0
         for commit, more in enumerate(growth):
-            grew = table.grow(store, commit, rows(end, end + more))
+            grew = table.append(store, commit, rows(end, end + more))
             assert grew == (more > 0 or commit == 0)
             end += more
             assert table.rows == end
@@ -98,7 +98,7 @@ def test_a_commit_writes_few_rows_and_leaves_few_parts(store: CommitStore, monke
     monkeypatch.setattr(rayfl.storage.tables, "_LARGE_BYTES", 5_000)
     table, commits, each = PartedTable("rounds"), 200, 20
     for commit in range(commits):
-        table.grow(store, commit, rows(table.rows, table.rows + each))
+        table.append(store, commit, rows(table.rows, table.rows + each))
         assert len(table.files) <= 1 + table.rows // 500 + math.log2(commit + 2)
     # What is written at once does not grow with the table.
     assert max(written[: commits // 2]) == max(written)
@@ -108,8 +108,8 @@ def test_a_commit_writes_few_rows_and_leaves_few_parts(store: CommitStore, monke
 
 def test_a_missing_and_a_damaged_part_are_named(store: CommitStore, tmp_path: Path) -> None:
     table = PartedTable("rounds")
-    table.grow(store, 1, rows(0, 5))
-    table.grow(store, 2, rows(5, 7))
+    table.append(store, 1, rows(0, 5))
+    table.append(store, 2, rows(5, 7))
     found = manifest(store, table)
     first, last = table.files
     with pytest.raises(DamageError, match="the commit of round 1 has no table of clients"):
@@ -124,7 +124,7 @@ def test_a_missing_and_a_damaged_part_are_named(store: CommitStore, tmp_path: Pa
 
 def test_what_is_no_table_is_named(store: CommitStore) -> None:
     table = PartedTable("rounds")
-    table.grow(store, 1, rows(0, 5))
+    table.append(store, 1, rows(0, 5))
     text = {"tables": {"rounds": (store.write_table(1, "rounds", b"text"),)}}
     with pytest.raises(DamageError, match=r"rounds-000001-.* is damaged"):
         read_whole(store, manifest(store, table).model_copy(update=text), "rounds")

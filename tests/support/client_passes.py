@@ -16,7 +16,7 @@ from rayfl.models.base import Network
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
 from tests.support.problems import CPU, cross_entropy, examples
-from tests.support.toys import TwoLayers
+from tests.support.toy_networks import TwoLayers
 
 SPEC = InputSpec("image", (6,), 4)
 

@@ -23,7 +23,8 @@ from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
-from tests.support.toys import CPU, random_clients, softmax_regression
+from tests.support.toy_networks import softmax_regression
+from tests.support.toys import CPU, random_clients
 
 
 class Counting(Averaging):

@@ -9,11 +9,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree
 from rayfl.system.schedule import Clock, Turnout
 from rayfl.system.unfinished import Unfinished
-from tests.support.toys import (
-    Toy,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, random_clients
 from tests.system.test_buffered import lasting, schedule
 
 SIZES = (8, 12, 6, 10)

@@ -15,7 +15,8 @@ from rayfl.engine.classification import Classification
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree, copy
-from tests.support.toys import DoubleNetwork, ListDataset, SoftmaxRegression, Toy, TwoLayers, random_clients
+from tests.support.toy_networks import DoubleNetwork, SoftmaxRegression, TwoLayers
+from tests.support.toys import ListDataset, Toy, random_clients
 
 SIZES = (9, 12, 6, 10, 7)
 TRAIN = TrainConfig(

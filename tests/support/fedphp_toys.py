@@ -6,12 +6,8 @@ from typing import Any
 
 from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
-from tests.support.toys import (
-    Toy,
-    normalized_layers,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import Toy, random_clients
 
 SIZES = (20, 13, 10, 19)  # no batch of one sample, which has no batch statistics
 

@@ -7,11 +7,8 @@ from typing import Any
 from algorithms.floco_plus import FlocoPlus
 from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree
-from tests.support.toys import (
-    Toy,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, random_clients
 
 SIZES = (20, 7, 13, 20, 4, 11)
 TRAIN = TrainConfig(

@@ -6,11 +6,8 @@ from typing import Any
 
 from algorithms.floco import Floco
 from rayfl.engine.settings import TrainConfig
-from tests.support.toys import (
-    Toy,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, random_clients
 
 SIZES = (20, 7, 13, 20, 4, 11)
 

@@ -8,11 +8,9 @@ from torch import Tensor, nn
 from algorithms.gpfl import GPFL
 from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, map_leaves
-from tests.support.partial_toys import (
-    initial,
-    toy_of,
-)
-from tests.support.toys import Toy, two_layers
+from tests.support.partial_toys import initial, toy_of
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy
 
 
 class Valve(nn.Module):

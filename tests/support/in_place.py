@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rayfl.engine.settings import TrainConfig
-from tests.support.toys import Toy, normalized_layers, random_clients
+from tests.support.toy_networks import normalized_layers
+from tests.support.toys import Toy, random_clients
 
 TRAIN = TrainConfig(rounds=3, clients_per_round=3, local_epochs=1, batch_size=4, lr=0.1)
 

@@ -15,7 +15,8 @@ from rayfl.engine.tasks import Batch
 from rayfl.metrics import Statistics
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree
-from tests.support.toys import DoubleNetwork, ListDataset, Toy, TwoLayers, random_clients
+from tests.support.toy_networks import DoubleNetwork, TwoLayers
+from tests.support.toys import ListDataset, Toy, random_clients
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(

@@ -6,11 +6,8 @@ from typing import Any
 
 from algorithms.pfedhn import PFedHN
 from rayfl.engine.settings import TrainConfig
-from tests.support.toys import (
-    Toy,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, random_clients
 
 SIZES = (9, 12, 6, 10, 7)
 TRAIN = TrainConfig(rounds=3, clients_per_round=2, local_epochs=1, batch_size=4, lr=0.1, momentum=0.5)

@@ -7,7 +7,8 @@ import torch
 
 from algorithms.base import Algorithm
 from rayfl.engine.settings import TrainConfig
-from tests.support.toys import ListDataset, Toy, softmax_regression
+from tests.support.toy_networks import softmax_regression
+from tests.support.toys import ListDataset, Toy
 
 CLASSES = 3
 

@@ -19,7 +19,7 @@ from rayfl.engine.tasks import Batch, Task
 from rayfl.examples import Examples, InputSpec
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree
-from tests.support.toys import TwoLayers
+from tests.support.toy_networks import TwoLayers
 
 CPU = torch.device("cpu")
 VECTOR = InputSpec("image", (6,), 4)

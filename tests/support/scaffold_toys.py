@@ -8,13 +8,8 @@ import torch
 
 from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree, map_leaves
-from tests.support.toys import (
-    Quadratic,
-    Toy,
-    quadratic_clients,
-    random_clients,
-    two_layers,
-)
+from tests.support.toy_networks import Quadratic, two_layers
+from tests.support.toys import Toy, quadratic_clients, random_clients
 
 SIZES = (9, 12, 6, 10)
 TRAIN = TrainConfig(rounds=4, clients_per_round=2, local_epochs=2, batch_size=4, lr=0.1)

@@ -13,10 +13,9 @@ from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.requests import TrainRequest
 from rayfl.models.base import Network
 from rayfl.params import Tree, copy
-from tests.support.problems import (
-    CPU,
-)
-from tests.support.toys import DoubleNetwork, assert_close, assert_equal
+from tests.support.problems import CPU
+from tests.support.toy_networks import DoubleNetwork
+from tests.support.toys import assert_close, assert_equal
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 

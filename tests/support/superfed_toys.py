@@ -11,7 +11,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
-from tests.support.toys import CPU, Toy, normalized_layers, random_clients, two_layers
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import CPU, Toy, random_clients
 
 SIZES = (20, 13, 10, 19)
 TRAIN = TrainConfig(

@@ -20,6 +20,7 @@ from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.randomness import RandomStreams
 
+INPUTS = ["age", "bmi", "sex"]
 AGES = [30.0, 40.0, 50.0, 60.0, 35.0, 45.0, 55.0, 65.0, 20.0, 80.0, 25.0, 75.0]
 ROWS: dict[str, list[Any]] = {
     "age": AGES,
@@ -47,6 +48,13 @@ def written(folder: Path, kind: str = "parquet", **changes: Any) -> Path:
     else:
         pq.write_table(table, path)
     return path
+
+
+def own_section(
+    folder: Path, form: str = "parquet", changes: Mapping[str, Any] | None = None, **options: Any
+) -> dict[str, Any]:
+    """The section ``dataset`` of the rows as a file, some columns changed."""
+    return {"path": written(folder, form, **(changes or {})), "root": folder, "client": "hospital", **options}
 
 
 def opened(

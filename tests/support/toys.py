@@ -1,7 +1,4 @@
-"""Small federated problems with known answers (and their networks), and a federation in this process to run methods on.
-
-It re-exports the networks of :mod:`tests.support.toy_networks`, since most tests that run a toy name one.
-"""
+"""Small federated problems with known answers, and a federation in this process to run methods on."""
 
 from __future__ import annotations
 
@@ -32,15 +29,7 @@ from rayfl.examples import Examples, InputSpec
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
-from tests.support.toy_networks import DoubleNetwork as DoubleNetwork
-from tests.support.toy_networks import NormalizedLayers as NormalizedLayers
-from tests.support.toy_networks import Quadratic as Quadratic
-from tests.support.toy_networks import SoftmaxRegression as SoftmaxRegression
-from tests.support.toy_networks import TwoLayers as TwoLayers
-from tests.support.toy_networks import normalized_layers as normalized_layers
-from tests.support.toy_networks import recurrent_layers as recurrent_layers
-from tests.support.toy_networks import softmax_regression as softmax_regression
-from tests.support.toy_networks import two_layers as two_layers
+from tests.support.toy_networks import two_layers
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 import cluster.rounds.log_file
 import rayfl
-from cluster.rounds.log_file import kept_for_the_log, log_file
+from cluster.rounds.log_file import buffered_log, log_file
 from rayfl.errors import RunError
 from rayfl.runs.verification import verify
 from rayfl.storage.files import Storage
@@ -198,7 +198,7 @@ def test_the_logs_disk_may_be_full(
     assert rayfl.run(experiment(tmp_path, tensorboard=True)).rounds_completed == 4
     logging.getLogger("rayfl").warning("afterwards")
     assert sum("rayfl.log lacks lines from here on" in said for said in warnings(caplog)) <= 1
-    with kept_for_the_log() as early, log_file(Storage(str(tmp_path / "run")), early):
+    with buffered_log() as early, log_file(Storage(str(tmp_path / "run")), early):
         for _ in range(3):
             logging.getLogger("rayfl").info("a line")
     said = [text for text in warnings(caplog) if "rayfl.log lacks lines from here on" in text]

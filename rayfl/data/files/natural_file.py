@@ -227,6 +227,8 @@ def remedy(path: Path) -> str:
     """Returns how to get a file in place of one that cannot be used."""
     if path.suffix == ".arrow":
         return "delete it and make it again with `rayfl data prepare`"
+    if path.name.startswith("tff-"):
+        return "make one from TFF's archive with `rayfl data import-tff`"
     return "make one from LEAF's JSON with `rayfl data import-leaf`"
 
 

@@ -67,7 +67,7 @@ Labels = Literal["as_found", "renumbered"]
 
 LABELS = (
     "as_found: labels are the numbers of their classes, 0 to num_classes - 1, of which some may have no sample; "
-    "renumbered: the labels that occur are numbered from 0, in ascending order."
+    "renumbered: the labels that occur, integers or text, are numbered from 0, in ascending order."
 )
 
 

@@ -36,7 +36,7 @@ def read_masks(
         client: the clients' column, for messages.
         shape: of an image, channels first.
         renumbered: whether classes are numbered from 0 by their rank, such as 0 and 255.
-        ignored: the value of pixels that do not count, besides ``IGNORED``.
+        ignored: the value of pixels that do not count, in addition to ``IGNORED``.
 
     Raises:
         DataError: naming file, column, row, client and the fix.

@@ -99,8 +99,8 @@ class ColumnSource(CopiedSource):
         for option in ("missing", "standardize", "shape"):
             if texts and getattr(self, option) != type(self).model_fields[option].default:
                 raise ValueError(f"{option} is for numbers, and the inputs are texts: leave it out")
-        if self.labels == "renumbered" and (texts or self.target not in ("auto", *_CLASSES)):
-            raise ValueError("labels=renumbered is for classes of numbers or images: leave it out")
+        if self.labels == "renumbered" and self.target not in ("auto", *_CLASSES):
+            raise ValueError("labels=renumbered is for classes: leave it out")
         return self
 
     @abstractmethod

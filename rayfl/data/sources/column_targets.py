@@ -68,9 +68,9 @@ def target_columns(path: Path, schema: pa.Schema, wanted: str | Sequence[str], t
 
 
 def read_targets(
-    path: Path, table: pa.Table, names: Sequence[str], target: Target, client: str | None, any_integers: bool
+    path: Path, table: pa.Table, names: Sequence[str], target: Target, client: str | None, renumbered: bool
 ) -> np.ndarray:
-    """The targets of a file's rows: classes int64 of shape (N,); labels and numbers float32 of shape (N, D).
+    """The targets of a file's rows: classes int64 or text of shape (N,); labels and numbers float32 of shape (N, D).
 
     Args:
         path: the file.
@@ -78,13 +78,13 @@ def read_targets(
         names: of :func:`target_columns`.
         target: what they are; no ``tokens``.
         client: the clients' column, for messages.
-        any_integers: whether classes are renumbered, so that negative ones will do.
+        renumbered: whether classes are numbered by their rank afterwards, so that negative ones and text will do.
 
     Raises:
         DataError: naming file, column, row, client and the fix.
     """
     if target == "class":
-        return _classes(path, table, names[0], client, any_integers)
+        return _classes(path, table, names[0], client, renumbered)
     first = table.column(names[0])
     if len(names) == 1 and pa.types.is_nested(first.type):
         values = _list(path, table, names[0], target, client)
@@ -103,25 +103,38 @@ def read_targets(
     return values
 
 
-def _classes(path: Path, table: pa.Table, name: str, client: str | None, any_integers: bool) -> np.ndarray:
+def _classes(path: Path, table: pa.Table, name: str, client: str | None, renumbered: bool) -> np.ndarray:
     column = table.column(name)
-    if not pa.types.is_integer(column.type):
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    text = _is_text(column.type)
+    if not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type) or (text and renumbered)):
         numbers = pa.types.is_floating(column.type)
         if numbers and column.null_count < len(column) and _whole(column):
             refuse_nulls(path, table, name, client, _FIX)  # integers become floats where one is missing
-        fix = ": number the classes (class_encode_column does it for data sets of Hugging Face)"
+        fix = ": dataset.labels=renumbered numbers the values that occur, in ascending order" if text else ""
         if numbers or pa.types.is_nested(column.type):
             fix = "; to predict numbers set task=regression" if numbers else "; for several labels set task=multilabel"
         raise DataError(f"{path}: column {name!r} has the type {column.type}; labels are integers from 0{fix}")
     refuse_nulls(path, table, name, client, _FIX)
+    if text:
+        names = np.asarray(column.to_pylist(), dtype=np.str_)
+        if (empty := np.flatnonzero(np.char.strip(names) == "")).size:
+            row = int(empty[0])
+            raise DataError(f"{path}: column {name!r}, row {row}{owner(table, client, row)} is an empty text{_FIX}")
+        return names
     labels: np.ndarray = column.to_numpy().astype(np.int64)
-    if len(labels) and labels.min() < 0 and not any_integers:
+    if len(labels) and labels.min() < 0 and not renumbered:
         row = int(np.argmax(labels < 0))
         raise DataError(
             f"{path}: column {name!r}, row {row}{owner(table, client, row)} is {labels[row]}; labels are integers from "
             "0, or any with dataset.labels=renumbered"
         )
     return labels
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _whole(column: pa.ChunkedArray) -> bool:

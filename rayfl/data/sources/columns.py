@@ -41,6 +41,7 @@ class Rows:
         padding: the token that fills rows up; None where none does.
         inner: how many texts have that token before others.
         known_classes: how many classes the file says there are.
+        class_names: the classes' texts, where they are told by texts, by number.
         left_out: how many rows there were of which nothing could be learned.
         shortened: how many conversations have but their last answer to learn.
     """
@@ -58,6 +59,7 @@ class Rows:
     padding: int | None = None
     inner: int = 0
     known_classes: int | None = None
+    class_names: tuple[str, ...] = ()
     left_out: int = 0
     shortened: int = 0
 
@@ -84,7 +86,7 @@ def read_rows(
         tables: the tables.
         wanted: their columns.
         shape: shape of an input; None takes encoded images and lists as they are.
-        renumbered: whether the labels, any integers, are numbered from 0 by their rank.
+        renumbered: whether the labels, any integers or texts, are numbered from 0 by their rank.
 
     Raises:
         DataError: naming file, column and, counted from 0, row.
@@ -103,7 +105,7 @@ def read_rows(
     clients, splits = client_names(filled, layout.client), split_names(filled, layout.split)
     known = tables[0].classes.get(layout.y[0]) if layout.y else None
     if layout.kind in ("texts", "tokens"):
-        return replace(_of_texts(filled, layout, wanted, clients, splits), known_classes=known)
+        return replace(_of_texts(filled, layout, wanted, clients, splits, renumbered), known_classes=known)
     columns = None
     if layout.kind == "table":
         if shape is not None:
@@ -114,12 +116,13 @@ def read_rows(
         x, columns = read_table(filled, layout.x, layout.client, wanted.missing)
     else:
         x = read_inputs(filled, layout, shape or _shape(tables, layout.x[0]))
+    about: dict[str, Any] = {"table": columns, "known_classes": known}
     if wanted.target == "mask":
         y, count = read_masks(filled, layout.y[0], layout.client, x.shape[1:], renumbered, wanted.ignore)
     else:
-        y, count = _targets(filled, layout, wanted, renumbered)
+        y, count, about["class_names"] = _targets(filled, layout, wanted, renumbered)
     integers = layout.kind == "lists" and _of_integers(filled[0][1].schema.field(layout.x[0]).type)
-    return Rows(x, y, clients, splits, integers, count, tuple(left), table=columns, known_classes=known)
+    return Rows(x, y, clients, splits, integers, count, tuple(left), **about)
 
 
 def _shape(tables: Sequence[NamedTable], name: str) -> tuple[int, ...] | None:
@@ -135,14 +138,25 @@ def _shape(tables: Sequence[NamedTable], name: str) -> tuple[int, ...] | None:
 
 def _targets(
     filled: Sequence[tuple[Path, pa.Table]], layout: Layout, wanted: Wanted, renumbered: bool
-) -> tuple[np.ndarray, int]:
-    """Returns what is learned, and how many different labels there are, where they are classes."""
+) -> tuple[np.ndarray, int, tuple[str, ...]]:
+    """Returns what is learned; and of classes, how many different ones there are, and their names if they have any."""
     parts = [read_targets(path, table, layout.y, wanted.target, layout.client, renumbered) for path, table in filled]
+    for (path, _), part in zip(filled, parts, strict=True):
+        if part.dtype.kind != parts[0].dtype.kind:
+            raise DataError(
+                f"{path}: column {layout.y[0]!r} holds {_kind(part)}, but that of {filled[0][0]} {_kind(parts[0])}: "
+                "store one kind in all files"
+            )
     y = np.concatenate(parts)
     if wanted.target != "class":
-        return y, 0
+        return y, 0, ()
     present, numbers = np.unique(y, return_inverse=True)
-    return numbers.astype(np.int64) if renumbered else y, len(present)
+    names = tuple(map(str, present)) if y.dtype.kind == "U" else ()
+    return numbers.astype(np.int64) if renumbered else y, len(present), names
+
+
+def _kind(values: np.ndarray) -> str:
+    return "text" if values.dtype.kind == "U" else "numbers"
 
 
 def _of_texts(
@@ -151,6 +165,7 @@ def _of_texts(
     wanted: Wanted,
     clients: np.ndarray | None,
     splits: np.ndarray | None,
+    renumbered: bool,
 ) -> Rows:
     count = sum(table.num_rows for _, table in filled)
     training = np.ones(count, dtype=bool) if splits is None else splits == "train"
@@ -172,7 +187,7 @@ def _of_texts(
         asked = np.arange(1, found.x.shape[1]) < found.lengths[:, np.newaxis]
         y = np.where(asked, found.x[:, 1:], IGNORED)
         return Rows(found.x[:, :-1], y, clients, splits, False, 0, **about)
-    y, labels = _targets(filled, layout, wanted, renumbered=False)
+    y, labels, about["class_names"] = _targets(filled, layout, wanted, renumbered)
     return Rows(found.x, y, clients, splits, False, labels, **about)
 
 

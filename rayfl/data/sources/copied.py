@@ -89,7 +89,9 @@ class CopiedSource(PreparableSource):
         try:
             stats = [path.stat() for path in self.files]
         except OSError as error:
-            raise DataError(f"dataset.path: {error.filename} cannot be read: {error.strerror}") from error
+            raise DataError(
+                f"dataset.path: {error.filename} cannot be read: {error.strerror}; put the file there, or give its path"
+            ) from error
         files = [(str(path), s.st_size, s.st_mtime_ns) for path, s in zip(self.files, stats, strict=True)]
         options = dict(self._choices())
         key = hashlib.sha256(json.dumps([files, options], sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
@@ -152,6 +154,8 @@ class CopiedSource(PreparableSource):
                 content = write_clients(path, rows, spec, own_test=self.part == "both", source=source, kind=self.name)
             options = {**self._noted(), "clients": rows.clients is not None}
             options["remarks"] = self._remarks(rows, num_classes)
+            if rows.class_names:
+                options["classes"] = rows.class_names
             if rows.table is not None:
                 options["table"] = asdict(rows.table)
             write_record(path, content, source, tuple(map(SourceFile.of, self.files)), options)

@@ -19,7 +19,8 @@ from algorithms.fedavg import FedAvg
 from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError
-from tests.support.toys import Toy, random_clients, softmax_regression
+from tests.support.toy_networks import softmax_regression
+from tests.support.toys import Toy, random_clients
 
 SKIP = ClientsConfig(on_error="skip", deadline_s=5)
 RETRY = ClientsConfig(on_error="retry", retries=2)

@@ -14,7 +14,8 @@ from actors.hosting.job import Job
 from actors.processes.pool import InlinePool
 from rayfl.errors import ClientError
 from rayfl.params import num_bytes, to_numpy
-from tests.support.cases import ALGORITHMS, SIZES, toy_of
+from tests.support.cases import ALGORITHMS, toy_of
+from tests.support.cases.base import SIZES
 from tests.support.counting import World
 from tests.support.toys import assert_equal
 

@@ -14,7 +14,7 @@ from actors.federation import merging
 from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
 from actors.hosting.job import JobResult
-from actors.hosting.sums import LEAST_BYTES, PartialSums, taken_from
+from actors.hosting.sums import LEAST_BYTES, PartialSums, take_sums
 from actors.processes.pool import HostDiedError, InlinePool
 from algorithms.fedavg import FedAvg
 from algorithms.scaffold import Scaffold
@@ -24,7 +24,8 @@ from rayfl.engine.client import Client
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError
 from rayfl.params import Tree
-from tests.support.toys import Toy, assert_equal, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, assert_equal, random_clients
 
 MACHINES = ("one", "one", "other", "one", "other", "alone")
 
@@ -213,9 +214,9 @@ def test_what_sums_weigh_on_their_way() -> None:
     assert PartialSums({"": one}).nbytes == 4008
     assert PartialSums({"": many}).nbytes == 16 * 1001
     result = JobResult(totals={"": many})
-    assert taken_from(result, 20_000) is None
+    assert take_sums(result, 20_000) is None
     assert not result.apart
-    sums = taken_from(result, 16_000)
+    sums = take_sums(result, 16_000)
     assert sums is not None
     assert result.apart
     assert not result.totals

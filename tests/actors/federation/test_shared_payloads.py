@@ -16,7 +16,8 @@ from rayfl.engine.client import Client
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError
 from rayfl.params import Tree, from_numpy, num_bytes, to_numpy
-from tests.support.toys import Toy, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, random_clients
 
 TRAIN = TrainConfig(rounds=2, clients_per_round="all", local_epochs=1, batch_size=4, lr=0.1)
 GIVEN = {0: ("a", "b"), 1: ("b",), 2: ("a",), 3: ("c",)}

@@ -18,7 +18,8 @@ from rayfl.engine.classification import Classification
 from rayfl.examples import InputSpec
 from rayfl.models.perceptron import TwoNN
 from rayfl.params import Tree
-from tests.support.cases import ALGORITHMS, Case, toy_of
+from tests.support.cases import ALGORITHMS, toy_of
+from tests.support.cases.base import Case
 from tests.support.counting import Counting, World
 from tests.support.toys import assert_equal
 

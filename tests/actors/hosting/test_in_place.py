@@ -17,7 +17,8 @@ from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.errors import ClientError
 from rayfl.params import Tree, copy
 from tests.support.in_place import TRAIN, toy_of
-from tests.support.toys import Toy, assert_equal, normalized_layers, random_clients, two_layers
+from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toys import Toy, assert_equal, random_clients
 
 COHORT = (0, 1, 3)
 GUILTY = 1

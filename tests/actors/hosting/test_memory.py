@@ -19,7 +19,8 @@ from rayfl.errors import ResourceError
 from rayfl.params import Tree
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
-from tests.support.cases import ALGORITHMS, SIZES, toy_of
+from tests.support.cases import ALGORITHMS, toy_of
+from tests.support.cases.base import SIZES
 from tests.support.toys import assert_equal
 
 
@@ -49,7 +50,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 def test_spilled_trees_come_back_to_the_bit(tmp_path: Path) -> None:
     spill = Spill(1000, str(tmp_path))
-    kept = [spill.keep(tree(k + 0.1)) for k in range(10)]
+    kept = [spill.store(tree(k + 0.1)) for k in range(10)]
     assert spill.held_bytes <= 1000
     assert len(files(tmp_path)) == spill.spilled == 8
     for _ in range(2):
@@ -61,7 +62,7 @@ def test_spilled_trees_come_back_to_the_bit(tmp_path: Path) -> None:
 
 def test_what_nobody_holds_leaves_memory_and_disk(tmp_path: Path) -> None:
     spill = Spill(1000, str(tmp_path))
-    kept = [spill.keep(tree(k)) for k in range(10)]
+    kept = [spill.store(tree(k)) for k in range(10)]
     del kept[1:]
     gc.collect()
     assert len(files(tmp_path)) == 1
@@ -80,7 +81,7 @@ def test_what_killed_processes_left_is_removed_and_what_living_ones_have_stays(t
     for name in (*names.values(), foreign):
         (tmp_path / name).mkdir()
     spill = Spill(1, str(tmp_path))
-    kept = [spill.keep(tree(k)) for k in range(2)]
+    kept = [spill.store(tree(k)) for k in range(2)]
     assert len(kept) == 2
     left = {path.name for path in tmp_path.iterdir()}
     assert names[dead.pid] not in left
@@ -89,16 +90,16 @@ def test_what_killed_processes_left_is_removed_and_what_living_ones_have_stays(t
 
 def test_without_a_limit_nothing_is_written(tmp_path: Path) -> None:
     spill = Spill(None, str(tmp_path))
-    kept = [spill.keep(tree(k)) for k in range(10)]
+    kept = [spill.store(tree(k)) for k in range(10)]
     assert (spill.held_bytes, spill.spilled, files(tmp_path)) == (10 * 408, 0, [])
     assert len(kept) == 10
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     spill = Spill(1, str(tmp_path / "missing"))
-    first = spill.keep(tree(0))
+    first = spill.store(tree(0))
     with pytest.raises(ResourceError, match=r"missing: No such file or directory; raise cluster.state_memory"):
-        spill.keep(tree(1))
+        spill.store(tree(1))
     assert_equal(spill.get(first), tree(0))
 
 

@@ -11,9 +11,9 @@ import torch
 
 from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
-from actors.hosting.at_work import Report
 from actors.hosting.host import ClientHost
 from actors.hosting.job import Job, JobResult
+from actors.hosting.running_clients import Report
 from actors.processes.pool import HostDiedError, InlinePool
 from actors.processes.waiting import silence
 from algorithms.base import Algorithm, Clients
@@ -25,7 +25,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError, MethodError
 from rayfl.examples import Examples
 from rayfl.params import Tree
-from tests.support.toys import Toy, assert_equal, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, assert_equal, random_clients
 
 TRAIN = TrainConfig(rounds=3, clients_per_round=2, local_epochs=1, batch_size=4, lr=0.1)
 

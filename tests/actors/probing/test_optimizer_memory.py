@@ -18,7 +18,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.experiment.parts import Parts
 from rayfl.params import num_bytes
 from tests.support.experiments import small_experiment
-from tests.support.toys import Toy, random_clients, two_layers
+from tests.support.toy_networks import two_layers
+from tests.support.toys import Toy, random_clients
 
 OPTIMIZERS: list[tuple[dict[str, Any], int]] = [
     ({"momentum": 0.0}, 0),

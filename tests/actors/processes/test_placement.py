@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.processes.gpus import Seated, check_gpus
+from actors.processes.gpus import ActorGpu, check_gpus
 from actors.processes.placement import Node, lay_out, room, share_of_gpu
 from rayfl.errors import ResourceError
 
@@ -25,15 +25,15 @@ def test_k_shares_are_at_most_one_gpu_in_rays_ten_thousandths(k: int) -> None:
 
 @given(nodes=NODES, count=st.integers(0, 30), cpus=st.sampled_from([0.0, 0.5, 1.0, 2.0]), k=st.integers(1, 5))
 def test_actors_are_laid_out_within_bounds_and_evenly(nodes: list[Node], count: int, cpus: float, k: int) -> None:
-    seats = lay_out(nodes, count, cpus, k)
-    assert sum(actors for _, actors in seats) == min(count, room(nodes, cpus, k, 1_000))
+    slots = lay_out(nodes, count, cpus, k)
+    assert sum(actors for _, actors in slots) == min(count, room(nodes, cpus, k, 1_000))
     on_node: Counter[str] = Counter()
-    for node, actors in seats:
+    for node, actors in slots:
         assert 1 <= actors <= k
         on_node[node] += actors
     for node in nodes:
         assert on_node[node.id] * cpus <= node.cpus
-        mine = [actors for id, actors in seats if id == node.id]
+        mine = [actors for id, actors in slots if id == node.id]
         assert len(mine) <= node.gpus
         mine += [0] * (int(node.gpus) - len(mine))
         assert not mine or max(mine) - min(mine) <= 1
@@ -53,27 +53,27 @@ def test_no_actor_is_spread_over_two_nodes() -> None:
 
 
 def test_actors_on_the_gpus_meant_for_them() -> None:
-    check_gpus([Seated("a", 0, "GPU-1"), Seated("b", 1, "GPU-2"), Seated("c", 0, "GPU-1")], 2)
-    check_gpus([Seated("a", None, "GPU-1"), Seated("b", None, "GPU-1")], 2)
+    check_gpus([ActorGpu("a", 0, "GPU-1"), ActorGpu("b", 1, "GPU-2"), ActorGpu("c", 0, "GPU-1")], 2)
+    check_gpus([ActorGpu("a", None, "GPU-1"), ActorGpu("b", None, "GPU-1")], 2)
 
 
 @pytest.mark.parametrize(
     ("actors", "message"),
     [
         (
-            [Seated("a", 0, "GPU-1"), Seated("b", 0, "GPU-2")],
+            [ActorGpu("a", 0, "GPU-1"), ActorGpu("b", 0, "GPU-2")],
             r"GPU 0 of the run is GPU-1 for a, but GPU-2 for b: its actors are spread over two devices",
         ),
         (
-            [Seated("a", 0, "GPU-1"), Seated("b", 1, "GPU-1")],
+            [ActorGpu("a", 0, "GPU-1"), ActorGpu("b", 1, "GPU-1")],
             r"GPUs 0 and 1 of the run are one device, GPU-1 \(a, b\)",
         ),
         (
-            [Seated(name, None, "GPU-1") for name in "abc"],
+            [ActorGpu(name, None, "GPU-1") for name in "abc"],
             r"3 actors share GPU-1 \(a, b, c\), where cluster\.actors_per_gpu allows 2",
         ),
     ],
 )
-def test_actors_elsewhere_are_refused_with_numbers(actors: list[Seated], message: str) -> None:
+def test_actors_elsewhere_are_refused_with_numbers(actors: list[ActorGpu], message: str) -> None:
     with pytest.raises(ResourceError, match=message):
         check_gpus(actors, 2)

@@ -14,7 +14,8 @@ from algorithms.parts.partial import PartialModel
 from rayfl.errors import ConfigError
 from rayfl.params import copy, from_leaves, leaves
 from tests.support.partial_toys import COHORTS, SIZES, TRAIN, initial, take, three_layers, toy_of, vectors
-from tests.support.toys import Toy, assert_close, assert_equal, random_clients, softmax_regression, two_layers
+from tests.support.toy_networks import softmax_regression, two_layers
+from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 METHODS = (FedPer, LGFedAvg, FedRep, FedBABU)
 GROUPS = ("last_layer", "classifier_block", "none", "all")

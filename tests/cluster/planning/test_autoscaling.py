@@ -19,7 +19,7 @@ import pytest
 import yaml
 from ray.util.placement_group import placement_group_table
 
-from cluster.planning.autoscaling import NodesAskedFor, demand
+from cluster.planning.autoscaling import AutoscalerRequest, demand
 from cluster.planning.resources import wait_for_room
 from cluster.rounds.session import ray_session
 from rayfl.config.cluster_section import ClusterConfig
@@ -66,7 +66,7 @@ def test_what_is_missing_waits_where_an_autoscaler_sees_it() -> None:
     """Ray counts placement groups that wait for their place as demand."""
     config = ClusterConfig.model_validate({"num_actors": 3})
     with ray_session(None):
-        with NodesAskedFor("rayfl-test-waits") as wish:
+        with AutoscalerRequest("rayfl-test-waits") as wish:
             for _ in range(2):
                 wish.ask([*demand(config, {"CPU": 0}, 20), {"CPU": 1000.0}])
             (group,) = [one for one in placement_group_table().values() if one["name"] == "rayfl-test-waits"]

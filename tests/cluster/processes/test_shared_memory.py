@@ -98,7 +98,7 @@ def test_methods_have_the_bits_of_one_process(method: str, limit: str, tmp_path:
 
 @pytest.mark.usefixtures("local_ray")
 def test_a_run_survives_actors_that_die_between_messages(tmp_path: Path) -> None:
-    rayfl.run(long_rounds(wide_experiment(tmp_path, "undisturbed", "superfed-mm", num_actors=2)))
+    rayfl.run(long_rounds(wide_experiment(tmp_path, "undisturbed", "superfed-mm", backend="inline")))
     killer = ActorKiller(after_round=1, delay_s=0.1)
     rayfl.run(long_rounds(wide_experiment(tmp_path, "killed", "superfed-mm", num_actors=2)), callbacks=[killer])
     assert killer.failures
@@ -114,7 +114,7 @@ class Keeper:
     def describe(self) -> dict[str, Any]:
         return {"node_id": ray.get_runtime_context().get_node_id()}
 
-    def meet(self, greeting: Parcel) -> Parcel | None:
+    def handshake(self, greeting: Parcel) -> Parcel | None:
         return self._outbox.pack(np.array(self._inbox.open(greeting)), least=1)
 
     def run(self, broadcast: Parcel, keep: bool, seconds: float, freed: Any) -> Any:
@@ -140,7 +140,7 @@ def test_memory_that_an_actor_still_reads_is_never_written_again() -> None:
     sender = Sender(64 << 20)
     hosts = [RayHost(number, ray.remote(Keeper).options(num_cpus=1).remote()) for number in range(2)]
     for position, host in enumerate(hosts):
-        host.arrive(position, sender)
+        host.finish_start(position, sender)
 
     def spread(fill: float, keep: bool, delays: tuple[float, float] = (0, 0)) -> list[float]:
         broadcast = sender.put(dict(tree(fill)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.hosting.at_work import Report
+from actors.hosting.running_clients import Report
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost
 from actors.processes.waiting import collected

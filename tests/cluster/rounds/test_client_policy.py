@@ -11,7 +11,7 @@ import pytest
 import rayfl
 from actors.hosting import procedures
 from actors.hosting.equipment import Equipment
-from actors.hosting.job import Found, Job
+from actors.hosting.job import ClientResult, Job
 from actors.hosting.replies import found_of
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
@@ -47,7 +47,7 @@ def assert_same_but_for_the_note(left: Outcome, right: Outcome) -> None:
 def fail(monkeypatch: pytest.MonkeyPatch, plan: set[tuple[int, int]], procedure: str | None = None) -> None:
     """Makes clients fail by (round, client), in one procedure or in all but FLOCO's pass over all clients."""
 
-    def failing(own: Equipment, job: Job, client: Client, *others: Any) -> Found:
+    def failing(own: Equipment, job: Job, client: Client, *others: Any) -> ClientResult:
         meant = job.procedure == procedure if procedure else job.procedure not in ("signal", "predictors")
         if (job.round, client.id) in plan and meant:
             raise RuntimeError("made up")
@@ -125,7 +125,7 @@ def test_a_client_whose_evaluation_fails_is_missing_in_that_evaluation_only(
     config = small_experiment(tmp_path, "scored", "fedavg", backend="inline")
     config |= {"clients": SKIP, "evaluation": {"every": 2, "cohort_received": True}}
 
-    def failing(own: Equipment, job: Job, client: Client, *others: Any) -> Found:
+    def failing(own: Equipment, job: Job, client: Client, *others: Any) -> ClientResult:
         if job.kind == "evaluate" and client.id == 1 and job.round == 1:
             raise RuntimeError("made up")
         return found_of(own, job, client, *others)

@@ -244,7 +244,7 @@ def test_spilled_states_of_dead_processes_go_and_nothing_else(tmp_path: Path) ->
         path.write_bytes(b"x")
     (tmp_path / f"{dead}-12345678").symlink_to(tmp_path / "elsewhere")
     spill = Spill(1, str(tmp_path))
-    kept = [spill.keep({"w": torch.zeros(4)}) for _ in range(3)]
+    kept = [spill.store({"w": torch.zeros(4)}) for _ in range(3)]
     assert spill.spilled
     del kept
     spill.close()

@@ -17,7 +17,7 @@ import pytest
 import ray
 
 from cluster.jobs import doctor
-from cluster.rounds.privacy import demanding_token, keep_token, private_folder
+from cluster.rounds.privacy import keep_token, private_folder, require_token
 from rayfl.errors import ResourceError
 
 ROOT = Path(__file__).parents[3]
@@ -74,7 +74,7 @@ def test_without_a_home_the_token_is_in_no_file(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    with demanding_token():
+    with require_token():
         assert len(os.environ.get("RAY_AUTH_TOKEN", "")) == (64 if HAS_TOKENS else 0)
     assert "RAY_AUTH_TOKEN" not in os.environ
 
@@ -90,7 +90,7 @@ def test_what_the_environment_says_of_tokens_goes_first(
         monkeypatch.delenv(name, raising=False)
     for name, value in {"RAY_AUTH_MODE": "token", **chosen}.items():
         monkeypatch.setenv(name, value)
-    with demanding_token():
+    with require_token():
         pass
     assert not (tmp_path / ".ray").exists()
 

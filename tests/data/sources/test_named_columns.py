@@ -1,8 +1,9 @@
-"""Tables with named columns, several labels and numbers to predict: what is read, and what is refused."""
+"""Tables with named columns, several labels and numbers to predict: what is read of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,20 +24,13 @@ from rayfl.data.sources.parquet import ParquetSource
 from rayfl.errors import ConfigError, DataError, ModelError
 from rayfl.models.perceptron import TabularMLP
 from rayfl.randomness import RandomStreams
-from tests.support.tables import AGES, ROWS, opened, written
-
-INPUTS = ["age", "bmi", "sex"]
+from tests.support.tables import AGES, INPUTS, ROWS, opened, own_section, written
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """The section ``dataset`` of a file that is written with some columns changed."""
-
-    def make(form: str = "parquet", changes: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-        path = written(tmp_path, form, **(changes or {}))
-        return {"path": path, "root": tmp_path, "client": "hospital", **options}
-
-    return make
+    return partial(own_section, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
@@ -189,120 +183,6 @@ def test_embeddings_are_the_same_looped_and_stacked(own: Callable[..., dict[str,
         folder = {"cluster.backend": "inline", "storage_path": str(tmp_path), "name": mode, "engine.mode": mode}
         losses.append(np.array(rayfl.run(settings, **folder).clients["loss"]).astype(float))
     np.testing.assert_allclose(*losses, rtol=1e-5, atol=1e-6)
-
-
-def changed(column: str, row: int, value: Any) -> dict[str, list[Any]]:
-    return {column: [value if i == row else old for i, old in enumerate(ROWS[column])]}
-
-
-@pytest.mark.parametrize(
-    ("target", "changes", "options", "words"),
-    [
-        (
-            "class",
-            {},
-            {"x": ["age", "weight"], "y": "outcome"},
-            r"dataset.x: .*rows.parquet has no column 'weight', only .*; name one of them$",
-        ),
-        ("class", {}, {"x": "age", "y": "dead"}, r"dataset.y: .*rows.parquet has no column 'dead', only age, bmi"),
-        ("class", {}, {"x": "age", "y": "outcme"}, r"no column 'outcme' \(did you mean 'outcome'\?\), only"),
-        ("class", {}, {"x": "note", "y": "outcome"}, r"column 'note' is text: set dataset.tokenizer=words"),
-        ("class", {}, {"x": "age", "y": ["cough", "fever"]}, r"names 2 columns .*set task=multilabel"),
-        ("class", {}, {"x": "age", "y": "days"}, r"column 'days' has the type double; .*set task=regression"),
-        ("class", {}, {"x": "age", "y": "sex"}, r"column 'sex' has the type string; labels are integers"),
-        ("class", {}, {"x": "age", "y": "age"}, r"column 'age' of .* is to be learned .*name it only once"),
-        ("class", changed("outcome", 5, None), {"x": "age", "y": "outcome"}, r"row 5 \(client 'B'\) is null.*fill it"),
-        (
-            "class",
-            {"outcome": pa.array([0.0, 1.0, 1.0, 0.0, None, *[1.0] * 7])},  # what pandas writes of integers with a gap
-            {"x": "age", "y": "outcome"},
-            r"rows.parquet: column 'outcome', row 4 \(client 'B'\) is null.*fill it",
-        ),
-        (
-            "labels",
-            changed("cough", 9, 2),
-            {"x": "age", "y": ["cough", "fever"]},
-            r"'cough', row 9 \(client 'C'\) is 2.*mend the row, or set task=regression",
-        ),
-        (
-            "labels",
-            {},
-            {"x": "age", "y": ["cough", "sex"]},
-            r"column 'sex' has the type string; labels are columns of 0.*store 0 and 1 .*set task=classification",
-        ),
-        ("tokens", {}, {"x": "age"}, r"rows.parquet: next tokens are learned of texts: set dataset.tokenizer"),
-        (
-            "values",
-            changed("days", 6, float("inf")),
-            {"x": "age", "y": "days"},
-            r"row 6 \(client 'B'\) is inf;.*finite",
-        ),
-        ("values", changed("days", 2, None), {"x": "age", "y": "days"}, r"'days', row 2 \(client 'A'\) is null"),
-        ("values", {}, {"x": "age", "y": "note"}, r"'note' has the type string; .*store numbers .*set task=class"),
-        ("values", {}, {"x": "age", "y": "days", "num_classes": 3}, r"dataset.num_classes is for classes"),
-        ("values", {}, {"x": "age", "y": "days", "labels": "renumbered"}, r"dataset.labels=renumbered is for classes"),
-        ("class", {}, {"x": INPUTS, "y": "outcome", "shape": [3]}, r"shape is \[3\], but .* a table's .*age, bmi, sex"),
-        (
-            "tokens",
-            {},
-            {"x": "note", "y": "outcome", "tokenizer": "words"},
-            r"dataset.y is outcome, but what is learned are the texts' next tokens",
-        ),
-        ("class", {}, {"x": INPUTS, "y": "outcome", "tokenizer": "words"}, r"names 3 columns, but a text is one"),
-        (
-            "class",
-            {},
-            {"x": "age", "y": "outcome", "tokenizer": "words"},
-            r"'age' has the type double, but .*tokenizer",
-        ),
-        (
-            "class",
-            {},
-            {"x": "note", "y": "outcome", "tokenizer": "no/such"},
-            r"dataset.tokenizer: no/such does not exist",
-        ),
-        (
-            "class",
-            {},
-            {"x": "note", "y": "outcome", "kind": "tokens"},
-            r"column 'note' has the type string; tokens are",
-        ),
-        (
-            "class",
-            changed("note", 4, None),
-            {"x": "note", "y": "outcome", "tokenizer": "words"},
-            r"row 4 \(client 'B'\)",
-        ),
-        (
-            "class",
-            changed("age", 3, float("inf")),
-            {"x": INPUTS, "y": "outcome"},
-            r"'age', row 3 \(client 'A'\) .*finite",
-        ),
-    ],
-)
-def test_what_is_wrong_is_said_by_file_column_client_and_fix(
-    own: Callable[..., dict[str, Any]], target: str, changes: dict[str, Any], options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(DataError, match=words) as found:
-        opened(own(changes=changes, **options), target)
-    assert "rows.parquet" in str(found.value) or "dataset." in str(found.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"length": 3}, "length is for texts"),
-        ({"padding": 3}, "padding is for lists of tokens"),
-        ({"tokenizer": "words", "kind": "tokens"}, "leave one out"),
-        ({"tokenizer": "words", "standardize": "global"}, "standardize is for numbers"),
-        ({"kind": "tokens", "shape": (1, 3)}, "shape is for numbers"),
-        ({"labels": "renumbered", "target": "values"}, "labels=renumbered is for classes"),
-    ],
-)
-def test_options_that_say_nothing_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        ParquetSource(path=Path("rows.parquet"), **options)
 
 
 def test_a_copy_of_before_is_found_and_moments_need_no_other(tmp_path: Path) -> None:

@@ -191,7 +191,9 @@ def test_relative_paths_are_looked_up_here_and_then_in_the_data_root(
     assert pooled(Path("f.parquet")).x.tolist() == [[1]]
     write(tmp_path / "f.parquet", {"x": [[2.0]], "y": [0]})
     assert pooled(Path("f.parquet")).x.tolist() == [[2]]
-    with pytest.raises(DataError, match=r"dataset\.path: .*none\.parquet cannot be read: No such file"):
+    with pytest.raises(
+        DataError, match=r"dataset\.path: .*none\.parquet cannot be read: No such file.*; put the file there"
+    ):
         pooled(Path("none.parquet"))
 
 

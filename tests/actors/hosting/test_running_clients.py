@@ -11,9 +11,9 @@ from typing import Any, Literal
 import pytest
 from torch import Tensor
 
-from actors.hosting.at_work import AtWork, printed_on_console, tell_printed
 from actors.hosting.host import ClientHost
 from actors.hosting.job import Job
+from actors.hosting.running_clients import RunningClients, log_printed, printed_on_console
 from actors.hosting.state import ClientStates
 from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
@@ -24,7 +24,8 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
-from tests.support.toys import CPU, random_clients, softmax_regression
+from tests.support.toy_networks import softmax_regression
+from tests.support.toys import CPU, random_clients
 
 
 class Talkative(Averaging):
@@ -97,16 +98,16 @@ def test_the_streams_are_as_before_afterwards() -> None:
     with pytest.raises(ClientError):
         one.run(job(2), BROADCAST)
     assert (sys.stdout, sys.stderr) == before
-    assert one.at_work.clients == ()
+    assert one.running.clients == ()
 
 
 def work(write: Any, tell: Any = None) -> list[str]:
     """The lines of client 7 that ``write`` prints."""
-    at_work = AtWork(tell)
-    with at_work.on(job(7)):
-        at_work.begin((7,))
+    running = RunningClients(tell)
+    with running.start_call(job(7)):
+        running.begin((7,))
         write()
-    return [line.removeprefix("client 7, round 4, local_update: ") for line in at_work.printed]
+    return [line.removeprefix("client 7, round 4, local_update: ") for line in running.printed]
 
 
 def test_gigabytes_are_cut_with_a_note() -> None:
@@ -142,10 +143,10 @@ def test_other_threads_and_moments_print_as_before(capsys: pytest.CaptureFixture
 
     assert work(write) == []
     assert capsys.readouterr().out == "of another thread\n"
-    at_work = AtWork(None)
-    with at_work.on(job(7)):
+    running = RunningClients(None)
+    with running.start_call(job(7)):
         print("nobody is at work")
-    assert at_work.printed == []
+    assert running.printed == []
     assert capsys.readouterr().out == "nobody is at work\n"
 
 
@@ -155,13 +156,13 @@ def test_an_actors_own_log_has_the_lines_too(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_report_says_who_is_at_work_since_when() -> None:
-    at_work = AtWork(None)
-    with at_work.on(job(7, 8)):
-        assert at_work.report().clients == ()
-        at_work.begin((7, 8))
-        at_work.turn_to((8,))
+    running = RunningClients(None)
+    with running.start_call(job(7, 8)):
+        assert running.report().clients == ()
+        running.begin((7, 8))
+        running.switch_to((8,))
         print("hello")
-        report = at_work.report()
+        report = running.report()
     assert report.clients == (8,)
     assert 0 <= report.seconds < 60
     assert report.printed == ("client 8, round 4, local_update: hello",)
@@ -174,7 +175,7 @@ def test_lines_reach_the_console_and_the_log_without_control_characters(
     logging.getLogger("rayfl").addHandler(handler)
     try:
         with printed_on_console():
-            tell_printed(["client 1: \x1b[31mred"])
+            log_printed(["client 1: \x1b[31mred"])
     finally:
         logging.getLogger("rayfl").removeHandler(handler)
         handler.close()
@@ -184,5 +185,5 @@ def test_lines_reach_the_console_and_the_log_without_control_characters(
 
 def test_the_printing_handler_may_print_while_a_client_is_at_work(capsys: pytest.CaptureFixture[str]) -> None:
     with printed_on_console():
-        assert work(lambda: print("hello"), tell=lambda line: tell_printed([line])) == []
+        assert work(lambda: print("hello"), tell=lambda line: log_printed([line])) == []
     assert capsys.readouterr().out == "client 7, round 4, local_update: hello\n"

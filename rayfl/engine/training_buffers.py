@@ -16,7 +16,7 @@ MOVED = "moved"
 """The buffer of the parameters."""
 
 
-class Memory:
+class TrainingBuffers:
     """The parameters and optimizer state that a local update changes.
 
     Args:
@@ -71,7 +71,7 @@ class Memory:
         ]
         return partial(_move, rows)
 
-    def keep(self) -> None:
+    def save_optimizer_state(self) -> None:
         """Copies the optimizer's state into the request, if it persists."""
         if self._kept is None:
             return

@@ -1,4 +1,4 @@
-"""Tells other threads of a host which clients' code runs just now, and collects what that code prints."""
+"""Tracks which clients' code a host is running, and collects what that code prints."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from rayfl.tracking.terminal import visible
 
 _log = logging.getLogger("rayfl.clients")
 _MOST_PRINTED = 20_000
-"""Characters that are shown of what a client prints in one call."""
+"""Limit on the characters shown of what a client prints in one call."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A host's report on the work that it is at.
+    """What a host is doing.
 
     Attributes:
-        clients: whose code runs; several where clients are stacked.
-        seconds: for how long they have been at their procedure.
-        printed: what clients of this call have printed so far, in lines that name them.
+        clients: ids of the clients whose code is running; several if clients are stacked.
+        seconds: time since they started their procedure.
+        printed: lines that clients have printed in this call so far, each prefixed with the client.
     """
 
     clients: tuple[int, ...]
@@ -38,19 +38,19 @@ class Report:
     printed: tuple[str, ...]
 
 
-class AtWork:
-    """A call of a host: who is at work, and lines of what they print.
+class RunningClients:
+    """Tracks the clients whose code runs during a call of a host, and captures what they print.
 
-    In its body, what the entering thread writes to ``sys.stdout`` and ``sys.stderr`` while clients are at work is
-    theirs.
+    It is a context manager. Inside it, writes of the entering thread to ``sys.stdout`` and ``sys.stderr`` are
+    attributed to the running clients, if there are any.
 
     Args:
-        tell: called with each line as soon as it is complete; None: lines are kept in :attr:`printed`, and go where the
-            process prints.
+        tell: called with each complete line. If None, lines are collected in :attr:`printed` and printed by this
+            process.
 
     Attributes:
-        clients: whose code runs now.
-        printed: the lines of the call, or of the last one.
+        clients: ids of the clients whose code is running.
+        printed: lines of the current call, or of the last one.
     """
 
     def __init__(self, tell: Callable[[str], None] | None) -> None:
@@ -64,13 +64,13 @@ class AtWork:
         self.clients: tuple[int, ...] = ()
         self.printed: list[str] = []
 
-    def on(self, job: Job) -> AtWork:
-        """Begins a new call: enter it as a context."""
+    def start_call(self, job: Job) -> RunningClients:
+        """Starts a new call; returns the context manager to enter."""
         self._place, self.printed = f"round {job.round}, {job.procedure}", []
         self._used, self._cut = Counter(), Counter()
         return self
 
-    def __enter__(self) -> AtWork:
+    def __enter__(self) -> RunningClients:
         self._thread = threading.get_ident()
         self._streams = (_Stream(self, sys.stdout), _Stream(self, sys.stderr))
         sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in self._streams)
@@ -79,40 +79,40 @@ class AtWork:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.turn_to(())
-        sys.stdout, sys.stderr = (stream.beneath for stream in self._streams)
+        self.switch_to(())
+        sys.stdout, sys.stderr = (stream.original for stream in self._streams)
         self._streams = ()
         for clients, count in self._cut.items():
-            self._say(clients, f"... and {count:,} more characters, which are not shown")
+            self._emit(clients, f"... and {count:,} more characters, which are not shown")
 
     def begin(self, clients: Sequence[int]) -> None:
-        """Takes note that clients begin with their procedures."""
+        """Notes that clients start their procedures."""
         self._since = time.monotonic()
-        self.turn_to(clients)
+        self.switch_to(clients)
 
-    def turn_to(self, clients: Sequence[int]) -> None:
-        """Takes note of which of the clients that have begun are at work now."""
+    def switch_to(self, clients: Sequence[int]) -> None:
+        """Notes which of the started clients are running now."""
         if tuple(clients) != self.clients:
             for stream in self._streams:
                 stream.end_line()
             self.clients = tuple(clients)
 
     def report(self) -> Report:
-        """Returns what clients do now; for another thread."""
+        """Returns what the host is doing; called by another thread."""
         return Report(self.clients, time.monotonic() - self._since, tuple(self.printed))
 
-    def wrote(self, line: str) -> None:
-        """Somebody at work has written a line."""
+    def add_line(self, line: str) -> None:
+        """Adds a line that the running clients have printed."""
         left = _MOST_PRINTED - self._used[self.clients]
         self._used[self.clients] += min(len(line), left) + 1
         if len(line) > left:
             self._cut[self.clients] += len(line) - max(left, 0)
         if left > 0:
-            self._say(self.clients, line[:left])
+            self._emit(self.clients, line[:left])
 
-    def _say(self, clients: tuple[int, ...], text: str) -> None:
-        line = f"{clients_named(clients)}, {self._place}: {text}"
-        writer, self._thread = self._thread, None  # who is told may print it himself
+    def _emit(self, clients: tuple[int, ...], text: str) -> None:
+        line = f"{describe_clients(clients)}, {self._place}: {text}"
+        writer, self._thread = self._thread, None  # the callback may print the line itself
         try:
             if self._tell is not None:
                 self._tell(line)
@@ -122,26 +122,26 @@ class AtWork:
         finally:
             self._thread = writer
 
-    def is_heard(self) -> bool:
-        """Returns whether what this thread writes is clients'."""
+    def captures(self) -> bool:
+        """Returns whether writes of the calling thread are attributed to clients."""
         return bool(self.clients) and threading.get_ident() == self._thread
 
 
 class _Stream:
-    """Stands in for ``sys.stdout`` or ``sys.stderr``."""
+    """Replaces ``sys.stdout`` or ``sys.stderr`` and passes lines of clients on."""
 
-    def __init__(self, at_work: AtWork, beneath: TextIO) -> None:
-        self._at_work = at_work
+    def __init__(self, running: RunningClients, original: TextIO) -> None:
+        self._running = running
         self._line = ""
-        self.beneath = beneath
+        self.original = original
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.beneath, name)
+        return getattr(self.original, name)
 
     def write(self, text: str) -> int:
-        """Passes complete lines on."""
-        if not self._at_work.is_heard():
-            return self.beneath.write(text)
+        """Passes complete lines on, and keeps the rest."""
+        if not self._running.captures():
+            return self.original.write(text)
         *lines, rest = text.split("\n")
         for line in lines:
             self._extend(line)
@@ -150,21 +150,21 @@ class _Stream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Writes each of them."""
+        """Writes several lines."""
         for line in lines:
             self.write(line)
 
     def end_line(self) -> None:
-        """Takes what there is of a line for a whole one."""
+        """Passes an incomplete line on as a complete one."""
         if self._line:
             self._flush_line()
 
     def _flush_line(self) -> None:
         line, self._line = self._line.rstrip("\r"), ""
-        self._at_work.wrote(line)
+        self._running.add_line(line)
 
     def _extend(self, text: str) -> None:
-        """Adds to the line; what is written over after a carriage return, as progress bars do, is gone."""
+        """Appends to the line; a carriage return discards what is before it, as progress bars intend."""
         line = self._line + text
         shown = line.rstrip("\r")
         self._line = shown.rpartition("\r")[2] + line[len(shown) :][:1]
@@ -172,30 +172,30 @@ class _Stream:
             self.end_line()
 
 
-def clients_named(clients: Sequence[int]) -> str:
-    """``client 3``, or ``clients 3, 4``; or ``the server``."""
+def describe_clients(clients: Sequence[int]) -> str:
+    """Returns ``client 3``, ``clients 3, 4`` or ``the server``."""
     if tuple(clients) == (SERVER,):
         return "the server"
     return f"client{'s' if len(clients) > 1 else ''} {named(list(clients))}"
 
 
-def tell_printed(lines: Iterable[str]) -> None:
-    """Gives lines that clients printed to the log ``rayfl.clients``."""
+def log_printed(lines: Iterable[str]) -> None:
+    """Writes lines that clients printed to the log ``rayfl.clients``."""
     for line in lines:
         _log.info("%s", line)
 
 
 class _Console(logging.Handler):
-    """Prints lines where this process prints."""
+    """Prints log records on standard output."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints one."""
+        """Prints a record."""
         print(visible(record.getMessage()), flush=True)
 
 
 @contextmanager
 def printed_on_console() -> Iterator[None]:
-    """Has what clients print appear on standard output, in addition to the log."""
+    """Shows what clients print on standard output, in addition to the log."""
     handler, level = _Console(), _log.level
     _log.addHandler(handler)
     _log.setLevel(logging.INFO)

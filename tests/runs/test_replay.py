@@ -1,0 +1,89 @@
+"""``rayfl replay``: rounds of finished runs computed again, to the bit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import rayfl
+from cluster.replay import replay
+from rayfl.errors import ConfigError, RunError
+from rayfl.runs.folder import RunFolder
+from rayfl.storage.commits import CommitStore
+from rayfl.storage.files import Storage
+from tests.support.commands import command
+from tests.support.experiments import small_experiment
+from tests.support.inspecting import Finished, opened
+
+METHODS = ("superfed-mm", "fedavg", "fedphp", "fedme", "floco", "scaffold", "fedpac")
+
+
+@pytest.mark.parametrize("round", [1, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_replay_has_the_same_bits(finished: Finished, method: str, round: int) -> None:
+    run = opened(finished(method))
+    client = run.parts.cohort(round - 1)[1]
+    found = replay(run, round, client)
+    assert found.differences == {}
+    assert found.compared["rows"] > 0
+    assert ("state" in found.compared) == (client in run.manifest(round).states)
+    # In these rounds the client does more than one thing, and others' results come in between.
+    assert found.whole == ((method, round) in {("fedme", 1), ("fedme", 3), ("fedpac", 1), ("fedpac", 3), ("floco", 3)})
+
+
+@pytest.mark.parametrize("method", ["superfed-mm", "scaffold", "floco"])
+def test_a_whole_round_gives_the_servers_bits(finished: Finished, method: str) -> None:
+    run = opened(finished(method))
+    found = replay(run, 3, run.parts.cohort(2)[0], whole=True)
+    assert found.whole and found.compared["server"] > 0
+    assert found.differences == {}
+
+
+def test_a_replay_changes_nothing(superfed: RunFolder) -> None:
+    path = superfed.storage.local_path
+    assert path is not None
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    text = command("replay", str(path), "--round", "2", "--client", str(superfed.parts.cohort(1)[0]))
+    assert "equal to the bit" in text
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+def test_a_replay_finds_other_bits_in_a_run_that_was_moved(superfed: RunFolder, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(superfed.storage.uri, tmp_path / "moved"))
+    run = opened(path)
+    client = run.parts.cohort(2)[0]
+    store, manifest = CommitStore(Storage(str(path))), run.manifest(3)
+    state = store.read_states(manifest.states[client])[client]
+    state["local"]["head.bias"] = state["local"]["head.bias"] + 0.5
+    changed = store.write_states(3, 0, {client: state})
+    store.write_manifest(manifest.model_copy(update={"states": {**manifest.states, client: changed}}))
+    found = replay(opened(path), 3, client)
+    assert found.differences == {"state/local/head.bias": pytest.approx(0.5, abs=1e-6)}
+    text = command("replay", str(path), "--round", "3", "--client", str(client), status=1)
+    assert "differs: state/local/head.bias" in text
+
+
+def test_what_cannot_be_replayed(finished: Finished, tmp_path: Path, superfed: RunFolder) -> None:
+    absent = next(client for client in range(5) if client not in superfed.parts.cohort(1))
+    with pytest.raises(ConfigError, match=f"client {absent} took no part in round 2"):
+        replay(superfed, 2, absent)
+    with pytest.raises(ConfigError, match="has rounds 1 to 3, not 4"):
+        replay(superfed, 4, 0)
+    path = Path(shutil.copytree(finished("fedavg"), tmp_path / "run"))
+    (path / "commits" / "manifest-000001.json").unlink()
+    run = opened(path)
+    with pytest.raises(RunError, match="no commit of round 1; kept are those of rounds: 2, 3"):
+        replay(run, 2, run.parts.cohort(1)[0])
+
+
+def test_without_rows_and_state_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    options = {"evaluation.cohort_every": 0, "train.rounds": 1}
+    rayfl.run(small_experiment(tmp_path, "r", "fedavg", backend="inline"), **options)
+    run = opened(tmp_path / "r")
+    client = run.parts.cohort(0)[0]
+    with pytest.raises(RunError, match="--whole-round"):
+        replay(run, 1, client)
+    found = replay(run, 1, client, whole=True)
+    assert list(found.compared) == ["server"] and not found.differences

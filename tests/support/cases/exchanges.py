@@ -1,0 +1,91 @@
+"""Methods in which clients get models made for each of them, or messages that are no models."""
+
+from __future__ import annotations
+
+from algorithms.apple import APPLE
+from algorithms.fedamp import FedAMP
+from algorithms.feddistill import FedDistill
+from algorithms.fedfomo import FedFomo
+from algorithms.fedmd import FedMD
+from algorithms.fedproto import FedProto
+from algorithms.pfedgraph import PFedGraph
+from algorithms.pfedhn import PFedHN
+from algorithms.pfedsim import PFedSim
+from tests.support.cases.base import SIZES, Case
+from tests.support.cases.expected import classes, prototypes
+
+EXCHANGES = {
+    "feddistill": Case(
+        FedDistill(),
+        down=lambda network: classes(network) * (classes(network) + 1),
+        up=lambda network: classes(network) * (classes(network) + 1),
+        uploads=lambda network: ("means", "exist"),
+        private=frozenset({"local"}),
+        averages=False,
+        relabels=False,
+    ),
+    "fedmd": Case(
+        FedMD(digest_loss="mse", digest_batch_size=4),
+        down=lambda network: 6 * classes(network),
+        up=lambda network: 6 * classes(network),
+        uploads=lambda network: ("logits",),
+        private=frozenset({"local"}),
+        averages=False,
+        public=True,
+    ),
+    "fedproto": Case(
+        FedProto(),
+        down=lambda network: prototypes(network) + classes(network),
+        up=lambda network: prototypes(network) + classes(network),
+        uploads=lambda network: ("sums", "counts"),
+        private=frozenset({"local"}),
+        averages=False,
+    ),
+    "fedproto-during": Case(
+        FedProto(prototypes_at="during", prototype_weights="samples", initial="own", inference="head"),
+        down=lambda network: prototypes(network) + classes(network),
+        up=lambda network: prototypes(network) + classes(network),
+        uploads=lambda network: ("sums", "counts"),
+        private=frozenset({"local"}),
+        averages=False,
+    ),
+    "pfedsim": Case(PFedSim(), relabels=False),
+    "fedamp": Case(
+        FedAMP(heuristic=False, sigma=2.0, alpha=0.5), private=frozenset({"personal"}), averages=False, relabels=False
+    ),
+    "fedamp-heuristic": Case(FedAMP(alpha=2.0, start="cloud"), averages=False, relabels=False),
+    "pfedgraph": Case(PFedGraph(alignment_weight=0), averages=False, relabels=False),
+    "pfedgraph-aligned": Case(
+        PFedGraph(alignment_weight=0.5, evaluate="mixed", snap_above=None),
+        averages=False,
+        relabels=False,
+        steady=False,
+    ),
+    "fedfomo": Case(
+        FedFomo(peers=2, select_on="train", evaluate="federated"),
+        uploads=lambda network: {*network.parameter_names, "merits"},
+        private=frozenset({"personal", "base"}),
+        averages=False,
+        relabels=False,
+        steady=False,
+    ),
+    "apple": Case(
+        APPLE(relation_lr=0.05, relation_share=0.5),
+        down=lambda network: len(SIZES) * network.num_parameters,
+        private=frozenset({"relation", "personal"}),
+        averages=False,
+        relabels=False,
+        numbers=(len(SIZES), 0),
+        alike=False,
+    ),
+    "apple-limited": Case(
+        APPLE(relation_lr=0.05, peers=2, relation_schedule="cosine", fresh_peers=True),
+        uploads=lambda network: {*network.parameter_names, "wanted"},
+        private=frozenset({"relation", "copies", "downloaded"}),
+        averages=False,
+        relabels=False,
+        steady=False,
+        alike=False,
+    ),
+    "pfedhn": Case(PFedHN(inner_steps=None, hidden=8, trunk_layers=2), averages=False, relabels=False, distinct=True),
+}

@@ -1,0 +1,79 @@
+"""Methods that train one global model or one a cluster, and the baselines: local and centralized training."""
+
+from __future__ import annotations
+
+from algorithms.centralized import Centralized
+from algorithms.cfl import CFL
+from algorithms.fedavg import FedAvg
+from algorithms.fedbn import FedBN
+from algorithms.fedbuff import FedBuff
+from algorithms.feddf import FedDF
+from algorithms.feddyn import FedDyn
+from algorithms.fedfusion import FedFusion
+from algorithms.fedgen import FedGen
+from algorithms.fedmmd import FedMMD
+from algorithms.fednova import FedNova
+from algorithms.fedntd import FedNTD
+from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from algorithms.fedprox import FedProx
+from algorithms.hypcluster import HypCluster
+from algorithms.local import Local
+from algorithms.moon import MOON
+from algorithms.scaffold import Scaffold
+from tests.support.cases.base import Case
+from tests.support.cases.expected import (
+    classes,
+    convolved,
+    convolved_names,
+    features,
+    gated,
+    gated_names,
+    no_names,
+    nothing,
+    twice,
+)
+
+GLOBAL_MODELS = {
+    "fedavg": Case(FedAvg(finetune_epochs=1)),
+    "fedprox": Case(FedProx(proximal_weight=0.1, finetune_epochs=1)),
+    "fedbn": Case(FedBN(finetune_epochs=1), averages=False, train={"private_norm": "all"}),
+    "fedavgm": Case(FedAvgM(server_momentum=0.5), averages=False),
+    "fedadagrad": Case(FedAdagrad(), averages=False),
+    "fedyogi": Case(FedYogi(bias_correction=True), averages=False),
+    "fedadam": Case(FedAdam(), averages=False),
+    "fednova": Case(FedNova(), averages=False, numbers=(1, 0)),
+    # in synchronous rounds, of which no update is late, it averages
+    "fedbuff": Case(FedBuff(finetune_epochs=1)),
+    "fedntd": Case(FedNTD(temperature=2.0, finetune_epochs=1)),
+    "scaffold": Case(Scaffold(momentum_on_corrected=True), down=twice, up=twice, private=frozenset({"control"})),
+    "feddyn": Case(FedDyn(alpha=0.1), private=frozenset({"displacement"}), averages=False),
+    "feddf": Case(FedDF(distill_steps=5, server_lr=0.05, finetune_epochs=1), averages=False, public=True),
+    "fedgen": Case(
+        FedGen(label_weight=1, feature_weight=1, noise_dim=4, generator_hidden=8, generator_steps=5, finetune_epochs=1),
+        down=lambda network: network.num_parameters + 8 * (4 + classes(network)) + 5 * 8 + 9 * features(network),
+        up=lambda network: network.num_parameters + classes(network),
+        uploads=lambda network: {*network.parameter_names, "counts"},
+    ),
+    "fedmmd": Case(FedMMD(finetune_epochs=1)),
+    "fedfusion": Case(FedFusion(), down=convolved, up=convolved, uploads=convolved_names, averages=False),
+    "fedfusion-multi": Case(FedFusion(operator="multi"), down=gated, up=gated, uploads=gated_names),
+    "moon": Case(MOON(finetune_epochs=1), private=frozenset({"previous"})),
+    "cfl": Case(CFL(mean_norm=1e9, max_norm=0, split_from=1), averages=False, everyone=True, relabels=False),
+    "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
+    "local": Case(Local(), down=nothing, up=nothing, uploads=no_names, private=frozenset({"local"}), averages=False),
+    "local-all": Case(
+        Local(schedule="all", local_init="own"),
+        down=nothing,
+        up=nothing,
+        uploads=no_names,
+        private=frozenset({"local", "optimizer"}),
+        averages=False,
+        everyone=True,
+    ),
+    "centralized": Case(
+        Centralized(finetune_epochs=2, finetune_select="best_val"),
+        private=frozenset({"optimizer"}),
+        pooled=True,
+        relabels=False,
+    ),
+}

@@ -1,0 +1,96 @@
+"""Methods in which a client has a whole model of its own, or a way to make one of the global model."""
+
+from __future__ import annotations
+
+from algorithms.apfl import APFL
+from algorithms.ditto import Ditto
+from algorithms.fedala import FedALA
+from algorithms.fedem import FedEM
+from algorithms.fedkd import FedKD
+from algorithms.fedme import FedMe
+from algorithms.fedphp import FedPHP
+from algorithms.flda import FLDA
+from algorithms.floco import Floco
+from algorithms.floco_plus import FlocoPlus
+from algorithms.fml import FML
+from algorithms.knn_per import KnnPer
+from algorithms.l2gd import L2GD
+from algorithms.mapper import Mapper
+from algorithms.per_fedavg import PerFedAvg
+from algorithms.pfedme import PFedMe
+from algorithms.superfed import SuPerFed
+from tests.support.cases.base import Case
+from tests.support.cases.expected import all_names_and_choice, triangle, triangle_names, twice
+
+OWN_MODELS = {
+    "ditto": Case(Ditto(proximal_weight=0.5, personal_epochs=1), private=frozenset({"personal"})),
+    "superfed-mm": Case(SuPerFed(mode="mm", start=0.25), private=frozenset({"local"})),
+    "superfed-lm": Case(SuPerFed(mode="lm", start=0.25), private=frozenset({"local"})),
+    "floco": Case(
+        Floco(simplex_dimension=2, assignment_round=99),
+        down=triangle,
+        up=triangle,
+        uploads=triangle_names,
+        averages=False,
+    ),
+    "floco-plus": Case(
+        FlocoPlus(simplex_dimension=2, assignment_round=99, unseen="init"),
+        down=triangle,
+        up=triangle,
+        uploads=triangle_names,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "floco-plus-posthoc": Case(
+        FlocoPlus(simplex_dimension=2, assignment_round=99, posthoc=True),
+        down=triangle,
+        up=triangle,
+        uploads=triangle_names,
+        averages=False,
+    ),
+    "fedphp": Case(FedPHP(transfer_weight=0.1), private=frozenset({"hpm", "selections"})),
+    "fml": Case(FML(), private=frozenset({"private"})),
+    "fml-persistent": Case(FML(persist_private_optimizer=True), private=frozenset({"private", "optimizer"})),
+    "flda": Case(FLDA(), private=frozenset({"private", "gate"})),
+    "flda-raw-logits": Case(FLDA(gate_input="raw", mix="logits"), private=frozenset({"private", "gate"})),
+    "apfl": Case(APFL(), private=frozenset({"local"})),
+    "apfl-adaptive": Case(APFL(adaptive=True, alpha=0.5, mix="logits"), private=frozenset({"local", "alpha"})),
+    "pfedme": Case(
+        PFedMe(proximal_weight=2.0, inner_steps=3, personal_lr=0.05),
+        private=frozenset({"personal"}),
+        train={"momentum": 0.0, "weight_decay": 0.0},
+    ),
+    "mapper": Case(Mapper(grid=(0.25, 0.75)), private=frozenset({"local", "coefficient"})),
+    "mapper-outputs": Case(
+        Mapper(grid=(0.0, 0.5), space="outputs", unseen="global"), private=frozenset({"local", "coefficient"})
+    ),
+    "l2gd": Case(
+        # its coins are: local, aggregation, aggregation, local
+        L2GD(penalty_weight=5.0),
+        private=frozenset({"personal"}),
+        averages=False,
+        everyone=True,
+        quiet=frozenset({0, 2, 3}),
+        train={"momentum": 0.0, "weight_decay": 0.0},
+    ),
+    "fedme": Case(
+        FedMe(cluster_rounds=(1, 2), tuning_data="train", finetune_epochs=1),
+        down=twice,
+        up=twice,
+        uploads=all_names_and_choice,
+        averages=False,
+        everyone=True,
+        relabels=False,
+        public=True,
+        numbers=(2, 1),
+    ),
+    # with all of the energy nothing is shorter as factors
+    "fedkd": Case(FedKD(energy_start=1, energy_end=1), private=frozenset({"mentor", "projection"}), averages=False),
+    "fedkd-whole": Case(FedKD(compress="none", mutual="separate"), private=frozenset({"mentor", "projection"})),
+    "per-fedavg-fo": Case(PerFedAvg(alpha=0.1)),
+    "per-fedavg-hf": Case(PerFedAvg(version="hf", alpha=0.1, adapt_batch="batch")),
+    "per-fedavg-exact": Case(PerFedAvg(version="exact", alpha=0.1)),
+    "knn-per": Case(KnnPer(neighbours=3)),
+    "fedala": Case(FedALA(start_threshold=None, start_passes=2), private=frozenset({"upper", "weights"})),
+    "fedem": Case(FedEM(components=2), down=twice, up=twice, private=frozenset({"mixture"}), averages=False),
+}

@@ -1,0 +1,122 @@
+"""Methods in which a part of the model, or a module next to it, stays with its client."""
+
+from __future__ import annotations
+
+from algorithms.fedas import FedAS
+from algorithms.fedbabu import FedBABU
+from algorithms.fedcac import FedCAC
+from algorithms.fedcp import FedCP
+from algorithms.feddbe import FedDBE
+from algorithms.fedgh import FedGH
+from algorithms.fedpac import FedPAC
+from algorithms.fedper import FedPer
+from algorithms.fedrep import FedRep
+from algorithms.fedrod import FedRoD
+from algorithms.gpfl import GPFL
+from algorithms.lg_fedavg import LGFedAvg
+from algorithms.pfedhn import PFedHN
+from tests.support.cases.base import Case
+from tests.support.cases.expected import (
+    body,
+    body_names,
+    classes,
+    features,
+    head,
+    head_names,
+    names_and_statistics,
+    policed,
+    policed_names,
+    prototypes,
+    valved,
+    valved_names,
+    whole,
+)
+
+PARTIAL_MODELS = {
+    "fedper": Case(FedPer(), down=body, up=body, uploads=body_names, private=frozenset({"personal"}), averages=False),
+    "lg-fedavg": Case(
+        LGFedAvg(), down=head, up=head, uploads=head_names, private=frozenset({"personal"}), averages=False
+    ),
+    "fedrep": Case(
+        FedRep(head_epochs=2, finetune_epochs=1),
+        down=body,
+        up=body,
+        uploads=body_names,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "fedbabu": Case(FedBABU(finetune_epochs=2), down=body, up=body, uploads=body_names, averages=False),
+    "fedgh": Case(
+        FedGH(),
+        down=head,
+        up=lambda network: prototypes(network) + classes(network),
+        uploads=lambda network: ("means", "exist"),
+        private=frozenset({"personal"}),
+        averages=False,
+        relabels=False,
+    ),
+    "fedpac": Case(
+        FedPAC(head_lr=0.05),
+        down=lambda network: network.num_parameters + prototypes(network) + classes(network),
+        up=lambda network: network.num_parameters + 2 * prototypes(network) + classes(network) + 1,
+        uploads=names_and_statistics,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "fedrod": Case(FedRoD(), private=frozenset({"personal"})),
+    "gpfl": Case(
+        GPFL(),
+        down=valved,
+        up=valved,
+        uploads=valved_names,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "gpfl-own": Case(
+        GPFL(conditional_from="own"),
+        down=valved,
+        up=valved,
+        uploads=valved_names,
+        private=frozenset({"personal", "embedding"}),
+        averages=False,
+    ),
+    "fedcp": Case(
+        FedCP(),
+        down=policed,
+        up=policed,
+        uploads=policed_names,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "fedcp-noisy": Case(
+        FedCP(policy_noise="always", alignment_weight=0.5),
+        down=policed,
+        up=policed,
+        uploads=policed_names,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "fedas": Case(
+        FedAS(), down=body, up=body, uploads=body_names, private=frozenset({"personal", "body"}), averages=False
+    ),
+    "fedcac": Case(FedCAC(), averages=False, relabels=False),
+    "feddbe": Case(FedDBE(mean_weight=0), private=frozenset({"vector"})),
+    "feddbe-pulled": Case(
+        FedDBE(mean_weight=5, mean_momentum=0.4),
+        down=lambda network: network.num_parameters + features(network),
+        private=frozenset({"vector"}),
+        averages=False,
+        opening=(whole, features),
+    ),
+    "pfedhn-pc": Case(
+        PFedHN(private_head=True, inner_steps=3, hidden=8, embedding_update="selected"),
+        down=body,
+        up=body,
+        uploads=body_names,
+        private=frozenset({"personal", "optimizer"}),
+        averages=False,
+        relabels=False,
+        distinct=True,
+        one_layer=False,
+    ),
+}
