@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 import rayfl
 from algorithms.registry import METHODS
 from rayfl.cli.entry import app
-from rayfl.data.partitions.picture import PLAIN_TEXT
 from rayfl.metrics import CLASSIFICATION
 from rayfl.plots.style import paper_style
 from rayfl.report.curves import progress_of_models
 from rayfl.report.drawing import styled
 from rayfl.runs.finding import load_run
+from rayfl.tracking.plain_text import PLAIN_TEXT
 from rayfl.tracking.tensorboard import _sweep_figure
 from tests.support.experiments import small_experiment
 
