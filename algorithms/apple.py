@@ -188,13 +188,12 @@ class APPLE(Algorithm):
 
     async def wanted(self, client: Client) -> Tree:
         """Returns whose cores the client downloads."""
-        context, others = client.context, self.peers or 0
-        everyone = range(context.num_clients)
-        relation = client.state["relation"].tolist() if "relation" in client.state else [0.0 for _ in everyone]
-        seen = client.state["downloaded"].tolist() if "downloaded" in client.state else [False for _ in everyone]
-        base = max(self.peer_base, self.peer_growth * client.round * others / context.num_clients)
+        context, count = client.context, self.peers or 0
+        relation = client.state["relation"].tolist() if "relation" in client.state else [0.0] * context.num_clients
+        seen = client.state["downloaded"].tolist() if "downloaded" in client.state else [False] * context.num_clients
+        base = max(self.peer_base, self.peer_growth * client.round * count / context.num_clients)
         generator = context.streams.generator("peers", client.round, client.id)
-        return {"wanted": torch.tensor(draw_downloads(relation, client.id, seen, others, base, generator)).long()}
+        return {"wanted": torch.tensor(draw_downloads(relation, client.id, seen, count, base, generator)).long()}
 
     async def limited_update(self, client: Client, shares: Tensor, core: Tree, peers: Tree) -> Tree:
         """Brings the copies of the cores up to date as far as they were sent, and trains."""
@@ -217,9 +216,8 @@ class APPLE(Algorithm):
 
     async def _trained(self, client: Client, shares: Tensor, core: Tree, cores: Tree) -> Tree:
         network, train = client.task.network, client.context.train
-        kind = next(iter(core.values()))
-        start, own = shares.to(kind), torch.zeros(len(shares)).to(kind)
-        own[client.id] = 1
+        start = shares.to(next(iter(core.values())))
+        own = _one_hot(client.id, start)
         rate = self.relation_lr * train.factor_in(client.round)
         trained = await client.train(
             {"core": self.whole(client, core), "relation": {"p": client.state.get("relation", start)}},
@@ -285,6 +283,12 @@ class APPLE(Algorithm):
     def _newest(self, client: Client, core: Tree, server: Tree) -> Tree:
         """sum_j p_ij c_j of the server's cores."""
         start = server["shares"].to(next(iter(core.values())))
-        own = torch.zeros_like(start)
-        own[client.id] = 1
+        own = _one_hot(client.id, start)
         return mixture(core, client.state.get("relation", start), server["cores"], own)
+
+
+def _one_hot(client: int, like: Tensor) -> Tensor:
+    """1 in the place of a client and 0 elsewhere, shape (K,)."""
+    found = torch.zeros_like(like)
+    found[client] = 1
+    return found

@@ -135,14 +135,15 @@ class CFL(Algorithm):
         samples = dict(zip(cohort, clients.num_samples(cohort).tolist(), strict=True))
         weights = {client: 1 if self.aggregation == "uniform" else n for client, n in samples.items()}
         for number, model in list(models.items()):
-            everybody = [int(client) for client, cluster in clusters.items() if str(cluster) == number]
-            present = [client for client in everybody if client in trained]
+            members = [int(client) for client, cluster in clusters.items() if str(cluster) == number]
+            present = [client for client in members if client in trained]
             groups = [present]
-            # of who is missing nobody knows where it belongs
-            if present == everybody and clients.context.round >= self.split_from:
-                parts = [trained[client]["parameters"] for client in present]
-                changes = [subtract(one, part(model, one)) for one in parts]
-                groups = [[present[i] for i in group] for group in self.groups(changes, [weights[k] for k in present])]
+            # a client that was left out of the round cannot be assigned to one of two groups
+            if present == members and clients.context.round >= self.split_from:
+                parameters = [trained[client]["parameters"] for client in members]
+                changes = [subtract(one, part(model, one)) for one in parameters]
+                split = self.groups(changes, [weights[client] for client in members])
+                groups = [[members[i] for i in group] for group in split]
             for group, child in zip(groups, (number, str(len(models))), strict=False):
                 clusters.update({str(client): int(child) for client in group})
                 if group:

@@ -146,25 +146,35 @@ class FedKD(Algorithm):
 
     def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """L_t + L_w."""
-        high, mentor = task.candidates[-1].head_inputs_and_logits(model["mentor"], batch)
-        low, mentee = task.head_inputs_and_logits(model["mentee"], batch)
-        projected = F.linear(low, model["projection"]["weight"])
-        losses = task.loss_of(mentor, batch), task.loss_of(mentee, batch)
+        wide, mentor = task.candidates[-1].head_inputs_and_logits(model["mentor"], batch)
+        narrow, mentee = task.head_inputs_and_logits(model["mentee"], batch)
+        projected = F.linear(narrow, model["projection"]["weight"])
+        mentor_loss, mentee_loss = task.loss_of(mentor, batch), task.loss_of(mentee, batch)
         if not self.distillation_weight and not self.hidden_weight:
-            return losses[0] + losses[1]
-        held = Tensor.detach if self.mutual == "separate" else _as_it_is
-        first = self.taught(mentor, held(mentee), high, held(projected), losses[0] + held(losses[1]), batch)
-        second = self.taught(mentee, held(mentor), projected, held(high), held(losses[0]) + losses[1], batch)
-        return losses[0] + losses[1] + first + second
+            return mentor_loss + mentee_loss
+        # what the other model computes is a constant, or is trained as well
+        given = Tensor.detach if self.mutual == "separate" else _as_it_is
+        to_mentor = self.taught(mentor, given(mentee), wide, given(projected), mentor_loss + given(mentee_loss), batch)
+        to_mentee = self.taught(mentee, given(mentor), projected, given(wide), given(mentor_loss) + mentee_loss, batch)
+        return mentor_loss + mentee_loss + to_mentor + to_mentee
 
     def taught(
-        self, student: Tensor, teacher: Tensor, own: Tensor, other: Tensor, known: Tensor, batch: Batch
+        self, student: Tensor, teacher: Tensor, own: Tensor, other: Tensor, entropies: Tensor, batch: Batch
     ) -> Tensor:
-        """(a KL + b MSE) / Z, from logits (b, C), features (b, d) and Z."""
+        """(a KL + b MSE) / Z, what one model learns from the other.
+
+        Args:
+            student: its logits, shape (b, C).
+            teacher: the other's logits, shape (b, C).
+            own: its features, shape (b, d).
+            other: the other's features, shape (b, d).
+            entropies: Z, the sum of both cross-entropies.
+            batch: the mini-batch.
+        """
         classes = student.shape[1] if self.kl_reduction == "elements" else 1
         divergence = distillation(student, teacher, batch, temperature=1.0) / classes
         distance = batch.mean((own - other).square().mean(-1))
-        return (self.distillation_weight * divergence + self.hidden_weight * distance) / known.clamp_min(_LEAST)
+        return (self.distillation_weight * divergence + self.hidden_weight * distance) / entropies.clamp_min(_LEAST)
 
     async def join(self, client: Client, server: Tree) -> Tree:
         """Does what a client of a cohort does, and sends nothing."""

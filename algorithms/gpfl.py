@@ -99,7 +99,7 @@ class GPFL(PartialModel):
         return {**clients.mean(update, cohort, broadcast=tree, also=rest), "aggregated": 1}
 
     async def first_update(self, client: Client, shared: Tree, valve: Tree, embedding: Tensor) -> Weighted:
-        """Does the same before the first aggregation, when the conditions are 0."""
+        """Trains as :meth:`guided_update` does, with both conditions 0, as they are before the first aggregation."""
         return await self.guided_update(client, shared, valve, embedding, aggregated=False)
 
     async def guided_update(
@@ -107,12 +107,12 @@ class GPFL(PartialModel):
     ) -> Weighted:
         """Trains all parts, and keeps the head."""
         network = client.task.network
-        both, personal = self.conditions(client, embedding, aggregated)
+        common, personal = self.conditions(client, embedding, aggregated)
         rule = ParameterGroup(lr=self.module_lr, weight_decay=self.module_weight_decay)
         trained = await client.train(
             {"model": self.assembled(client, shared), "valve": valve, "embedding": embedding},
             self.objective,
-            frozen={"embedding": embedding, "global": both, "personal": personal},
+            frozen={"embedding": embedding, "global": common, "personal": personal},
             groups={"valve": rule, "embedding": rule},
         )
         model = trained["model"]
@@ -143,8 +143,8 @@ class GPFL(PartialModel):
             embedding = client.state.get("embedding", embedding)
         counts = class_counts(client.examples().y, len(embedding))
         even = torch.ones_like(counts)
-        both, personal = ((shares / shares.sum()).to(embedding) @ embedding for shares in (even, counts))
-        return both, personal
+        common, personal = ((shares / shares.sum()).to(embedding) @ embedding for shares in (even, counts))
+        return common, personal
 
     @property
     def objective(self) -> Sum:
@@ -159,11 +159,11 @@ class GPFL(PartialModel):
 
     def guidance(self, trained: Any, features: Tensor, batch: Batch, task: Task, frozen: Any) -> Tensor:
         """The two losses of the global features; a scalar."""
-        both = valve(trained["valve"], features, frozen["global"])
-        value = task.loss_of(cosines(both, trained["embedding"]), batch)
+        common = valve(trained["valve"], features, frozen["global"])
+        value = task.loss_of(cosines(common, trained["embedding"]), batch)
         if self.guidance_weight == 0:
             return value
-        squares = (both - frozen["embedding"][batch.y]).square().sum(-1)
+        squares = (common - frozen["embedding"][batch.y]).square().sum(-1)
         total: Tensor = (squares if batch.mask is None else squares * batch.mask).sum()
         return value + self.guidance_weight * (total + _TINY).sqrt()
 

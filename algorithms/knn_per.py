@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Averaging, setting
+from algorithms.parts.lines import GRID
 from rayfl.engine.client import Client
 from rayfl.engine.tasks import Model, Predictor, Trait
 from rayfl.params import Tree
 
-GRID = tuple(round(0.1 * i, 1) for i in range(11))
 _CHUNK = 256
 
 

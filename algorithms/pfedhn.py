@@ -156,11 +156,12 @@ class PFedHN(Algorithm):
             changes: Delta_i by client.
             memory: momentum; none before the first round.
         """
-        trained = {"generator": generator, "embeddings": embeddings}
-        kept = memory or {}
-        each = [[client] for client in changes] if self.server_steps == "per_client" else [list(changes)]
-        for chosen in each:
-            before, before_kept, server.state["optimizer"] = trained, kept, kept
+        trained: Tree = {"generator": generator, "embeddings": embeddings}
+        momentum = memory or {}
+        steps = [[client] for client in changes] if self.server_steps == "per_client" else [list(changes)]
+        for chosen in steps:
+            before, earlier_momentum = trained, momentum
+            server.state["optimizer"] = momentum
             trained = await server.train(
                 trained,
                 self.objective,
@@ -175,12 +176,14 @@ class PFedHN(Algorithm):
                 groups={"embeddings": ParameterGroup(lr=self.embedding_lr)},
                 keep_optimizer=True,
             )
-            kept = server.state["optimizer"]
+            momentum = server.state["optimizer"]
             if self.embedding_update == "selected":
                 rows = torch.tensor([int(client) for client in chosen], device=embeddings.device)
-                trained = _only(rows, trained, before)
-                kept = {name: _only(rows, tree, before_kept.get(name, {})) for name, tree in kept.items()}
-        return {**trained, "memory": kept}
+                trained = _moved_only_at(rows, trained, before)
+                momentum = {
+                    name: _moved_only_at(rows, tree, earlier_momentum.get(name, {})) for name, tree in momentum.items()
+                }
+        return {**trained, "memory": momentum}
 
     def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """The mean over the step's clients of <Delta_i, h(v_i; phi)>."""
@@ -269,7 +272,7 @@ def _stacked(changes: Tree, embeddings: Tensor) -> Tree:
     return {"changes": rows, "clients": torch.tensor([int(client) for client in changes], device=embeddings.device)}
 
 
-def _only(rows: Tensor, new: Tree, old: Tree) -> Tree:
-    """The new tree, with the old embeddings but for some rows; zeros where there were none."""
+def _moved_only_at(rows: Tensor, new: Tree, old: Tree) -> Tree:
+    """The new tree with the old embeddings of all clients but ``rows``; zeros where there were none."""
     before = old["embeddings"] if "embeddings" in old else torch.zeros_like(new["embeddings"])
     return {**new, "embeddings": before.index_copy(0, rows, new["embeddings"][rows])}

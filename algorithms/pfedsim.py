@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, check_head, setting
+from algorithms.parts.phases import second_phase
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
@@ -81,7 +81,7 @@ class PFedSim(Averaging):
 
     def personalizes(self, round: int, rounds: int) -> bool:
         """Returns whether round t (0-indexed) belongs to the second phase, t >= floor(rho T)."""
-        return round >= math.floor(self.warmup * rounds + 1e-9)
+        return second_phase(round, rounds, self.warmup)
 
     def course(self, round: int, rounds: int) -> Any:
         """Returns whether the second phase has begun."""

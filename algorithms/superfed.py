@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, cast
 
-import numpy as np
-from torch import Tensor
-
 from algorithms.base import Averaging, setting
-from algorithms.parts.products import ProductMixture, check_products, model_between, squared_cosine_of_updates
+from algorithms.parts.lines import coefficients, points
+from algorithms.parts.phases import second_phase
+from algorithms.parts.products import LossBetween, ProductMixture, check_products, squared_cosine_of_ends
 from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.mixtures import Mixture
 from rayfl.engine.points import Line, line
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.engine.terms import Sum, drawn, function, loss, squared_cosine
 from rayfl.params import Tree
-
-GRID = tuple(round(0.1 * i, 1) for i in range(11))
-"""Mixing coefficients that are evaluated."""
-_ROWS = {f"lambda={value}": value for value in GRID}
 
 
 class SuPerFed(Averaging):
@@ -80,7 +74,6 @@ class SuPerFed(Averaging):
     fixed_coefficient: float | None = setting(
         None, "", "use this lambda in every step instead of drawing one (ablations)", ge=0, le=1
     )
-
     adapters: Literal["factors", "products"] = setting(
         "factors",
         "",
@@ -91,9 +84,8 @@ class SuPerFed(Averaging):
     @property
     def nu(self) -> float:
         """The orthogonality weight in force."""
-        if self.orthogonality_weight is not None:
-            return self.orthogonality_weight
-        return 1.0 if self.mode == "mm" else 2.0
+        default = 1.0 if self.mode == "mm" else 2.0
+        return default if self.orthogonality_weight is None else self.orthogonality_weight
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
@@ -110,7 +102,7 @@ class SuPerFed(Averaging):
 
     def mixes(self, round: int, rounds: int) -> bool:
         """Returns whether round t (0-indexed) belongs to the second phase, t >= floor(L R)."""
-        return round >= math.floor(self.start * rounds + 1e-9)
+        return second_phase(round, rounds, self.start)
 
     def course(self, round: int, rounds: int) -> Any:
         """Returns whether the second phase has begun."""
@@ -125,7 +117,9 @@ class SuPerFed(Averaging):
             client.publish(local=Predictor.of(trained["federated"]))
             return self.weighted(client, trained["federated"])
         ends = {"federated": model, "local": self._local_model(client, model)}
-        trained = await client.train(ends, self.objective, frozen=received, draw=self._draw(client.task))
+        shape = () if self.mode == "mm" else (len(self._layers(client.task)),)
+        draw = coefficients(shape, self.fixed_coefficient)
+        trained = await client.train(ends, self.objective, frozen=received, draw=draw)
         client.state["local"] = trained["local"]
         client.publish(**self._line(trained["federated"], trained["local"], client.task))
         return self.weighted(client, trained["federated"])
@@ -144,24 +138,15 @@ class SuPerFed(Averaging):
     def objective(self) -> Any:
         """The second phase: the mixed model's loss, and the two penalties."""
         if self.adapters == "products":
-            return function(self._loss_between) + self.proximal_term + self.nu * function(self._cosine_of_updates)
-        return loss(at=self.mixture) + self.proximal_term + self.nu * squared_cosine("federated", "local")
-
-    def _loss_between(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        """CE of the model between w^f and w^l, in products."""
-        groups = self._layers(task) if self.mode == "lm" else None
-        return task.loss(model_between(model["federated"], model["local"], draw["coefficient"], groups), batch)
-
-    def _cosine_of_updates(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        return squared_cosine_of_updates(model["federated"], model["local"], task.network)
+            mixed, angle = function(LossBetween(self._groups)), function(squared_cosine_of_ends)
+        else:
+            mixed, angle = loss(at=self.mixture), squared_cosine("federated", "local")
+        return mixed + self.proximal_term + self.nu * angle
 
     @property
     def mixture(self) -> Line:
-        """(1 - lambda) w^f + lambda w^l, with one lambda (mm) or one a layer (lm).
-
-        Buffers are those of w^f: what a forward pass records in them must reach the server.
-        """
-        return line("federated", "local", drawn("coefficient"), groups=self._layers if self.mode == "lm" else None)
+        """(1 - lambda) w^f + lambda w^l; buffers are those of w^f: what training records in them reaches the server."""
+        return line("federated", "local", drawn("coefficient"), groups=self._groups)
 
     async def join(self, client: Client, server: Tree) -> Tree:
         """Does what a client of a cohort does, and sends nothing."""
@@ -174,17 +159,12 @@ class SuPerFed(Averaging):
             return rows
         return rows | self._line(server["model"], self._local_model(client, server["model"]), client.task)
 
-    def _draw(self, task: Task) -> Any:
-        width = () if self.mode == "mm" else (len(self._layers(task)),)
-
-        def draw(generator: np.random.Generator, steps: int) -> Tree:
-            fixed, shape = self.fixed_coefficient, (steps, *width)
-            return {"coefficient": generator.random(shape) if fixed is None else np.full(shape, fixed)}
-
-        return draw
+    @property
+    def _groups(self) -> Any:
+        """What gives the names of the parameters that share a coefficient; None: all share one (``mm``)."""
+        return self._layers if self.mode == "lm" else None
 
     def _layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
-        """Names of the parameters that share a coefficient under ``lm``."""
         return task.network.unstacked_layers if self.lm_lstm_per_layer else task.network.layers
 
     def _local_model(self, client: Client, received: Tree) -> Tree:
@@ -195,5 +175,4 @@ class SuPerFed(Averaging):
 
     def _line(self, federated: Model, local: Model, task: Task) -> dict[str, Predictor]:
         """The models that are evaluated."""
-        kind = Mixture if self.adapters == "factors" else ProductMixture
-        return {name: Predictor.of(kind(federated, local, value, task)) for name, value in _ROWS.items()}
+        return points(federated, local, task, Mixture if self.adapters == "factors" else ProductMixture)

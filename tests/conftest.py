@@ -6,9 +6,12 @@ RAYFL_TEST_DEVICE names another device for those that can use one.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Generator, Iterator
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -29,6 +32,35 @@ settings.load_profile("untimed")
 _RAY = "tests/cluster/"
 _STARTS_RAY = ("local_ray", "start_local", "import ray", "subprocess")
 """Words of files whose tests start Ray, or programs that may."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leaves the modules and tests that are there out of later garbage collections, half a second of CPU time each.
+
+    Running out of device memory is answered with a full collection, and many tests run out of it on purpose. While
+    tests are collected next to nothing becomes garbage.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def figures_as_svg() -> Iterator[tuple[str, ...]]:
+    """Has reports draw their figures once, as SVG for the page; the formats that users have.
+
+    ``tests/report/test_page.py`` writes all of them.
+    """
+    from rayfl.report import drawing
+
+    formats = drawing.FORMATS
+    with mock.patch.object(drawing, "FORMATS", ("svg",)):
+        yield formats
 
 
 def pytest_unconfigure() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from rayfl.engine.tasks import Model, Task
+from rayfl.engine.tasks import Batch, Model, Task
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.models.pretrained.mixing import blended, update_product
@@ -56,6 +56,26 @@ def squared_cosine_of_updates(one: Model, other: Model, network: Any) -> Tensor:
     product = update_product(one, other, network.scale)
     norms = update_product(one, one, network.scale) * update_product(other, other, network.scale)
     return product * product / norms.clamp_min(TINY)
+
+
+@dataclass(frozen=True)
+class LossBetween:
+    """The loss of the model between the trained ends ``federated`` and ``local``, an objective.
+
+    Attributes:
+        groups: what gives the names of the tensors that share an entry of the draw ``coefficient``; None: all share it.
+    """
+
+    groups: Callable[[Task], Sequence[Sequence[str]]] | None
+
+    def __call__(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        groups = None if self.groups is None else self.groups(task)
+        return task.loss(model_between(model["federated"], model["local"], draw["coefficient"], groups), batch)
+
+
+def squared_cosine_of_ends(model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+    """:func:`squared_cosine_of_updates` of the trained ends ``federated`` and ``local``, an objective."""
+    return squared_cosine_of_updates(model["federated"], model["local"], task.network)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

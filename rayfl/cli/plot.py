@@ -36,7 +36,7 @@ def plot(
     ] = None,
     metric: Annotated[str | None, typer.Option(help="curves, lambda, clients: top1, top5, loss, ece or mce.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="curves, clients: a row of the tables; default: the personalized model.")
+        str | None, typer.Option(help="curves, clients, masks: a row of the tables; default: the personalized model.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="validation or test (the default).")] = None,
     cohort: Annotated[
@@ -48,9 +48,13 @@ def plot(
     plane: Annotated[
         str | None, typer.Option(help="landscape: models (through three, the default) or random (around each).")
     ] = None,
-    clients: Annotated[str | None, typer.Option(help="landscape, simplex: numbers of clients, such as 3,17.")] = None,
+    clients: Annotated[
+        str | None, typer.Option(help="landscape, simplex, masks: numbers of clients, such as 3,17.")
+    ] = None,
     points: Annotated[int | None, typer.Option(help="landscape, simplex: points of the grid along an edge.")] = None,
-    samples: Annotated[int | None, typer.Option(help="landscape, simplex: at most this many samples.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="landscape, simplex: at most this many samples; masks: of each client.")
+    ] = None,
     dpi: Annotated[int | None, typer.Option(help="Dots per inch of a .png; default: 150.")] = None,
     size: Annotated[
         str,

@@ -40,6 +40,11 @@ def check_counts(points: int, fewest: int, samples: int) -> None:
     """Raises ConfigError for too few points or samples."""
     if points < fewest:
         raise ConfigError(f"--points: {points} is too few for a surface, take {fewest} or more")
+    check_samples(samples)
+
+
+def check_samples(samples: int) -> None:
+    """Raises ConfigError for no samples."""
     if samples < 1:
         raise ConfigError(f"--samples: at least one is needed, not {samples}")
 

@@ -99,6 +99,12 @@ KINDS: dict[str, Kind] = {
         ("split",),
     ),
     "clients": Kind("clients", "the clients' accuracies, sorted", "", ("metric", "model", "split", "cohort")),
+    "masks": Kind(
+        "masks",
+        "segmentation: inputs of the worst, the middle and the best client, their masks, and what the runs predict",
+        "",
+        ("model", "clients", "samples", "split"),
+    ),
 }
 """By the name that users give."""
 

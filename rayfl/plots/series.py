@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayfl.config.differences import text_of, varied
+from rayfl.config.differences import varied
 from rayfl.config.identity import FREE
+from rayfl.config.labels import labels
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
 from rayfl.runs.curves import mean_over_seeds
@@ -99,8 +100,6 @@ def _labels(runs: Sequence[RunFolder]) -> list[str]:
     result = []
     for run, method in zip(runs, methods, strict=True):
         rivals = [other for other, name in zip(runs, methods, strict=True) if name == method]
-        place = rivals.index(run)
-        options = varied([experiment(other) for other in rivals])
-        values = [f"{path.rpartition('.')[2]}={text_of(found[place])}" for path, found in options.items()]
+        values = labels([experiment(other) for other in rivals])[rivals.index(run)]
         result.append(", ".join([method, *values]))
     return result

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 INK, PAPER, GRID, FAINT = "#1c1d1f", "#fefefe", "#dcdde0", "#8a8d93"
 FORMATS = ("png", "svg", "pdf")
+_DPI = 150
+"""Dots an inch of PNG, and of images within the others."""
 _VARIABLES = {
     INK: "ink",
     PAPER: "paper",
@@ -79,6 +82,14 @@ class Drawing:
     data: pa.Table
     chart: Chart | None = None
 
+    @cached_property
+    def svg(self) -> str:
+        """The figure as an SVG document: drawn once, for the page and for the file."""
+        buffer = io.StringIO()
+        with styled():
+            _laid_out(self.figure).savefig(buffer, format="svg", dpi=_DPI, metadata=_NO_DATE["svg"])
+        return buffer.getvalue()
+
 
 @contextmanager
 def styled() -> Iterator[None]:
@@ -97,7 +108,10 @@ def save(drawing: Drawing, folder: Path) -> None:
     """
     for ending in FORMATS:
         with new_file(folder / f"{drawing.name}.{ending}") as file, styled():
-            _laid_out(drawing.figure).savefig(file, format=ending, dpi=150, metadata=_NO_DATE[ending])
+            if ending == "svg":
+                file.write(drawing.svg.encode())
+            else:
+                _laid_out(drawing.figure).savefig(file, format=ending, dpi=_DPI, metadata=_NO_DATE[ending])
     save_table(drawing.data, folder / f"{drawing.name}.csv")
 
 
@@ -116,11 +130,7 @@ def inline_svg(drawing: Drawing) -> str:
 
     Its ids are unique among figures of different names, and it refers to nothing outside.
     """
-    buffer = io.StringIO()
-    with styled():
-        _laid_out(drawing.figure).savefig(buffer, format="svg", metadata=_NO_DATE["svg"])
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
+    text = drawing.svg[drawing.svg.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{drawing.name}-", text)
     text = re.sub(r"#[0-9a-f]{6}\b", lambda found: _colour(found.group()), text)

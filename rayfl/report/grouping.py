@@ -11,6 +11,7 @@ from typing import Any
 from rayfl.config.added import comparable
 from rayfl.config.differences import ABSENT, text_of, varied
 from rayfl.config.identity import FREE
+from rayfl.config.labels import labels
 from rayfl.config.redaction import redacted
 from rayfl.errors import RunError
 from rayfl.runs.loading import Run
@@ -24,9 +25,6 @@ _SEEN = {
     *("tokenizer", "tokenizer_sha256", "length", "vocabulary", "padding", "template", "response", "end"),
 }
 """Fields of data in files that say how a model sees samples, and not which samples there are."""
-
-_LONGEST = 40
-"""Longer lists of differing options are no label."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,25 +119,21 @@ def config_table(groups: Sequence[Group]) -> dict[str, list[str]]:
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     """Returns the methods' names, with the differing values where a method comes more than once."""
-    labels = []
+    names = []
     for members in groups:
         run = members[0]
         same = [other[0] for other in groups if other[0].title == run.title]
-        labels.append(run.title + (f" ({_apart(run, same)})" if len(same) > 1 else ""))
+        names.append(run.title + (f" ({_apart(run, same)})" if len(same) > 1 else ""))
     return [
-        label if labels.count(label) == 1 else f"{label} [{members[0].name}]"
-        for label, members in zip(labels, groups, strict=True)
+        name if names.count(name) == 1 else f"{name} [{members[0].name}]"
+        for name, members in zip(names, groups, strict=True)
     ]
 
 
 def _apart(run: Run, others: Sequence[Run]) -> str:
-    place = others.index(run)
-    options = varied([redacted(_identity(other)) for other in others])
-    parts = [f"{path.rpartition('.')[2]}={_text(values[place])}" for path, values in options.items()]
-    if not run.finished:
-        parts.append("unfinished")
-    text = ", ".join(parts)
-    return text if parts and len(text) <= _LONGEST else run.name
+    found = labels([redacted(_identity(other)) for other in others])[others.index(run)]
+    parts = found if run.finished else [*found, "unfinished"]
+    return ", ".join(parts) or run.name
 
 
 def _identity(run: Run) -> dict[str, Any]:

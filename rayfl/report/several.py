@@ -13,7 +13,7 @@ from rich.text import Text
 from rayfl.report import costs, harm
 from rayfl.report.blocks import Block, Cell, Code, Column, Mark, Page, Paragraph, Section, Table, figures, number
 from rayfl.report.cells import SEEN_TEST
-from rayfl.report.columns import Metric
+from rayfl.report.columns import NO_NUMBER, Metric
 from rayfl.report.comparison import Comparison
 from rayfl.report.curves import progress_of_groups
 from rayfl.report.figures import client_distribution_of_groups, reliability_of_groups
@@ -96,14 +96,17 @@ def _worst(metrics: Sequence[Metric]) -> str:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Returns all lines as a table of a page."""
+    """Returns all lines as a table of a page, without columns in which no line has a number."""
     texts, metrics = ("method", "model", "clients"), comparison.wanted.metrics
     headings = [*texts, "seeds", *(heading for metric in metrics for heading in _headings(metric))]
+    columns = [Column(text, numeric=text not in texts) for text in (*headings, "GB sent", "wall time (s)")]
+    rows = [_cells(line, metrics) for line in comparison.lines]
+    shown = [place for place in range(len(columns)) if any(row[place].text != NO_NUMBER for row in rows)]
     return Table(
         "comparison-table",
         f"{caption(comparison)} {_BEST}",
-        [Column(text, numeric=text not in texts) for text in (*headings, "GB sent", "wall time (s)")],
-        [_cells(line, metrics) for line in comparison.lines],
+        [columns[place] for place in shown],
+        [[row[place] for place in shown] for row in rows],
         _footnotes(comparison),
         data="figures/comparison.csv",
     )

@@ -10,7 +10,9 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -57,14 +59,19 @@ class Environment(Callback):
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that results depend on; those not installed are left out."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    found = {"python": platform.python_version(), **_installed()}
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
+    return found
+
+
+@cache
+def _installed() -> dict[str, str]:
+    """Returns the packages' versions; a process cannot change those it has imported."""
+    found = {}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
     return found
 
 

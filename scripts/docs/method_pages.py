@@ -1,4 +1,4 @@
-"""Writes ``docs/methods``: a page per method from its docstring, fields and notes, and the index.
+"""Writes ``docs/methods``: a page per method from its docstring, fields and notes, the index, and README's table.
 
     python scripts/docs/method_pages.py            writes the pages
     python scripts/docs/method_pages.py --check    says which are out of date, exit status 1 if any
@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from families import family_table
 from mathematics import displayed, equation_of, with_formulas, with_symbols
 from messages import picture
 from small_runs import PAGES, PICTURES, Curve, command_of, read_table, reference_of, settings_of
@@ -31,13 +32,15 @@ from rayfl.cli.catalog import describe_method, first_sentence, hyper_parameters
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTES = PAGES / "notes"
 TESTS = ROOT / "tests" / "algorithms"
+README = ROOT / "README.md"
 MADE = "<!-- made by scripts/docs/method_pages.py; the last part is kept in notes/{name}.md -->"
+BEGIN, END = "<!-- made by scripts/docs/method_pages.py -->", "<!-- end of what it made -->"
 
 
 def pages() -> dict[Path, str]:
     """Every page's text."""
     made = {PAGES / f"{name}.md": page(name, method) for name, method in METHODS.items()}
-    return {**made, PAGES / "index.md": index()}
+    return {**made, PAGES / "index.md": index(), README: readme()}
 
 
 def page(name: str, method: type[Algorithm]) -> str:
@@ -94,6 +97,16 @@ def _curve(name: str, curves: dict[str, Curve]) -> Iterator[str]:
     )
 
 
+def readme() -> str:
+    """README.md with the methods as they are now."""
+    before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"README.md: the marks of the methods' table are missing: {BEGIN} and {END}")
+    table = family_table(METHODS, "docs/methods/")
+    return f"{before}{begin}\n\n**{len(METHODS)} methods** ([list](docs/methods/index.md)):\n\n{table}\n\n{end}{after}"
+
+
 def index() -> str:
     """The list of all methods, with what each keeps and how many tests of its invariants there are."""
     rows = [
@@ -111,8 +124,9 @@ def index() -> str:
     return (
         "\n\n".join(
             [
-                "<!-- made by scripts/docs/method_pages.py -->",
+                BEGIN,
                 "# Methods",
+                family_table(METHODS, ""),
                 "Every method's invariants (identities that its definition implies: reductions to other methods, "
                 "conservation laws, fixed points, closed-form gradients) are tests named after them, "
                 "`test_inv_...`, in `tests/algorithms/test_NAME.py`. The last column counts them; "

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # ruff: noqa: E402
-"""Puts rayfl to the test on a GPU, in five parts of less than nine minutes each: is it right, how fast, what if not.
+"""Puts rayfl to the test on a GPU, in six parts of less than nine minutes each: is it right, how fast, what if not.
 
     python scripts/gpu/campaign.py --part a --out FOLDER [--device cuda|cpu] [--only NAME,...] [--within SECONDS]
 
 Part a compares results with those of the CPU. Part b measures seconds, bytes and launches, and sets them against the
 goals. Part c lets things go wrong: memory that runs out, a lost context, an actor that is killed. Part d is about
 adapters over a pretrained base. Part e measures what else could be done: options that are off by default, and other
-ways to compute. Every check runs in a process of its own and may take a limited time, so that one that hangs or dies
-costs nothing but itself. After each check all answers are in ``FOLDER/campaign-a.json``, and in the end
-on a page, ``FOLDER/campaign-a.md``.
+ways to compute. Part f sets other simulators beside rayfl. Every check runs in a process of its own and may take a
+limited time, so that one that hangs or dies costs nothing but itself. After each check all answers are in
+``FOLDER/campaign-a.json``, and in the end on a page, ``FOLDER/campaign-a.md``.
 
 ``--device cpu`` rehearses everything with less work, on a pretended device where something must fail: it shows that the
 campaign runs, and says nothing about GPUs. ``--list`` prints the checks. docs/gpu.md says more.
@@ -35,10 +35,11 @@ from rayfl.engine.precision import set_arithmetic
 
 PARTS = {
     "a": ("correct", "stacks"),
-    "b": ("fast", "workloads", "peers"),
+    "b": ("fast", "workloads"),
     "c": ("wrong", "actors"),
     "d": ("adapters", "output_layer"),
     "e": ("choices",),
+    "f": ("peers",),
 }
 """The modules of each part, in this order."""
 _WITHIN_S = 535
@@ -73,7 +74,8 @@ def run_one(part: str, name: str, record: Record) -> None:
 def main() -> int:
     """Runs the checks of one part; returns 1 where one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=sorted(PARTS), help="a: correct, b: fast, c: wrong, d: adapters, e: choices")
+    what = "a: correct, b: fast, c: wrong, d: adapters, e: choices, f: peers"
+    parser.add_argument("--part", choices=sorted(PARTS), help=what)
     parser.add_argument("--out", type=Path, help="folder of the answers, the logs and the page")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: the rehearsal")
     parser.add_argument("--only", default="", help="names of checks, separated by commas")
@@ -81,6 +83,7 @@ def main() -> int:
         "--within", type=float, help=f"seconds for the part; default {_WITHIN_S}, of rehearsals {_WITHIN_S * _PATIENCE}"
     )
     parser.add_argument("--peers", type=Path, help="the folder of scripts/race/race.py, whose peers then take part")
+    parser.add_argument("--fl-bench", type=Path, help="a checkout of FL-bench, which then takes part")
     parser.add_argument("--list", action="store_true", help="print the checks")
     parser.add_argument("--check", default="", help=argparse.SUPPRESS)  # one check, in this process
     chosen = parser.parse_args()
@@ -94,6 +97,10 @@ def main() -> int:
     os.environ["CAMPAIGN_DEVICE"] = chosen.device
     if chosen.peers is not None:
         os.environ["CAMPAIGN_PEERS"] = str(chosen.peers.resolve())
+    if chosen.fl_bench is not None:
+        if not (chosen.fl_bench / "main.py").is_file():
+            parser.error(f"--fl-bench: {chosen.fl_bench} is no checkout of FL-bench: it has no main.py")
+        os.environ["FL_BENCH"] = str(chosen.fl_bench.resolve())
     if chosen.check:
         run_one(chosen.part, chosen.check, Record(chosen.out))
         return 0

@@ -71,6 +71,7 @@ class Timed(FedAvg):
 def serve(grid: Grid, context: Context) -> None:
     strategy = Timed(SETTINGS["clients"])
     initial = PeftClients(SETTINGS["folder"], "cpu").state()
+    print("the base is loaded; the first round starts", flush=True)
     strategy.start(grid, ArrayRecord(initial), SETTINGS["rounds"])
     seconds = [after - before for before, after in zip(strategy.ends, strategy.ends[1:], strict=False)]
     print("FLOWER " + json.dumps(seconds), flush=True)
@@ -78,6 +79,7 @@ def serve(grid: Grid, context: Context) -> None:
 
 def main() -> None:
     """Simulates, and prints the seconds of the rounds after the first."""
+    print("imported; Ray and its workers, which import the same, start", flush=True)
     logging.disable(logging.WARNING)
     resources = {
         "client_resources": {"num_cpus": 1, "num_gpus": SETTINGS["gpu_share"]},

@@ -76,13 +76,8 @@ def test_partial_sums_travel_as_ray_delivers_them(clients: int) -> None:
 
 
 @pytest.mark.parametrize(("limit", "most"), [(1 << 30, 9), (0, 2)])
-def test_how_many_received_sums_are_kept_apart(
-    limit: int, most: int, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_how_many_received_sums_are_kept_apart(limit: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of large sums of other machines, few are in memory at a time, beside the one that they are added to."""
-    gc.collect()
-    gc.freeze()  # what thousands of tests have imported would make each search below slow
-    request.addfinalizer(gc.unfreeze)
 
     class Buffer(bytearray):
         """Memory that can be asked after."""

@@ -38,6 +38,17 @@ def some_models(task: Any) -> tuple[Tree, Tree, Batch]:
     return task.network.initialize(1), task.network.initialize(2), Batch(part.x, part.y)
 
 
+@MIXES
+def test_after_training_the_mixture_is_that_of_both_trained_models(mix: Any) -> None:
+    toy = toy_of(APFL(alpha=0.4, mix=mix))
+    toy.step([2])
+    trained = toy.federation.trained_scores[2]["test"]
+    # the model of the only client of the round is the server's from now on
+    later = toy.scores()[2]
+    assert trained["personalized"].vector.tolist() == later["personalized"].vector.tolist()
+    assert trained["local"].vector.tolist() == later["global"].vector.tolist()
+
+
 @MODES
 @MIXES
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
@@ -207,6 +218,7 @@ def test_alpha_outside_the_unit_interval_is_refused() -> None:
             APFL(alpha=alpha)
 
 
+@pytest.mark.slow
 def test_the_mixture_beats_the_global_and_the_local_model() -> None:
     clients = related_clients(own=0.8)
     mixture = accuracies(APFL(), clients)

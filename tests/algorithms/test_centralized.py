@@ -91,6 +91,13 @@ def test_it_is_one_run_of_sgd_on_everybodys_samples(budget: Any, steps: int) -> 
         assert_close(run.server["model"], {name: leaf.detach() for name, leaf in parameters.items()}, 1e-12)
 
 
+def test_a_budget_of_steps_rounds_the_mean_number_of_samples_up() -> None:
+    """37 samples of 4 clients are 9.25 a client: 10 samples are 4 batches of 3 an epoch, and 9 would be 3."""
+    train = TRAIN.model_copy(update={"batch_size": 3})
+    limited = train.model_copy(update={"max_local_steps": 2 * 4})
+    assert_equal(toy(Centralized(budget="steps"), train).step(), toy(Centralized(), limited).step())
+
+
 def test_steps_follow_the_least_number_of_local_steps_and_the_epochs() -> None:
     for train, steps in (({"min_local_steps": 8}, 8), ({"local_epochs": 0, "min_local_steps": 8}, 0)):
         run = toy(Centralized(budget="steps"), TRAIN.model_copy(update={**train, "momentum": 0.0, "batch_size": None}))

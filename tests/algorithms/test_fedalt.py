@@ -110,6 +110,7 @@ def test_each_client_begins_with_a_mixer_of_its_own() -> None:
     drawn = [idle.states()[client]["mixer"] for client in (0, 1)]
     for site, width in NET.sites.items():
         assert drawn[0][site].shape == (2, width) and drawn[0][site].abs().max() <= width**-0.5
+        assert drawn[0][site].abs().max() > width**-0.5 / 2
         assert not torch.equal(drawn[0][site], drawn[1][site])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -47,6 +48,12 @@ def test_inv_amp_1_rows_sum_to_one(clip: bool) -> None:
     assert_close(weights.sum(1), torch.ones(5, dtype=torch.float64), 1e-12)
     assert_close(weights.diagonal(), torch.full((5,), 0.4, dtype=torch.float64), 0)
     assert bool((attraction(distances(rows), everyone, 2.0, 100.0, clip=False).diagonal() < 0).any())
+
+
+def test_the_attraction_of_two_models_is_the_slope_of_the_kernel() -> None:
+    """A(x) = 1 - exp(-x / sigma), whose slope at x = 2 with sigma = 2 is 1 / (2 e)."""
+    weights = attraction(torch.tensor([[0.0, 2.0]], dtype=torch.float64), [0], 2.0, 0.5)
+    assert_close(weights[0, 1], torch.tensor(0.25 / math.e, dtype=torch.float64), 1e-15)
 
 
 @pytest.mark.parametrize("heuristic", [True, False])

@@ -60,6 +60,20 @@ def test_inv_lu_2_the_global_model_is_that_of_fedavg(epochs: int) -> None:
     assert all("finetuned" not in rows for rows in tuning.scores(final=False).values())
 
 
+@pytest.mark.parametrize("size", [4, None])
+def test_finetuning_is_a_local_update_on_mini_batches_of_its_own(size: int | None) -> None:
+    train = TRAIN.model_copy(update={"batch_size": size})
+    tuning, again = (
+        Toy(algorithm, random_clients(SIZES), two_layers(), train)
+        for algorithm in (FedAvg(finetune_epochs=1), FedAvg())
+    )
+    tuning.run()
+    again.round, again.server = tuning.round - 1, copy(tuning.server)
+    found, expected = finetuned(tuning, [0])[0], again.step([0])["model"]
+    apart = max(float((found[name] - leaf).abs().max()) for name, leaf in expected.items())
+    assert apart < 1e-12 if size is None else apart > 1e-6
+
+
 def test_inv_lu_3_quadratic_closed_form() -> None:
     points, tau, eta = [0.0, 4.0, 10.0], 3, 0.25
     toy = quad(FedAvg(finetune_epochs=tau, finetune_lr=eta), points, [1, 3, 2], clients_per_round=2)

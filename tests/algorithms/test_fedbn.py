@@ -11,11 +11,12 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedbn import FedBN
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
+from rayfl.engine.client import Client
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.experiment.parts import Parts
 from rayfl.models.private_norm import STATE
-from rayfl.params import num_bytes
+from rayfl.params import Tree, copy, num_bytes
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients
 
@@ -42,6 +43,23 @@ def toy_of(algorithm: Any, train: TrainConfig = TRAIN, **options: Any) -> Toy:
 def identical_clients(**options: Any) -> dict[str, Any]:
     one = random_clients([10]).load(0)["train"]
     return {"dataset": ListDataset([(one.x, one.y)] * 4), "streams": RelabelledStreams(0, (0,) * 4), **options}
+
+
+def test_a_newcomer_fits_its_normalization_layers_and_nothing_else() -> None:
+    moved = set()
+
+    class Watched(FedBN):
+        async def join(self, client: Client, server: Tree) -> Tree:
+            before = copy(server["model"])
+            joined = await super().join(client, server)
+            moved.update(name for name, leaf in joined["model"].items() if not torch.equal(leaf, before[name]))
+            return joined
+
+    toy = toy_of(Watched())
+    toy.federation.begin_round(0)
+    toy.federation.map(toy.algorithm.join, [1], {"server": {"model": toy.server["model"]}})
+    assert moved >= {"norm.weight", "norm.bias"}
+    assert moved <= NORM
 
 
 def test_inv_bn_1_a_model_without_normalization_is_refused() -> None:

@@ -200,6 +200,8 @@ def test_a_step_by_hand(noise: Any) -> None:
     toy = toy_of(algorithm, ONE_STEP, two_layers())
     toy.step([1])
     toy.step([0])
+    # by training alone the rows of both heads keep one sum, see below
+    toy.server["head"]["head.weight"] = toy.server["head"]["head.weight"] * torch.arange(1.0, 4.0)[:, None]
     received = copy(toy.server)
     own, part = toy.states()[1]["personal"], toy.dataset.load(1)["train"]
     order = plan_batches(12, None, 1, toy.context.streams.generator("batches", 2, 1)).order
@@ -222,6 +224,18 @@ def test_a_step_by_hand(noise: Any) -> None:
     assert_close({**toy.server["shared"], **toy.states()[1]["personal"]}, moved, 1e-10)
     expected = {n: leaf.detach() - 0.03 * g for (n, leaf), g in zip(policy.items(), slopes[len(model) :], strict=True)}
     assert_close(toy.server["policy"], expected, 1e-10)
+
+
+def test_the_cross_entropy_leaves_the_context_as_it_is() -> None:
+    """Its gradient sums to zero over classes: the rows of each head keep the sum, but for weight decay's factor."""
+    toy = toy_of(FedCP(), TRAIN, two_layers())
+    first = toy.server["head"]["head.weight"]
+    for cohort in ([0, 1], [1, 2]):
+        toy.step(cohort)
+    heads = [toy.server["head"]["head.weight"], *(state["personal"]["head.weight"] for state in toy.states().values())]
+    for head in heads:
+        assert not torch.equal(head, first)
+        assert_close(context_of(head), context_of(first), 1e-12)
 
 
 def test_noise_is_gumbels() -> None:

@@ -167,6 +167,7 @@ def test_a_round_by_hand(norm: Any, mode: str) -> None:
     w = base + 0.5 * (a - base)
     toy.step()
     assert not toy.server["affinities"].any()
+    toy.server["affinities"] += 7  # of earlier rounds, to which merits are added
     toy.step()
     for i in range(3):
         loss = [0.5 * ((model - a[i]) ** 2).sum() for model in (base, *w)]
@@ -176,7 +177,7 @@ def test_a_round_by_hand(norm: Any, mode: str) -> None:
         state = toy.states()[i]
         assert_close(state["base"]["theta"], torch.tensor(start), 1e-12)
         assert_close(state["personal"]["theta"], torch.tensor(start + 0.5 * (a[i] - start)), 1e-12)
-        expected = torch.tensor(np.where(np.arange(3) == i, 0.0, r))
+        expected = torch.tensor(np.where(np.arange(3) == i, 7.0, 7.0 + r))
         assert_close(toy.server["affinities"][i], expected, 1e-12)
 
 

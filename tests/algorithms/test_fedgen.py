@@ -100,6 +100,21 @@ def test_an_epoch_with_these_terms_has_the_steps_of_an_epoch(monkeypatch: pytest
     assert active == {0: [1, 1, 0, 0], 1: [1, 1, 1, 0, 0, 0]}
 
 
+def test_labels_weigh_by_their_number_in_the_size_of_a_mini_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy, seen, train = toy_of(generated_batch=6, label_weight=3, feature_weight=2), [], Client.train
+
+    async def spy(client: Client, *args: Any, frozen: Any = None, **options: Any) -> Tree:
+        if client.id >= 0 and frozen:
+            seen.append(frozen["weights"])
+        return await train(client, *args, frozen=frozen, **options)
+
+    monkeypatch.setattr(Client, "train", spy)
+    toy.step([0])
+    toy.step([0])
+    # 6 labels for 4 samples, in round 1
+    assert seen == [{"label": pytest.approx(3 * 0.98 * 6 / 4), "feature": pytest.approx(2 * 0.98)}]
+
+
 def test_the_clients_loss_is_the_sum_of_three() -> None:
     toy = toy_of()
     network, server = toy.task.network, toy.server["generator"]

@@ -71,6 +71,16 @@ def test_inv_gh_2_one_batch_of_all_means_is_one_step_whatever_their_order() -> N
     assert_close(found[0], {f"head.{name}": leaf for name, leaf in step.items()}, 1e-12)
 
 
+def test_the_server_takes_a_step_for_each_mini_batch_of_means() -> None:
+    features, labels = some_means()
+    head, order = initial_head(two_layers()), np.random.default_rng(3).permutation(9)
+    layer = {name.rpartition(".")[2]: leaf for name, leaf in head.items()}
+    for chosen in (order[:4], order[4:8], order[8:]):
+        layer = head_step(layer, features[chosen], labels[chosen], 0.3)
+    found = FedGH().fitted(head, features, labels, 0.3, 4, np.random.default_rng(3))
+    assert_close(found, {f"head.{name}": leaf for name, leaf in layer.items()}, 1e-12)
+
+
 def test_inv_gh_3_the_servers_step_is_the_gradient_of_the_mean_cross_entropy() -> None:
     features, labels = some_means()
     model = {name.rpartition(".")[2]: leaf.requires_grad_() for name, leaf in initial_head(two_layers()).items()}
@@ -91,6 +101,16 @@ def test_inv_gh_3_a_round_without_local_training_is_that_step_on_the_initial_bod
     short = {name.rpartition(".")[2]: leaf for name, leaf in toy.server["shared"].items()}
     step = head_step(short, torch.stack([mean for mean, _ in pairs]), torch.tensor([y for _, y in pairs]), 0.7)
     assert_close(toy.step([0, 2])["shared"], {f"head.{name}": leaf for name, leaf in step.items()}, 1e-12)
+
+
+def test_without_a_rate_of_its_own_the_server_has_that_of_the_round() -> None:
+    train = TRAIN.model_copy(update={"lr_decay": 0.5})
+    own, rounds = toy_of(FedGH(), train), toy_of(FedGH(server_lr=train.lr_in(1)), train)
+    for toy in (own, rounds):
+        toy.round = 1
+        toy.step([0, 2])
+    assert train.lr_in(1) == 0.5 * train.lr
+    assert_equal(own.server["shared"], rounds.server["shared"])
 
 
 @pytest.mark.parametrize("hidden", [4, 40])

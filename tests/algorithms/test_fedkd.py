@@ -193,6 +193,17 @@ def test_separately_each_goes_down_its_own_loss() -> None:
     value = own + ((q * (q / p).log()).sum(-1).mean() + distance) / (own + task.cross_entropy(mentee, batch))
     expected = dict(zip(model, torch.autograd.grad(value, list(model.values())), strict=True))
     assert_close(separate["mentor"], expected, 1e-12)
+
+    # the mentee's, and the projection's with it, is that of L_w with everything of the mentor held
+    model = {name: leaf.clone().requires_grad_() for name, leaf in tree["mentee"].items()}
+    projection = tree["projection"]["weight"].clone().requires_grad_()
+    low, logits = task.head_inputs_and_logits(model, batch)
+    own, p, q = task.cross_entropy(logits, batch), mentor.detach().softmax(-1), logits.softmax(-1)
+    distance = (high.detach() - low @ projection.T).square().mean()
+    value = own + ((p * (p / q).log()).sum(-1).mean() + distance) / (own + task.cross_entropy(mentor.detach(), batch))
+    slopes = torch.autograd.grad(value, [*model.values(), projection])
+    assert_close(separate["mentee"], dict(zip(model, slopes, strict=False)), 1e-12)
+    assert_close(separate["projection"]["weight"], slopes[-1], 1e-12)
     assert float((joint["mentor"]["head.weight"] - expected["head.weight"]).abs().max()) > 1e-3
 
 

@@ -236,7 +236,7 @@ def opposites(seed: int) -> ListDataset:
     return ListDataset(train, classes=2, public=draw(40, False)[0], validation=held)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_clustering_keeps_apart_who_would_mislead_each_other(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     labels: list[list[int]] = []
 

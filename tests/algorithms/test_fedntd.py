@@ -14,7 +14,7 @@ from algorithms.parts.transfer import distillation
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.params import copy, leaves, map_leaves
-from tests.support.toy_networks import two_layers
+from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients
 
 SIZES = (9, 12, 6, 10)
@@ -109,6 +109,16 @@ def test_the_objective_adds_it_to_the_cross_entropy() -> None:
     value = FedNTD(distillation_weight=0.5, temperature=2.0).objective(model, batch, task, {"received": received}, None)
     expected = task.loss(model, batch) + 0.5 * term(task.logits(model, batch), task.logits(received, batch), batch, 2.0)
     assert_close(value, expected, 1e-12)
+
+
+def test_the_received_model_runs_in_evaluation_mode() -> None:
+    task, part = normalized_layers(), random_clients((6,)).load(0)["train"]
+    batch, received = Batch(part.x, part.y), task.network.initialize(1)
+    before, model = copy(received), task.network.initialize(0)
+    value = FedNTD().objective(copy(model), batch, task, {"received": received}, None)
+    student, teacher = task.logits(copy(model), batch), task.network.logits(before, batch.x, training=False)
+    assert_close(value, task.loss_of(student, batch) + term(student, teacher, batch, 1.0), 1e-12)
+    assert_equal(received, before)
 
 
 def test_padding_contributes_nothing() -> None:

@@ -98,6 +98,21 @@ def test_estimates_are_of_the_received_model_and_combine_the_trained_heads() -> 
         assert_close(toy.server["head"], weighted_sum(heads, [n / sum(sizes) for n in sizes]), 1e-12)
 
 
+def test_a_head_whose_weight_is_below_a_thousandth_is_dropped() -> None:
+    """Equal means are weighted by inverse variance: the third client's weight is 5e-7."""
+    variances, heads = (1.0, 1.0, 1e6), (1.0, 3.0, 1e7)
+    reports: dict[int, Tree] = {
+        client: {
+            "head": {"head.weight": torch.tensor([head], dtype=torch.float64)},
+            "mean": torch.zeros(2, 3, dtype=torch.float64),
+            "variance": torch.tensor(variance, dtype=torch.float64),
+        }
+        for client, (head, variance) in enumerate(zip(heads, variances, strict=True))
+    }
+    for found in FedPAC().combined(reports).values():
+        assert_close(found["head"]["head.weight"], torch.tensor([2.0], dtype=torch.float64), 1e-9)
+
+
 def test_inv_pac_3_equal_clients_get_the_mean_of_their_heads() -> None:
     toy = toy_of(FedPAC())
     part = toy.dataset.load(1)["train"]
@@ -216,6 +231,7 @@ def test_vectorized_agrees_with_looped() -> None:
     assert_close(looped.states(), stacked.states())
 
 
+@pytest.mark.slow
 def test_heads_are_combined_within_camps_which_helps_clients_with_few_samples() -> None:
     train = TrainConfig(rounds=20, clients_per_round="all", local_epochs=3, batch_size=4, lr=0.1)
     methods = {"combined": FedPAC(), "own": FedPAC(combine_heads=False), "fedrep": FedRep(), "fedavg": FedAvg()}

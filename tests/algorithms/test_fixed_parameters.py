@@ -80,7 +80,10 @@ def task_of(model: type[TwoLayers]) -> Classification:
 
 
 FROZEN = {"name": "tests.support.own_models:Frozen"}
-SAMPLE = ["fedavg", "superfed-mm", "superfed-lm", "floco", "ditto", "fedper", "fedbabu", "scaffold", "l2gd"]
+SAMPLE = [
+    *("fedavg", "superfed-mm", "ditto", "fedper"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("superfed-lm", "floco", "fedbabu", "scaffold", "l2gd")),
+]
 
 
 def settings(folder: Path, name: str, method: str, **cluster: Any) -> dict[str, Any]:

@@ -145,6 +145,15 @@ def test_the_gate_sees_features_as_constants() -> None:
     assert_close(gradients(FLDA(), tree, batch)["gate"], zeros_like(tree["gate"]), 1e-15)
 
 
+def test_a_gate_whose_rate_is_zero_stays_as_it_was() -> None:
+    still, moving = (toy_of(FLDA(gate_bias=0.3, gate_lr=rate)) for rate in (0, None))
+    for toy in (still, moving):
+        toy.step([0])
+    gate = still.states()[0]["gate"]
+    assert float(gate["bias"]) == 0.3 and not gate["weight"].any()
+    assert moving.states()[0]["gate"]["weight"].all()
+
+
 @pytest.mark.parametrize("options", [{}, {"gate_input": "raw"}, {"mix": "logits", "gate_lr": 0.5}])
 def test_flda_vectorized_agrees_with_looped(options: dict[str, Any]) -> None:
     looped, stacked = (toy_of(FLDA(**options), mode=mode) for mode in ("looped", "vectorized"))

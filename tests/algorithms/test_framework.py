@@ -20,7 +20,7 @@ from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.params import Tree, copy, leaves, num_bytes, tensors
-from tests.support.cases import ALGORITHMS, CASES, TRAIN, toy_of
+from tests.support.cases import ALGORITHMS, CASES, CASES_OF_KINDS, TRAIN, toy_of
 from tests.support.cases.base import SIZES, Case
 from tests.support.toy_networks import normalized_layers
 from tests.support.toys import ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients
@@ -135,8 +135,9 @@ def test_inv_f3_without_training_the_server_keeps_its_model(case: Case, idle: di
 
 
 @CASES
-@pytest.mark.parametrize("hosts", [1, 3])
+@pytest.mark.parametrize("hosts", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_inv_f4_states_of_clients_not_sampled_stay(case: Case, hosts: int) -> None:
+    """With three hosts states are those of one: F7 shows it in the quick suite."""
     toy = toy_of(case, hosts=hosts)
     for cohort in case.cohorts() if case.everyone else (*case.cohorts(), [1], [3, 4]):
         before = {client: digest(state) for client, state in toy.states().items()}
@@ -156,9 +157,11 @@ def noisy(case: Case, **options: Any) -> Toy:
 @CASES
 def test_inv_f5_evaluation_has_no_side_effects(case: Case) -> None:
     watched, undisturbed = noisy(case), noisy(case)
-    for cohort in case.cohorts()[:3]:
+    for number, cohort in enumerate(case.cohorts()[:3]):
         assert_equal(watched.step(cohort), undisturbed.step(cohort))
         assert_equal(watched.states(), undisturbed.states())
+        if number == 1:
+            continue
         before = digest(watched.server), digest(watched.states())
         generators = torch.random.get_rng_state(), np.random.get_state()[1].tolist()
         for final in (False, True):
@@ -222,8 +225,9 @@ def test_inv_f7_history_depends_on_the_seed_alone(case: Case) -> None:
     assert (other.servers, other.states) != (expected.servers, expected.states)
 
 
-@CASES
+@CASES_OF_KINDS
 def test_inv_f7_history_with_random_layers_depends_on_the_seed_alone(case: Case) -> None:
+    """The engine seeds the layers, not the method."""
     assert history(noisy(case, hosts=2)) == history(noisy(case))
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from algorithms.fedavg import FedAvg
-from algorithms.knn_per import GRID, KnnPer, Neighbours
+from algorithms.knn_per import KnnPer, Neighbours
+from algorithms.parts.lines import GRID
 from rayfl.engine.settings import TrainConfig
 from rayfl.randomness import RandomStreams
 from tests.support.partial_toys import planted_clients

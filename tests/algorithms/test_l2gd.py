@@ -236,6 +236,7 @@ def test_vectorized_agrees_with_looped_on_any_number_of_hosts() -> None:
         assert_close(stacked.server, looped.server)
 
 
+@pytest.mark.slow
 def test_own_models_beat_their_mean_and_local_training() -> None:
     clients = related_clients(own=0.8)
     found = accuracies(L2GD(penalty_weight=0.1), clients, lr=4.0, rounds=100)

@@ -59,6 +59,14 @@ def fits(client: int, dataset: ListDataset | None = None, grid: tuple[float, ...
     return found
 
 
+def test_after_training_the_interpolation_is_with_the_trained_central_model() -> None:
+    toy = toy_of(Mapper(grid=(0.3,)))
+    toy.step([2])
+    trained = toy.federation.trained_scores[2]["test"]["personalized"].vector
+    # the central model of the only client of the round is the server's from now on
+    assert trained.tolist() == toy.scores()[2]["personalized"].vector.tolist()
+
+
 @MODES
 def test_inv_map_1_lambda_0_is_fedavg(mode: str) -> None:
     mapper, averaging = (toy_of(algorithm, mode=mode) for algorithm in (Mapper(grid=(0,)), FedAvg()))
@@ -252,6 +260,7 @@ def test_a_grid_outside_the_unit_interval_or_without_points_is_refused(grid: Any
         Mapper(grid=grid)
 
 
+@pytest.mark.slow
 def test_interpolations_beat_the_global_and_the_local_models() -> None:
     clients = related_clients(own=0.8)
     found = accuracies(Mapper(select_on="validation"), clients)

@@ -24,6 +24,7 @@ from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams
 from tests.support.cases import ALGORITHMS, TRAIN, toy_of
 from tests.support.cases.base import Case
+from tests.support.experiments import KINDS
 from tests.support.gradients import optimizer_of
 from tests.support.toy_networks import TwoLayers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients
@@ -52,9 +53,15 @@ def check(method: Algorithm, **train: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [ADAM, {**ADAM, "optimizer": "adamw", "persist_optimizer": True}], ids=["adam", "kept"]
+    ("case", "options"),
+    [
+        pytest.param(
+            case, options, id=f"{name}-{what}", marks=() if what == "kept" or name in KINDS else pytest.mark.slow
+        )
+        for name, case in TAKING.items()
+        for what, options in (("adam", ADAM), ("kept", {**ADAM, "optimizer": "adamw", "persist_optimizer": True}))
+    ],
 )
-@pytest.mark.parametrize("case", TAKING.values(), ids=TAKING.keys())
 def test_stacked_clients_are_trained_as_one_by_one(case: Case, options: dict[str, Any]) -> None:
     if options.get("persist_optimizer") and case.algorithm.name == "fedme":
         pytest.skip("models change hands")
@@ -82,7 +89,7 @@ def by_torch(toy: Toy, rounds: int, keep: bool) -> Tree:
             optimizer = optimizer_of(train.rule, module.parameters())
         generator = toy.context.streams.generator("batches", t, 0)
         for _ in range(train.local_epochs):
-            for rows in np.array_split(generator.permutation(11), [4, 8]):
+            for rows in np.array_split(generator.permutation(11), range(train.batch_size, 11, train.batch_size)):
                 optimizer.zero_grad()
                 F.cross_entropy(module(data.x[rows]), data.y[rows]).backward()
                 optimizer.step()

@@ -230,6 +230,7 @@ def test_vectorized_agrees_with_looped() -> None:
     assert_close(looped.states(), stacked.states())
 
 
+@pytest.mark.slow
 def test_clients_whose_labels_differ_get_models_of_their_own() -> None:
     train = TrainConfig(rounds=40, clients_per_round="all", local_epochs=2, batch_size=10, lr=0.3)
     found = {}

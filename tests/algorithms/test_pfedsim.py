@@ -237,6 +237,7 @@ def test_vectorized_agrees_with_looped() -> None:
         assert_close(looped.step(cohort), stacked.step(cohort))
 
 
+@pytest.mark.slow
 def test_clients_that_contradict_each_other_in_two_camps_help_their_own_camp() -> None:
     generator = torch.Generator().manual_seed(0)
     rule = torch.randn(5, 3, generator=generator, dtype=torch.float64)

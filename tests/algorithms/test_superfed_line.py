@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from algorithms.fedavg import FedAvg
-from algorithms.superfed import GRID, SuPerFed
+from algorithms.parts.lines import GRID
+from algorithms.superfed import SuPerFed
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor
 from rayfl.engine.trampoline import run_procedures

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from algorithms.fedavg import FedAvg
-from algorithms.superfed import GRID, SuPerFed
+from algorithms.parts.lines import GRID
+from algorithms.superfed import SuPerFed
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.trampoline import run_procedures
 from rayfl.params import copy, squared_distance

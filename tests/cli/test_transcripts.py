@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.main import get_command
 
 import cluster.jobs.jobs
-from rayfl.cli.entry import app
+from tests.support.commands import leaves
 from tests.support.docs_blocks import temporary_environment
 from tests.support.docs_world import furnish
 from tests.support.jobs import FakeClient
@@ -50,16 +47,8 @@ def test_commands_print_what_is_recorded(name: str, home: Path) -> None:
 
 
 def test_every_command_has_a_transcript() -> None:
-    def leaves(command: Any, name: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        for part, inner in getattr(command, "commands", {}).items():
-            yield from leaves(inner, (*name, part))
-        if not hasattr(command, "commands"):
-            yield name
-
     played = [step.words for file in FOLDER.glob("*.txt") for step in steps(file)]
-    lacking = [
-        " ".join(leaf) for leaf in leaves(get_command(app), ()) if not any(w[1:][: len(leaf)] == leaf for w in played)
-    ]
+    lacking = [" ".join(leaf) for leaf in leaves() if not any(words[1:][: len(leaf)] == leaf for words in played)]
     assert lacking == []
     for name, test in ELSEWHERE.items():
         assert f'FOLDER / "{name}.txt"' in Path(test).read_text(), name

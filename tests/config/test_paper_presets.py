@@ -47,7 +47,7 @@ SINGLE = {
     *("office-caltech", "domainnet", "camelyon17", "isic2019", "heart-disease"),
 }
 SIZES = {"mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "emnist": 697_932, "tiny_imagenet": 100_000}
-SIZES["fashion_mnist"] = 60_000
+SIZES |= {"fashion_mnist": 60_000, "ag_news": 120_000}
 SPECS = {
     "mnist": InputSpec("image", (1, 28, 28), 10),
     "fashion_mnist": InputSpec("image", (1, 28, 28), 10),
@@ -55,6 +55,7 @@ SPECS = {
     "cifar100": InputSpec("image", (3, 32, 32), 100),
     "emnist": InputSpec("image", (1, 28, 28), 62),
     "tiny_imagenet": InputSpec("image", (3, 64, 64), 200),
+    "ag_news": InputSpec("tokens", (200,), 4, 98_635),
     "femnist": InputSpec("image", (1, 28, 28), 62),
     "shakespeare": InputSpec("tokens", (80,), 80, 80),
 }
@@ -84,7 +85,8 @@ def data_of(name: str) -> str:
 @cache
 def sizes_of(dataset: str, part: str, partition: Any) -> tuple[int, ...]:
     """Samples by client where every class is equally frequent."""
-    count = SIZES[dataset] + 10_000 * (part == "both")
+    tests = 7_600 if dataset == "ag_news" else 10_000
+    count = SIZES[dataset] + tests * (part == "both")
     labels = np.arange(count) % SPECS[dataset].num_classes
     return tuple(len(samples) for samples in partition.assign(labels, RandomStreams(0)))
 
@@ -184,19 +186,22 @@ def test_clients_have_the_sizes_that_the_papers_print() -> None:
 def test_the_presets_of_pfllib_have_its_protocol() -> None:
     """20 clients of all samples, three quarters of each for training; blocks of classes that two clients share."""
     names = [name for name in PRESETS if name.startswith("pfllib-")]
-    assert len(names) == 17
+    assert len(names) == 18
     for name in names:
         settings = config(name)
         sizes = np.array(sizes_of(settings.dataset.name, settings.dataset.part, settings.partition))
-        assert (len(sizes), sizes.sum()) == (20, 100_000 if "tiny" in name else 60_000 + 10_000 * ("mnist" in name))
+        pooled = {"tiny_imagenet": 100_000, "mnist": 70_000, "fashion_mnist": 70_000, "ag_news": 127_600}
+        assert (len(sizes), sizes.sum()) == (20, pooled.get(settings.dataset.name, 60_000))
         assert sizes.min() >= (40 if "dir" in name else 8)
         train = settings.train
         assert (train.rounds, train.batch_size, train.clients_per_round, train.drop_last) == (2000, 10, "all", True)
-        assert train.lr == (0.1 if "resnet18" in name else 0.005)
+        assert train.lr == (0.1 if "resnet18" in name or "agnews" in name else 0.005)
         assert (settings.holdout.test, settings.holdout.validation) == (0.25, 0.0)
     cifar = config("pfllib-cifar100-pat").partition.assign(np.arange(60_000) % 100, RandomStreams(0))
     for client, part in enumerate(cifar):
         assert np.unique(part % 100).tolist() == list(range(10 * (client // 2), 10 * (client // 2) + 10))
+    news = config("pfllib-agnews-dir1")
+    assert sum(leaf.numel() for leaf in news.model.build(SPECS["ag_news"]).parameters()) == 3_157_508
     assert config("pfllib-tiny-resnet18-dir0.1").train.private_norm == "statistics"
     assert config("pfllib-tiny-resnet18-dir0.1", "feddbe").algorithm.mean_momentum == 0.1
 

@@ -86,20 +86,21 @@ def test_checks_are_listed_and_their_limits_leave_each_part_below_nine_minutes()
     for line in listed.splitlines():
         part, _, limit, *_ = line.split()
         limits[part] = limits.get(part, 0.0) + float(limit)
-    assert sorted(limits) == ["a", "b", "c", "d", "e"]
+    assert sorted(limits) == ["a", "b", "c", "d", "e", "f"]
     assert max(limits.values()) <= 540, limits
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7000)
-@pytest.mark.parametrize("part", ["a", "b", "c", "d", "e"])
+@pytest.mark.parametrize("part", ["a", "b", "c", "d", "e", "f"])
 def test_every_check_can_be_rehearsed_on_a_cpu(part: str, tmp_path: Path) -> None:
     command = [*SCRIPT, "--part", part, "--device", "cpu", "--out", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=False, timeout=6900)
     answers = json.loads((tmp_path / f"campaign-{part}.json").read_text())
     failed = {name: answer["reason"] for name, answer in answers.items() if answer["status"] == "failed"}
     assert not failed
-    assert sum(answer["status"] == "ok" for answer in answers.values()) >= 4
+    fewest = 1 if part == "f" else 4  # of the other simulators, those that are installed
+    assert sum(answer["status"] == "ok" for answer in answers.values()) >= fewest
     assert "A rehearsal on a CPU" in (tmp_path / f"campaign-{part}.md").read_text()
 
 

@@ -25,6 +25,7 @@ from rayfl.cli.entry import _load, app
 from rayfl.config.loading import load_config
 from rayfl.sweeps.space import parse_space
 from rayfl.sweeps.trials import plan_sweep
+from tests.support.commands import leaves
 from tests.support.docs_blocks import PAGES, ROOT, Block, Command, blocks, commands, parsed, temporary_environment
 from tests.support.docs_world import TINY, furnish, model_of
 
@@ -61,8 +62,10 @@ EXCUSED = {
 FAILS = {"diff": 1, "doctor": 1}
 """Commands whose exit status may say that they found something."""
 
-SLOW = {"README.md", "plots.md", "report.md", "inspect.md", "cluster.md", "adapters.md"}
+SLOW = {"README.md", "commands.md", "plots.md", "report.md", "inspect.md", "cluster.md", "adapters.md"}
 """Pages that take long: `make test-all` runs them."""
+
+_ON_LONG_PAGES = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 OWN_MODULES = ("my_module", "my_data", "mine", "remembering")
 
@@ -97,7 +100,7 @@ def excuse(command: Command) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, id=page.name, marks=[pytest.mark.slow] * (page.name in SLOW)) for page in PAGES]
+    "page", [pytest.param(page, id=page.name, marks=_ON_LONG_PAGES * (page.name in SLOW)) for page in PAGES]
 )
 def test_the_page_does_what_it_says(page: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = home / "work"
@@ -202,6 +205,19 @@ def test_loops_wildcards_and_folders_are_the_shells_own(home: Path) -> None:
     found, folder = commands(blocks(page)[0], home / "work", home)
     assert [command.words[1:] for command in found] == [("show", "x 1"), ("show", "x 2"), ("verify", "a-1")]
     assert (found[0].folder, folder) == (home / "work", home)
+
+
+def test_every_command_has_an_example(tmp_path: Path) -> None:
+    """``docs/commands.md`` promises it."""
+    page = ROOT / "docs" / "commands.md"
+    shown = {
+        command.words[1:]
+        for block in blocks(page)
+        for command in commands(block, tmp_path, tmp_path)[0]
+        if command.words[0] == "rayfl"
+    }
+    missing = [" ".join(leaf) for leaf in leaves() if leaf not in {words[: len(leaf)] for words in shown}]
+    assert missing == []
 
 
 def test_names_that_pages_import_are_public() -> None:

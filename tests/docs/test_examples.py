@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,12 @@ from algorithms.fedbuff import FedBuff
 from tests.support.fedbuff_toys import Rounds, toy_of
 from tests.support.toys import assert_close, ragged_toy
 
+Ran = Callable[[str], str]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def ran(name: str, folder: Path) -> str:
-    """What a script prints that writes to this folder."""
+def ran_alone(name: str, folder: Path) -> str:
+    """What a script prints that writes to this folder, in a process of its own."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -31,6 +34,20 @@ def ran(name: str, folder: Path) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ran:
+    """Runs a script in this process, where nothing has to be imported again; returns what it prints."""
+
+    def run(name: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
 def test_they_are_short() -> None:
@@ -54,9 +71,9 @@ def test_they_are_short() -> None:
 
 
 @pytest.mark.slow
-def test_compare_three_methods(tmp_path: Path) -> None:
+def test_compare_three_methods(ran: Ran, tmp_path: Path) -> None:
     pytest.importorskip("pandas", reason="the example makes a DataFrame: pip install pandas (in the extra docs)")
-    lines = ran("compare_three_methods.py", tmp_path).splitlines()
+    lines = ran("compare_three_methods.py").splitlines()
     accuracy = {line.split()[0]: line for line in lines if line.startswith(("fedavg", "ditto", "superfed"))}
     assert set(accuracy) == {"fedavg", "ditto", "superfed"}
     assert "lambda=best" in accuracy["superfed"] and "personalized" in accuracy["ditto"]
@@ -64,20 +81,20 @@ def test_compare_three_methods(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_own_data_and_model(tmp_path: Path) -> None:
-    rows = dict(line.split(":", 1) for line in ran("own_data_and_model.py", tmp_path).splitlines())
+def test_own_data_and_model(ran: Ran) -> None:
+    rows = dict(line.split(":", 1) for line in ran("own_data_and_model.py").splitlines())
     scores = {name.strip(): float(text.split()[0]) for name, text in rows.items()}
     assert scores["personalized"] > scores["global"] > 0.5
 
 
 def test_own_method(tmp_path: Path) -> None:
-    scores = [float(line.split()[-1]) for line in ran("own_method.py", tmp_path).splitlines()]
+    scores = [float(line.split()[-1]) for line in ran_alone("own_method.py", tmp_path).splitlines()]
     assert len(scores) == 3 and len(set(scores)) == 3
 
 
 @pytest.mark.slow
-def test_own_asynchronous_method(tmp_path: Path) -> None:
-    waiting, buffered = (line.split() for line in ran("own_asynchronous_method.py", tmp_path).splitlines())
+def test_own_asynchronous_method(ran: Ran) -> None:
+    waiting, buffered = (line.split() for line in ran("own_asynchronous_method.py").splitlines())
     assert (waiting[0], buffered[0]) == ("fedavg:", "own_asynchronous_method:Buffer:")
     assert float(buffered[1]) < float(waiting[1]), "nobody waits for the slowest"
     assert waiting[4] == "0," and int(buffered[4].rstrip(",")) > 0, "late updates are used"
@@ -96,14 +113,14 @@ def test_the_asynchronous_example_is_the_packages_method(monkeypatch: pytest.Mon
     assert any(turnout.started for turnout in mine.turnouts)
 
 
-def test_ensemble_distillation(tmp_path: Path) -> None:
-    scores = [float(line.split()[-1]) for line in ran("ensemble_distillation.py", tmp_path).splitlines()]
+def test_ensemble_distillation(ran: Ran) -> None:
+    scores = [float(line.split()[-1]) for line in ran("ensemble_distillation.py").splitlines()]
     assert len(scores) == 2 and scores[1] > scores[0]
 
 
 @pytest.mark.slow
-def test_compression_and_noise(tmp_path: Path) -> None:
-    lines = [line.split() for line in ran("compression_and_noise.py", tmp_path).splitlines()]
+def test_compression_and_noise(ran: Ran) -> None:
+    lines = [line.split() for line in ran("compression_and_noise.py").splitlines()]
     accuracy = {name.rstrip(":"): float(value.rstrip(",")) for name, value, *_ in lines}
     sent = {name.rstrip(":"): float(size) for name, _, size, *_ in lines}
     assert accuracy.keys() == {"fedavg", "Sparse", "Noisy"}
@@ -135,8 +152,8 @@ def test_what_is_not_sent_is_kept_and_a_change_is_no_longer_than_allowed(monkeyp
     assert moved == pytest.approx(1e-3)
 
 
-def test_hypernetwork(tmp_path: Path) -> None:
-    scores = dict(line.split(": ") for line in ran("hypernetwork.py", tmp_path).splitlines())
+def test_hypernetwork(ran: Ran) -> None:
+    scores = dict(line.split(": ") for line in ran("hypernetwork.py").splitlines())
     assert float(scores["hypernetwork"]) > float(scores["fedavg"])
 
 
@@ -151,19 +168,19 @@ def test_methods_use_nothing_private(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_own_regression(tmp_path: Path) -> None:
-    rows = dict(line.split(": ", 1) for line in ran("own_regression.py", tmp_path).splitlines())
+def test_own_regression(ran: Ran) -> None:
+    rows = dict(line.split(": ", 1) for line in ran("own_regression.py").splitlines())
     errors = {name.strip(): float(text.split()[1].rstrip(",")) for name, text in rows.items()}
     assert errors["personalized"] < errors["global"]
 
 
 @pytest.mark.parametrize(("name", "least"), [("own_labels", 0.6), ("own_text", 0.8)])
-def test_own_labels_and_own_text(name: str, least: float, tmp_path: Path) -> None:
-    (line,) = ran(f"{name}.py", tmp_path).splitlines()
+def test_own_labels_and_own_text(name: str, least: float, ran: Ran) -> None:
+    (line,) = ran(f"{name}.py").splitlines()
     assert float(line.replace(",", "").split()[-1 if name == "own_text" else 3]) > least
 
 
-def test_own_huggingface(tmp_path: Path) -> None:
+def test_own_huggingface(ran: Ran) -> None:
     pytest.importorskip("datasets", reason="the example makes a data set of Hugging Face: needs the extra hf")
-    (line,) = [line for line in ran("own_huggingface.py", tmp_path).splitlines() if "hospitals" in line]
+    (line,) = [line for line in ran("own_huggingface.py").splitlines() if "hospitals" in line]
     assert line.startswith("4 hospitals, personalized: ") and float(line.split()[-1]) > 0.9

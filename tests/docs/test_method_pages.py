@@ -29,6 +29,13 @@ def test_the_pages_are_up_to_date() -> None:
     assert found.returncode == 0, f"{found.stdout}{found.stderr}run python scripts/docs/method_pages.py"
 
 
+def test_pages_count_the_methods() -> None:
+    """In the list README's number is made; in texts it is written."""
+    for page in ("README.md", "docs/index.md", "docs/llms.txt"):
+        counts = re.findall(r"(\d+) methods", " ".join((ROOT / page).read_text(encoding="utf-8").split()))
+        assert counts and set(counts) == {str(len(METHODS))}, page
+
+
 def test_every_method_has_a_page_a_paper_and_tests_of_its_invariants() -> None:
     index = (PAGES / "index.md").read_text(encoding="utf-8")
     for name, method in METHODS.items():

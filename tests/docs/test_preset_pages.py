@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import importlib
 from pathlib import Path
+
+import pytest
 
 from rayfl.config.loading import preset_names
 from rayfl.reproduction.reference import reference_tables
@@ -12,10 +13,10 @@ from rayfl.reproduction.reference import reference_tables
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_the_page_is_up_to_date() -> None:
-    script = [sys.executable, "scripts/docs/preset_pages.py", "--check"]
-    found = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, f"{found.stdout}{found.stderr}run python scripts/docs/preset_pages.py"
+def test_the_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "docs"))
+    pages = importlib.import_module("preset_pages")
+    assert pages.main(["--check"]) == 0, "run python scripts/docs/preset_pages.py"
 
 
 def test_every_preset_and_every_printed_table_is_on_it() -> None:

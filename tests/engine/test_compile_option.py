@@ -81,9 +81,10 @@ def test_steps_over_a_pretrained_base_are_refused(checkpointing: Any) -> None:
         check_compilable(Classification(network("vit", checkpointing=checkpointing)))
 
 
-def test_without_a_compiler_no_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor.cpp, "cxx", (None, "no-such-compiler"))
+def test_without_a_compiler_no_run_begins(tmp_path: Path) -> None:
     config = small_experiment(tmp_path, "uncompiled", "fedavg") | {"engine": {"compile": True}}
-    with pytest.raises(ResourceError, match=r"has no no-such-compiler on its PATH: install one \(such as g\+\+\)"):
+    missing = pytest.raises(ResourceError, match=r"has no no-such-compiler on its PATH: install one \(such as g\+\+\)")
+    # pytest's monkeypatch would delete the setting at its end: PyTorch does not show what it looks for.
+    with inductor.patch({"cpp.cxx": (None, "no-such-compiler")}), missing:
         rayfl.run(config)
     assert not list(tmp_path.glob("uncompiled/commits/*"))

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from actors.hosting import scoring
-from algorithms.superfed import GRID, SuPerFed
+from algorithms.parts.lines import GRID
+from algorithms.superfed import SuPerFed
 from rayfl.engine.classification import Classification
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.evaluation_together import ScoringRequest, evaluate_together

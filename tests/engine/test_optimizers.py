@@ -45,7 +45,7 @@ def alone(rule: Rule, gradients: list[float], start: float = 1.0) -> list[float]
 @OBJECTIVES
 @MODES
 def test_fed_equal_gradients_it_is_torch_optim(mode: str, objective: Any, dtype: torch.dtype, rule: Rule) -> None:
-    """Three clients of 50, 20 and 33 steps; stacked, those that have finished leave the others."""
+    """Three clients of 20, 8 and 13 steps; stacked, those that have finished leave the others."""
     requests = updates(objective, rule, dtype)
     starts = [copy(update.trainable) for update in requests]
     for update, start, found in zip(requests, starts, trained(mode, requests), strict=True):
@@ -59,7 +59,7 @@ def test_fed_equal_gradients_it_is_torch_optim(mode: str, objective: Any, dtype:
 @MODES
 def test_what_is_kept_goes_on_where_it_was(mode: str, objective: Any, dtype: torch.dtype, rule: Rule) -> None:
     """Passes that hand on what the optimizer keeps are one long pass of ``torch.optim``."""
-    requests = keeping(updates(objective, rule, dtype, (10, 3, 7)))
+    requests = keeping(updates(objective, rule, dtype, (5, 2, 3)))
     references = [ByTorch(update) for update in requests]
     for passes in range(1, 4):
         models = trained(mode, requests)

@@ -91,6 +91,9 @@ def test_what_is_over_clients_is_never_in_the_column_of_what_is_over_seeds(runs:
     for method in ("fedavg", "superfed"):
         assert float(cells[method]["accuracy +- clients"]) > 0
     assert not any("+-" in text for row in cells.values() for text in row.values())
+    # Without any group of several seeds the columns that would be empty go.
+    single = [column.heading for column in comparison_table(compare([runs[0], runs[2]])).columns]
+    assert "accuracy +- clients" in single and not any(heading.endswith("+- seeds") for heading in single)
 
 
 def test_what_was_chosen_on_test_data_is_marked_and_never_best(runs: list[Run]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +18,7 @@ import pytest
 import yaml
 
 from algorithms.registry import METHODS
+from rayfl.report import drawing
 from rayfl.report.curves import progress_of_models
 from rayfl.report.drawing import Drawing, save, styled
 from rayfl.report.process import phases
@@ -30,14 +32,21 @@ HOSTILE = "x<img src=y onerror=alert(1)>&\"'$_{"
 
 
 @pytest.fixture(scope="module")
-def single(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def all_formats(figures_as_svg: tuple[str, ...]) -> Iterator[None]:
+    """Figures are written as users have them."""
+    with mock.patch.object(drawing, "FORMATS", figures_as_svg):
+        yield
+
+
+@pytest.fixture(scope="module")
+def single(finished: Path, all_formats: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("single")
     assert f"report: {out}" in command("report", str(finished / "superfed-mm-0"), "--out", str(out)).replace("\n", "")
     return out
 
 
 @pytest.fixture(scope="module")
-def several(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def several(finished: Path, all_formats: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("several")
     command("report", *(str(run) for run in sorted(finished.iterdir())), "--out", str(out))
     return out

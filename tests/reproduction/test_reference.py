@@ -69,7 +69,7 @@ PRINTED = {
     "fedphp-table1": (25, 12894.0, 0, "fedphp-fig5-shakespeare", "train_per_client", 2994, None),
     "fedphp-table2-begin": (9, 513.03, 0, "fedphp-table2-cifar100-100-20", "fedphp_mu_b", 11.82, None),
     "pfllib-pathological": (60, 3810.93, 12.07, "pfllib-cifar100-pat", "feddbe", 73.38, 0.18),
-    "pfllib-practical": (80, 4198.45, 21.11, "pfllib-tiny-resnet18-dir0.1", "fedcp", 44.18, 0.21),
+    "pfllib-practical": (100, 6011.11, 26.30, "pfllib-tiny-resnet18-dir0.1", "fedcp", 44.18, 0.21),
     "pfllib-heterogeneity": (120, 4132.75, 46.35, "pfllib-tiny-dir5", "fedproto", 8.92, 0.19),
     "fedphp-table2-end": (9, 659.80, 0, "fedphp-table2-cifar10-100-5", "fedphp_mu_a", 91.04, None),
 }  # fmt: skip

@@ -17,6 +17,8 @@ from torch import nn
 from algorithms.registry import Experiment
 from cluster.run import run_config
 from rayfl.config.loading import load_config
+from rayfl.data.sources.pooled_file import write_pooled
+from rayfl.data.sources.preparing import PREPARED
 from rayfl.examples import InputSpec
 from rayfl.models.perceptron import TwoNN
 from tests.data.sources.leaf.test_leaf_images import album, celebrity, photograph, vectors
@@ -52,9 +54,13 @@ def furnish(home: Path, folder: Path, text: str) -> None:
         folder: the current folder, which is also the data root.
         text: of the page.
     """
-    for pattern, make in _MAKERS.items():
+    rounds = max([4, *map(int, re.findall(r"--round (\d+)", text))])
+    for pattern, make in _RUNS.items():
         if re.search(pattern, text):
-            make(home, folder)
+            make(home, folder, rounds)
+    for pattern, make_files in _MAKERS.items():
+        if re.search(pattern, text):
+            make_files(home, folder)
 
 
 def _run(folder: Path, name: str, **settings: object) -> None:
@@ -62,24 +68,24 @@ def _run(folder: Path, name: str, **settings: object) -> None:
     run_config(load_config(Experiment, "quickstart", chosen))
 
 
-def _named_runs(home: Path, folder: Path) -> None:
+def _named_runs(home: Path, folder: Path, rounds: int) -> None:
     results = home / "ray_results"
-    _inspected(results / "my-run")
+    _inspected(results / "my-run", rounds)
     for number, name in enumerate(("fedavg-digits-1", "superfed-digits-1", "run-a", "run-b")):
         # No two are the same experiment.
         _run(results, name, algorithm=name.split("-")[0] if "digits" in name else "fedavg", seed=number)
 
 
-def _inspected_runs(home: Path, folder: Path) -> None:
-    _inspected(folder / "RUN")
+def _inspected_runs(home: Path, folder: Path, rounds: int) -> None:
+    _inspected(folder / "RUN", rounds)
     _run(folder, "RUN_A")
     _run(folder, "RUN_B", seed=1)
     (folder / "my.yaml").write_text((folder / "RUN_A" / "config.yaml").read_text())
 
 
-def _inspected(run: Path) -> None:
-    """A run of 30 rounds in which everybody takes part, so that any round and client can be looked at."""
-    long = {"train.rounds": 30, "train.clients_per_round": "all", "train.batch_size": None, "algorithm": "superfed"}
+def _inspected(run: Path, rounds: int) -> None:
+    """A run in which everybody takes part, so that any round and client can be looked at."""
+    long = {"train.rounds": rounds, "train.clients_per_round": "all", "train.batch_size": None, "algorithm": "superfed"}
     _run(run.parent, run.name, **long, **{"model.hidden": [8]})
 
 
@@ -96,6 +102,14 @@ def _mnist(home: Path, folder: Path) -> None:
             labels = (np.arange(count) % 10).astype(np.uint8)
             head = np.array([0x801, count], dtype=">i4").tobytes()
             (raw / f"{part}-labels-idx1-ubyte").write_bytes(head + labels.tobytes())
+
+
+def _cifar10(home: Path, folder: Path) -> None:
+    """Noise as a prepared file of CIFAR-10, with as many test images as twenty clients need."""
+    generator, parts = np.random.default_rng(0), {}
+    for part, count in (("train", 20), ("test", 2000)):
+        parts[part] = generator.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8), np.arange(count) % 10
+    write_pooled(folder / PREPARED / "cifar10.arrow", "cifar10", parts, 10, "noise")
 
 
 def _tff(home: Path, folder: Path) -> None:
@@ -145,10 +159,15 @@ def _devices(home: Path, folder: Path) -> None:
         pickle.dump({1: {"computation": 30.0, "communication": 5000.0}}, file)
 
 
-_MAKERS: dict[str, Callable[[Path, Path], None]] = {
+_RUNS: dict[str, Callable[[Path, Path, int], None]] = {
     r"ray_results/(my-run|fedavg-\*|run-a)": _named_runs,
     r"\bRUN(_A)?\b": _inspected_runs,
+}
+"""By what a page mentions, the runs that it needs, the first with the number of rounds that it mentions."""
+
+_MAKERS: dict[str, Callable[[Path, Path], None]] = {
     r"mnist": _mnist,
+    r"pfllib-cifar10": _cifar10,
     r"leaf/data|LEAF/data": _leaf,
     r"import-\w+-raw": _sources,
     r"stackoverflow\.sqlite": _tff,
@@ -157,7 +176,7 @@ _MAKERS: dict[str, Callable[[Path, Path], None]] = {
     r"path=reviews": _reviews,
     r"client_device_capacity": _devices,
 }
-"""By what a page mentions, what it needs."""
+"""By what a page mentions, the files that it needs."""
 
 
 def model_of(exported: Path) -> nn.Module:

@@ -73,7 +73,7 @@ def tree_of(flat: Tensor) -> Tree:
 
 
 def updates(
-    objective: Any, rule: Rule, dtype: torch.dtype, steps: Sequence[int] = (50, 20, 33), **options: Any
+    objective: Any, rule: Rule, dtype: torch.dtype, steps: Sequence[int] = (20, 8, 13), **options: Any
 ) -> list[TrainRequest]:
     """Local updates of one sample a step, of clients of different numbers of steps."""
     made = []

@@ -57,9 +57,16 @@ def run(preset: str, folder: Path, name: str, callbacks: Sequence[Callback] = ()
     return rayfl.run(preset, callbacks=callbacks, storage_path=str(folder), name=name, **settings)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    ("preset", "method"),
+    [
+        pytest.param(preset, method, marks=() if (row - column) % 5 in (0, 2) else pytest.mark.slow)
+        for row, preset in enumerate(PRESETS)
+        for column, method in enumerate(METHODS)
+    ],
+)
 def test_every_method_looped_stacked_and_through_a_stop(preset: str, method: str, tmp_path: Path) -> None:
+    """In the quick suite every preset has two methods, and every method two presets."""
     chosen = {"algorithm": METHODS[method]}
     run(preset, tmp_path, "whole", **chosen)
     with pytest.raises(Interrupted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -21,9 +22,16 @@ class DigitsSource(Source):
 
     def open(self, streams: RandomStreams | None = None) -> Samples:
         """All samples: x float32 of shape (1797, 1, 8, 8) in [0, 1]."""
-        # Slow to import, and only this source needs it.
-        from sklearn.datasets import load_digits
+        images, labels = _read()
+        x = (images / _BRIGHTEST).astype(np.float32)[:, np.newaxis]
+        return Samples(x, labels.astype(np.int64), InputSpec("image", (1, 8, 8), 10))
 
-        digits = load_digits()
-        x = (digits.images / _BRIGHTEST).astype(np.float32)[:, np.newaxis]
-        return Samples(x, digits.target.astype(np.int64), InputSpec("image", (1, 8, 8), 10))
+
+@cache
+def _read() -> tuple[np.ndarray, np.ndarray]:
+    """Returns images and labels, which nobody changes: scikit-learn parses a text file on each call."""
+    # Slow to import, and only this source needs it.
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return digits.images, digits.target

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
 import tempfile
 import time
 import warnings
@@ -13,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
@@ -21,10 +17,9 @@ from torch.func import functional_call, grad, vmap
 from algorithms.fedavg import FedAvg
 from algorithms.superfed import SuPerFed
 from checks.actors import Watching, run_digits
-from checks.bases import batches, folder_of, gradients_of, network_of, section_of, spec_of, stack_of
+from checks.bases import batches, folder_of, gradients_of, network_of, stack_of
 from checks.bench import DEVICE, REHEARSAL, federation, peak_bytes, play, scaled, seconds
 from checks.correct import difference
-from checks.peers import interpreter
 from checks.running import Check, Record, SkippedError
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import LeafCNN, ResNet9, TwoCNN, TwoNN
@@ -149,43 +144,10 @@ def adapters_without_folds(record: Record) -> None:
             record.goal(f"{name}, a step of {clients} clients: vmap(grad) to folded", "at least 1", ratio, ratio >= 1)
 
 
-def adapters_in_flower(record: Record) -> None:
-    """Rounds of 16 ViT-B clients in Flower, whose workers train adapters of peft, and in rayfl."""
-    name, clients, steps, batch = "ViT-B/16", scaled(16, 2), scaled(4, 2), scaled(10, 2)
-    folder, spec = folder_of(name), spec_of(name)
-    python = interpreter("flower")
-    if subprocess.run([python, "-c", "import peft, transformers"], capture_output=True).returncode:
-        raise SkippedError("peft and transformers are not installed beside flwr")
-    settings = {
-        "folder": folder, "device": DEVICE.type, "clients": clients, "steps": steps, "batch": batch, "rounds": 4,
-        "shape": spec.shape, "classes": spec.num_classes, "gpu_share": 0.0 if REHEARSAL else 0.25,
-        "workers": scaled(4, 1),
-    }  # fmt: skip
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": str(_HERE),
-        "CAMPAIGN_FLOWER": json.dumps(settings),
-    }  # fmt: skip
-    with tempfile.TemporaryDirectory() as scratch:
-        command = [python, "-c", "from flower_adapters import main; main()"]
-        ran = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True)
-    line = next((line for line in ran.stdout.splitlines() if line.startswith("FLOWER ")), None)
-    if ran.returncode or line is None:
-        raise RuntimeError((ran.stdout + ran.stderr)[-2500:])
-    flower = min(json.loads(line.removeprefix("FLOWER ")))
-    toy = federation(FedAvg(), [steps * batch] * clients, section_of(name), spec, batch_size=batch)
-    if not REHEARSAL:
-        toy.task.network.compute_in(torch.bfloat16)
-    own = seconds(lambda: play(toy), 2)
-    record.note("s a round", {"flower": flower, "rayfl": own})
-    record.note("in Flower", "four workers share the GPU; each keeps its base; a client repeats one mini-batch")
-    record.goal(f"{name}, {clients} clients: Flower to rayfl", "at least 1", flower / own, flower >= own)
-
-
 CHECKS = (
     Check("choice_capture", 50, "engine.capture against steps that are launched", captured),
     Check("choice_compile", 160, "engine.compile against steps as they are written", compiled),
     Check("choice_convolutions", 45, "Grouped convolutions against unfolded products", convolutions),
     Check("choice_actors", 110, "One actor on the GPU and two, with stacked clients", actors_on_a_gpu),
     Check("choice_folds", 60, "Folded adapters against vmap(grad) and one by one", adapters_without_folds),
-    Check("peer_flower_adapters", 110, "Adapters of a ViT-B/16 in Flower and in rayfl", adapters_in_flower),
 )

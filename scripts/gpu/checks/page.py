@@ -17,6 +17,7 @@ _TITLES = {
     "c": "What if something goes wrong?",
     "d": "Adapters over a pretrained base",
     "e": "What else could be done?",
+    "f": "How fast are others?",
 }
 _REHEARSAL = "**A rehearsal on a CPU**, with less work: its numbers say nothing about GPUs, nor about the goals."
 

@@ -220,13 +220,15 @@ class Task:
             out = model(x)
         return float(nn.functional.cross_entropy(out, y)), float((out.argmax(1) == y).float().mean())
 
-    def report(self, ends: list[float], loss: float, accuracy: float, evaluation: list[float] | None = None) -> None:
+    def report(
+        self, ends: list[float], loss: float | None, accuracy: float | None, evaluation: list[float] | None = None
+    ) -> None:
         """Prints what the race reads.
 
         Args:
             ends: ``time.time()`` at the end of each round.
             loss: of the global model on the test samples of the first 100 clients; of the personal models, where the
-                method has some, the mean over the clients of the last round.
+                method has some, the mean over the clients of the last round; None where it is not known.
             accuracy: likewise.
             evaluation: seconds of each evaluation of all clients.
         """

@@ -24,6 +24,7 @@ GPUS = {"name": "femnist", "nodes": 3, "gpus_per_node": 2, "cpus_per_node": 16, 
 FIELDS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("kubernetes_fields.yaml").read_text())
 """By type: its fields, and their types; see the file for where they are from."""
 SIMPLE = {"string": str, "integer": int, "boolean": bool, "any": object}
+QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
 
 
 def wrong_fields(value: Any, kind: Any, place: str) -> list[str]:
@@ -37,10 +38,14 @@ def wrong_fields(value: Any, kind: Any, place: str) -> list[str]:
     if kind in SIMPLE:
         right = isinstance(value, SIMPLE[kind]) and (kind != "integer" or not isinstance(value, bool))
         return [] if right else [f"{place}: {value!r} is no {kind}"]
+    if kind == "quantity" or " | " in kind:
+        right = QUANTITY.fullmatch(str(value)) if kind == "quantity" else value in kind.split(" | ")
+        return [] if right else [f"{place}: {value!r} is no {kind}"]
     if not isinstance(value, dict):
         return [f"{place}: no mapping"]
-    if kind == "map":
-        return [wrong for name in value for wrong in wrong_fields(value[name], "string", f"{place}.{name}")]
+    if kind in ("map", "quantities"):
+        of = "string" if kind == "map" else "quantity"
+        return [wrong for name in value for wrong in wrong_fields(value[name], of, f"{place}.{name}")]
     known = {field.removesuffix("!"): of for field, of in FIELDS[kind].items()}
     found = [f"{place}: {kind} has no {name}" for name in value if name not in known]
     found += [
@@ -60,13 +65,18 @@ def manifests(kind: Any, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_the_check_of_fields_finds_what_is_wrong() -> None:
     spec: dict[str, Any] = {"template": {"spec": {"containers": [{"name": "a", "env": [{"value": 3}], "img": "b"}]}}}
-    assert wrong_fields(spec | {"replicas": True, "rayStartParams": {"num-cpus": 0}}, "WorkerGroupSpec", "group") == [
+    group = spec | {"replicas": True, "rayStartParams": {"num-cpus": 0}, "groupName": "a", "maxReplicas": 1}
+    assert wrong_fields(group, "WorkerGroupSpec", "group") == [
+        "group: WorkerGroupSpec needs minReplicas",
         "group.template.spec.containers[0]: Container has no img",
         "group.template.spec.containers[0].env[0]: EnvVar needs name",
         "group.template.spec.containers[0].env[0].value: 3 is no string",
         "group.replicas: True is no integer",
         "group.rayStartParams.num-cpus: 0 is no string",
     ]
+    assert wrong_fields({"mode": "off"}, "AuthOptions", "a") == ["a.mode: 'off' is no disabled | token"]
+    limits = {"limits": {"cpu": "4", "memory": "16 GiB"}}
+    assert wrong_fields(limits, "ResourceRequirements", "a") == ["a.limits.memory: '16 GiB' is no quantity"]
 
 
 @pytest.mark.parametrize("kind", ["kuberay", "kuberay-cluster"])

@@ -55,8 +55,9 @@ def drive(folder: Path, config: dict[str, Any], *within: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("method", ["fedavg", pytest.param("superfed-mm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fedavg", "superfed-mm"])
 def test_a_driver_in_another_container_than_its_actors(method: str, tmp_path: Path) -> None:
     tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:

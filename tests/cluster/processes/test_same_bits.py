@@ -6,6 +6,7 @@ The federation's own tests show the same for every method with one, two and thre
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -20,20 +21,29 @@ SHAPES = {
     "one actor per client": {"clients_per_actor": 1},
 }
 # What stretches the contract: nothing kept, correction terms, two trained trees, a pass over all clients, a teacher.
-QUICK = {"scaffold", "superfed-mm"}
+QUICK = {"scaffold": ("three actors",), "superfed-mm": ("one actor", "three actors")}
+"""The methods and shapes of the quick suite; ``test_system_actors.py`` and the tests of recovery have two actors."""
 
 
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize(
-    "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+    ("method", "shapes"),
+    [
+        *QUICK.items(),
+        *(
+            pytest.param(
+                name, SHAPES if name == "superfed-mm" else ("one actor", "three actors"), marks=pytest.mark.slow
+            )
+            for name in METHODS
+        ),
+    ],
 )
-def test_any_number_of_actors_gives_the_same_bits(method: str, tmp_path: Path) -> None:
+def test_any_number_of_actors_gives_the_same_bits(method: str, shapes: Iterable[str], tmp_path: Path) -> None:
     rayfl.run(small_experiment(tmp_path, "inline", method, backend="inline"))
     inline = outcome(tmp_path / "inline")
     assert inline.rounds.num_rows > 0
     assert set(inline.rounds["round"].to_pylist()) == {1, 2, 3, 4}
-    shapes = SHAPES if method == "superfed-mm" else {name: SHAPES[name] for name in ("one actor", "three actors")}
-    for name, shape in shapes.items():
-        rayfl.run(small_experiment(tmp_path, "ray", method, **shape))
+    for name in shapes:
+        rayfl.run(small_experiment(tmp_path, "ray", method, **SHAPES[name]))
         assert_same(inline, outcome(tmp_path / "ray"))
         (tmp_path / "ray").rename(tmp_path / name)

@@ -98,7 +98,7 @@ def test_methods_have_the_bits_of_one_process(method: str, limit: str, tmp_path:
 
 @pytest.mark.usefixtures("local_ray")
 def test_a_run_survives_actors_that_die_between_messages(tmp_path: Path) -> None:
-    rayfl.run(long_rounds(wide_experiment(tmp_path, "undisturbed", "superfed-mm", num_actors=2)))
+    rayfl.run(long_rounds(wide_experiment(tmp_path, "undisturbed", "superfed-mm", backend="inline")))
     killer = ActorKiller(after_round=1, delay_s=0.1)
     rayfl.run(long_rounds(wide_experiment(tmp_path, "killed", "superfed-mm", num_actors=2)), callbacks=[killer])
     assert killer.failures

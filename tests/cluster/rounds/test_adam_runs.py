@@ -15,6 +15,8 @@ from rayfl.experiment.parts import Parts
 from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 
 ADAM = {"optimizer": "adam", "momentum": 0.0, "lr": 0.01}
+STACKED = ("fedavg", "superfed-mm")
+"""The methods whose clients are stacked in the quick suite too."""
 COSINE = {"name": "cosine", "warmup": 2, "minimum": 0.001}
 
 
@@ -23,8 +25,14 @@ def experiment(folder: Path, name: str, method: str = "fedavg", **train: Any) ->
     return {**content, "train": {**content["train"], **train}}
 
 
-@pytest.mark.parametrize("mode", ["looped", "vectorized"])
-@pytest.mark.parametrize("method", ["fedavg", "local", "centralized", "fml", "superfed-mm", "ditto"])
+@pytest.mark.parametrize(
+    ("method", "mode"),
+    [
+        pytest.param(method, mode, marks=() if mode == "looped" or method in STACKED else pytest.mark.slow)
+        for method in ("fedavg", "local", "centralized", "fml", "superfed-mm", "ditto")
+        for mode in ("looped", "vectorized")
+    ],
+)
 def test_an_interrupted_run_with_adam_continues_to_the_same_bits(method: str, mode: str, tmp_path: Path) -> None:
     """Moments, numbers of steps and rates are those of the run that nobody stopped."""
     train = {**ADAM, "optimizer": "adamw", "weight_decay": 0.1, "persist_optimizer": True, "schedule": COSINE}

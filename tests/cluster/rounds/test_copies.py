@@ -57,24 +57,24 @@ def test_every_file_is_there_twice_and_shares_no_bits(folder: Path) -> None:
     assert verify(Storage(str(folder))).problems == []
 
 
-def test_any_file_may_be_damaged_in_either_folder(folder: Path, calm: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["", pytest.param("copy", marks=pytest.mark.slow)])
+def test_any_file_may_be_damaged_in_either_folder(place: str, folder: Path, calm: Path, tmp_path: Path) -> None:
     whole = Path(shutil.copytree(folder, tmp_path / "whole"))
     for number, name in enumerate(sorted(all_files(whole))):
-        for place in ("", "copy"):
-            shutil.rmtree(folder)
-            shutil.copytree(whole, folder)
-            path = folder / place / ("" if name in BESIDE else "commits") / name
-            # Nothing tells that an older commit was there whose manifest is gone.
-            needed = place or name not in ("manifest-000002.json", "newest.json")
-            if name == "config.yaml" or (number % 2 and needed):
-                path.unlink()
-            else:
-                flip(path)
-            assert any(name in problem for problem in verify(Storage(str(folder))).problems), (name, place)
-            with pytest.raises(KeyboardInterrupt):
-                rayfl.run(experiment(tmp_path), callbacks=[Interrupt(0), _AtStart()])
-            assert all_files(folder) == all_files(folder / "copy"), (name, place)
-            assert verify(Storage(str(folder))).problems == [], (name, place)
+        shutil.rmtree(folder)
+        shutil.copytree(whole, folder)
+        path = folder / place / ("" if name in BESIDE else "commits") / name
+        # Nothing tells that an older commit was there whose manifest is gone.
+        needed = place or name not in ("manifest-000002.json", "newest.json")
+        if name == "config.yaml" or (number % 2 and needed):
+            path.unlink()
+        else:
+            flip(path)
+        assert any(name in problem for problem in verify(Storage(str(folder))).problems), name
+        with pytest.raises(KeyboardInterrupt):
+            rayfl.run(experiment(tmp_path), callbacks=[Interrupt(0), _AtStart()])
+        assert all_files(folder) == all_files(folder / "copy"), name
+        assert verify(Storage(str(folder))).problems == [], name
     rayfl.run(experiment(tmp_path))
     assert_same(outcome(calm), outcome(folder))
 

@@ -108,6 +108,7 @@ def png_of(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("side", [9_500, 14_000, 50_000])
 def test_an_image_that_unpacks_to_more_than_a_memory_holds_is_named(tmp_path: Path, side: int) -> None:
     """Around Pillow's limit, twice that, and far above."""

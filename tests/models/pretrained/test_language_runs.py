@@ -94,7 +94,9 @@ def test_messages_are_adapters_alone_and_stacks_are_looped_clients(
     last = json.loads((tmp_path / "looped" / "result.json").read_text().splitlines()[-1])
     assert any(key.startswith("perplexity_worst5/test, all clients") for key in last)
     one, other = outcome(tmp_path / "looped"), outcome(tmp_path / "vectorized")
-    # Adam divides by the gradients' size: round-off of the smallest is a larger part of a step (0.02).
+    # Adam divides by the gradients' size: round-off of the smallest is a larger part of a step (0.02). With other
+    # instructions of the same processor (ATEN_CPU_CAPABILITY=default) one mode differs from itself by 8e-5 after FedDPA
+    # and 6e-5 after FedALT, and by 2e-9 if they train with SGD.
     atol = 1e-5 if changes.get("optimizer") == "sgd" else 1e-4
     assert_close(one.server, other.server, atol)
     for client in one.states:
@@ -123,7 +125,7 @@ def test_a_uniform_model_has_a_perplexity_of_its_vocabulary(tmp_path: Path) -> N
     assert values and np.allclose(values, 50, rtol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", CAUSAL)
 def test_peft_computes_the_same_with_what_is_written(family: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     options = {"adapter": {"r": 3, "alpha": 6, "scaling": "alpha_over_sqrt_r"}}
@@ -137,7 +139,7 @@ def test_peft_computes_the_same_with_what_is_written(family: str, tmp_path: Path
     with torch.no_grad():
         torch.testing.assert_close(model(input_ids=x).logits, net.logits(tree, x), rtol=1e-6, atol=1e-6)
     # and back: what peft writes begins a run
-    model.save_pretrained(tmp_path / "again")
+    model.save_pretrained(tmp_path / "again", save_embedding_layers=False)
     begun = language_section(family, adapter={**options["adapter"], "start": str(tmp_path / "again")}).network(NEXT)
     assert_equal(begun.initialize(11), tree)
 

@@ -167,7 +167,7 @@ def test_a_run_is_not_verified_or_continued_with_other_weights(tmp_path: Path) -
     assert not report.problems and any("was not looked at" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("family", ["vit", "llama", "gpt2", "bert", "roberta"])
+@pytest.mark.parametrize("family", CONFIGS)
 def test_peft_computes_the_same_with_what_is_written(family: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     net = network(family, adapter={"r": 3, "alpha": 6, "scaling": "alpha_over_sqrt_r"})
@@ -183,7 +183,7 @@ def test_peft_computes_the_same_with_what_is_written(family: str, tmp_path: Path
         found = model(pixel_values=x) if family == "vit" else model(input_ids=x)
     torch.testing.assert_close(found.logits, net.logits(tree, x), rtol=1e-6, atol=1e-6)
     # and back: what peft writes begins a run
-    model.save_pretrained(tmp_path / "again")
+    model.save_pretrained(tmp_path / "again", save_embedding_layers=False)
     begun = section(
         family, adapter={"r": 3, "alpha": 6, "scaling": "alpha_over_sqrt_r", "start": str(tmp_path / "again")}
     )

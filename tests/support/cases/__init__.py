@@ -25,7 +25,7 @@ CASES_OF_KINDS = pytest.mark.parametrize(
 )
 """The same, of which those that do not stand for a kind are slow."""
 TRAIN = TrainConfig(
-    rounds=len(COHORTS), clients_per_round=3, local_epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01
+    rounds=len(COHORTS), clients_per_round=3, local_epochs=2, batch_size=8, lr=0.1, momentum=0.5, weight_decay=0.01
 )
 
 

@@ -1,0 +1,49 @@
+"""The methods by what a client has in the end: the table of README.md and of the list of methods."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from rayfl.naming.printed import PRINTED
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "a point in a space of models (a line, a simplex)": ("superfed", "floco", "floco_plus"),
+    "a model of its own beside the shared one": (
+        *("ditto", "apfl", "pfedme", "l2gd", "mapper", "fedphp", "flda"),
+        *("fml", "fedkd"),
+    ),
+    "a part of the network of its own": (
+        *("fedper", "fedrep", "fedbabu", "lg_fedavg", "fedbn", "fedpac", "fedrod", "fedcp", "gpfl", "fedas"),
+        "feddbe",
+    ),
+    "a mixture of the clients' models": (*("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn"),),
+    "the model of its cluster, or a mixture of several": ("hypcluster", "cfl", "fedem"),
+    "the shared model, adapted to it": ("per_fedavg", "fedala", "knn_per"),
+    "a model of its own, taught by outputs, features or heads": ("fedmd", "feddistill", "fedproto", "fedgh", "fedme"),
+    "adapters of its own in a pretrained model": ("fedalt", "feddpa"),
+    "the one model of all": (
+        *("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "moon", "fedntd", "fedmmd", "fedfusion", "fedgen"),
+        *("feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedbuff"),
+    ),
+    "a model without federation": ("local", "centralized"),
+}
+"""By what a client has in the end, the methods."""
+
+
+def family_table(methods: Iterable[str], folder: str) -> str:
+    """Returns the table in Markdown.
+
+    Args:
+        methods: the registered ones, each of which must be in one family.
+        folder: of the methods' pages, from the page that has the table; with the sign that ends it, or empty.
+    """
+    placed = Counter(name for names in FAMILIES.values() for name in names)
+    wrong = sorted(set(methods) ^ set(placed)) + sorted(name for name, times in placed.items() if times > 1)
+    if wrong:
+        raise SystemExit(f"scripts/docs/families.py: each method has to be in one family: {', '.join(wrong)}")
+    rows = [
+        f"| {what} | {', '.join(f'[{PRINTED[name]}]({folder}{name}.md)' for name in names)} |"
+        for what, names in FAMILIES.items()
+    ]
+    return "\n".join(["| what a client ends with | methods |", "|---|---|", *rows])
