@@ -123,10 +123,6 @@ def parsed(figure: Figure) -> list[str]:
 
 def test_our_own_symbols_need_no_formulas() -> None:
     place = Path(__file__).parents[2] / "rayfl"
-    for path in (
-        *(place / "plots").glob("*.py"),
-        *(place / "report").glob("*.py"),
-        place / "data" / "partitions" / "picture.py",
-    ):
+    for path in (*(place / "plots").glob("*.py"), *(place / "report").glob("*.py")):
         # LaTeX's tables are for LaTeX, not for figures.
         assert path.name == "formats.py" or '"$' not in path.read_text(encoding="utf-8"), path
