@@ -125,7 +125,7 @@ class Client:
     ) -> BatchPlan:
         """Returns the mini-batches that :meth:`train` uses when given the same arguments.
 
-        A method passes values that it holds per sample to the objective through ``draw``, in the order of these batches.
+        A method passes values held per sample to the objective through ``draw``, in the order of these batches.
         """
         asked = LocalOptions(epochs=epochs, steps=steps, repeats=repeats, stream=stream)
         train, samples = self.context.train, self.num_samples
