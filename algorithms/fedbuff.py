@@ -80,7 +80,7 @@ class Buffered(Averaging):
         # q_k c(s_k), up to the factor 1 / whole
         weights = [share * self.scale(staleness(client)) for client, share in zip(cohort, shares, strict=True)]
         total = sum(weights)
-        length = total / whole  # sum_k q_k c(s_k): the step is so many times the weighted mean of x_k - w_k
+        length = total / whole  # sum_k q_k c(s_k): the step is this multiple of the weighted mean of x_k - w_k
         if not any(staleness(client) for client in cohort):
             # the mean itself, to the bit, where it is the answer
             return {"model": interpolate(model, mean, length)}

@@ -67,7 +67,7 @@ def register(app: typer.Typer, load: Load) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Draw the partition of a configuration: classes by client, and sizes."""
-        from rayfl.data.partitions.picture import check_format, draw_partition, save_figure
+        from rayfl.plots.partition import check_format, draw_partition, save_figure
 
         check_format(out)
         settings, dataset = _opened(config, overrides, trust, load)

@@ -125,8 +125,7 @@ class Client:
     ) -> BatchPlan:
         """Returns the mini-batches that :meth:`train` uses when given the same arguments.
 
-        Use it for values that a method holds per sample: hand those of each step's samples to the objective through
-        ``draw``, so that they match the samples even under augmentation.
+        A method passes values held per sample to the objective through ``draw``, in the order of these batches.
         """
         asked = LocalOptions(epochs=epochs, steps=steps, repeats=repeats, stream=stream)
         train, samples = self.context.train, self.num_samples
@@ -163,8 +162,7 @@ class Client:
             examples: what to train on in place of the client's training samples, on the device. Their ``y`` may be any
                 targets, one a row, which the objective reads as ``batch.y``.
             settings: what to train with in place of the section ``train``: optimizer, rate, batch size, clipping.
-            schedule: the course of the learning rate over the steps of this pass, as ``train.schedule`` is one over
-                rounds. Groups with a rate of their own keep it.
+            schedule: learning rate over the steps of this pass; groups with a rate of their own keep it.
             **options: any of
 
                 * ``epochs``: default the configured local epochs.
@@ -184,7 +182,7 @@ class Client:
             MethodError: when ``momentum``, here or in a group, is given for what is trained by Adam.
         """
         train = self.context.train if settings is None else settings
-        samples = self._examples["train"] if examples is None else examples
+        samples = self._training(examples)
         local = LocalSettings.of(train, self.round, len(samples), **options)
         plan = self._plan(local, train, len(samples))
         request = TrainRequest(
@@ -270,6 +268,10 @@ class Client:
     def publish(self, **predictors: Predictor) -> None:
         """Publishes models to be scored right after local training, as result rows of phase ``trained``."""
         self.published.update(predictors)
+
+    def _training(self, examples: Examples | None) -> Examples:
+        """Returns the samples to train on: those given, or the client's own."""
+        return self._examples["train"] if examples is None else examples
 
     def _plan(self, settings: LocalSettings, train: TrainConfig, samples: int) -> BatchPlan:
         """Returns the mini-batches of a pass over n samples."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.data.files.whole import new_file
-from rayfl.data.partitions.picture import DPI, check_format, save_figure
 from rayfl.errors import ConfigError
 from rayfl.plots.kinds import check_options, kind_of
+from rayfl.plots.partition import DPI, check_format, save_figure
 from rayfl.plots.style import paper_style, size_of
 from rayfl.results.plain_csv import write_csv
 from rayfl.runs.folder import RunFolder

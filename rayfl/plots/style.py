@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rayfl.data.partitions.picture import PLAIN_TEXT
 from rayfl.errors import ConfigError
 from rayfl.naming.spelling import nearest
+from rayfl.tracking.plain_text import PLAIN_TEXT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 COLOURS = ("#0b62a8", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0e7490", "#57534e")
 """Of series, in plots and reports: told apart in colour vision deficiencies as far as eight can be, and dark enough for
 lines on white. Pages show others in their place in the dark (``report/templates/style.css``)."""
+SPLIT_COLOURS = ("#2f6db5", "#8fb8de", "#e08a3c")
+"""Colours of the splits train, validation and test."""
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 MOST_MARKED = 40

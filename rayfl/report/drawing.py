@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rayfl.data.files.whole import new_file
-from rayfl.data.partitions.picture import SPLIT_COLOURS
-from rayfl.plots.style import COLOURS, COMMON
+from rayfl.plots.style import COLOURS, COMMON, SPLIT_COLOURS
 from rayfl.report.charts import Chart
 from rayfl.results.plain_csv import write_csv
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from rayfl.config.redaction import redact
 from rayfl.data.federated import FederatedDataset
-from rayfl.data.partitions.picture import KINDS, draw_partition, label_matrix
 from rayfl.errors import RayflError
 from rayfl.examples import SPLITS
 from rayfl.experiment.parts import Parts
+from rayfl.plots.partition import KINDS, draw_partition, label_matrix
 from rayfl.plots.style import colour, whole_numbers
 from rayfl.report.blocks import Cell, Column, Table, number
 from rayfl.report.charts import Axis, Chart, Series

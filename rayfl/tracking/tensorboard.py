@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.data.partitions.picture import PLAIN_TEXT
 from rayfl.metrics import CLASSIFICATION, Metric
 from rayfl.results.summaries import Scores
 from rayfl.tracking.callback import Callback, RunInfo
+from rayfl.tracking.plain_text import PLAIN_TEXT
 from rayfl.tracking.scalars import Overview, hyper_parameters, scalars
 
 if TYPE_CHECKING:

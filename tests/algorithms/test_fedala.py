@@ -80,6 +80,21 @@ def test_inv_ala_3_and_4_weights_are_shares_and_lower_layers_are_the_received_on
     assert any((leaf < 1).any() and (leaf > 0).any() for _, _, weights, _ in later for leaf in tensors(weights or {}))
 
 
+def test_the_personalized_model_has_weights_learned_for_the_newest_model() -> None:
+    toy = toy_of(FedALA(**BRIEF))
+    toy.run()
+    rows, model = toy.scores(), toy.server["model"]
+    for client, state in toy.states().items():
+        if "weights" not in state:
+            continue
+        part = toy.dataset.load(client)["test"]
+        kept = {n: torch.lerp(state["upper"][n], model[n], weight) for n, weight in state["weights"].items()}
+        stale = F.cross_entropy(toy.task.network.logits({**model, **kept}, part.x), part.y)
+        assert abs(rows[client]["personalized"].loss - float(stale)) > 1e-9
+        # which the evaluation does not keep
+        assert_equal(toy.states()[client]["weights"], state["weights"])
+
+
 def test_inv_ala_5_where_both_models_agree_weights_stay() -> None:
     toy = toy_of(FedALA(weight_lr=5.0, **BRIEF), task=two_layers())
     toy.step([0, 1, 2, 3])

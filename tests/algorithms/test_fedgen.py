@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from algorithms.fedavg import FedAvg
-from algorithms.fedgen import FedGen
+from algorithms.fedgen import FedGen, generated
 from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
 from rayfl.engine.tasks import Batch
@@ -113,6 +113,20 @@ def test_labels_weigh_by_their_number_in_the_size_of_a_mini_batch(monkeypatch: p
     toy.step([0])
     # 6 labels for 4 samples, in round 1
     assert seen == [{"label": pytest.approx(3 * 0.98 * 6 / 4), "feature": pytest.approx(2 * 0.98)}]
+
+
+def test_what_generated_features_teach_is_a_constant() -> None:
+    toy = toy_of()
+    network, server = toy.task.network, toy.server["generator"]
+    model = {name: leaf.requires_grad_() for name, leaf in network.initialize(0).items()}
+    sample, numbers = toy.dataset.load(0)["train"], torch.Generator().manual_seed(1)
+    _, other = (torch.randn(n, 4, generator=numbers, dtype=torch.float64) for n in (3, 4))
+    seen = generated(server["network"], other, sample.y[:4], tuple(server["statistics"].values()))
+    target = F.linear(seen, model["head.weight"], model["head.bias"]).log_softmax(1).detach()
+    logs = network.logits(model, sample.x[:4]).log_softmax(1)
+    value = F.kl_div(logs, target, reduction="batchmean", log_target=True)
+    expected = dict(zip(model, torch.autograd.grad(value, list(model.values())), strict=True))
+    assert_close(slopes(0.0, 1.0), expected, 1e-12)
 
 
 def test_the_clients_loss_is_the_sum_of_three() -> None:

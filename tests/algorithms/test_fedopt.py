@@ -142,6 +142,7 @@ ADAPTIVE_PATHS = [
     (FedAdam(bias_correction=True), (1.095238095238, 1.120761981807)),
     (FedAvgM(), (1.2, 1.28)),
     (FedAvgM(nesterov=True), (1.38, 1.352)),
+    (FedAvgM(server_lr=0.5), (1.1, 1.14)),
 ]
 
 

@@ -59,6 +59,20 @@ def fits(client: int, dataset: ListDataset | None = None, grid: tuple[float, ...
     return found
 
 
+def test_fits_of_local_models_begin_without_momentum() -> None:
+    kept, empty = (
+        toy_of(Mapper(grid=(0.5,)), TRAIN.model_copy(update={"persist_optimizer": persists}))
+        for persists in (True, False)
+    )
+    for toy in (kept, empty):
+        first = copy(toy.server)
+        toy.step([0])
+        toy.server = first
+        toy.step([0])
+    assert_equal(kept.states()[0]["local"], empty.states()[0]["local"])
+    assert not torch.equal(kept.server["model"]["head.weight"], empty.server["model"]["head.weight"])
+
+
 def test_after_training_the_interpolation_is_with_the_trained_central_model() -> None:
     toy = toy_of(Mapper(grid=(0.3,)))
     toy.step([2])

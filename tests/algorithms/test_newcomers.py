@@ -100,6 +100,15 @@ def test_a_newcomer_that_joins_for_longer_fits_better_and_without_epochs_it_has_
     assert not np.allclose(never, once)
 
 
+def test_before_it_joins_a_newcomer_of_a_hypernetwork_has_the_mean_embedding() -> None:
+    toy = fresh(PFedHN(hidden=8), unseen_epochs=0)
+    expected = training_losses(toy)
+    toy.server["embeddings"] = toy.server["embeddings"].flip(0)
+    np.testing.assert_allclose(training_losses(toy), expected, rtol=1e-9)
+    toy.server["embeddings"] = toy.server["embeddings"] + 1
+    assert not np.allclose(training_losses(toy), expected, rtol=1e-6)
+
+
 def test_the_head_is_fitted_to_a_body_that_stays_and_epochs_of_joining_are_not_those_of_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

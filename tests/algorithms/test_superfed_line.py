@@ -40,6 +40,15 @@ def test_inv_sf_9_ends_of_the_evaluated_line(mode: str) -> None:
         assert_equal(rows["lambda=1.0"].built()[0], state["local"])
 
 
+def test_after_training_the_line_is_between_the_trained_models() -> None:
+    run = toy(SuPerFed(start=0.0))
+    run.step([1])
+    trained, later = run.federation.trained_scores[1]["test"], run.scores()[1]
+    # the model of the only client of the round is the server's from now on
+    for value in GRID:
+        assert trained[f"lambda={value}"].vector.tolist() == later[f"lambda={value}"].vector.tolist()
+
+
 def test_inv_sf_10_the_line_is_affine_in_the_coefficient() -> None:
     task = softmax_regression()
     run = toy(SuPerFed(start=0.0), task=task)

@@ -12,7 +12,6 @@ import torch
 import rayfl
 from rayfl.data.images.augment import AugmentConfig
 from rayfl.data.partitions.holdout import HoldoutConfig
-from rayfl.data.partitions.picture import label_matrix
 from rayfl.data.partitions.stats import dataset_stats
 from rayfl.data.sources.base import Samples
 from rayfl.data.sources.made_up_masks import SyntheticMasksSource
@@ -20,6 +19,7 @@ from rayfl.data.sources.pooled import PooledDataset
 from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.examples import InputSpec
 from rayfl.metrics.language import IGNORED
+from rayfl.plots.partition import label_matrix
 from rayfl.randomness import RandomStreams
 from tests.support.masks import flat, made, parts, sections, solid
 

@@ -36,7 +36,7 @@ def cell(page: str, method: str, task: str) -> str:
 
 @pytest.mark.parametrize(("method", "task"), TRIED)
 def test_a_method_and_a_task_do_what_the_page_says(method: str, task: str, page: str) -> None:
-    """Of the tasks besides classification one for each method; all are in the slow suite."""
+    """Of the tasks other than classification one for each method; all are in the slow suite."""
     assert tried(sections(method, task)) == cell(page, method, task)
 
 

@@ -17,14 +17,24 @@ from typer.testing import CliRunner
 
 import rayfl
 from rayfl.cli.entry import app
-from rayfl.data.partitions.picture import SPLIT_COLOURS
 from rayfl.errors import ConfigError
 from rayfl.metrics import CLASSIFICATION, Metric
 from rayfl.plots.metrics import bounds_of
 from rayfl.plots.output import write_plot
 from rayfl.plots.phases import second_phase
 from rayfl.plots.series import fields_that_differ, need_same_but, seeds_together, series_of
-from rayfl.plots.style import COLOURS, TAU, band, colour, draw_curve, marker, new_figure, paper_style, size_of
+from rayfl.plots.style import (
+    COLOURS,
+    SPLIT_COLOURS,
+    TAU,
+    band,
+    colour,
+    draw_curve,
+    marker,
+    new_figure,
+    paper_style,
+    size_of,
+)
 from tests.plots.conftest import Runs
 
 

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 import rayfl
 from algorithms.registry import METHODS
 from rayfl.cli.entry import app
-from rayfl.data.partitions.picture import PLAIN_TEXT
 from rayfl.metrics import CLASSIFICATION
 from rayfl.plots.style import paper_style
 from rayfl.report.curves import progress_of_models
 from rayfl.report.drawing import styled
 from rayfl.runs.finding import load_run
+from rayfl.tracking.plain_text import PLAIN_TEXT
 from rayfl.tracking.tensorboard import _sweep_figure
 from tests.support.experiments import small_experiment
 
@@ -123,10 +123,6 @@ def parsed(figure: Figure) -> list[str]:
 
 def test_our_own_symbols_need_no_formulas() -> None:
     place = Path(__file__).parents[2] / "rayfl"
-    for path in (
-        *(place / "plots").glob("*.py"),
-        *(place / "report").glob("*.py"),
-        place / "data" / "partitions" / "picture.py",
-    ):
+    for path in (*(place / "plots").glob("*.py"), *(place / "report").glob("*.py")):
         # LaTeX's tables are for LaTeX, not for figures.
         assert path.name == "formats.py" or '"$' not in path.read_text(encoding="utf-8"), path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,13 +12,12 @@ from rayfl.data.files.whole import new_file
 from rayfl.data.partitions.stats import present
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS, Target
+from rayfl.plots.style import SPLIT_COLOURS
+from rayfl.tracking.plain_text import PLAIN_TEXT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-PLAIN_TEXT: Any = {"text.parse_math": False, "text.usetex": False}
-"""Matplotlib's settings for figures whose texts are data: a name such as ``$x$`` is no formula."""
 
 _FORMATS = (".png", ".pdf", ".svg")
 _MOST_BUBBLES = 60
@@ -31,10 +30,6 @@ _MOST_TICKS = 26
 _LARGEST_BUBBLE = 0.85
 DPI = 150
 """Dots per inch where none are asked for."""
-SPLIT_COLOURS = ("#2f6db5", "#8fb8de", "#e08a3c")
-"""Of the splits train, validation and test."""
-
-
 _TENTHS = 10
 KINDS: dict[Target, str] = {
     "class": "class",
