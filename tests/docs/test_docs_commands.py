@@ -65,7 +65,7 @@ FAILS = {"diff": 1, "doctor": 1}
 SLOW = {"README.md", "commands.md", "plots.md", "report.md", "inspect.md", "cluster.md", "adapters.md"}
 """Pages that take long: `make test-all` runs them."""
 
-_ON_LONG_PAGES = [pytest.mark.slow, pytest.mark.timeout(1200)]
+_ON_LONG_PAGES = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 OWN_MODULES = ("my_module", "my_data", "mine", "remembering")
 
