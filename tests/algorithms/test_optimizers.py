@@ -30,7 +30,9 @@ from tests.support.toy_networks import TwoLayers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "momentum": 0.0, "lr": 0.02, "betas": (0.8, 0.95)}
-WITH_ADAM = TRAIN.model_copy(update=ADAM)
+FOURS = TRAIN.model_copy(update={"batch_size": 4})
+"""Mini-batches whose steps are counted below."""
+WITH_ADAM = FOURS.model_copy(update=ADAM)
 MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
 NEED_SGD = {"scaffold", "pfedme", "l2gd"}
 TAKING = {
@@ -89,7 +91,7 @@ def by_torch(toy: Toy, rounds: int, keep: bool) -> Tree:
             optimizer = optimizer_of(train.rule, module.parameters())
         generator = toy.context.streams.generator("batches", t, 0)
         for _ in range(train.local_epochs):
-            for rows in np.array_split(generator.permutation(11), range(train.batch_size, 11, train.batch_size)):
+            for rows in np.array_split(generator.permutation(11), [4, 8]):
                 optimizer.zero_grad()
                 F.cross_entropy(module(data.x[rows]), data.y[rows]).backward()
                 optimizer.step()
@@ -102,7 +104,7 @@ def by_torch(toy: Toy, rounds: int, keep: bool) -> Tree:
 def test_rounds_of_one_client_are_one_run_of_torch_optim_if_it_keeps_its_optimizer(
     mode: str, keep: bool, options: dict[str, Any]
 ) -> None:
-    train = TRAIN.model_copy(update={**options, "clients_per_round": 1, "persist_optimizer": keep})
+    train = FOURS.model_copy(update={**options, "clients_per_round": 1, "persist_optimizer": keep})
     toy = one_client(train, mode)
     expected, other = by_torch(toy, 3, keep), by_torch(toy, 3, not keep)
     found = toy.run(3)["model"]
@@ -160,7 +162,7 @@ def test_controls_by_full_gradients_work_with_adam(mode: str) -> None:
     """c_k is the gradient at w; AdamW's decay is no part of it."""
     controls = {}
     for name in ("sgd", "adam", "adamw"):
-        train = TRAIN.model_copy(update={**ADAM, "optimizer": name, "weight_decay": 0.3})
+        train = FOURS.model_copy(update={**ADAM, "optimizer": name, "weight_decay": 0.3})
         method = Scaffold(control_update="option1")
         toy = Toy(method, random_clients([8, 12]), two_layers(), train, mode=mode)
         start = toy.server["model"]
@@ -222,5 +224,5 @@ def test_momentum_that_a_method_gives_to_adam_is_refused() -> None:
     toy = Toy(Momentous(), random_clients([8]), two_layers(), WITH_ADAM)
     with pytest.raises(ClientError, match=r"client 0.*MethodError: momentum=0\.9.*adam"):
         toy.step([0])
-    plain = Toy(Momentous(), random_clients([8]), two_layers(), TRAIN)
+    plain = Toy(Momentous(), random_clients([8]), two_layers(), FOURS)
     assert torch.isfinite(plain.step([0])["model"]["head.weight"]).all()

@@ -103,6 +103,7 @@ OTHERS: dict[tuple[str, str], tuple[Any, ...]] = {
 }
 """Values to try in place of the generic ones."""
 
+FOURS = TRAIN.model_copy(update={"batch_size": 4})
 TRAINING: dict[tuple[str, str], dict[str, Any]] = {
     ("fedfomo", "fallback"): {"lr": 3.0},
     ("fedme", "cluster_outputs"): {"lr": 1.0},
@@ -170,7 +171,7 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
     method = METHODS[name](**settings)
     unseen = 0 if method.no_newcomers else 1
     if name in ADAPTED or "products" in settings.values() or settings.get("simplex_over") == "adapters":
-        return adapted_toy(method, train=TRAIN.model_copy(update={"rounds": 3}), dataset=images((5, 8, 9, 6, 5, 7)),
+        return adapted_toy(method, train=FOURS.model_copy(update={"rounds": 3}), dataset=images((5, 8, 9, 6, 5, 7)),
                            unseen=unseen)  # fmt: skip
     case, public = CASE_OF[name], 12
     data = random_clients((9, 12, 6, 10, 7, 8), public=public)
@@ -182,7 +183,7 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
     task = {"fedbn": normalized_layers, "fedme": two_architectures}.get(name, two_layers)()
     if settings.get("mode") == "lm":
         task = recurrent_layers()
-    update = {**TRAIN.model_dump(), "rounds": 3, "momentum": 0.5, **case.train, **training}
+    update = {**FOURS.model_dump(), "rounds": 3, "momentum": 0.5, **case.train, **training}
     if case.everyone:
         update["clients_per_round"] = "all"
     return Toy(method, dataset, task, TrainConfig(**update), unseen=unseen)

@@ -62,6 +62,16 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         section("bert").network(kind("tokens", (12,), 4, vocabulary=51))
 
 
+@pytest.mark.parametrize(("family", "longest"), [("bert", 64), ("roberta", 62), ("llama", 64), ("gpt2", 64)])
+def test_rows_are_as_long_as_the_positions_of_the_base(family: str, longest: int) -> None:
+    """RoBERTa's positions begin behind two that no token has."""
+    net = section(family).network(InputSpec("tokens", (longest,), 4, vocabulary=50))
+    x = torch.randint(5, 50, (1, longest), generator=torch.Generator().manual_seed(0))
+    assert net.logits(trained(net, 0), x).isfinite().all()
+    with pytest.raises(ModelError, match=f"texts of at most {longest} tokens: set dataset.length={longest}"):
+        section(family).network(InputSpec("tokens", (longest + 1,), 4, vocabulary=50))
+
+
 def test_a_tree_of_another_model_is_refused() -> None:
     net = network("vit")
     tree = net.initialize(0)
