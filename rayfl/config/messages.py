@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -9,6 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from rayfl.config.redaction import redact
 from rayfl.naming.spelling import nearest
+
+_BRANCH = re.compile(r"(literal|nullable|list|tuple|dict|function-\w+|constrained-\w+)\[")
+"""What pydantic calls a branch of a union of values and models: no part of what was written."""
 
 
 def explain(error: ValidationError, schema: type[BaseModel], place: str) -> str:
@@ -59,10 +63,11 @@ def _message(problem: Any, dotted: str, path: Sequence[str], owners: Sequence[ty
     if kind == "literal_error":
         choices = [choice.strip("' ") for choice in context["expected"].replace(" or ", ", ").split(",")]
         return f"{value!r} is not allowed{nearest(str(value), choices)}; allowed: {', '.join(choices)}"
-    if kind in ("model_type", "model_attributes_type"):
+    if kind in ("model_type", "model_attributes_type") and all(path[-1] in owner.model_fields for owner in owners):
         inner = [model for owner in owners for model in _models(owner.model_fields[path[-1]].annotation)]
         named = any("name" in model.model_fields for model in inner)
-        return f"is a section: set {f'{dotted}=NAME or ' if named else ''}{dotted}.OPTION=VALUE (got {_short(value)})"
+        ways = [f"{dotted}{'.name' if len(path) > 1 else ''}=NAME"] if named else []
+        return f"is a section: set {' or '.join([*ways, f'{dotted}.OPTION=VALUE'])} (got {_short(value)})"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     return f"{message} (got {_short(value)})"
 
@@ -76,6 +81,8 @@ def _walk(location: Sequence[Any], schema: type[BaseModel]) -> tuple[list[str], 
         chosen = [model for model in here if len(here) > 1 and model.model_fields["name"].default == part]
         if chosen:
             here = chosen
+            continue
+        if isinstance(part, str) and _BRANCH.match(part):
             continue
         if not here and isinstance(part, str):
             break  # pydantic goes on with the branch of a union of plain types: no part of what was written

@@ -126,6 +126,11 @@ def test_a_value_in_place_of_a_section_is_told_what_a_section_takes() -> None:
         "quickstart", "partition=null"
     )
     assert "holdout: is a section: set holdout.OPTION=VALUE (got 0.2)" in problems("quickstart", "holdout=0.2")
+    assert "train.schedule: is a section: set train.schedule.name=NAME or train.schedule.OPTION=VALUE" in problems(
+        "quickstart", "train.schedule=cosine"
+    )
+    text = problems("quickstart", "transform.normalize=always")
+    assert "1 problem\n  transform.normalize: 'always' is not allowed; allowed: none, dataset, or is a section" in text
 
 
 def test_the_fingerprint_covers_what_changes_results_and_nothing_else() -> None:

@@ -210,7 +210,10 @@ def test_a_copy_is_read_without_the_library(saved: Path, tmp_path: Path, monkeyp
             {"y": "unknown", "client": "hospital"},
             r"column 'unknown', row 0 \(client 'C'\) is -1, which says that its class is not known: .*dataset.test",
         ),
-        ({"y": "text"}, r"animals/train: column 'text' has the type string; labels are integers .*class_encode_column"),
+        (
+            {"y": "text"},
+            r"animals/train: column 'text' has the type string; labels .*dataset.labels=renumbered",
+        ),
         ({"x": "text"}, r"animals/train: column 'text' is text: set dataset.tokenizer=words"),
         ({"train": "training"}, r"dataset.train: .*animals has no split 'training', only train, test, validation"),
         ({"train": "train", "test": "train"}, r"both name the split 'train': name it once"),
