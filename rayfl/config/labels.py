@@ -71,6 +71,8 @@ def _shortened(values: Sequence[Any]) -> list[str]:
         short = [f"{value:.{digits}g}" if isinstance(value, float) else _text(value) for value in values]
         if len(set(short)) == len(set(whole)):
             break
+    else:
+        short = whole  # such as 0 and 0.0
     return _without_common(short) if any(len(text) > _SHORT for text in short) else short
 
 

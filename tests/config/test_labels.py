@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rayfl.config.labels import LONGEST, labels
@@ -57,6 +57,7 @@ def test_two_options_of_one_name_have_their_sections() -> None:
 VALUES = st.one_of(st.floats(0, 1), st.integers(0, 3), st.text("ab/", max_size=30), st.lists(st.integers(0, 2)))
 
 
+@example([{"a": 0.0}, {"a": 0}, {"a": [0] * 12}])
 @given(st.lists(st.fixed_dictionaries({"first": VALUES, "second": VALUES, "third": VALUES}), min_size=2, max_size=5))
 def test_a_label_tells_as_much_as_the_options(options: list[dict[str, Any]]) -> None:
     whole, short = [[tuple(found) for found in labels([{"a": o} for o in options], n)] for n in (10**6, LONGEST)]
