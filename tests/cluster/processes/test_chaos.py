@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reliability.md"
 
 
+@pytest.mark.slow
 def test_a_short_campaign(tmp_path: Path) -> None:
     report, page = tmp_path / "trials.json", PAGE.read_bytes()
     script = [sys.executable, "scripts/chaos/chaos.py", "--short", "--seed", "7", "--json", str(report)]

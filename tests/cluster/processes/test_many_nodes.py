@@ -197,6 +197,7 @@ def test_actors_share_gpus_evenly(cluster: Cluster, start: Start, tmp_path: Path
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "shared"))
 
 
+@pytest.mark.slow
 def test_actors_on_other_gpus_than_meant_are_refused(cluster: Cluster, start: Start, tmp_path: Path) -> None:
     add(cluster, num_cpus=2, num_gpus=1)
     config = small_experiment(tmp_path, "mixed-up", "superfed-mm", actors_per_gpu=2)

@@ -100,6 +100,7 @@ def test_debug_shows_what_happened_in_the_actor(tmp_path: Path) -> None:
     assert f'mine.py", line {line_of(source)}, in objective' in done.stderr
 
 
+@pytest.mark.slow
 def test_an_error_on_the_server_names_the_line_too(tmp_path: Path) -> None:
     done = run(tmp_path, "server", "inline")
     assert done.returncode == 1

@@ -54,6 +54,7 @@ class Actors(rayfl.Callback):
         self.run = run
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_names_and_gauges(tmp_path: Path, recorded: dict[tuple[str, str], list[float]]) -> None:
     listener = Actors()

@@ -136,6 +136,7 @@ class Stopper(rayfl.Callback):
         self.failures.append(reason)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_an_actor_that_hangs_in_the_last_commit_counts_as_dead(tmp_path: Path) -> None:
     rayfl.run(small_experiment(tmp_path, "calm", "scaffold", backend="inline"))
