@@ -13,7 +13,7 @@ from actors.hosting.failures import too_little_memory
 from actors.hosting.job import Job, JobResult
 from actors.hosting.memory import Lookups
 from actors.hosting.metering import Meter
-from actors.hosting.outcomes import blamed
+from actors.hosting.outcomes import client_error
 from actors.hosting.procedures import Procedures
 from actors.hosting.running_clients import RunningClients
 from actors.hosting.samples import Samples
@@ -49,8 +49,8 @@ class ClientHost:
         data_memory: bytes of clients' samples that stay loaded; None for no limit.
         official: opens the official test part, for experiments that score the server's model on it.
         tell: called with each line that clients' code prints, as soon as it does; None: results have them.
-        device_state_memory: bytes of the device's memory for states that stay there, and as many for those that are
-            brought there ahead.
+        device_state_memory: bytes of the device's memory for states that stay there, and as many for prefetched
+            ones.
         read_ahead: whether samples of the next clients are read while those before are at work.
 
     Attributes:
@@ -192,7 +192,7 @@ class ClientHost:
     def _score_official(self, job: Job, server: Tree, result: JobResult) -> None:
         """Scores the server's own models on pieces of the official test part, which stand in the place of clients."""
         assert self._official is not None
-        task, lent = self.engine.task, WriteGuard(server, self._recorded)
+        task, guard = self.engine.task, WriteGuard(server, self._recorded)
         try:
             predictors = self.algorithm.global_predictors(server, task)
             check_predictors(predictors, job.procedure)
@@ -201,8 +201,8 @@ class ClientHost:
                 part = self._official().load(first, first + OFFICIAL_PIECE)
                 result.scores[piece] = {"official": self._scorer.score_official(predictors, part, first)}
         except BaseException as error:
-            raise blamed(as_error(error), "the official test part", job, self.algorithm) from error
-        if (leaf := lent.written()) is not None:
+            raise client_error(as_error(error), "the official test part", job, self.algorithm) from error
+        if (leaf := guard.written()) is not None:
             raise MethodError(
                 f"{self.algorithm.name}: global_predictors, or a predictor of it, writes to the server's {leaf!r} "
                 "in place: work on a copy (rayfl.params.copy, Tensor.clone)"

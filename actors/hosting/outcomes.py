@@ -1,4 +1,4 @@
-"""Work around clients' procedures: transfers to and from the device, and errors that name the client."""
+"""Moves clients' inputs to the device and their results from it, and makes the errors that name a client."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from rayfl.params import Tree, from_numpy, tensors
 _CPU = torch.device("cpu")
 
 
-Brought = tuple[dict[int, Tree], dict[int, Tree], dict[int, Tensor]]
+Inputs = tuple[dict[int, Tree], dict[int, Tree], dict[int, Tensor]]
 """States and payloads by client, and the payloads' tensors by the ``id`` of their array."""
 
 
-Home = Callable[[], Mapping[int, Tree]]
-"""Gives states on the CPU, by client, once they are there."""
+StatesOnCpu = Callable[[], Mapping[int, Tree]]
+"""Waits until states are on the CPU, and returns them by client."""
 
 
-def brought(device: torch.device, job: Job, ids: Sequence[int], state_of: Callable[[int], Tree]) -> Brought:
-    """The states and the payloads of some clients, on the device; and the payloads' tensors by array.
+def load_inputs(device: torch.device, job: Job, ids: Sequence[int], state_of: Callable[[int], Tree]) -> Inputs:
+    """Returns the states and payloads of some clients on the device, and the payloads' tensors by array.
 
-    An array that several clients are given is one tensor; see :meth:`Job.common_to_several`.
+    An array that several clients receive becomes one tensor; see :meth:`Job.common_to_several`.
 
     Args:
-        device: where the clients' code runs.
-        job: has the payloads.
-        ids: of the clients.
-        state_of: a client's state.
+        device: device on which the clients' code runs.
+        job: job with the payloads.
+        ids: ids of the clients.
+        state_of: returns a client's state.
     """
     made: dict[int, Tensor] = {}
     given = [from_numpy(job.payloads.get(id, {}), made=made) for id in ids]
@@ -51,16 +51,19 @@ def brought(device: torch.device, job: Job, ids: Sequence[int], state_of: Callab
     return dict(zip(ids, found, strict=False)), dict(zip(ids, found[len(ids) :], strict=True)), received
 
 
-def arrived(device: torch.device, ahead: Brought) -> Brought:
-    """Returns what was brought ahead, once the device's further work waits for it."""
-    states, payloads, received = ahead
+def wait_for_inputs(device: torch.device, inputs: Inputs) -> Inputs:
+    """Makes the device's next operations wait for prefetched inputs, and returns these."""
+    states, payloads, received = inputs
     trees = [*states.values(), *payloads.values()]
     join(device, [*(leaf for tree in trees for leaf in tensors(tree)), *received.values()])
-    return ahead
+    return inputs
 
 
 def update_of(algorithm: Algorithm, task: Task, job: Job, outcome: Any, received: Tree) -> Weighted | Exception | None:
-    """A client's part of the variance of updates and of the error of products, where asked for; or what went wrong."""
+    """Returns a client's part of the variance of updates and of the error of products; or the error of computing it.
+
+    Returns None if the job does not ask for them.
+    """
     if not (job.splits and job.counted):
         return None
     if job.kind == "map" and algorithm.averages_replies and isinstance(outcome, Mapping):
@@ -81,26 +84,28 @@ def update_of(algorithm: Algorithm, task: Task, job: Job, outcome: Any, received
     return Weighted(found, 1) if found else None
 
 
-def settled(
+def collect(
     device: torch.device,
     job: Job,
     outcomes: dict[int, Any],
     updates: Mapping[int, Any],
     states: Mapping[int, Tree],
     later: bool = False,
-) -> tuple[Extremes, Home]:
-    """Looks at what all clients leave and brings it home together, since each transfer waits for the device.
+) -> tuple[Extremes, StatesOnCpu]:
+    """Inspects the results and states of all clients, and copies them to the CPU together.
+
+    Together, because each transfer waits for the device.
 
     Args:
-        device: where the clients' code ran.
-        job: what they did.
-        outcomes: what they returned, by client; of ``map``, brought home in place.
-        updates: as of :func:`update_of`, by client.
-        states: those that changed, by client.
-        later: whether states are brought home while the device is at work for the next clients.
+        device: device on which the clients' code ran.
+        job: job that they ran.
+        outcomes: results by client; those of ``map`` are replaced by their copies on the CPU.
+        updates: results of :func:`update_of` by client.
+        states: changed states by client.
+        later: whether states are copied while the device works for the next clients.
 
     Returns:
-        The extremes of all that is sent or kept, and what gives the states on the CPU.
+        The extremes of all tensors that are sent or kept, and a function that returns the states on the CPU.
     """
     if device.type == "cpu" and len(outcomes) == 1:
         return {}, lambda: states
@@ -112,28 +117,28 @@ def settled(
         if device.type == "cpu":
             return known, lambda: states
         leaving = list(states.values())
-        arrived = start_copy_to_cpu(leaving) if later else _at_once(move_trees(leaving, _CPU))
+        wait = start_copy_to_cpu(leaving) if later else _at_once(move_trees(leaving, _CPU))
         if job.kind == "map":
             outcomes |= zip(trees, move_trees(list(trees.values()), _CPU), strict=True)
     except Exception as error:
         if not ran_out_of_memory(error):
             raise
-        return {}, lambda: states  # each by itself
-    return known, lambda: dict(zip(states, arrived(), strict=True))
+        return {}, lambda: states  # the states are copied one by one
+    return known, lambda: dict(zip(states, wait(), strict=True))
 
 
 def _at_once(trees: list[Tree]) -> Callable[[], list[Tree]]:
     return lambda: trees
 
 
-def blamed(error: Exception, client: int | str, job: Job, algorithm: Algorithm) -> ClientError:
-    """The error that names a client (or who else it is), round and procedure, with the fix or the lines of its author.
+def client_error(error: Exception, client: int | str, job: Job, algorithm: Algorithm) -> ClientError:
+    """Returns an error that names client, round and procedure, with the fix or the lines of the method's code.
 
     Args:
-        error: what went wrong.
-        client: its id, or who else is to blame.
-        job: what was done.
-        algorithm: whose code it was.
+        error: error to explain.
+        client: id of the client, or the words for something else that failed, such as ``the server``.
+        job: job that was run.
+        algorithm: method whose code was run.
     """
     who = client if isinstance(client, str) else f"client {client}"
     place = f"{who}, round {job.round}, {job.procedure}"

@@ -1,4 +1,4 @@
-"""Runs the procedures of a job's clients, as many together as the device has room for."""
+"""Runs the procedures of a job's clients, as many together as fit into the device's memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actors.hosting.contract import are_predictors, check_keepable, start_proced
 from actors.hosting.equipment import Equipment
 from actors.hosting.failures import Failure, reason_of
 from actors.hosting.job import ClientResult, Job, JobResult
-from actors.hosting.outcomes import Brought, arrived, blamed, brought, settled, update_of
+from actors.hosting.outcomes import Inputs, client_error, collect, load_inputs, update_of, wait_for_inputs
 from actors.hosting.replies import found_of
 from actors.hosting.scoring import SplitScores
 from actors.hosting.state import Signature
@@ -29,13 +29,13 @@ from rayfl.params import Tree, own_dicts
 
 
 class Procedures:
-    """The procedures of one job.
+    """Runs the procedures of one job.
 
     Args:
-        own: what they are run with.
-        job: which procedure, of which clients.
+        own: the host's equipment.
+        job: job to run.
         common: keyword arguments equal for all clients, on the device.
-        result: is added to.
+        result: result of the job, to which the clients' results are added.
     """
 
     def __init__(self, own: Equipment, job: Job, common: Tree, result: JobResult) -> None:
@@ -45,51 +45,51 @@ class Procedures:
         self._result = result
         self._next: tuple[int, ...] = ()
         self._storing = Storing(own, job)
-        self._ahead: tuple[tuple[int, ...], Brought] | None = None
+        self._prefetched: tuple[tuple[int, ...], Inputs] | None = None
 
     def run(self, ids: Sequence[int], following: Sequence[int] = ()) -> None:
         """Runs the procedures of some clients together.
 
         Args:
-            ids: whose.
-            following: who comes next, most likely: what they need is brought to the device while it is still at work.
+            ids: ids of the clients.
+            following: clients that most likely run next; their inputs are prefetched while the device is still busy.
 
         Raises:
-            ClientError: naming the client that failed, where none may be left out.
+            ClientError: naming the client that failed, if none may be left out.
         """
         job, result = self._job, self._result
         self._next = tuple(following)
         self._own.samples.expect(ids, following)
         for failed_before in range(job.attempts):
-            failed = self._attempt_with_room(ids)
+            failed = self._attempt_in_parts(ids)
             if failed_before:
                 result.retried.update({id: failed_before for id in ids if id not in failed})
             ids = list(failed)
             if not ids:
                 return
         for id, error in failed.items():
-            # What the files, the disk or the method are to blame for would come back with every client.
+            # An error of the files, the disk or the method would occur with every client.
             if not job.skips or isinstance(error, RayflError):
-                raise self._blame(error, id) from error
+                raise self._error(error, id) from error
             result.failures[id] = Failure(job.procedure, reason_of(error), complete(error))
 
     def finish(self) -> None:
-        """Waits for the states that are on their way home; to be called after the last of :meth:`run`."""
+        """Stores the states that are still being copied; to be called after the last :meth:`run`."""
         self._storing.finish()
 
-    def _attempt_with_room(self, ids: Sequence[int]) -> dict[int, Exception]:
-        """Runs the procedures of some clients, fewer at a time where the device's memory is too small for all.
+    def _attempt_in_parts(self, ids: Sequence[int]) -> dict[int, Exception]:
+        """Runs the procedures of some clients, fewer at a time if the device's memory is too small for all.
 
-        Of an attempt that failed nothing is kept, so that the next one has the same inputs and random numbers.
+        Nothing of a failed attempt is kept, so that the next one has the same inputs and random numbers.
 
         Returns:
-            The errors of those that failed alone, too.
+            The errors of clients that failed even when they were run alone.
         """
         failed = self._attempt(ids)
         short = [id for id in ids if id in failed and ran_out_of_memory(failed[id])]
         if not short:
             return failed
-        self._ahead = None
+        self._prefetched = None
         self._storing.finish()
         self._own.make_room([failed.pop(id) for id in short])
         if len(ids) == 1:
@@ -97,34 +97,34 @@ class Procedures:
         half = (len(ids) + 1) // 2
         self._own.engine.limit_width(half)
         for start in range(0, len(short), half):
-            failed |= self._attempt_with_room(short[start : start + half])
+            failed |= self._attempt_in_parts(short[start : start + half])
         return failed
 
     def _attempt(self, ids: Sequence[int]) -> dict[int, Exception]:
-        """Runs the procedures of some clients; returns the errors of those that failed, of which nothing is kept."""
+        """Runs the procedures of some clients; returns the errors of those that failed. Nothing of these is kept."""
         job, own = self._job, self._own
         try:
-            states, payloads, received = self._brought(ids)
+            states, payloads, received = self._inputs(ids)
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
             return dict.fromkeys(ids, error)
-        clients, coroutines, failed = self._begun(ids, states, payloads)
+        clients, coroutines, failed = self._start(ids, states, payloads)
         before = {id: Signature(client.state) for id, client in clients.items()}
-        lent = {"what is sent to all clients": WriteGuard(self._common, own.recorded)}
+        shared = {"what is sent to all clients": WriteGuard(self._common, own.recorded)}
         if several := job.common_to_several(ids, received):
-            lent["what is sent to several clients"] = WriteGuard(several, own.recorded)
+            shared["what is sent to several clients"] = WriteGuard(several, own.recorded)
 
-        def unharmed(id: int) -> None:
-            self._check_lent(lent, id)
+        def check_inputs(id: int) -> None:
+            self._check_shared(shared, id)
 
         own.running.begin(list(clients))
-        outcomes = run_procedures(coroutines, own.engine, own.running.switch_to, unharmed)
-        outcomes = {id: self._kept_back(clients[id], outcome) for id, outcome in outcomes.items()}
+        outcomes = run_procedures(coroutines, own.engine, own.running.switch_to, check_inputs)
+        outcomes = {id: self._keep_private(clients[id], outcome) for id, outcome in outcomes.items()}
         scored = self._scored_together(clients, outcomes)
-        self._storing.finish()  # of those before: they came home while the device was asked for these steps
+        self._storing.finish()  # the states of the clients before were copied while these steps were launched
         following = self._next
-        self._bring_ahead()
+        self._prefetch()
         updates = {
             id: update_of(own.algorithm, own.engine.task, job, outcome, self._common)
             for id, outcome in outcomes.items()
@@ -132,16 +132,16 @@ class Procedures:
         changed = {id for id in clients if job.kind != "evaluate" and before[id].is_other(clients[id].state)}
         leaving = {id: clients[id].state for id in clients if id in changed}
         later = self._storing.may_wait(leaving, following)
-        known, home = settled(own.engine.device, job, outcomes, updates, leaving, later)
+        known, on_cpu = collect(own.engine.device, job, outcomes, updates, leaving, later)
         for id, client in clients.items():
             own.running.switch_to((id,))
-            spoilt = before[id].written()
-            if spoilt is not None:
-                # The kept state, which a commit may be writing just now, has the same tensors.
-                wrong = MethodError(f"writes to its state's {spoilt!r} in place: assign a new tensor")
-                raise self._blame(wrong, id)
+            written = before[id].written()
+            if written is not None:
+                # The stored state, which a commit may be writing now, has the same tensors.
+                wrong = MethodError(f"writes to its state's {written!r} in place: assign a new tensor")
+                raise self._error(wrong, id)
             try:
-                # Everything that can go wrong with this client alone does so before anything of it is kept.
+                # Whatever can fail for this client alone must fail before anything of it is kept.
                 found = found_of(own, job, client, outcomes[id], updates[id], scored.get(id, {}), known)
                 if id in changed:
                     check_keepable(client.state)
@@ -150,42 +150,42 @@ class Procedures:
                 failed[id] = as_error(error)
                 own.engine.check(failed[id])
             if job.splits:
-                unharmed(id)  # what it published or returned as a predictor is code, too
+                check_inputs(id)  # its predictors are code, too, and have just been run
             if id not in failed:
                 self._absorb(id, found)
         own.running.switch_to(())
-        self._storing.begin({id: state for id, state in leaving.items() if id not in failed}, home)
+        self._storing.begin({id: state for id, state in leaving.items() if id not in failed}, on_cpu)
         if not later:
             self._storing.finish()
         return failed
 
-    def _brought(self, ids: Sequence[int]) -> Brought:
-        """Returns what some clients need, on the device: brought ahead, or now."""
-        ahead, self._ahead = self._ahead, None
+    def _inputs(self, ids: Sequence[int]) -> Inputs:
+        """Returns the inputs of some clients on the device, prefetched or loaded now."""
+        ahead, self._prefetched = self._prefetched, None
         if ahead is not None and ahead[0] == tuple(ids):
-            return arrived(self._own.engine.device, ahead[1])
-        return brought(self._own.engine.device, self._job, ids, self._own.state_of)
+            return wait_for_inputs(self._own.engine.device, ahead[1])
+        return load_inputs(self._own.engine.device, self._job, ids, self._own.state_of)
 
-    def _bring_ahead(self) -> None:
-        """Begins to bring what the next clients need: the device has still to do most of what it was asked for."""
+    def _prefetch(self) -> None:
+        """Starts to load the next clients' inputs while the device still executes launched work."""
         own, ids, self._next = self._own, self._next, ()
         away = [kept for id in ids if (kept := own.states.handle(id)) and own.device_states.get(id, kept) is None]
         if not 0 < sum(kept.size for kept in away) <= own.device_states.limit:
             return
         try:
             with copy_stream(own.engine.device):
-                self._ahead = ids, brought(own.engine.device, self._job, ids, own.state_of)
+                self._prefetched = ids, load_inputs(own.engine.device, self._job, ids, own.state_of)
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
-            # It is brought when its turn comes, then.
+            # The inputs are then loaded when they are needed.
             own.device_states.disable()
             free_device_memory(error)
 
-    def _begun(
+    def _start(
         self, ids: Sequence[int], states: dict[int, Tree], payloads: dict[int, Tree]
     ) -> tuple[dict[int, Client], dict[int, Coroutine[Any, Any, Any]], dict[int, Exception]]:
-        """The clients and their procedures, and the errors of those for whom the device's memory is too small."""
+        """Returns the clients, their started procedures, and the errors of clients that do not fit into memory."""
         job, own = self._job, self._own
         context = replace(own.context, round=job.round, final=job.final, started=job.started)
         clients: dict[int, Client] = {}
@@ -207,20 +207,20 @@ class Procedures:
             try:
                 coroutines[id] = start_procedure(procedure, client, given, bundled=job.kind == "evaluate")
             except MethodError as error:
-                raise self._blame(error, id) from error
+                raise self._error(error, id) from error
         return clients, coroutines, failed
 
     def _absorb(self, id: int, found: ClientResult) -> None:
-        """Adds what a client has done to the result."""
+        """Adds a client's result to the job's."""
         try:
             self._result.absorb(id, found)
         except Exception as error:
-            # Of a sum that is too large, each client has but a part.
-            raise self._blame(error, "the clients" if isinstance(error, OverflowError) else id) from error
+            # No single client is the cause of a sum that is too large.
+            raise self._error(error, "the clients" if isinstance(error, OverflowError) else id) from error
 
-    def _check_lent(self, lent: Mapping[str, WriteGuard], id: int) -> None:
-        """Raises an error if a client has written to what others are given, too, or what it will be given again."""
-        for of, tensors in lent.items():
+    def _check_shared(self, shared: Mapping[str, WriteGuard], id: int) -> None:
+        """Raises an error if a client has written to tensors that other clients, or later rounds, read."""
+        for of, tensors in shared.items():
             if (leaf := tensors.written()) is not None:
                 what = f"{leaf!r} of {of}"
                 break
@@ -230,10 +230,10 @@ class Procedures:
             what = f"{part}, which are read once for all rounds"
         method = self._own.algorithm.name
         error = MethodError(f"{method} writes to {what}, in place: work on a copy (rayfl.params.copy, Tensor.clone)")
-        raise self._blame(error, id)
+        raise self._error(error, id)
 
-    def _kept_back(self, client: Client, outcome: Any) -> Any:
-        """Moves what must stay with the client from a procedure's result into its state; returns the rest."""
+    def _keep_private(self, client: Client, outcome: Any) -> Any:
+        """Moves private tensors from a procedure's result into the client's state; returns the rest."""
         job = self._job
         if not self._own.norm.names or job.kind == "evaluate" or not isinstance(outcome, Weighted | Mapping):
             return outcome
@@ -245,9 +245,9 @@ class Procedures:
             return MethodError(f"{job.procedure} {error}")
 
     def _scored_together(self, clients: Mapping[int, Client], outcomes: Mapping[int, Any]) -> dict[int, SplitScores]:
-        """Returns what of the clients' predictors can be scored in stacks of clients.
+        """Returns the scores of predictors that can be scored in stacks of clients.
 
-        On CPUs nothing: there is little to win by fewer launches, and sums are to the bit those of clients alone.
+        None on CPUs: fewer launches gain little there, and separate scores have the bits of clients that run alone.
         """
         job, engine = self._job, self._own.engine
         if not engine.vectorized or engine.device.type == "cpu" or len(clients) < 2 or not job.splits:
@@ -262,5 +262,5 @@ class Procedures:
         samples = own.samples.of(id)
         return Client(id, state, samples, own.engine.task, context, own.engine.device, own.samples.public)
 
-    def _blame(self, error: Exception, client: int | str) -> ClientError:
-        return blamed(error, client, self._job, self._own.algorithm)
+    def _error(self, error: Exception, client: int | str) -> ClientError:
+        return client_error(error, client, self._job, self._own.algorithm)

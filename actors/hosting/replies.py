@@ -26,16 +26,16 @@ def found_of(
     """Returns one client's checked result.
 
     Args:
-        own: what the procedure was run with.
-        job: what was asked for.
-        client: who did it.
-        outcome: what its procedure returned or raised.
-        update: its part of the sums over updates, what went wrong with it, or None.
-        scored: the scores of its predictors that are known already.
-        known: the extremes of tensors that need not be looked at.
+        own: the host's equipment.
+        job: job that was run.
+        client: client that ran it.
+        outcome: result of its procedure, or the exception that it raised.
+        update: the client's part of the sums over updates, the error of computing it, or None.
+        scored: scores of its predictors that are already known.
+        known: known extremes of tensors, which need not be inspected again.
 
     Raises:
-        Exception: what the client is to blame for.
+        Exception: the error of this client.
     """
     result, scorer, samples = ClientResult(), own.scorer, own.samples
     if isinstance(outcome, Exception):

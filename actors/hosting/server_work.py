@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from actors.hosting.contract import check_sendable, start_procedure
 from actors.hosting.job import Job
-from actors.hosting.outcomes import blamed
+from actors.hosting.outcomes import client_error
 from actors.hosting.running_clients import RunningClients
 from actors.hosting.samples import Samples
 from algorithms.base import Algorithm
@@ -47,16 +47,16 @@ def run_on_server(
         ClientError: naming the server and the procedure, when it raises or returns something that is no tree.
     """
     server = Server(engine.task, replace(context, round=job.round), engine.device, samples.public)
-    lent = WriteGuard(given, recorded_names(engine.task))
+    guard = WriteGuard(given, recorded_names(engine.task))
 
-    def unharmed(_: int) -> None:
-        if (leaf := lent.written() or samples.written(SERVER)) is not None:
+    def check_inputs(_: int) -> None:
+        if (leaf := guard.written() or samples.written(SERVER)) is not None:
             raise MethodError(f"writes to {leaf!r} in place: work on a copy (rayfl.params.copy, Tensor.clone)")
 
     try:
         procedure = start_procedure(getattr(algorithm, job.procedure), server, given, bundled=False)
         running.begin([SERVER])
-        found = run_procedures({SERVER: procedure}, engine, running.switch_to, unharmed)[SERVER]
+        found = run_procedures({SERVER: procedure}, engine, running.switch_to, check_inputs)[SERVER]
         if isinstance(found, Exception):
             raise found
         check_sendable(found, job.procedure)
@@ -76,4 +76,4 @@ def _blame(error: Exception, algorithm: Algorithm, job: Job) -> Exception:
     if isinstance(error, NonFiniteError):
         place = f"the server, round {job.round}, {job.procedure}"
         return ClientError(f"{place}: {error}; its training diverged (lower the rate of its training?)")
-    return blamed(error, "the server", job, algorithm)
+    return client_error(error, "the server", job, algorithm)

@@ -1,4 +1,4 @@
-"""The states of the clients one host holds: in memory, in waiting for a commit, or still on storage."""
+"""Holds the states of one host's clients, in memory or spilled to disk, and writes them for commits."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from rayfl.storage.commits import CommitStore
 from rayfl.storage.manifest import StoredFile
 
 _FILE_BYTES = 16 << 20
-"""States of several clients share a file of about this size, which while it is written is in memory twice more."""
+"""Approximate size of a file, which contains states of several clients; writing it takes twice this memory."""
 
 Change = tuple[int, int]
-"""When a state changed: the round, and how often the client had moved between hosts by then. Later is greater."""
+"""When a state changed: (round, number of the client's moves between hosts until then); the later is the greater."""
 
 
 class ClientStates:
     """Client states of one host.
 
-    Trees are replaced, never changed in place, so a tree waiting for a commit stays what it was while the next
-    round goes on. ``write`` runs on another thread than the rest.
+    Trees are replaced and never changed in place, so that a commit can write a tree while the next round runs.
+    ``write`` runs on a thread of its own.
 
     Args:
-        store: where commits go; None keeps nothing.
-        host: the host's number, part of its files' names.
-        spill: holds the trees; default without a limit.
-        commit_every: rounds from one commit to the next; of a client's states between two commits only the last is
-            kept.
+        store: store of commits; None if nothing is committed.
+        host: number of the host, part of its files' names.
+        spill: store of the trees; default without a limit of memory.
+        commit_every: rounds from one commit to the next; only the last state between two commits is written.
 
     Attributes:
-        lookups: how often a state that was checked out was in memory.
+        lookups: counts how often a state was in memory when it was needed.
     """
 
     def __init__(self, store: CommitStore | None, host: int, spill: Spill | None = None, commit_every: int = 1) -> None:
@@ -45,12 +44,12 @@ class ClientStates:
         self.lookups = Lookups()
         self._states: dict[int, SpillHandle] = {}
         self._moves: dict[int, int] = {}
-        # By the number of commits before it, and client: what the next commit writes.
+        # What commits have to write, by the number of commits before it and by client.
         self._changed: dict[int, dict[int, tuple[Change, SpillHandle]]] = {}
         self._lock = threading.Lock()
 
     def checkout(self, client: int) -> Tree:
-        """A copy of the client's state (tensors shared) for a procedure to work on; empty at first."""
+        """Returns a copy of the client's state (tensors are shared) for a procedure; empty before the first."""
         kept = self._states.get(client)
         if kept is None:
             return {}
@@ -58,15 +57,15 @@ class ClientStates:
         return own_dicts(self._spill.get(kept))
 
     def handle(self, client: int) -> SpillHandle | None:
-        """Returns what is kept of a client's state; another object whenever the state is another."""
+        """Returns the handle of a client's state, a new one for each new state; None without a state."""
         return self._states.get(client)
 
     def holds(self, client: int) -> bool:
-        """Returns whether the client's state is here, in memory or spilled."""
+        """Returns whether this host has the client's state, in memory or spilled."""
         return client in self._states
 
     def replace(self, client: int, state: Tree, round: int) -> None:
-        """Keeps what a procedure made of its state in a round (0-indexed)."""
+        """Stores the state that a procedure has left in a round (0-indexed)."""
         kept = self._spill.store(
             map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, state)
         )
@@ -76,10 +75,10 @@ class ClientStates:
             self._changed.setdefault(round // self._commit_every, {})[client] = (change, kept)
 
     def release(self, clients: Iterable[int]) -> dict[int, Tree]:
-        """Gives states away to another host, as NumPy arrays; their commit is still this host's to write.
+        """Removes states, to be moved to another host, as NumPy arrays; this host still writes their commit.
 
         Returns:
-            For :meth:`receive`, by client: ``state``, and ``moves``, how often the client has moved.
+            The argument of :meth:`receive`: by client ``state`` and ``moves``, the number of the client's moves.
         """
         return {
             client: {"state": self._released(client), "moves": self._moves.pop(client, 0) + 1} for client in clients
@@ -89,13 +88,13 @@ class ClientStates:
         return to_numpy(self._spill.get(self._states.pop(client)))
 
     def receive(self, states: Mapping[int, Tree]) -> None:
-        """Takes over what another host released."""
+        """Stores states that another host released."""
         for client, moved in states.items():
             self._states[client] = self._spill.store(from_numpy(moved["state"]))
             self._moves[client] = moved["moves"]
 
     def restore(self, files: Mapping[int, StoredFile]) -> None:
-        """Loads committed states of clients this host does not hold yet."""
+        """Loads committed states of clients whose state this host does not have."""
         missing = {client: file for client, file in files.items() if client not in self._states}
         if not missing:
             return
@@ -109,13 +108,13 @@ class ClientStates:
             self._states.update({client: self._spill.store(found[client]) for client in clients})
 
     def write(self, rounds_completed: int) -> list[tuple[StoredFile, dict[int, Change]]]:
-        """Writes what changed in the rounds before ``rounds_completed`` and is not written yet.
+        """Writes the states that changed before round ``rounds_completed`` and are not written yet.
 
-        A later round may be changing states meanwhile; those stay for the next commit.
+        States that a later round changes meanwhile stay for the next commit.
 
         Returns:
-            The files, and for each by client when its state in it is from: of two hosts' states of one client the
-            greater is the newer. None at all if nothing changed.
+            (file, time of change by client) of each file; of two hosts' states of one client the greater time is the
+            newer. Empty if nothing changed.
         """
         with self._lock:
             due = sorted(window for window in self._changed if window * self._commit_every < rounds_completed)
@@ -125,36 +124,36 @@ class ClientStates:
         newest = {client: found for batch in batches.values() for client, found in batch.items()}
         files = []
         for piece in _pieces(newest):
-            # What is in memory at a time, and what has to be read for the sake of one client, is a piece.
+            # A piece bounds the memory of writing, and of reading a single client's state.
             states = {client: self._spill.get(newest[client][1]) for client in piece}
             file = self._store.write_states(rounds_completed, self._host, states)
             files.append((file, {client: newest[client][0] for client in piece}))
         with self._lock:
             for window, batch in batches.items():
-                # Not what came after a rewind in the meantime.
+                # A rewind may have replaced the batch meanwhile.
                 if self._changed.get(window) is batch:
                     del self._changed[window]
         return files
 
     def rewind(self) -> None:
-        """Forgets everything since and including the last commit: what is needed is restored from storage."""
+        """Discards all states; those that are needed are restored from the last commit."""
         with self._lock:
             self._states.clear()
             self._moves.clear()
             self._changed.clear()
 
     def all(self) -> dict[int, Tree]:
-        """The states of this host, by client."""
+        """Returns the states of this host, by client."""
         return {client: self._spill.get(kept) for client, kept in sorted(self._states.items())}
 
 
 class Signature:
-    """Tells a changed state from an unchanged one without comparing values: by identity and version of tensors.
+    """Detects changes of a state without comparing values: by identity and version of its tensors.
 
-    It holds the tensors, since the ``id`` of one that is gone may be given to the next.
+    It holds the tensors, because the ``id`` of a deleted one may be reused.
 
     Args:
-        state: the state as it is now.
+        state: state to compare with later.
     """
 
     __slots__ = ("_leaves", "_paths", "_versions")
@@ -165,7 +164,7 @@ class Signature:
         self._versions = [leaf._version if isinstance(leaf, Tensor) else None for leaf in self._leaves]
 
     def is_other(self, state: Mapping[str, Any]) -> bool:
-        """Returns whether a state is not the one that this is of, or has been written to since."""
+        """Returns whether a state differs from the original one, or a tensor was written to in place since."""
         now = Signature(state)
         return (
             now._paths != self._paths
@@ -187,7 +186,7 @@ def _is_same(leaf: Any, other: Any) -> bool:
 
 
 def _pieces(states: Mapping[int, tuple[Change, SpillHandle]]) -> Iterator[list[int]]:
-    """The clients, ascending, in pieces whose states make up files of bounded size."""
+    """Yields the clients, ascending, in pieces whose states fit into files of bounded size."""
     piece, size = list[int](), 0
     for client in sorted(states):
         if piece and size + states[client][1].size > _FILE_BYTES:

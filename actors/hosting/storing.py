@@ -6,51 +6,51 @@ from collections.abc import Mapping, Sequence
 
 from actors.hosting.equipment import Equipment
 from actors.hosting.job import Job
-from actors.hosting.outcomes import Home, blamed
+from actors.hosting.outcomes import StatesOnCpu, client_error
 from rayfl.params import Tree, num_bytes
 
 
 class Storing:
-    """The states of one stack of clients at a time.
+    """Stores the states of one stack of clients at a time.
 
     Args:
-        own: has the states.
-        job: what the clients do.
+        own: the host's equipment, with its states.
+        job: job that the clients run.
     """
 
     def __init__(self, own: Equipment, job: Job) -> None:
         self._own = own
         self._job = job
         self._leaving: Mapping[int, Tree] = {}
-        self._home: Home = dict
+        self._on_cpu: StatesOnCpu = dict
 
     def may_wait(self, states: Mapping[int, Tree], following: Sequence[int]) -> bool:
-        """Returns whether states may be copied while the next clients work: if there are any, and memory for both."""
+        """Returns whether states can be copied while the next clients run: there are any, and memory for both."""
         size = sum(map(num_bytes, states.values())) if following else 0
         return 0 < size <= self._own.device_states.limit
 
-    def begin(self, states: Mapping[int, Tree], home: Home) -> None:
-        """Takes the states to store.
+    def begin(self, states: Mapping[int, Tree], on_cpu: StatesOnCpu) -> None:
+        """Registers the states to store.
 
         Args:
-            states: on the device, by client.
-            home: gives these states, and perhaps others, on the CPU.
+            states: states on the device, by client.
+            on_cpu: returns these states, and perhaps others, on the CPU.
         """
-        self._leaving, self._home = states, home
+        self._leaving, self._on_cpu = states, on_cpu
 
     def finish(self) -> None:
-        """Stores the states taken, once they are on the CPU.
+        """Stores the registered states, once they are on the CPU.
 
         Raises:
             ClientError: naming the client whose state cannot be stored.
         """
-        leaving, home, self._leaving, self._home = self._leaving, self._home, {}, dict
+        leaving, on_cpu, self._leaving, self._on_cpu = self._leaving, self._on_cpu, {}, dict
         if not leaving:
             return
-        found = home()
-        for id, there in leaving.items():
+        found = on_cpu()
+        for id, on_device in leaving.items():
             try:
                 self._own.states.replace(id, found[id], self._job.round)
-                self._own.device_states.put(id, self._own.states.handle(id), there)
+                self._own.device_states.put(id, self._own.states.handle(id), on_device)
             except Exception as error:
-                raise blamed(error, id, self._job, self._own.algorithm) from error
+                raise client_error(error, id, self._job, self._own.algorithm) from error

@@ -22,9 +22,8 @@ def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
 
     Args:
         labels: labels of the node.
-        selector: conditions by key,
-            ``value``, ``!value``, ``in(one,other)`` or ``!in(one,other)``, without spaces. All must
-            hold. A node without the key has none of the values.
+        selector: conditions by key, ``value``, ``!value``, ``in(one,other)`` or ``!in(one,other)``, without spaces. All
+            must hold. A node without the key has none of the values.
     """
     return all(_holds(labels.get(key), wanted) for key, wanted in selector.items())
 

@@ -94,34 +94,34 @@ def test_what_the_next_stack_needs_is_brought_before_the_results_of_this_one_are
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     events: list[tuple[str, tuple[int, ...]]] = []
-    brought, settled = procedures.brought, procedures.settled
+    load_inputs, collect = procedures.load_inputs, procedures.collect
 
     def bringing(device: Any, job: Any, ids: Sequence[int], state_of: Any) -> Any:
-        events.append(("brought", tuple(ids)))
-        return brought(device, job, ids, state_of)
+        events.append(("load_inputs", tuple(ids)))
+        return load_inputs(device, job, ids, state_of)
 
     def settling(device: Any, job: Any, outcomes: Any, *rest: Any) -> Any:
-        events.append(("settled", tuple(outcomes)))
-        return settled(device, job, outcomes, *rest)
+        events.append(("collect", tuple(outcomes)))
+        return collect(device, job, outcomes, *rest)
 
     with elsewhere() as device:
         size = one_state(ditto(device, 0))
         toy = ditto(device, 4 * size)  # the clients of a stack: none is there when its turn comes again
         expected = ditto(device, 0).step()
-        monkeypatch.setattr(procedures, "brought", bringing)
-        monkeypatch.setattr(procedures, "settled", settling)
+        monkeypatch.setattr(procedures, "load_inputs", bringing)
+        monkeypatch.setattr(procedures, "collect", settling)
         found = toy.step()
     assert_equal(found, expected)
-    stacks = [ids for what, ids in events if what == "settled"]
+    stacks = [ids for what, ids in events if what == "collect"]
     assert [len(ids) for ids in stacks] == [4, 4, 4]
     first, second, third = stacks
     assert events == [
-        ("brought", first),
-        ("brought", second),
-        ("settled", first),
-        ("brought", third),
-        ("settled", second),
-        ("settled", third),
+        ("load_inputs", first),
+        ("load_inputs", second),
+        ("collect", first),
+        ("load_inputs", third),
+        ("collect", second),
+        ("collect", third),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tarfile
 import tempfile
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -37,14 +38,14 @@ class ImageFolders(ImageSource):
     archive: ClassVar[str | None] = None
 
     @property
+    @abstractmethod
     def _classes(self) -> Sequence[str]:
         """The folders' names of the classes, in the order of their numbers."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _side(self) -> int:
         """Height and width to which images are brought."""
-        raise NotImplementedError
 
     @property
     def _spec(self) -> InputSpec:
