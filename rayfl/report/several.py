@@ -130,10 +130,11 @@ def terminal_table(comparison: Comparison) -> RenderableType:
         table.add_column(heading, justify="right", no_wrap=True)
     metrics = comparison.wanted.metrics
     shown = _on_terminal(comparison)
+    spreads = (_CLIENTS, _SEEDS) if any(line.seeds > 1 for line in comparison.lines) else (_CLIENTS,)
     spread_of = set(metrics if comparison.chosen else metrics[:1])
     for metric, heading in shown.items():
         table.add_column(heading, justify="right", no_wrap=True)
-        for spread in (_CLIENTS, _SEEDS) if metric in spread_of else ():
+        for spread in spreads if metric in spread_of else ():
             table.add_column(spread.replace(" ", "\n"), justify="right", no_wrap=True)
     for line in comparison.lines:
         texts: list[str | Text] = [cell.text for cell in _cells(line, metrics)[:4]]
@@ -142,7 +143,8 @@ def terminal_table(comparison: Comparison) -> RenderableType:
             mean = metric.text(cell.mean)
             texts.append(Text.assemble((mean, "bold"), "^") if cell.best else mean)
             if metric in spread_of:
-                texts += [metric.text(cell.over_clients), metric.text(cell.over_seeds)]
+                found = metric.text(cell.over_clients), metric.text(cell.over_seeds)
+                texts += found[: len(spreads)]
         table.add_row(*texts)
     marked = ["^ best of the column among finished runs and rows not chosen on test data"]
     notes = [caption(comparison), *(marked if any(c.best for n in comparison.lines for c in n.cells.values()) else [])]

@@ -58,6 +58,16 @@ def test_the_table_of_compare_has_room_in_80_columns(finished: Path) -> None:
     assert "…" not in captured.get()
 
 
+def test_single_seeds_have_no_column_of_their_spread(finished: Path) -> None:
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(terminal_table(compare(load_runs([str(finished / "fedavg-0")], METHODS))))
+    lines = captured.get().splitlines()
+    assert lines[2].split() == ["method", "model", "clients", "seeds", "acc.", "+-", "worst", "ECE"]
+    assert lines[3].split() == ["%", "clients", "5", "%"]
+    assert len(lines[5].split()) == len(["fedavg", "global", "(own)", "5", "1", "mean", "spread", "worst", "ece"])
+
+
 def test_long_names_cut_no_number_in_80_columns(finished: Path) -> None:
     runs = [str(finished / f"{method}-{seed}") for method in ("fedavg", "superfed-mm") for seed in (0, 1)]
     found = compare(load_runs(runs, METHODS))
