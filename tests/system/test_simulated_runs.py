@@ -12,14 +12,13 @@ import pytest
 
 import rayfl
 from algorithms.registry import Experiment
-from rayfl import Callback
 from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError, DamageError, RunError
 from rayfl.experiment.parts import Parts
 from rayfl.results.schemas import ROUNDS_SCHEMA, SIMULATED_ROUNDS_SCHEMA
 from rayfl.runs.verification import verify
 from rayfl.storage.files import Storage
-from tests.support.experiments import assert_same, outcome, small_experiment
+from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 from tests.support.toys import assert_equal
 
 GIVEN = {"name": "given", "computation": [10, 20, 30, 40, 500], "communication": [1000] * 5}
@@ -36,17 +35,6 @@ HARD = {
 def experiment(folder: Path, name: str, system: dict[str, Any] | None, method: str = "scaffold") -> dict[str, Any]:
     content = small_experiment(folder, name, method, backend="inline")
     return content if system is None else {**content, "system": system}
-
-
-class Interrupt(Callback):
-    """Ends the run after a round, as Ctrl-C would."""
-
-    def __init__(self, after: int) -> None:
-        self._after = after
-
-    def on_round(self, rounds_completed: int, cohort: list[int], seconds: float) -> None:
-        if rounds_completed == self._after:
-            raise KeyboardInterrupt
 
 
 def parts_of(folder: Path, system: dict[str, Any]) -> Parts:
