@@ -30,17 +30,14 @@ class ImageFolders(ImageSource):
         layout: matches a file's path; groups ``label``, and ``domain`` or ``part`` where there are such.
         folder: what the files lie in, inside a data root.
         archive: the file's address, where there is one that anybody may read.
+        class_folders: the folders' names of the classes, in the order of their numbers; empty where the files tell.
     """
 
     reads_directly: ClassVar[bool] = False
     layout: ClassVar[re.Pattern[str]]
     folder: ClassVar[str]
     archive: ClassVar[str | None] = None
-
-    @property
-    @abstractmethod
-    def _classes(self) -> Sequence[str]:
-        """The folders' names of the classes, in the order of their numbers."""
+    class_folders: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod
@@ -49,7 +46,7 @@ class ImageFolders(ImageSource):
 
     @property
     def _spec(self) -> InputSpec:
-        return InputSpec("image", (3, self._side, self._side), len(self._classes))
+        return InputSpec("image", (3, self._side, self._side), len(self.class_folders))
 
     def _obtain(self, order: Order) -> RawFiles:
         """--source is a folder or a zip file of the images, or path or address of the archive."""
@@ -104,7 +101,7 @@ class ImageFolders(ImageSource):
 
     def _labels(self, tree: FileTree) -> Sequence[str]:
         """The classes whose images are read, in the order of their numbers."""
-        return self._classes
+        return self.class_folders
 
     def _files(self, tree: FileTree, part: str) -> list[tuple[str, str, str]]:
         """Domain (empty without), class and name of a part's files."""
@@ -130,16 +127,15 @@ class Cinic10Source(ImageFolders):
     layout: ClassVar[re.Pattern[str]] = re.compile(r"(?:^|/)(?P<part>train|valid|test)/(?P<label>[a-z]+)/[^/]+\.png$")
     folder: ClassVar[str] = "CINIC-10"
     archive: ClassVar[str | None] = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"
+    class_folders: ClassVar[tuple[str, ...]] = (
+        *("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    )
 
     name: Literal["cinic10"] = Field(default="cinic10", description="The images of CINIC-10.")
     validation: Literal["leave_out", "train"] = Field(
         default="leave_out",
         description="What becomes of the official validation images; train: they are training images.",
     )
-
-    @property
-    def _classes(self) -> Sequence[str]:
-        return ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
     @property
     def _side(self) -> int:
@@ -168,28 +164,15 @@ class OfficeCaltechSource(ImageFolders):
         r"(?:^|/)(?P<domain>amazon|caltech|dslr|webcam)/(?:images/)?(?P<label>[a-z_]+)/[^/]+\.(?:jpg|png)$"
     )
     folder: ClassVar[str] = "office_caltech_10"
+    class_folders: ClassVar[tuple[str, ...]] = (
+        *("back_pack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse", "mug"),
+        "projector",
+    )
 
     name: Literal["office_caltech"] = Field(
         default="office_caltech", description="The photographs of Office-Caltech10."
     )
     side: int = Field(default=256, ge=8, le=1024, description="Height and width in pixels that images are brought to.")
-
-    @property
-    def _classes(self) -> Sequence[str]:
-        return (
-            *(
-                "back_pack",
-                "bike",
-                "calculator",
-                "headphones",
-                "keyboard",
-                "laptop_computer",
-                "monitor",
-                "mouse",
-                "mug",
-            ),
-            "projector",
-        )
 
     @property
     def _side(self) -> int:
