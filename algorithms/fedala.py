@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.base import Averaging, setting
+from algorithms.base import setting
 from algorithms.parts.accumulators import ACCUMULATOR, averaging
+from algorithms.parts.newcomers import TrainedNewcomers
 from algorithms.parts.partial import part
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.batches import num_steps
@@ -27,7 +28,7 @@ STREAM = ".ala"
 """Suffix of the streams of the pass that learns the weights."""
 
 
-class FedALA(Averaging):
+class FedALA(TrainedNewcomers):
     """FedALA: federated averaging whose clients initialise element by element from the received and their own model.
 
     With w the received model, a_k the last p layers of the model that client k last trained, and W_k in [0, 1] of their
@@ -161,11 +162,6 @@ class FedALA(Averaging):
         mixture = _mixture(frozen["old"], received, trained["weights"])
         value: Tensor = task.loss({**received, **trained.get("buffers", {}), **mixture}, batch)
         return value + averaging(trained["loss"], value, 1.0)
-
-    async def join(self, client: Client, server: Tree) -> Tree:
-        """Does what a client of a cohort does, and sends nothing."""
-        await self.local_update(client, server["model"])
-        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         model = server["model"]

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.base import Averaging, check_head, setting
+from algorithms.base import check_head, setting
 from algorithms.parts.heads import head_logits
+from algorithms.parts.newcomers import TrainedNewcomers
 from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_counts
 from rayfl.aggregation.exact_sum import Weighted
@@ -23,7 +24,7 @@ ABSENT = -1e4
 """In place of log 0: a softmax has the same bits, and what is masked stays finite."""
 
 
-class FedRoD(Averaging):
+class FedRoD(TrainedNewcomers):
     """Fed-RoD: one body with two heads, of which the server averages the generic one and clients keep the personal.
 
     With f(x) the input of the last linear layer, z its (generic) logits, n_y the client's samples of class y, and
@@ -95,11 +96,6 @@ class FedRoD(Averaging):
         own = head_logits(task.network, model["personal"], features.detach())
         balanced = task.loss_of(generic + frozen["prior"], batch)
         return balanced + task.loss_of(generic.detach() + own, batch)
-
-    async def join(self, client: Client, server: Tree) -> Tree:
-        """Does what a client of a cohort does, and sends nothing."""
-        await self.local_update(client, server["model"])
-        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         generic = Predictor.of(server["model"])

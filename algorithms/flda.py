@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Averaging, setting
+from algorithms.base import setting
+from algorithms.parts.newcomers import TrainedNewcomers
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
@@ -17,7 +18,7 @@ from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.params import Tree
 
 
-class FLDA(Averaging):
+class FLDA(TrainedNewcomers):
     """FLDA (private federated learning with domain adaptation): a gate mixes the shared model with a private one.
 
     Client k predicts with the mixture of experts
@@ -86,11 +87,6 @@ class FLDA(Averaging):
         return torch.logaddexp(
             F.logsigmoid(gate) + shared.log_softmax(-1), F.logsigmoid(-gate) + private.log_softmax(-1)
         )
-
-    async def join(self, client: Client, server: Tree) -> Tree:
-        """Does what a client of a cohort does, and sends nothing."""
-        await self.local_update(client, server["model"])
-        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         private, gate = self._own(client, server["model"])

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from algorithms.base import Aggregation, Averaging, setting
+from algorithms.base import Aggregation, setting
+from algorithms.parts.newcomers import TrainedNewcomers
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -15,7 +16,7 @@ from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.params import Tree
 
 
-class FML(Averaging):
+class FML(TrainedNewcomers):
     """FML (federated mutual learning, FedDML): a private model of each client and the shared one teach each other.
 
     A client trains its private model v_k and its version w_k of the shared model, the meme, on the same batches:
@@ -88,11 +89,6 @@ class FML(Averaging):
         return mutual_loss(private, meme.detach(), batch, task, self.private_weight) + mutual_loss(
             meme, private.detach(), batch, task, self.meme_weight
         )
-
-    async def join(self, client: Client, server: Tree) -> Tree:
-        """Does what a client of a cohort does, and sends nothing."""
-        await self.local_update(client, server["model"])
-        return {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return {"global": Predictor.of(server["model"]), "personalized": Predictor.of(self._private(client))}

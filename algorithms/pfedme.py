@@ -6,8 +6,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from algorithms.base import Aggregation, Averaging, check_sgd, setting
+from algorithms.base import Aggregation, check_sgd, setting
 from algorithms.parts.mixture import parameters
+from algorithms.parts.newcomers import TrainedNewcomers
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
@@ -18,7 +19,7 @@ from rayfl.errors import ConfigError
 from rayfl.params import Tree, interpolate
 
 
-class PFedMe(Averaging):
+class PFedMe(TrainedNewcomers):
     """pFedMe: the server minimises the mean of the clients' Moreau envelopes, whose minimisers are personal models.
 
     A client starts with w_k = theta_k = w. For each mini-batch it takes K steps on that same batch,
@@ -119,11 +120,6 @@ class PFedMe(Averaging):
         return loss(at="personal") + self.proximal_weight * envelope(
             "personal", "local", due=drawn("renew"), pull=frozen("pull")
         )
-
-    async def join(self, client: Client, server: Tree) -> Tree:
-        """Does what a client of a cohort does, and sends nothing."""
-        await self.local_update(client, server["model"])
-        return {}
 
     @property
     def joins_for(self) -> str:

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, cast
 
-from algorithms.base import Averaging, setting
+from algorithms.base import setting
 from algorithms.parts.lines import coefficients, points
+from algorithms.parts.newcomers import TrainedNewcomers
 from algorithms.parts.phases import second_phase
 from algorithms.parts.products import LossBetween, ProductMixture, check_products, squared_cosine_of_ends
 from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.mixtures import Mixture
-from rayfl.engine.points import Line, line
+from rayfl.engine.points import line
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.engine.terms import Sum, drawn, function, loss, squared_cosine
 from rayfl.params import Tree
 
 
-class SuPerFed(Averaging):
+class SuPerFed(TrainedNewcomers):
     """SuPerFed: connects each client's federated model w^f and local model w^l by a low-loss line.
 
     From round floor(L R) on, every mini-batch draws a mixing coefficient lambda, evaluates the one model
@@ -57,35 +58,25 @@ class SuPerFed(Averaging):
     )
     proximal_weight: float = setting(0.01, "mu (gamma)", "weight of ||w^f - w^g||^2", ge=0)
     proximal_form: Literal["squared", "norm_per_layer"] = setting(
-        "squared",
-        "",
-        "squared norm (papers), or the sum of unsquared norms per weight tensor (official code)",
-        unless={"proximal_weight": (0,)},
+        "squared", "", "squared norm (papers), or sum of weight tensors' norms (code)", unless={"proximal_weight": (0,)}
     )
     local_init: Literal["own", "shared", "copy"] = setting(
         "own", "", "initial w^l: an own draw per client, one draw shared by all, or a copy of the first w^g received"
     )
     lm_lstm_per_layer: bool = setting(
-        False,
-        "",
-        "lm: one mixing coefficient for each of stacked recurrent layers (false: one for the whole stack)",
-        only={"mode": ("lm",)},
+        False, "", "lm: a coefficient for each of stacked recurrent layers, not for the stack", only={"mode": ("lm",)}
     )
     fixed_coefficient: float | None = setting(
         None, "", "use this lambda in every step instead of drawing one (ablations)", ge=0, le=1
     )
     adapters: Literal["factors", "products"] = setting(
-        "factors",
-        "",
-        "of a pretrained model's adapters: line and angle of their factors A and B, or of what they add to the base, "
-        "s B A",
+        "factors", "", "a pretrained model's adapters: line and angle of factors A and B, or of what they add, s B A"
     )
 
     @property
     def nu(self) -> float:
         """The orthogonality weight in force."""
-        default = 1.0 if self.mode == "mm" else 2.0
-        return default if self.orthogonality_weight is None else self.orthogonality_weight
+        return {"mm": 1.0, "lm": 2.0}[self.mode] if self.orthogonality_weight is None else self.orthogonality_weight
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
@@ -93,33 +84,25 @@ class SuPerFed(Averaging):
             check_products("algorithm.adapters=products", task.network)
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
-        if self.mixes(context.rounds - 1, context.rounds):
-            return ()
-        return (
-            f"no client trains a local model: algorithm.start is {self.start}, so that mixing would begin after the "
-            f"last of the run's {context.rounds} rounds",
-        )
+        never = f"no client trains a local model: algorithm.start={self.start} begins to mix after the run's last round"
+        return () if self.course(context.rounds - 1, context.rounds) else (never,)
 
-    def mixes(self, round: int, rounds: int) -> bool:
+    def course(self, round: int, rounds: int) -> bool:
         """Returns whether round t (0-indexed) belongs to the second phase, t >= floor(L R)."""
         return second_phase(round, rounds, self.start)
 
-    def course(self, round: int, rounds: int) -> Any:
-        """Returns whether the second phase has begun."""
-        return self.mixes(round, rounds)
-
     async def local_update(self, client: Client, model: Tree) -> Weighted:
-        received = {"received": model}
         if self.local_init == "copy":
             client.state.setdefault("local", model)
-        if not self.mixes(client.round, client.context.rounds):
-            trained = await client.train({"federated": model}, self.federated_objective, frozen=received)
+        if not self.course(client.round, client.context.rounds):
+            objective = loss(at="federated") + self.proximal_term
+            trained = await client.train({"federated": model}, objective, frozen={"received": model})
             client.publish(local=Predictor.of(trained["federated"]))
             return self.weighted(client, trained["federated"])
         ends = {"federated": model, "local": self._local_model(client, model)}
         shape = () if self.mode == "mm" else (len(self._layers(client.task)),)
         draw = coefficients(shape, self.fixed_coefficient)
-        trained = await client.train(ends, self.objective, frozen=received, draw=draw)
+        trained = await client.train(ends, self.objective, frozen={"received": model}, draw=draw)
         client.state["local"] = trained["local"]
         client.publish(**self._line(trained["federated"], trained["local"], client.task))
         return self.weighted(client, trained["federated"])
@@ -130,34 +113,23 @@ class SuPerFed(Averaging):
         return self.proximal_weight * proximity(self.proximal_form, "federated", "received")
 
     @property
-    def federated_objective(self) -> Any:
-        """The first phase: w^f alone, near w^g."""
-        return loss(at="federated") + self.proximal_term
-
-    @property
     def objective(self) -> Any:
-        """The second phase: the mixed model's loss, and the two penalties."""
+        """The second phase: the mixed model's loss, and the two penalties.
+
+        Buffers of (1 - lambda) w^f + lambda w^l are those of w^f: what training records in them reaches the server.
+        """
         if self.adapters == "products":
             mixed, angle = function(LossBetween(self._groups)), function(squared_cosine_of_ends)
         else:
-            mixed, angle = loss(at=self.mixture), squared_cosine("federated", "local")
+            mixture = line("federated", "local", drawn("coefficient"), groups=self._groups)
+            mixed, angle = loss(at=mixture), squared_cosine("federated", "local")
         return mixed + self.proximal_term + self.nu * angle
 
-    @property
-    def mixture(self) -> Line:
-        """(1 - lambda) w^f + lambda w^l; buffers are those of w^f: what training records in them reaches the server."""
-        return line("federated", "local", drawn("coefficient"), groups=self._groups)
-
-    async def join(self, client: Client, server: Tree) -> Tree:
-        """Does what a client of a cohort does, and sends nothing."""
-        await self.local_update(client, server["model"])
-        return {}
-
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
-        rows = {"global": Predictor.of(server["model"])}
-        if not self.mixes(client.round, client.context.rounds):
-            return rows
-        return rows | self._line(server["model"], self._local_model(client, server["model"]), client.task)
+        model, rows = server["model"], {"global": Predictor.of(server["model"])}
+        if self.course(client.round, client.context.rounds):
+            rows |= self._line(model, self._local_model(client, model), client.task)
+        return rows
 
     @property
     def _groups(self) -> Any:

@@ -103,7 +103,7 @@ def test_inv_sf_7_phase_switch(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_inv_sf_7_the_first_mixing_round_survives_float_noise(start: float, rounds: int, first: int) -> None:
     algorithm = SuPerFed(start=start)
-    assert [t for t in range(rounds) if algorithm.mixes(t, rounds)] == list(range(first, rounds))
+    assert [t for t in range(rounds) if algorithm.course(t, rounds)] == list(range(first, rounds))
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[TrainRequest]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from algorithms.superfed import SuPerFed
 from rayfl.engine.classification import Classification
 from rayfl.engine.points import Scope
 from rayfl.engine.tasks import Batch
+from rayfl.engine.terms import Loss
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import CharLSTM
 from rayfl.params import Tree, copy, squared_cosine
@@ -36,7 +39,9 @@ def gradients(algorithm: SuPerFed, federated: Tree, local: Tree, received: Tree,
 def mixed_model(algorithm: SuPerFed, federated: Tree, local: Tree, coefficients: list[float], task: Any) -> Tree:
     """The model at which the loss is taken."""
     scope = Scope({"federated": federated, "local": local}, task, None, {"coefficient": torch.tensor(coefficients)})
-    return algorithm.mixture.model(scope)
+    mixed_loss = algorithm.objective.terms[0][1]
+    assert isinstance(mixed_loss, Loss)
+    return mixed_loss.at.model(scope)
 
 
 def gradient_of_mixed(federated: Tree, local: Tree, of_name: dict[str, float]) -> Tree:
@@ -107,9 +112,13 @@ def test_inv_sf_4_closed_forms_of_both_gradients(mode: str, alignment: float) ->
 def test_first_phase_objective_is_cross_entropy_and_proximity_alone() -> None:
     federated, received = models(two_layers(), 2)
     algorithm = SuPerFed(orthogonality_weight=5.0, proximal_weight=0.6)
-    loss = algorithm.federated_objective(
-        {"federated": federated}, some_batch(), two_layers(), {"received": received}, None
-    )
+    client = mock.AsyncMock(round=0, context=mock.Mock(rounds=10), publish=mock.Mock(), num_samples=1)
+    client.train.return_value = {"federated": federated}
+    asyncio.run(algorithm.local_update(client, received))
+    (start, objective), options = client.train.call_args
+    assert start == {"federated": received}
+    assert options == {"frozen": {"received": received}}
+    loss = objective({"federated": federated}, some_batch(), two_layers(), options["frozen"], None)
     expected = two_layers().loss(federated, some_batch()) + 0.6 * ((flat(federated) - flat(received)) ** 2).sum()
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
 
