@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal
 
 from rayfl.report.drawing import Drawing
@@ -28,10 +29,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; numbers are aligned to the right."""
+    """A column of a table; numbers are aligned to the right.
+
+    Attributes:
+        heading: its name, unique in the table.
+        numeric: whether it has numbers.
+        above: heading of this column and its neighbours together, in a line of its own; "" without one.
+        short: the heading where ``above`` is shown.
+    """
 
     heading: str
     numeric: bool = True
+    above: str = ""
+    short: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,13 @@ class Table:
     sortable: bool = True
     data: str = ""
     kind: Literal["table"] = "table"
+
+    @property
+    def spans(self) -> list[tuple[str, int]]:
+        """Headings over several columns, with how many these are; empty if no column is under one."""
+        if not any(column.above for column in self.columns):
+            return []
+        return [(above, len(list(those))) for above, those in groupby(self.columns, lambda column: column.above)]
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,8 @@ def _heading(quantile: int) -> str:
 
 def _cells(line: Harm, metric: Metric) -> list[Cell]:
     shares = [_cell(line.below[name], 100.0, 1) for name in REFERENCES]
-    return [*shares, *(_cell(line.quantiles[q], metric.scale, metric.digits) for q in QUANTILES)]
+    # A place less than means have: five quantiles with their spreads lie side by side.
+    return [*shares, *(_cell(line.quantiles[q], metric.scale, max(1, metric.digits - 1)) for q in QUANTILES)]
 
 
 def _cell(over: Over | None, scale: float, digits: int) -> Cell:

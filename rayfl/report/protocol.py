@@ -1,4 +1,4 @@
-"""The caption of a table for a paper: what was measured, under which protocol, and what the marks mean."""
+"""Captions: what the numbers of a comparison are; for a paper also the protocol and what the marks mean."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rayfl.config.added import ABSENT, value_at
+from rayfl.report.columns import Metric
 from rayfl.report.comparison import Comparison
 from rayfl.report.datasets import described
 from rayfl.report.grouping import shown_model
 from rayfl.report.significance import LEVEL
 from rayfl.runs.loading import Run
+
+OVER_CLIENTS, OVER_SEEDS = "+- clients", "+- seeds"
+"""Headings of the spreads: population standard deviation over clients, sample standard deviation over seeds."""
 
 _OPTIONS = {
     "model": "model {}",
@@ -22,6 +26,34 @@ _OPTIONS = {
     "train.momentum": "momentum {}",
 }
 """What a protocol says, in this order, where all runs have it alike."""
+
+
+def caption(comparison: Comparison) -> str:
+    """Returns what the numbers of a comparison are, for the head of its table."""
+    lines = comparison.lines
+    rounds = sorted({line.rounds for line in lines})
+    after = f"after round {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]} rounds"
+    some = "the clients that have any" if any(" of " in line.clients for line in lines) else "all clients"
+    measured = comparison.measured
+    whose = some if measured.cohort == "all" else measured.whose
+    return (
+        f"{measured.split.capitalize()} data of {whose}{measured.when} {after}, the last evaluation: "
+        f"means over clients, with several seeds the mean of these. {OVER_CLIENTS}: population standard deviation over "
+        f"clients (with several seeds its mean); {OVER_SEEDS}: sample standard deviation over seeds of the means over "
+        "clients. (own): the method's personalized model."
+        f"{_worst(comparison.wanted.metrics)}"
+    )
+
+
+def _worst(metrics: Sequence[Metric]) -> str:
+    """Returns what the column of the worst clients means; nothing where there is none."""
+    worst = next((metric for metric in metrics if metric.column.endswith("_worst5")), None)
+    if worst is None:
+        return ""
+    which = "lowest" if worst.sign > 0 else "highest"
+    own = worst.column.removesuffix("_worst5")
+    label = "accuracy" if own == "top1" else next((one.heading for one in metrics if one.column == own), own)
+    return f" Worst 5 %: mean of the 5 % of clients with the {which} {label}."
 
 
 def protocol(comparisons: Mapping[str, Comparison]) -> str:

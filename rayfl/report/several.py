@@ -19,6 +19,7 @@ from rayfl.report.curves import progress_of_groups
 from rayfl.report.figures import client_distribution_of_groups, reliability_of_groups
 from rayfl.report.grouping import config_table, shown_model
 from rayfl.report.lines import Line
+from rayfl.report.protocol import OVER_CLIENTS, OVER_SEEDS, caption
 from rayfl.report.rows import RowKey
 from rayfl.report.setup import commands
 from rayfl.report.significance import LEVEL, PairTest
@@ -29,7 +30,6 @@ _ON_TERMINALS = {"top1": "acc.\n%", "top1_worst5": "worst\n5 %", "ece": "ECE\n"}
 """The columns of classification that have room in 80 characters where none are chosen."""
 _ROOM = 3
 """How many columns of other tasks have."""
-_CLIENTS, _SEEDS = "+- clients", "+- seeds"
 _BEST = (
     "Bold: the best of a column among finished runs and rows that were not chosen on test data. A best mean alone says "
     "nothing about chance: see the tests."
@@ -67,39 +67,14 @@ def keys_of(comparison: Comparison) -> dict[str, list[RowKey]]:
     return found
 
 
-def caption(comparison: Comparison) -> str:
-    """Returns what the numbers of a comparison are, for the head of its table."""
-    lines = comparison.lines
-    rounds = sorted({line.rounds for line in lines})
-    after = f"after round {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]} rounds"
-    some = "the clients that have any" if any(" of " in line.clients for line in lines) else "all clients"
-    measured = comparison.measured
-    whose = some if measured.cohort == "all" else measured.whose
-    return (
-        f"{measured.split.capitalize()} data of {whose}{measured.when} {after}, the last evaluation: "
-        f"means over clients, with several seeds the mean of these. {_CLIENTS}: population standard deviation over "
-        f"clients (with several seeds its mean); {_SEEDS}: sample standard deviation over seeds of the means over "
-        "clients. (own): the method's personalized model."
-        f"{_worst(comparison.wanted.metrics)}"
-    )
-
-
-def _worst(metrics: Sequence[Metric]) -> str:
-    """Returns what the column of the worst clients means; nothing where there is none."""
-    worst = next((metric for metric in metrics if metric.column.endswith("_worst5")), None)
-    if worst is None:
-        return ""
-    which = "lowest" if worst.sign > 0 else "highest"
-    own = worst.column.removesuffix("_worst5")
-    label = "accuracy" if own == "top1" else next((one.heading for one in metrics if one.column == own), own)
-    return f" Worst 5 %: mean of the 5 % of clients with the {which} {label}."
-
-
 def comparison_table(comparison: Comparison) -> Table:
     """Returns all lines as a table of a page, without columns in which no line has a number."""
     texts, metrics = ("method", "model", "clients"), comparison.wanted.metrics
-    headings = [*texts, "seeds", *(heading for metric in metrics for heading in _headings(metric))]
-    columns = [Column(text, numeric=text not in texts) for text in (*headings, "GB sent", "wall time (s)")]
+    columns = [
+        *(Column(text, numeric=text not in texts) for text in (*texts, "seeds")),
+        *(column for metric in metrics for column in _columns(metric)),
+        *map(Column, ("GB sent", "wall time (s)")),
+    ]
     rows = [_cells(line, metrics) for line in comparison.lines]
     shown = [place for place in range(len(columns)) if any(row[place].text != NO_NUMBER for row in rows)]
     return Table(
@@ -112,10 +87,13 @@ def comparison_table(comparison: Comparison) -> Table:
     )
 
 
-def _headings(metric: Metric) -> list[str]:
-    """Returns the headings of a metric: spreads over clients and over seeds have columns of their own."""
-    name = _plain(metric)
-    return [metric.heading, *([f"{name} {_CLIENTS}"] if metric.by_client else []), f"{name} {_SEEDS}"]
+def _columns(metric: Metric) -> list[Column]:
+    """Returns the columns of a metric: spreads over clients and over seeds have some of their own."""
+    name, spreads = _plain(metric), (OVER_CLIENTS, OVER_SEEDS) if metric.by_client else (OVER_SEEDS,)
+    return [
+        Column(metric.heading, above=metric.heading, short="mean"),
+        *(Column(f"{name} {spread}", above=metric.heading, short=spread) for spread in spreads),
+    ]
 
 
 def terminal_table(comparison: Comparison) -> RenderableType:
@@ -130,7 +108,7 @@ def terminal_table(comparison: Comparison) -> RenderableType:
         table.add_column(heading, justify="right", no_wrap=True)
     metrics = comparison.wanted.metrics
     shown = _on_terminal(comparison)
-    spreads = (_CLIENTS, _SEEDS) if any(line.seeds > 1 for line in comparison.lines) else (_CLIENTS,)
+    spreads = (OVER_CLIENTS, OVER_SEEDS) if any(line.seeds > 1 for line in comparison.lines) else (OVER_CLIENTS,)
     spread_of = set(metrics if comparison.chosen else metrics[:1])
     for metric, heading in shown.items():
         table.add_column(heading, justify="right", no_wrap=True)
@@ -194,7 +172,7 @@ def _cells(line: Line, metrics: Sequence[Metric]) -> list[Cell]:
 
 
 def _numbers(line: Line, metric: Metric) -> list[Cell]:
-    """Returns a mean and its spreads, as :func:`_headings` has them."""
+    """Returns a mean and its spreads, as :func:`_columns` has them."""
     cell = line.cells[metric.column]
     spreads = [*([cell.over_clients] if metric.by_client else []), cell.over_seeds]
     return [

@@ -178,10 +178,12 @@ def test_configuration_environment_and_commands_are_there(single: Path, finished
 
 def test_methods_are_side_by_side(several: Path) -> None:
     page = document(several)
-    rows = page.tables["comparison-table"]
-    assert rows[0][:7] == [
+    above, *rows = page.tables["comparison-table"]
+    assert above == ["", "accuracy %", "worst 5 %", "ECE", "loss", ""]
+    assert rows[0][:9] == [
         *("method", "model", "clients", "seeds"),
-        *("accuracy %", "accuracy +- clients", "accuracy +- seeds"),
+        *("mean", "+- clients", "+- seeds"),
+        *("mean", "+- seeds"),
     ]
     assert {row[0] for row in rows[1:]} == {"fedavg", "superfed"}
     assert {(row[2], row[3]) for row in rows[1:]} == {("5", "2")}

@@ -2,7 +2,7 @@
 "use strict";
 for (const table of document.querySelectorAll("table[data-sortable]")) {
   const body = table.tBodies[0];
-  const headings = [...table.tHead.rows[0].cells];
+  const headings = [...[...table.tHead.rows].at(-1).cells];
   const value = (row, column) => {
     const cell = row.cells[column];
     return cell.dataset.key === undefined ? cell.textContent.trim() : Number(cell.dataset.key);
