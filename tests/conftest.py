@@ -64,7 +64,8 @@ def figures_as_svg() -> Iterator[tuple[str, ...]]:
 
 
 def pytest_unconfigure() -> None:
-    """Removes what tests have prepared."""
+    """Removes what tests have prepared; libraries that look for leaks at the end have their objects collected."""
+    gc.unfreeze()
     if _DATA is not None:
         shutil.rmtree(_DATA, ignore_errors=True)
 
