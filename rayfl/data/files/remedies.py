@@ -14,12 +14,13 @@ def remedy(path: Path) -> str:
 
     Args:
         path: the file. Its name may say what it has to hold, as ``femnist-80.parquet`` does; the command is then whole
-            but for the place of the source.
+            but for the places of the source and of its images.
     """
     if path.suffix == ".arrow":
         return "delete it and make it again with `rayfl data prepare`"
     kind = next((kind for kind in (*_LEAF, *_TFF) if f"{path.stem}-".startswith(f"{kind}-")), None)
-    what = f" {kind.removeprefix('tff-')} SOURCE --out {shlex.quote(str(path))}" if kind else ""
+    images = " --images IMAGES" if kind == "celeba" else ""
+    what = f" {kind.removeprefix('tff-')} SOURCE{images} --out {shlex.quote(str(path))}" if kind else ""
     if path.name.startswith("tff-"):
         return f"make one from TFF's archive with `rayfl data import-tff{what}`"
     return f"make one from LEAF's JSON with `rayfl data import-leaf{what}`"

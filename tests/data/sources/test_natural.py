@@ -148,6 +148,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     for name, command in (
         ("femnist.parquet", "import-leaf femnist SOURCE"),
         ("shakespeare-80.parquet", "import-leaf shakespeare SOURCE"),
+        ("celeba.parquet", "import-leaf celeba SOURCE --images IMAGES"),
         ("tff-emnist.parquet", "import-tff emnist SOURCE"),
     ):
         path = tmp_path / name
