@@ -140,7 +140,7 @@ class FedDPA(Averaging):
             both = torch.stack([x, asked.to(x)], -1)
             seen = await client.outputs(lambda xy, task: embedded(task, local, xy[..., 0], xy[..., 1] > 0), both)
         return Predictor.of(
-            shared, local, {"seen": seen}, combine=_Instance(self.weight_scale), reads_asked=asked is not None
+            shared, local, {"seen": seen}, combine=InstanceMixture(self.weight_scale), reads_asked=asked is not None
         )
 
     async def join(self, client: Client, server: Tree) -> Tree:
@@ -178,8 +178,8 @@ def embedded(task: Task, model: Model, x: Tensor, asked: Tensor | None) -> Tenso
 
 
 @dataclass(frozen=True)
-class _Instance:
-    """Predictions at w(x).
+class InstanceMixture:
+    """Predicts each sample with the mixture of both models that its own features tell, at w(x).
 
     Attributes:
         scale: c.

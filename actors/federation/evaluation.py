@@ -13,7 +13,7 @@ from rayfl.data.sources.official import OFFICIAL_PIECE
 from rayfl.metrics import Statistics
 from rayfl.params import Tree
 
-_AT_A_TIME = 64
+CLIENTS_AT_A_TIME = 64
 """Clients per call: enough to make the call cheap, few enough to show progress."""
 
 
@@ -54,7 +54,7 @@ class Evaluation:
         costs = {client: float(self._sizes[client, 1:].sum() + 1) for client in clients}
         scores: Scores = {}
         unscored: dict[int, Failure] = {}
-        for result in self._hosts.dispatch(job, costs, server, payloads, at_a_time=_AT_A_TIME, alone=alone):
+        for result in self._hosts.dispatch(job, costs, server, payloads, at_a_time=CLIENTS_AT_A_TIME, alone=alone):
             scores.update(result.scores)
             unscored.update(result.failures)
             if report is not None:

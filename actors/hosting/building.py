@@ -61,7 +61,7 @@ def build_host(
         data_memory=data_memory_of(config.cluster, torch.device(device), neighbours),
         official=lambda: parts.official_test,
         tell=tell,
-        device_state_memory=_device_state_memory(config.cluster, torch.device(device)),
+        device_state_memory=device_state_memory_of(config.cluster, torch.device(device)),
         read_ahead=config.cluster.read_ahead,
     )
 
@@ -72,7 +72,7 @@ def _state_memory(cluster: ClusterConfig, neighbours: int) -> int:
     return automatic_memory("state_memory", neighbours) if wanted == "auto" else int(wanted)
 
 
-def _device_state_memory(cluster: ClusterConfig, device: torch.device) -> int:
+def device_state_memory_of(cluster: ClusterConfig, device: torch.device) -> int:
     """Returns the bytes of a GPU's memory for resident states; 0 on CPUs, where states are in memory anyway."""
     if device.type != "cuda":
         return 0

@@ -236,10 +236,10 @@ def _remove(folder: Path) -> None:
 def machine_memory() -> int:
     """Bytes of memory that this process may use: the machine's, or the container's or batch job's if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([total, *_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+    return min([total, *group_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
 
 
-def _limits(groups: Path, mounted: Path) -> Iterator[int]:
+def group_limits(groups: Path, mounted: Path) -> Iterator[int]:
     """Yields the limits of the control groups that a process is in, innermost first.
 
     A container sees its own group as the root; a job of SLURM's is in a group below it, of version 2 or 1.

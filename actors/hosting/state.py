@@ -13,8 +13,8 @@ from rayfl.params import Tree, from_numpy, leaves, map_leaves, own_dicts, to_num
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.manifest import StoredFile
 
-_FILE_BYTES = 16 << 20
-"""Approximate size of a file, which contains states of several clients; writing it takes twice this memory."""
+STATE_FILE_BYTES = 16 << 20
+"""Approximate bytes of a file, which contains states of several clients; writing it takes twice this memory."""
 
 Change = tuple[int, int]
 """When a state changed: (round, number of the client's moves between hosts until then); the later is the greater."""
@@ -189,7 +189,7 @@ def _pieces(states: Mapping[int, tuple[Change, SpillHandle]]) -> Iterator[list[i
     """Yields the clients, ascending, in pieces whose states fit into files of bounded size."""
     piece, size = list[int](), 0
     for client in sorted(states):
-        if piece and size + states[client][1].size > _FILE_BYTES:
+        if piece and size + states[client][1].size > STATE_FILE_BYTES:
             yield piece
             piece, size = [], 0
         piece.append(client)

@@ -17,7 +17,10 @@ from actors.hosting.memory import machine_memory
 _LARGEST_CONTEXT = 1 << 30
 """Bytes. What a GPU's memory is used for other than tensors is taken for this process's context up to here, for other
 processes' beyond: nothing says whose it is."""
-_STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+STATUS_FILE = Path("/proc/self/status")
+"""In which Linux tells a process its memory; where it is absent, the peak so far stands in."""
+RESET_FILE = Path("/proc/self/clear_refs")
+"""To which a process writes to have its peak start again; without it the peak is that of its life."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class ProcessMemory:
     def mark(self) -> None:
         return_freed_memory()  # what a step reuses would not show
         with suppress(OSError):
-            _FORGET_PEAK.write_text("5", encoding="ascii")
+            RESET_FILE.write_text("5", encoding="ascii")
         self._before = _resident("VmRSS")
 
     def peak(self) -> int:
@@ -109,7 +112,7 @@ def memory_of(device: torch.device) -> DeviceMemory:
 
 
 def _resident(field: str) -> int:
-    found = _kilobytes(_STATUS, field)
+    found = _kilobytes(STATUS_FILE, field)
     if found is not None:
         return found
     # kilobytes, but bytes on macOS

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _MIN_DISTANCE = 1e-4
-# Elements of a float64 block of all clients' signals: 32 MiB whatever the model.
-_BLOCK_ELEMENTS = 2**22
+BLOCK_ELEMENTS = 2**22
+"""Elements of a float64 block of all clients' signals: 32 MiB whatever the model."""
 # Loadings that differ by less are equal but for rounding (the head gradients of two classes are opposite).
 _TIE = 1e-6
 _ROUND_OFF = 1e-12
@@ -129,7 +129,7 @@ def _signs(signals: Sequence[NDArray[np.floating]], coordinates: Array) -> Array
 def _centered_blocks(signals: Sequence[NDArray[np.floating]]) -> Iterator[Array]:
     """Blocks (K, some features) of the signals minus their mean over clients, in float64."""
     rows = [np.asarray(signal).reshape(-1) for signal in signals]
-    width = max(1, _BLOCK_ELEMENTS // len(rows))
+    width = max(1, BLOCK_ELEMENTS // len(rows))
     for start in range(0, len(rows[0]), width):
         block = np.stack([row[start : start + width] for row in rows]).astype(np.float64)
         yield block - block.mean(0)

@@ -17,7 +17,8 @@ Array = NDArray[np.float64]
 # L1 distance between two points of a simplex never exceeds this: a ball of the radius holds the whole simplex.
 _DIAMETER = 2.0
 _BLOCK = 4096
-_MAX_REJECTIONS = 1_000_000
+MAX_REJECTIONS = 1_000_000
+"""Rejected points after which a walk through the region takes the place of rejection sampling."""
 _STEPS_PER_DIMENSION = 200
 _MAX_SHRINKS = 64
 
@@ -64,8 +65,8 @@ def sample_ball(generator: np.random.Generator, center: Array, radius: float, co
     probabilities = pattern_probabilities(dimension, int((center == 0).sum()))
     accepted: list[Array] = []
     missing, rejected, block = count, 0, count
-    while missing and rejected < _MAX_REJECTIONS:
-        points = center + _propose(generator, center, radius, probabilities, block)
+    while missing and rejected < MAX_REJECTIONS:
+        points = center + propose(generator, center, radius, probabilities, block)
         inside = points[(points >= 0).all(1)]
         rejected += block - len(inside)
         accepted.append(inside[:missing])
@@ -111,8 +112,19 @@ def pattern_probabilities(dimension: int, zeros: int = 0) -> Array:
     return law
 
 
-def _propose(generator: np.random.Generator, center: Array, radius: float, probabilities: Array, count: int) -> Array:
-    """Uniform differences from the centre, non-negative where the centre is zero; shape (count, d)."""
+def propose(generator: np.random.Generator, center: Array, radius: float, probabilities: Array, count: int) -> Array:
+    """Returns uniform differences from the centre within the ball, non-negative where the centre is zero.
+
+    Args:
+        generator: draws them.
+        center: shape (d,).
+        radius: of the L1 ball.
+        probabilities: what :func:`pattern_probabilities` returns, shape (d + 1,).
+        count: how many.
+
+    Returns:
+        Shape (count, d).
+    """
     dimension = len(center)
     # without the last two entries (P(d - 1), and P(d) = 0) no rounding of the sum can lead to p = d
     positives = np.searchsorted(probabilities.cumsum()[: dimension - 1], generator.random(count), side="right")

@@ -74,14 +74,15 @@ def examine(address: str | None, storage: str) -> list[Finding]:
         check_ports,
         check_token,
     ]
-    findings = [Finding(f"version of {name}", *_version(name)) for name in ("rayfl", "ray")]
+    findings = [Finding(f"version of {name}", *check_version(name)) for name in ("rayfl", "ray")]
     findings += [check() for check in checks]
     if address is not None:
         findings.append(check_cluster(address, storage))
     return findings
 
 
-def _version(name: str) -> tuple[Verdict, str, str]:
+def check_version(name: str) -> tuple[Verdict, str, str]:
+    """Returns the verdict on an installed package, its version, and what to do if there is none."""
     try:
         return "ok", version(name), ""
     except PackageNotFoundError:

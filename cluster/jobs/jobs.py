@@ -109,7 +109,7 @@ def submit(client: JobSubmissionClient, config: ExperimentConfig, options: JobOp
     attempts = [job for job in jobs(client) if _run_of(job) == config.run_name]
     for job in attempts:
         if not job.status.is_terminal():
-            different = _different(job.metadata or {}, config)
+            different = differing_keys(job.metadata or {}, config)
             if different:
                 raise RunError(
                     f"job {job.submission_id} is running {config.run_name} with another {' and '.join(different)}: "
@@ -145,8 +145,8 @@ def _metadata(config: ExperimentConfig) -> dict[str, str]:
     }
 
 
-def _different(metadata: Mapping[str, str], config: ExperimentConfig) -> list[str]:
-    """In what a job's run is not this one; an older rayfl may have submitted it."""
+def differing_keys(metadata: Mapping[str, str], config: ExperimentConfig) -> list[str]:
+    """Returns which of fingerprint and storage a job has otherwise; an older rayfl may have submitted it."""
     fingerprints = {config.fingerprint(), *(found for found, _ in older_fingerprints(config.identity()))}
     different = {
         "fingerprint": metadata.get("fingerprint") not in fingerprints,

@@ -51,7 +51,7 @@ def check_shared_storage(storage: Storage, timeout_s: float, option: str = "stor
 
 def _ask(storage: Storage, probe: str, nodes: list[dict[str, Any]], timeout_s: float) -> dict[str, str]:
     """Has all nodes check the folder; returns problems by node id."""
-    visit: Any = ray.remote(_visit)
+    visit: Any = ray.remote(visit_storage)
     # No CPU: nodes that are full, or have none to give, are asked too.
     asked = {
         visit.options(
@@ -74,8 +74,14 @@ def _ask(storage: Storage, probe: str, nodes: list[dict[str, Any]], timeout_s: f
     return problems
 
 
-def _visit(uri: str, probe: str, answer: str) -> str:
-    """Checks the folder on a node; returns the problem, or an empty string."""
+def visit_storage(uri: str, probe: str, answer: str) -> str:
+    """Checks the folder on the node where this runs; returns the problem, or an empty string.
+
+    Args:
+        uri: the folder.
+        probe: name of a file that the driver wrote, with its name as content.
+        answer: name of the file that is written in reply.
+    """
     storage = Storage(uri)
     try:
         if storage.read(probe) != probe.encode():

@@ -28,9 +28,10 @@ from rayfl.storage.run_folder import changed_inputs
 from rayfl.storage.tables import PartedTable, publish_table, read_whole
 from rayfl.system.unfinished import separated
 
-_PUBLISH_EVERY_S = 10.0
-_PUBLISH_SHARE = 20
-"""The tables beside ``commits/`` are written at most every ten seconds, and for at most a twentieth of the time."""
+PUBLISH_EVERY_S = 10.0
+"""Seconds that pass at least before the tables beside ``commits/`` are written again."""
+PUBLISH_SPACING = 20
+"""Multiple of the time that it took to write them which passes at least before they are written again."""
 
 _log = logging.getLogger("rayfl")
 
@@ -128,7 +129,7 @@ class Recorder:
         # Blocks of this size would otherwise accumulate in Arrow's memory pool.
         pa.default_memory_pool().release_unused()
         now = time.monotonic()
-        self._next_publish = now + max(_PUBLISH_EVERY_S, _PUBLISH_SHARE * (now - begun))
+        self._next_publish = now + max(PUBLISH_EVERY_S, PUBLISH_SPACING * (now - begun))
 
     def publish(self) -> None:
         """Writes the tables of the last commit beside ``commits/``.

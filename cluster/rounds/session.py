@@ -59,7 +59,7 @@ def _attach(target: str) -> None:
     host, _, port = target.rpartition(":")
     if host:
         _probe(host, port)
-    with _loopback() if host in _LOOPBACK_HOSTS else nullcontext():
+    with loopback() if host in _LOOPBACK_HOSTS else nullcontext():
         try:
             ray.init(address=target, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -94,7 +94,7 @@ def _variable(name: str, value: str) -> Iterator[None]:
 
 
 @contextmanager
-def _loopback() -> Iterator[None]:
+def loopback() -> Iterator[None]:
     """Lets Ray use 127.0.0.1 as a node's address instead of one that the network can reach."""
     with _variable(_LOOPBACK_SWITCH, "0"), mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
         yield
@@ -111,7 +111,7 @@ def start_local(num_cpus: int | None = None) -> None:
     """
     name, value = _FREE_AT_ONCE
     folder = private_folder()
-    with _loopback(), _variable(name, os.environ.get(name, value)), require_token():
+    with loopback(), _variable(name, os.environ.get(name, value)), require_token():
         try:
             ray.init(
                 address="local",

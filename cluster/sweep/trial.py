@@ -74,7 +74,7 @@ def run_trial(
     for line in before:
         report(dict(line))
     config = load_config(Experiment, content, {})
-    config = config.model_copy(update={"cluster": _with_memory(config.cluster, neighbours)})
+    config = config.model_copy(update={"cluster": with_memory_of_trial(config.cluster, neighbours)})
     progress = CommitReporter(measure, config.algorithm, report)
     try:
         result = run_config(config, [progress])
@@ -84,7 +84,7 @@ def run_trial(
         report({ROUND: 0, FAILURE: str(error)})
 
 
-def _with_memory(cluster: ClusterConfig, neighbours: int) -> ClusterConfig:
+def with_memory_of_trial(cluster: ClusterConfig, neighbours: int) -> ClusterConfig:
     """Returns the cluster section with this experiment's part of the machine's memory."""
     on_gpu = cluster.backend == "inline" and inline_device(cluster.device) == "cuda"
     shares = {

@@ -24,12 +24,18 @@ from rayfl.aggregation.magnitudes import Extremes, largest
 from rayfl.errors import MethodError
 from rayfl.params import Tree, from_leaves, from_numpy, map_leaves, to_numpy
 
-_WAITING_BYTES, _WAITING = 64 << 20, 16
-"""More is not kept waiting, but for the newest contribution: by then their memory is better used for the next ones."""
-_MANY_BYTES, _MANY = 4 << 20, 256
-"""That number may wait if they are as small altogether: a call then costs more than what it adds."""
-_RECEIVED, _RECEIVED_BYTES = 8, 1 << 30
-"""More sums of other processes are not kept apart, nor more than two that are larger altogether."""
+MAX_WAITING_BYTES = 64 << 20
+"""Bytes of contributions that wait to be added, but for the newest: their memory is then better used for the next."""
+MAX_WAITING = 16
+"""Contributions that wait to be added."""
+MANY_SMALL = 256
+"""Contributions that may wait if they are small: a call then costs more than what it adds."""
+MANY_SMALL_BYTES = 4 << 20
+"""Bytes of that number of contributions, at most, if they are small."""
+MAX_RECEIVED = 8
+"""Sums of other processes that are kept apart."""
+MAX_RECEIVED_BYTES = 1 << 30
+"""Bytes of the sums of other processes that are kept apart; one is, whatever its size."""
 _LIMBS_BYTES = 16
 """Of an element of a sum: two integers of 64 bits."""
 
@@ -183,7 +189,7 @@ class ExactSum:
             self.template = template
         if len(self.waiting) >= self.most:
             self._settle()
-        if len(self.received) > min(_RECEIVED, max(_RECEIVED_BYTES // max(nbytes_of(self.template), 1), 1)):
+        if len(self.received) > min(MAX_RECEIVED, max(MAX_RECEIVED_BYTES // max(nbytes_of(self.template), 1), 1)):
             self._join()
         if self.since_carry + contributions > CARRY_EVERY:
             self._join().carry()
@@ -221,7 +227,9 @@ def nbytes_of(template: Mapping[str, Form]) -> int:
 def _most_waiting(template: Mapping[str, Form]) -> int:
     """Returns how many contributions of a form may wait."""
     each = sum(8 if form is None else math.prod(form[0]) * form[1].itemsize for form in template.values())
-    return _MANY if each * _MANY <= _MANY_BYTES else min(max(_WAITING_BYTES // each + 1, 1), _WAITING)
+    if each * MANY_SMALL <= MANY_SMALL_BYTES:
+        return MANY_SMALL
+    return min(max(MAX_WAITING_BYTES // each + 1, 1), MAX_WAITING)
 
 
 def _check_weight(total: Fraction | int) -> None:

@@ -39,8 +39,12 @@ SMALL = 4096
 """Elements of vectors of which several are added by :func:`add_rows`."""
 # Elements worked on at a time, so that intermediate values stay in the cache.
 _CHUNK = 16384
-_CHUNK_IN_THREADS, _A_THREAD = 1 << 16, 1 << 21
-_CORES = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+THREAD_CHUNK = 1 << 16
+"""Elements that a thread works on at a time."""
+ELEMENTS_PER_THREAD = 1 << 21
+"""Elements of a vector for each thread that works on it; a smaller vector has one."""
+MAX_THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+"""Threads that work on a vector."""
 
 
 def device_of(vector: Vector) -> torch.device:
@@ -92,12 +96,12 @@ def over_stretches(work: Callable[[slice], None], vector: Vector) -> None:
     For a caller that has been waiting for others, so that there are idle cores. NumPy lets go of Python's lock while it
     computes, but to take it again costs time: the pieces are larger then.
     """
-    threads = min(_CORES, len(vector) // _A_THREAD) if isinstance(vector, np.ndarray) else 1
+    threads = min(MAX_THREADS, len(vector) // ELEMENTS_PER_THREAD) if isinstance(vector, np.ndarray) else 1
     if threads < 2:
         in_stretches(work, vector)
         return
-    starts = range(0, len(vector), _CHUNK_IN_THREADS)
-    pieces = [slice(start, min(start + _CHUNK_IN_THREADS, len(vector))) for start in starts]
+    starts = range(0, len(vector), THREAD_CHUNK)
+    pieces = [slice(start, min(start + THREAD_CHUNK, len(vector))) for start in starts]
 
     def share(thread: int) -> None:
         for here in pieces[thread::threads]:

@@ -114,7 +114,7 @@ def run(
 
     progress = terminal.err() if as_json else terminal.out()
     there = is_run_folder(config)
-    settings = reopened(str(config), Experiment, overrides or []) if there else _load(config, overrides)
+    settings = reopened(str(config), Experiment, overrides or []) if there else load_experiment(config, overrides)
     try:
         result = run_config(settings, callbacks=[ConsoleProgress(progress)], extends=there)
     except (KeyboardInterrupt, Terminated) as stop:
@@ -204,7 +204,7 @@ def show(
     from rayfl.naming.spelling import nearest
 
     if target.startswith(("model=", "model.")):
-        cli_show_model.show_model(_load(target, overrides, trust), methods, as_json)
+        cli_show_model.show_model(load_experiment(target, overrides, trust), methods, as_json)
         return
     if methods is not None:
         raise ConfigError("--methods is for models: rayfl show model=NAME dataset=NAME --methods ...")
@@ -227,7 +227,7 @@ def show(
     if not named and not Path(target).expanduser().exists():
         close = nearest(target, [*METHODS, *preset_names()])
         raise ConfigError(f"{target!r} is no method, preset, file or folder{close}; `rayfl list` has them all")
-    config = cli_inspect.configuration(target, overrides, trust, _load)
+    config = cli_inspect.configuration(target, overrides, trust, load_experiment)
     if as_json:
         values = config.model_dump(mode="json")
         write_json("show-configuration", {"configuration": values, "fingerprint": config.fingerprint()})
@@ -235,7 +235,12 @@ def show(
     terminal.out().print(to_yaml(config), markup=False, highlight=False, soft_wrap=True, end="")
 
 
-def _load(config: str | None, overrides: list[str] | None, trust: bool = True) -> Any:
+def load_experiment(config: str | None, overrides: list[str] | None, trust: bool = True) -> Any:
+    """Returns the experiment that a command's arguments describe; the configuration may be left out.
+
+    Raises:
+        ConfigError: as of :func:`rayfl.config.loading.load_config`.
+    """
     from algorithms.registry import Experiment
     from rayfl.config.loading import load_config
 
@@ -246,10 +251,10 @@ def _load(config: str | None, overrides: list[str] | None, trust: bool = True) -
     return load_config(Experiment, config, extra, trust)
 
 
-cli_data.register(data_app, _load)
-cli_jobs.register(app, _load)
-cli_inspect.register(app, _load)
-cli_cluster.register(app, _load)
+cli_data.register(data_app, load_experiment)
+cli_jobs.register(app, load_experiment)
+cli_inspect.register(app, load_experiment)
+cli_cluster.register(app, load_experiment)
 cli_sweep.register(app)
 cli_reproduce.register(app)
 

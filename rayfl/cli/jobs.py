@@ -64,7 +64,7 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         if as_json and wait:
             raise ConfigError("--json and --wait: choose one; `rayfl status` tells how the job ended")
         jobs = _jobs()
-        options = jobs.JobOptions(ship, working_dir, _environment(env or []), _packages(uv or []))
+        options = jobs.JobOptions(ship, working_dir, _environment(env or []), required_packages(uv or []))
         settings = load(config, overrides)
         client = jobs.connect(address)
         job = jobs.submit(client, settings, options)
@@ -169,8 +169,12 @@ def _environment(pairs: list[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def _packages(given: list[str]) -> list[str]:
-    """Requirements; a file stands for its lines."""
+def required_packages(given: list[str]) -> list[str]:
+    """Returns the requirements that ``--uv`` gives; a file stands for its lines.
+
+    Raises:
+        ConfigError: a file cannot be read, or has options of pip.
+    """
     found = []
     for one in given:
         if not one.endswith(".txt"):

@@ -128,7 +128,7 @@ class Pieces:
             again = stop - start == 1
             if not again:
                 self._most = (stop - start + 1) // 2
-                _note(self._what, stop - start, self._most)
+                note_smaller_pieces(self._what, stop - start, self._most)
 
     def of(self, rows: Tensor, work: Callable[[Tensor], None]) -> None:
         """Works on consecutive rows of a tensor as :meth:`over` does on slices.
@@ -141,5 +141,12 @@ class Pieces:
 
 
 @cache
-def _note(what: str, tried: int, most: int) -> None:
+def note_smaller_pieces(what: str, tried: int, most: int) -> None:
+    """Logs, once for the same numbers, that the device's memory forces smaller pieces.
+
+    Args:
+        what: what the pieces are of, in the plural.
+        tried: how many did not fit.
+        most: how many are tried next.
+    """
     _log.warning("the device's memory is too small for %d %s at a time: %d from now on", tried, what, most)

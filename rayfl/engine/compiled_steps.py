@@ -23,7 +23,7 @@ from rayfl.errors import ConfigError, ResourceError, text_of
 from rayfl.params import Tree, from_leaves, leaves
 
 _log = logging.getLogger(__name__)
-_MOST = 32
+MAX_FORMS = 32
 """Forms of steps that are tried; a method whose objectives differ from round to round would compile without end."""
 _OPTIONS = {"compile_threads": 1}
 """Of Inductor: it starts no processes, an actor has its share of the machine."""
@@ -101,8 +101,8 @@ class Compiler:
             name: of the function, for the log.
         """
         if key not in self._programs:
-            if len(self._programs) >= _MOST:
-                self._refuse(f"{_MOST} forms were tried: shapes, objectives or constants vary too much")
+            if len(self._programs) >= MAX_FORMS:
+                self._refuse(f"{MAX_FORMS} forms were tried: shapes, objectives or constants vary too much")
                 return None
             found = None
             for place, run in enumerate(runs):

@@ -21,8 +21,10 @@ from rayfl.engine.texts import trimmer_of
 from rayfl.examples import Examples
 from rayfl.metrics import Statistics
 
-_CPU_BYTES, _DEVICE_BYTES = 1 << 26, 1 << 30
-"""Models and inputs that are stacked at a time; few on CPUs, for the sake of their caches."""
+CPU_STACK_BYTES = 1 << 26
+"""Bytes of models and inputs that are stacked at a time on a CPU; few, for the sake of its caches."""
+DEVICE_STACK_BYTES = 1 << 30
+"""Bytes of models and inputs that are stacked at a time on another device."""
 
 
 class ScoringRequest(NamedTuple):
@@ -157,7 +159,7 @@ def _parts(
     if limit is not None:
         batch_size = max(min(batch_size, limit // points), 1)
     model = 0 if line.shared else sum(leaf.nbytes for leaf in line.starts[0].values())
-    most = _CPU_BYTES if examples[0].x.device.type == "cpu" else _DEVICE_BYTES
+    most = CPU_STACK_BYTES if examples[0].x.device.type == "cpu" else DEVICE_STACK_BYTES
     begin = 0
     while begin < len(examples):
         size = len(examples[begin])

@@ -36,7 +36,7 @@ def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
     memory = TrainingBuffers(request, Layout.of(request.trainable, moved), device)
     lent = WriteGuard(request.frozen or {}, recorded_names(task))
     take = step_of(request, task, memory)
-    with _seeded(request.seed ^ request.begun, task, device):
+    with seeded(request.seed ^ request.begun, task, device):
         keys = step_keys([request], request.plan.steps, task, device)
         for number, batch in enumerate(_batches(request, device, trimmer_of(task))):
             if keys is not None:
@@ -109,7 +109,7 @@ def _stretches(bounds: Sequence[int], row: int) -> Iterator[tuple[int, int]]:
 
 
 @contextmanager
-def _seeded(seed: int, task: Task, device: torch.device) -> Iterator[None]:
+def seeded(seed: int, task: Task, device: torch.device) -> Iterator[None]:
     """Seeds PyTorch's global generators for a network's own random numbers; restores their state afterwards."""
     if not any(candidate.network.stochastic for candidate in task.candidates):
         yield
@@ -154,7 +154,7 @@ def gradient(request: GradientRequest, task: Task, device: torch.device, pieces:
         parts = torch.autograd.grad(loss, moved, materialize_grads=True)
         torch._foreach_add_(total, list(parts), alpha=len(rows) / len(y))
 
-    with _seeded(request.seed, task, device):
+    with seeded(request.seed, task, device):
         if tells_steps(task):
             begin_step(task, torch.from_numpy(keys_of([request.seed], [0], 1))[0, 0].to(device))
         for part in torch.split(torch.arange(len(y), device=device), request.batch_size):

@@ -16,8 +16,8 @@ from torch import Tensor
 from rayfl.params import Tree, map_leaves, own_dicts, tensors
 
 _CPU = torch.device("cpu")
-_MOST_BYTES = 256 << 20
-"""Moved at a time, since what is moved together lies in memory once more."""
+MOVE_BYTES = 256 << 20
+"""Bytes that are moved at a time, since what is moved together lies in memory once more."""
 
 
 def move_trees(trees: Sequence[Mapping[str, Any]], device: torch.device) -> list[Tree]:
@@ -29,7 +29,7 @@ def move_trees(trees: Sequence[Mapping[str, Any]], device: torch.device) -> list
         trees: any trees; leaves that are not tensors stay.
         device: the destination.
     """
-    return _with(trees, ((piece, _moved(_flat(piece), device)) for piece in _travelling(trees, device)))
+    return _with(trees, ((piece, joined_on(_flat(piece), device)) for piece in _travelling(trees, device)))
 
 
 def start_copy_to_cpu(trees: Sequence[Mapping[str, Any]]) -> Callable[[], list[Tree]]:
@@ -69,8 +69,13 @@ def _with(trees: Sequence[Mapping[str, Any]], moved: Iterable[tuple[Sequence[Ten
     return [map_leaves(lambda leaf: found.get(id(leaf), leaf), tree) for tree in trees]
 
 
-def _moved(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Concatenates flat tensors of one device on another one."""
+def joined_on(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Returns flat tensors of one device as a single one on another device.
+
+    Args:
+        parts: tensors of one type, shape (n,) each.
+        device: to which a GPU's own memory is reached through pinned memory, without waiting for it.
+    """
     here = parts[0].device
     if "cuda" not in (here.type, device.type):
         return torch.cat(list(parts)).to(device)
@@ -143,7 +148,7 @@ def _pieces(group: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Yields groups of consecutive tensors with a bounded total size."""
     piece, size = list[Tensor](), 0
     for tensor in group:
-        if piece and size + tensor.nbytes > _MOST_BYTES:
+        if piece and size + tensor.nbytes > MOVE_BYTES:
             yield piece
             piece, size = [], 0
         piece.append(tensor)

@@ -71,7 +71,7 @@ def draw(
     task = models.parts.task
 
     def model_at(alpha: np.ndarray) -> Tree:
-        return _model(models.server, alpha, task.network.head_weight)
+        return model_on_simplex(models.server, alpha, task.network.head_weight)
 
     values = {name: losses(models, task, model_at, grid, examples) for name, examples in panels.items()}
     stars = {"all clients": alphas} | {f"client {client}": alphas[[client]] for client in chosen}
@@ -94,8 +94,14 @@ def _checked(runs: Sequence[RunFolder]) -> RunFolder:
     return runs[0]
 
 
-def _model(server: Tree, alpha: np.ndarray, head: str) -> Tree:
-    """The server's model at a point: the body, and the head sum_m alpha_m theta_m, or the adapters' products."""
+def model_on_simplex(server: Tree, alpha: np.ndarray, head: str) -> Tree:
+    """Returns the server's model at a point of the simplex: its body and a mixture of its endpoints.
+
+    Args:
+        server: the server's state.
+        alpha: the point, shape (m,).
+        head: path of the head's weight, which is sum_m alpha_m theta_m; of adapters, their products are mixed.
+    """
     endpoints = server["endpoints"]
     if not isinstance(endpoints, torch.Tensor):
         return {**server.get("body", {}), **at_point(endpoints, alpha.tolist())}

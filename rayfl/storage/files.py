@@ -20,7 +20,7 @@ from pyarrow import fs
 from rayfl.errors import RunError
 
 _CHUNK_BYTES = 1 << 24
-_SETTLE_S = 2.0
+SETTLE_S = 2.0
 """Seconds that another writer may take between checking that an object does not exist and writing it."""
 
 
@@ -102,7 +102,7 @@ class Storage:
         if self.exists(path):
             return False
         self.write(path, data)
-        time.sleep(_SETTLE_S)
+        time.sleep(SETTLE_S)
         try:
             return self.read(path) == data
         except FileNotFoundError:

@@ -24,6 +24,8 @@ from rayfl.naming.texts import matching
 from rayfl.storage.files import Storage
 
 FILE = "lease.json"
+PROC = Path("/proc")
+"""Folder in which Linux describes its processes; without it, less is known of a holder."""
 _RENEWALS = 6
 """Number of renewals before a lease would expire."""
 _TRIES = 50
@@ -251,12 +253,12 @@ def read_lease(storage: Storage, name: str = FILE) -> Holder | None:
 
 
 def _boot() -> str:
-    return _system("/proc/sys/kernel/random/boot_id")
+    return _system("sys/kernel/random/boot_id")
 
 
 def _namespace() -> str:
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return os.readlink(PROC / "self/ns/pid")
     except OSError:
         return ""
 
@@ -264,7 +266,7 @@ def _namespace() -> str:
 def _state(pid: int) -> tuple[str, str]:
     """Returns a process's state and its start time in ticks since boot; empty strings if they cannot be read."""
     # The second field, a name in parentheses, may itself have spaces and parentheses.
-    fields = _system(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = _system(f"{pid}/stat").rpartition(")")[2].split()
     return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
 
 
@@ -281,6 +283,6 @@ def _exists(pid: int) -> bool:
 
 def _system(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+        return (PROC / path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

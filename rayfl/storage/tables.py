@@ -15,9 +15,9 @@ from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from rayfl.storage.manifest import Manifest, StoredFile
 
-_LARGE_BYTES = 1 << 20
-"""Parts of this size are not rewritten, which bounds what a commit rewrites."""
-_ROW_GROUP = 1 << 17
+LARGE_PART_BYTES = 1 << 20
+"""Bytes from which on a part is not rewritten, which bounds what a commit rewrites."""
+GROUP_ROWS = 1 << 17
 """Rows of a row group in a file of a whole table, and the number of rows in memory at a time."""
 
 
@@ -46,12 +46,12 @@ def to_one_parquet(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
         waiting = schema.empty_table()
         for table in tables:
             waiting = pa.concat_tables([waiting, table])
-            full = waiting.num_rows - waiting.num_rows % _ROW_GROUP
+            full = waiting.num_rows - waiting.num_rows % GROUP_ROWS
             if full:
-                writer.write_table(waiting.slice(0, full).combine_chunks(), row_group_size=_ROW_GROUP)
+                writer.write_table(waiting.slice(0, full).combine_chunks(), row_group_size=GROUP_ROWS)
                 waiting = waiting.slice(full)
         if waiting.num_rows:
-            writer.write_table(waiting.combine_chunks(), row_group_size=_ROW_GROUP)
+            writer.write_table(waiting.combine_chunks(), row_group_size=GROUP_ROWS)
     return buffer.getvalue()
 
 
@@ -150,7 +150,7 @@ class PartedTable:
         for file in _files(manifest, name):
             data = store.read(file)
             part = decode_part(data, file)
-            table._parts.append(_Part(part.num_rows, file, data if file.size < _LARGE_BYTES else None))
+            table._parts.append(_Part(part.num_rows, file, data if file.size < LARGE_PART_BYTES else None))
             table.rows += part.num_rows
             schema = part.schema
         return table, schema
@@ -177,7 +177,7 @@ class PartedTable:
             merged = pa.concat_tables([from_parquet(last.data), merged])
         data = to_parquet(merged)
         file = store.write_table(rounds_completed, self._name, data)
-        kept.append(_Part(merged.num_rows, file, data if len(data) < _LARGE_BYTES else None))
+        kept.append(_Part(merged.num_rows, file, data if len(data) < LARGE_PART_BYTES else None))
         self._parts = kept
         self.rows += rows.num_rows
         return True

@@ -115,10 +115,10 @@ class TensorBoard(Callback):
             import matplotlib
 
             with matplotlib.rc_context(PLAIN_TEXT):
-                writer.add_figure(f"{self._first.label} along {sweep}", _sweep_figure(sweep, line, self._first), rounds)
+                writer.add_figure(f"{self._first.label} along {sweep}", sweep_figure(sweep, line, self._first), rounds)
 
 
-def _sweep_figure(sweep: str, rows: Sequence[Mapping[str, Any]], metric: Metric) -> Figure:
+def sweep_figure(sweep: str, rows: Sequence[Mapping[str, Any]], metric: Metric) -> Figure:
     """The task's first metric against the swept value: mean over clients, with a band of one standard deviation."""
     from matplotlib.figure import Figure
 

@@ -96,9 +96,9 @@ def test_sums_of_other_processes_are_read_where_they_lie(size: int) -> None:
 
 
 def test_what_is_waiting_and_what_was_received_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregation, "_WAITING_BYTES", 100)
-    monkeypatch.setattr(aggregation, "_MANY_BYTES", 100)
-    monkeypatch.setattr(aggregation, "_RECEIVED", 2)
+    monkeypatch.setattr(aggregation, "MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr(aggregation, "MANY_SMALL_BYTES", 100)
+    monkeypatch.setattr(aggregation, "MAX_RECEIVED", 2)
     trees = [{"w": torch.full((10,), float(k))} for k in range(1, 9)]
     running = ExactSum()
     for tree in trees:
@@ -119,9 +119,9 @@ def test_means_of_large_sums_are_divided_by_threads_with_the_same_bits(monkeypat
     other = {"w": torch.where(torch.rand(70_001, generator=generator) < 0.5, tree["w"], -tree["w"])}
     parts = [Limbs.of([Summand(one, 3, NARROW)]) for one in (tree, other)]
     alone = mean_of(parts, 6.0)
-    monkeypatch.setattr(fixed_point, "_CORES", 3)
-    monkeypatch.setattr(fixed_point, "_A_THREAD", 20_000)
-    monkeypatch.setattr(fixed_point, "_CHUNK_IN_THREADS", 1_000)
+    monkeypatch.setattr(fixed_point, "MAX_THREADS", 3)
+    monkeypatch.setattr(fixed_point, "ELEMENTS_PER_THREAD", 20_000)
+    monkeypatch.setattr(fixed_point, "THREAD_CHUNK", 1_000)
     used = set()
     inner = fixed_point.carry
 

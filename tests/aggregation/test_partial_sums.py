@@ -82,7 +82,7 @@ def test_how_many_received_sums_are_kept_apart(limit: int, most: int, monkeypatc
     class Buffer(bytearray):
         """Memory that can be asked after."""
 
-    monkeypatch.setattr(exact_sum, "_RECEIVED_BYTES", limit)
+    monkeypatch.setattr(exact_sum, "MAX_RECEIVED_BYTES", limit)
     contributions = [Weighted({"w": values(k, 5000, -3, 1)}, k + 1) for k in range(24)]
     living: list[weakref.ref[Buffer]] = []
     whole, peak = ExactSum(), 0

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.fedavg import FedAvg
-from algorithms.feddpa import FedDPA, _Instance, both, embedded
+from algorithms.feddpa import FedDPA, InstanceMixture, both, embedded
 from rayfl.engine.client import Client
 from rayfl.engine.evaluation import evaluate
 from rayfl.engine.further_tasks import LanguageModel
@@ -97,7 +97,7 @@ def test_a_text_is_weighed_by_its_prompt_and_what_follows_is_not_read() -> None:
         assert (
             embedded(task, local, x.where(torch.arange(12) != begins[:, None], 7), asked) - found
         ).abs().max() > 0.01
-        row = Predictor.of(shared, local, {"seen": found[:3]}, combine=_Instance(0.8), reads_asked=True)
+        row = Predictor.of(shared, local, {"seen": found[:3]}, combine=InstanceMixture(0.8), reads_asked=True)
         weights = 0.8 * F.cosine_similarity(found[:, None], found[None, :3], dim=2).mean(1, keepdim=True)
         logits = torch.cat([net.logits(both(shared, local, weights[i : i + 1]), x[i : i + 1]) for i in range(6)])
         expected = task.measures.statistics(logits.log_softmax(-1), y)

@@ -15,7 +15,7 @@ from rayfl.config.added import ADDED
 from rayfl.engine.further_tasks import LanguageModel
 from rayfl.errors import ConfigError
 from rayfl.models.pretrained.products import contribution, product_error
-from rayfl.plots.simplex import _model as plotted
+from rayfl.plots.simplex import model_on_simplex as plotted
 from tests.support.adapted import adapted_toy
 from tests.support.bases import inputs, language_network, network, trained
 from tests.support.toy_networks import two_layers

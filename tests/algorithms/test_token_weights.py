@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A language model of bytes."""
     folder = tmp_path_factory.mktemp("base") / "lm"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(making, "_STEPS", 2)
+        patched.setattr(making, "TRAINING_STEPS", 2)
         making.make("tiny-lm", folder)
     return folder
 

@@ -121,6 +121,11 @@ def test_unknown_presets_and_malformed_overrides() -> None:
     assert "not valid YAML" in problems("quickstart", "train.rounds=[")
 
 
+def test_options_that_do_not_go_together_are_named_without_the_whole_section() -> None:
+    text = problems("quickstart", "train.min_local_steps=5", "train.max_local_steps=2")
+    assert text.endswith("train: max_local_steps=2 is less than min_local_steps=5: raise it, or leave one of both out")
+
+
 def test_a_value_in_place_of_a_section_is_told_what_a_section_takes() -> None:
     assert "partition: is a section: set partition=NAME or partition.OPTION=VALUE (got None)" in problems(
         "quickstart", "partition=null"

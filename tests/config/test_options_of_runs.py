@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import cluster.run
 import rayfl
 from actors.hosting.samples import Samples
 from rayfl.errors import ResourceError
+from rayfl.examples import Examples
 from rayfl.params import leaves
 from tests.support.experiments import outcome, small_experiment
 
@@ -76,18 +77,20 @@ def test_state_memory_and_spill_dir(state_memory: Any, tmp_path: Path) -> None:
 
 
 def test_data_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unloaded: list[int] = []
-    unload = Samples._unload
+    held: list[int] = []
+    of = Samples.of
 
-    def counting(self: Samples, key: tuple[int, str]) -> None:
-        unloaded.append(key[0])
-        unload(self, key)
+    def noting(self: Samples, client: int) -> Mapping[str, Examples]:
+        held.append(self.held_bytes)
+        return of(self, client)
 
-    monkeypatch.setattr(Samples, "_unload", counting)
+    monkeypatch.setattr(Samples, "of", noting)
     run(tmp_path / "auto")
-    assert not unloaded
+    assert held == sorted(held), "what was loaded stays"
+    most = max(held)
+    held.clear()
     run(tmp_path / "little", cluster={"data_memory": 1})
-    assert len(unloaded) > 4
+    assert 0 < 4 * max(held) < most
 
 
 def test_stop_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

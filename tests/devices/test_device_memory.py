@@ -144,7 +144,7 @@ def asked(device: torch.device, kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["gradient", "outputs"])
 def test_gradients_and_outputs_are_computed_in_smaller_pieces(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     (expected,) = engine_of("looped").execute([asked(CPU, kind)])
-    device_errors._note.cache_clear()
+    device_errors.note_smaller_pieces.cache_clear()
     with elsewhere() as device:
         ask, own = asked(device, kind), engine_of("looped", device)
         begun = context().live

@@ -249,7 +249,7 @@ def test_a_copy_counts_for_the_state_that_it_is_of_and_no_other() -> None:
 def test_the_budget_is_an_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def limit(**cluster: Any) -> int:
         config = load_config(Experiment, small_experiment(tmp_path, "run", "ditto", **cluster), {})
-        return building._device_state_memory(config.cluster, torch.device("cuda"))
+        return building.device_state_memory_of(config.cluster, torch.device("cuda"))
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100_000, 200_000))
     assert limit() == 4000
@@ -276,7 +276,7 @@ def test_transfers_of_gpus_go_through_pinned_memory(monkeypatch: pytest.MonkeyPa
     parts = [torch.rand(3), torch.rand(2)]
     monkeypatch.setattr(torch, "empty", pinned)
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device, non_blocking=False: (self, non_blocking))
-    sent, without_waiting = transfers._moved(parts, Device())  # type: ignore[arg-type, misc]
+    sent, without_waiting = transfers.joined_on(parts, Device())  # type: ignore[arg-type, misc]
     assert torch.equal(sent, torch.cat(parts))
     assert without_waiting
     assert made == [5]

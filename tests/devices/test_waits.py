@@ -69,7 +69,7 @@ def test_trees_are_moved_together() -> None:
 
 
 def test_many_bytes_are_moved_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "_MOST_BYTES", 100)
+    monkeypatch.setattr(transfers, "MOVE_BYTES", 100)
     trees = [{"a": torch.rand(10), "big": torch.rand(60)} for _ in range(2)]
     with elsewhere() as device, Launches() as counted:
         found = move_trees(move_trees(trees, device), CPU)

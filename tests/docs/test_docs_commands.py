@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import cluster.run
 import rayfl
 from algorithms.registry import METHODS, Experiment
-from rayfl.cli.entry import _load, app
+from rayfl.cli.entry import app, load_experiment
 from rayfl.config.loading import load_config
 from rayfl.sweeps.space import parse_space
 from rayfl.sweeps.trials import plan_sweep
@@ -162,7 +162,7 @@ def check(command: Command) -> None:
             options = {key: given[key] for key in ("samples", "draw_seed")}
             assert plan_sweep(Experiment, str(given["config"]), space, **options).trials
         elif name == "submit":
-            _load(given["config"], given["overrides"])
+            load_experiment(given["config"], given["overrides"])
 
 
 def check_comparison(words: list[str]) -> None:

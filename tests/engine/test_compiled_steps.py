@@ -256,7 +256,7 @@ def test_tensors_outside_of_the_tree(factory: Callable[[], Any], caplog: pytest.
 def test_after_a_number_of_forms_no_other_is_compiled(
     traced: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compiled_steps, "_MOST", 2)
+    monkeypatch.setattr(compiled_steps, "MAX_FORMS", 2)
     network = Network(lambda: TwoLayers(6, 9, 4))
     compiler = Compiler(CPU)
     for _ in range(4):

@@ -91,7 +91,7 @@ def test_few_clients_at_a_time_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         for k, n in enumerate(SIZES)
     ]
     whole = evaluate_together(asked, task, 16)
-    monkeypatch.setattr(module, "_CPU_BYTES", 1)
+    monkeypatch.setattr(module, "CPU_STACK_BYTES", 1)
     for one, other in zip(evaluate_together(asked, task, 16), whole, strict=True):
         close(one, other)
 
@@ -206,7 +206,7 @@ def test_a_sweep_takes_15_launches_a_stack_and_no_wait_more_for_more_clients(mon
 
     with elsewhere() as device:
         one, same = launches(4, device), launches(8, device)
-        monkeypatch.setattr(module, "_DEVICE_BYTES", 4 * 11 * (199_210 + 12 * (784 + 10)) * 4)
+        monkeypatch.setattr(module, "DEVICE_STACK_BYTES", 4 * 11 * (199_210 + 12 * (784 + 10)) * 4)
         two, three = launches(8, device), launches(12, device)
     assert one.launches == same.launches
     a_stack = two.launches.total() - one.launches.total()

@@ -25,9 +25,8 @@ from rayfl.engine.points import line
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.engine.terms import drawn, loss, squared_cosine, squared_distance
-from rayfl.models.pretrained import network as adapted
 from rayfl.models.pretrained.network import AdaptedNetwork
-from tests.support.bases import IMAGES, TOKENS, network, trained
+from tests.support.bases import IMAGES, TOKENS, network, passes_of_networks, trained
 from tests.support.problems import CPU, cross_entropy, examples, request
 from tests.support.toys import assert_close
 
@@ -162,23 +161,18 @@ def test_a_stack_is_as_wide_as_its_rows(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("rows", [None, 60])
-def test_clients_are_scored_in_stacks_of_so_many_rows(rows: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_are_scored_in_stacks_of_so_many_rows(rows: int | None) -> None:
     net = network("vit")
-    task, seen = Classification(net), list[int]()
+    task = Classification(net)
     asked = [
         ScoringRequest(
             {"own": Predictor.of(trained(net, k)), "shared": Predictor.of(trained(net, 100))}, examples(n, IMAGES, k)
         )
         for k, n in enumerate((7, 3, 11))
     ]
-    run = adapted.AdaptedNetwork._run
-
-    def noted(self: Any, *given: Any) -> Any:
-        seen.append(len(given[-1]))
-        return run(self, *given)
-
-    monkeypatch.setattr(adapted.AdaptedNetwork, "_run", noted)
-    found = evaluate_together(asked, task, 4, rows)
+    with passes_of_networks() as passes:
+        found = evaluate_together(asked, task, 4, rows)
+    seen = [len(x) for x in passes]
     if rows is not None:
         assert max(seen) <= rows // net.rows_per_sample == 12
     else:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from algorithms.fedavg import FedAvg
-from rayfl.engine import stacked_autograd, vectorized
+from rayfl.engine import vectorized
 from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.optimizers import OptimizerState
+from rayfl.engine.optimizers import OptimizerState, Rule
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.vectorized import bucket
@@ -96,18 +96,20 @@ def test_buckets() -> None:
 def test_stacks_of_ragged_clients_have_few_shapes(optimizer: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has finished is stepped on without trace, until the next smaller bucket suffices."""
     stepped: list[int] = []
-    move = stacked_autograd._Mover.step
+    move = Rule.step
 
-    def step(self: Any, gradients: list[torch.Tensor], active: int) -> None:
-        stepped.append(active)
+    def step(self: Rule, stacks: list[torch.Tensor], gradients: list[torch.Tensor], *given: Any) -> None:
+        stepped.append(len(stacks[0]))
         assert all(gradient.isfinite().all() for gradient in gradients)
-        move(self, gradients, active)
+        move(self, stacks, gradients, *given)
 
-    monkeypatch.setattr(stacked_autograd._Mover, "step", step)
     given, expected = updates(11, **optimizer), updates(11, **optimizer)
     stacked = Engine(Classification(NETWORK), torch.device("cpu"), EngineConfig(mode="vectorized"))
     alone = engine_of("looped").execute(expected)
-    for reply, other in zip(stacked.execute(given), alone, strict=True):
+    with monkeypatch.context() as patched:
+        patched.setattr(Rule, "step", step)
+        replies = stacked.execute(given)
+    for reply, other in zip(replies, alone, strict=True):
         assert_close(reply, other, 1e-5)
     assert set(stepped) == {11, 8, 6, 3, 1}
     for one, other in zip(given, expected, strict=True):

@@ -23,7 +23,7 @@ from rayfl.report.curves import progress_of_models
 from rayfl.report.drawing import styled
 from rayfl.runs.finding import load_run
 from rayfl.tracking.plain_text import PLAIN_TEXT
-from rayfl.tracking.tensorboard import _sweep_figure
+from rayfl.tracking.tensorboard import sweep_figure
 from tests.support.experiments import small_experiment
 
 BROKEN = r"$\frac{$"
@@ -103,7 +103,7 @@ def test_pictures_of_partitions(folder: Path, tmp_path: Path, ending: str) -> No
 def test_sweeps_in_tensorboard() -> None:
     rows: list[dict[str, Any]] = [{"model": f"{BROKEN}={value}", "top1": 0.5, "top1_std": 0.1} for value in (0.0, 1.0)]
     with matplotlib.rc_context(PLAIN_TEXT):
-        _sweep_figure(BROKEN, rows, CLASSIFICATION.first).savefig(io.BytesIO())
+        sweep_figure(BROKEN, rows, CLASSIFICATION.first).savefig(io.BytesIO())
 
 
 def test_no_text_of_any_figure_is_parsed(folder: Path) -> None:

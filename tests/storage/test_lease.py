@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -117,10 +118,9 @@ def test_a_holder_that_is_seen_to_live_keeps_its_lease_however_long_it_is_silent
 
 
 def test_without_proc_a_process_that_is_there_is_unknown_and_one_that_is_not_is_dead(
-    ended: int, monkeypatch: pytest.MonkeyPatch
+    ended: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "_system", lambda path: "")
-    monkeypatch.setattr(lease, "_namespace", lambda: "")
+    monkeypatch.setattr(lease, "PROC", tmp_path)
     here = Holder.here()
     assert (here.boot, here.started, here.namespace) == ("", "", "")
     assert here.is_alive() is None
@@ -196,11 +196,15 @@ def test_of_several_at_the_same_time_one_gets_it(storage: Storage, left: bool, e
         assert list(storage.local_path.iterdir()) == []
 
 
+def no_links(*_: object) -> None:
+    raise OSError(errno.EPERM, "not supported here")
+
+
 def test_of_several_at_the_same_time_one_gets_it_where_there_are_no_links(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayfl.storage.files._link_local", lambda target, data: None)
-    monkeypatch.setattr("rayfl.storage.files._SETTLE_S", 0.5)
+    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr("rayfl.storage.files.SETTLE_S", 0.5)
     winners, told = contend(storage, 4)
     assert winners == 1
     assert len(told) == 3

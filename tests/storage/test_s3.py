@@ -70,7 +70,7 @@ def uri(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "anything")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr("rayfl.storage.files._SETTLE_S", 0.3)
+    monkeypatch.setattr("rayfl.storage.files.SETTLE_S", 0.3)
     return f"s3://runs/{uuid.uuid4().hex}?scheme=http&endpoint_override={server}&region=us-east-1"
 
 

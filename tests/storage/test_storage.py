@@ -165,14 +165,16 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         storage.delete("folder")
 
 
+def no_links(*_: object) -> None:
+    """What ``os.link`` is on a file system that has no hard links."""
+    raise OSError(errno.EPERM, "not supported here")
+
+
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
 def test_a_file_is_created_once(links: bool, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
-        raise OSError(errno.EPERM, "not supported here")
-
-    monkeypatch.setattr("rayfl.storage.files._SETTLE_S", 0.0)
+    monkeypatch.setattr("rayfl.storage.files.SETTLE_S", 0.0)
     if not links:
-        monkeypatch.setattr(os, "link", refused)
+        monkeypatch.setattr(os, "link", no_links)
     assert storage.create("folder/file", b"one")
     assert not storage.create("folder/file", b"two")
     assert storage.read("folder/file") == b"one"
@@ -183,7 +185,7 @@ def test_of_two_who_create_a_file_without_links_the_last_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = Storage(str(tmp_path))
-    monkeypatch.setattr("rayfl.storage.files._link_local", lambda target, data: None)
+    monkeypatch.setattr(os, "link", no_links)
     monkeypatch.setattr("rayfl.storage.files.time.sleep", lambda seconds: storage.write("file", b"the other's"))
     assert not storage.create("file", b"mine")
     monkeypatch.setattr("rayfl.storage.files.time.sleep", lambda seconds: storage.delete("other"))

@@ -41,7 +41,7 @@ def manifest(store: CommitStore, table: PartedTable) -> Manifest:
 
 @pytest.mark.parametrize("sizes", [[10], [0, 3, 0, 7], [1] * 10, [6, 4]])
 def test_how_rows_are_divided_does_not_change_the_file(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rayfl.storage.tables, "_ROW_GROUP", 4)
+    monkeypatch.setattr(rayfl.storage.tables, "GROUP_ROWS", 4)
     parts = [rows(start, stop) for start, stop in pairwise(np.cumsum([0, *sizes]).tolist())]
     data = to_one_parquet(iter(parts), SCHEMA)
     assert data == to_parquet(rows(0, 10))
@@ -72,7 +72,7 @@ def test_a_table_in_parts_is_the_table(tmp_path_factory: pytest.TempPathFactory,
     folder = tmp_path_factory.mktemp("parts")
     store, random = CommitStore(Storage(str(folder))), np.random.default_rng(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rayfl.storage.tables, "_LARGE_BYTES", 1500)
+        patch.setattr(rayfl.storage.tables, "LARGE_PART_BYTES", 1500)
         table, end = PartedTable("rounds"), 0
         for commit, more in enumerate(growth):
             grew = table.append(store, commit, rows(end, end + more))
@@ -95,7 +95,7 @@ def test_a_commit_writes_few_rows_and_leaves_few_parts(store: CommitStore, monke
         return real(table)
 
     monkeypatch.setattr(rayfl.storage.tables, "to_parquet", counting)
-    monkeypatch.setattr(rayfl.storage.tables, "_LARGE_BYTES", 5_000)
+    monkeypatch.setattr(rayfl.storage.tables, "LARGE_PART_BYTES", 5_000)
     table, commits, each = PartedTable("rounds"), 200, 20
     for commit in range(commits):
         table.append(store, commit, rows(table.rows, table.rows + each))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +14,8 @@ import torch
 from torch import Tensor
 
 from rayfl.examples import InputSpec
+from rayfl.models.pretrained import network as adapted
+from rayfl.models.pretrained.folding import Run
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.section import PretrainedModel
 
@@ -135,3 +139,21 @@ def texts(samples: int, seed: int, shortest: int = 4) -> tuple[Tensor, Tensor]:
     whole = whole.where(places < lengths, 0)
     asked = (places[1:] >= prompts) & (places[1:] < lengths)
     return whole[:, :-1], whole[:, 1:].where(asked, -100)
+
+
+@contextmanager
+def passes_of_networks() -> Iterator[list[Tensor]]:
+    """Gives the inputs of every pass of adapted networks, to the network or to its head, until it ends."""
+    seen: list[Tensor] = []
+    folded = adapted.folded
+
+    def noting(run: Run, leaves: Sequence[Tensor], x: Tensor) -> Any:
+        def noted(leaves: Sequence[Tensor], x: Tensor) -> Any:
+            seen.append(x)
+            return run(leaves, x)
+
+        return folded(noted, leaves, x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapted, "folded", noting)
+        yield seen

@@ -229,13 +229,23 @@ def elsewhere(memory: int | None = None) -> Iterator[torch.device]:
         return tensor(data, dtype=like.dtype).to(like.device)
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch(f"{__name__}._context", Context(memory)))
+        stack.enter_context(_in_use(Context(memory)))
         stack.enter_context(mock.patch.object(torch, "tensor", _moving(tensor)))
         stack.enter_context(mock.patch.object(torch, "as_tensor", _moving(torch.as_tensor)))
         stack.enter_context(mock.patch.object(Tensor, "new_tensor", new_tensor))
         stack.enter_context(_Functions())
         stack.enter_context(_Dispatch())
         yield _DEVICE
+
+
+@contextmanager
+def _in_use(made: Context) -> Iterator[None]:
+    global _context
+    before, _context = _context, made
+    try:
+        yield
+    finally:
+        _context = before
 
 
 def context() -> Context:

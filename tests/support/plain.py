@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.engine.looped import _seeded, moved_paths
+from rayfl.engine.looped import moved_paths, seeded
 from rayfl.engine.optimizers import Rule, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.tasks import Batch, Task
@@ -27,7 +27,7 @@ def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
     optimizers = {path: _optimizer(leaf, rules[path]) for path, leaf in moved.items()}
     _take_up(request, moved, optimizers)
     tree, data = from_leaves(pairs), request.examples
-    with _seeded(request.seed, task, device):
+    with seeded(request.seed, task, device):
         for number, (start, stop) in enumerate(pairwise(request.plan.bounds)):
             rows = request.plan.order[start:stop]
             draw = None if request.draws is None else map_leaves(lambda d, n=number: _draw(d[n], moved), request.draws)

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
+from rayfl.data.files.remedies import remedy
 from rayfl.data.files.row_runs import Run, joined, runs_of
 from rayfl.data.files.targets import from_column, target_field
 from rayfl.data.files.whole import new_file
@@ -221,15 +222,6 @@ class _Arrow(NaturalFile):
 
     def _groups(self, first: int, last: int) -> pa.Table:
         return pa.Table.from_batches(self._batches[first:last], self._schema).select(["x", "y"])
-
-
-def remedy(path: Path) -> str:
-    """Returns how to get a file in place of one that cannot be used."""
-    if path.suffix == ".arrow":
-        return "delete it and make it again with `rayfl data prepare`"
-    if path.name.startswith("tff-"):
-        return "make one from TFF's archive with `rayfl data import-tff`"
-    return "make one from LEAF's JSON with `rayfl data import-leaf`"
 
 
 def open_natural(path: Path) -> NaturalFile:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-_CHUNK_VALUES = 1 << 22
+CHUNK_VALUES = 1 << 22
+"""Values of inputs that are summed at a time, as far as a single input has no more."""
 
 
 class Moments(BaseModel):
@@ -68,5 +69,5 @@ def moments_of(x: np.ndarray) -> Moments:
 
 
 def _chunks(x: np.ndarray) -> Iterable[np.ndarray]:
-    rows = max(1, _CHUNK_VALUES // max(1, int(np.prod(x.shape[1:]))))
+    rows = max(1, CHUNK_VALUES // max(1, int(np.prod(x.shape[1:]))))
     return (x[start : start + rows] for start in range(0, len(x), rows))

@@ -195,11 +195,12 @@ class NaturalPartition(BaseModel):
         large = np.flatnonzero(sizes >= self.min_samples)
         wanted = len(large) if self.num_clients is None else self.num_clients
         if not len(large) or wanted > len(large):
-            having = f" with at least {self.min_samples} samples" if self.min_samples else ""
+            least = self.min_samples
+            having = f"of {len(sizes)} clients with at least {least} samples" if least else "clients"
             asked = "partition.min_samples" if self.num_clients is None else "partition.num_clients"
             value = self.min_samples if self.num_clients is None else self.num_clients
             raise DataError(
-                f"{asked} is {value}, but the data set has only {len(large)} of {len(sizes)} clients{having}; lower it"
+                f"{asked} is {value}, but the data set has only {len(large)} {having}; lower it"
                 + (" or partition.min_samples" if self.min_samples and self.num_clients is not None else "")
             )
         if wanted == len(large):

@@ -17,7 +17,10 @@ from rayfl.data.sources.pooled_file import storage_of
 from rayfl.errors import DataError
 from rayfl.examples import InputSpec
 
-_BATCH_ROWS, _BATCH_BYTES = 4096, 1 << 28
+BATCH_ROWS = 4096
+"""Rows of a group of the file, which is what is in memory at a time."""
+BATCH_BYTES = 1 << 28
+"""Bytes of the inputs of a group: of large ones, such as volumes, a group has fewer rows."""
 _MOST_NATURAL_CLASSES = 2**15
 Owner = tuple[str, str]
 """A client's name, and a split."""
@@ -82,7 +85,7 @@ def _moments(x: np.ndarray, train: np.ndarray) -> Moments:
 
 def _batch_rows(x: np.ndarray) -> int:
     """Rows of a group: fewer of large inputs, such as volumes."""
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, x[:1].nbytes)))
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, x[:1].nbytes)))
 
 
 def _batches(rows: Rows, splits: np.ndarray, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, list[Owner]]]:

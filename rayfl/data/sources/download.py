@@ -22,8 +22,8 @@ Progress = Callable[[str, int, int | None], None]
 
 _BLOCK = 1 << 18
 _TIMEOUT_S = 60.0
-_PAUSES_S = (1.0, 2.0, 5.0, 10.0)
-"""How long to wait before each new attempt after one that brought nothing."""
+RETRY_PAUSES_S = (1.0, 2.0, 5.0, 10.0)
+"""Seconds to wait before each new attempt after one that brought nothing; there is one attempt more than pauses."""
 
 
 def silent(what: str, done: int, total: int | None) -> None:
@@ -100,12 +100,12 @@ class _Download:
             if self._have() > before or self._complete():
                 failures = 0
                 continue
-            if failures == len(_PAUSES_S):
+            if failures == len(RETRY_PAUSES_S):
                 raise DataError(
                     f"{self._url} cannot be downloaded: {problem}; the {self._have()} bytes so far are kept, and the "
                     "same command goes on with them"
                 )
-            time.sleep(_PAUSES_S[failures])
+            time.sleep(RETRY_PAUSES_S[failures])
             failures += 1
         try:
             _check(self._partial, self._digest, f"{self._url}: the download")

@@ -21,9 +21,9 @@ from rayfl.data.files.natural_file import (
     Inputs,
     NaturalHeader,
     open_natural,
-    remedy,
     write_natural,
 )
+from rayfl.data.files.remedies import remedy
 from rayfl.data.images.moments import Moments, moments_of
 from rayfl.data.images.transform import Preprocessing, TransformConfig
 from rayfl.data.partitions.base import NaturalPartition

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 import torch
 
 from rayfl.data.federated import FederatedDataset
-from rayfl.data.files.natural_file import NaturalFile, open_natural, remedy
+from rayfl.data.files.natural_file import NaturalFile, open_natural
+from rayfl.data.files.remedies import remedy
 from rayfl.data.images.transform import Preprocessing
 from rayfl.data.sources.base import NaturalPath, Samples, Source
 from rayfl.errors import ConfigError, DataError

@@ -17,7 +17,9 @@ from rayfl.examples import BYTE_TOKENS, END_OF_BYTES, byte_tokens
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.loading import library
 
-_STEPS, _BATCH, _RATE = 150, 64, 2e-3
+TRAINING_STEPS = 150
+"""Steps that a base is trained for."""
+_BATCH, _RATE = 64, 2e-3
 _VOCABULARY, _LENGTH = 64, 16
 
 
@@ -135,7 +137,7 @@ def _train(model: Any, inputs: Mapping[str, Tensor], labels: Tensor, generator: 
     """Trains a model for some steps of AdamW; returns the share of labels that it then tells."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE)
     model.train()
-    for _ in range(_STEPS):
+    for _ in range(TRAINING_STEPS):
         rows = torch.from_numpy(generator.integers(len(labels), size=_BATCH))
         logits = model(**{key: value[rows] for key, value in inputs.items()}).logits
         loss: Any = F.cross_entropy(logits.flatten(0, -2), labels[rows].flatten())

@@ -33,7 +33,7 @@ def token_losses(features: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         float32 of shape (n,); 0 where there is no target. Differentiable once.
     """
     wanted = features.requires_grad and torch.is_grad_enabled()
-    if _recording(features):
+    if is_recorded(features):
         whole: Tensor = _Losses.apply(features, weight, targets, wanted)
         return whole
     rows = (targets != IGNORED).nonzero()[:, 0]
@@ -41,7 +41,7 @@ def token_losses(features: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return found.new_zeros(len(targets)).index_copy(0, rows, found)
 
 
-def _recording(tensor: Tensor) -> bool:
+def is_recorded(tensor: Tensor) -> bool:
     """Returns whether what is done with a tensor is recorded as a CUDA graph."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 

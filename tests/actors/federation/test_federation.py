@@ -147,7 +147,7 @@ def test_an_evaluation_in_pieces_reports_its_progress_and_changes_nothing(monkey
     for cohort in case.cohorts():
         toy.step(cohort)
     expected = toy.scores(final=True)
-    monkeypatch.setattr("actors.federation.evaluation._AT_A_TIME", 1)
+    monkeypatch.setattr("actors.federation.evaluation.CLIENTS_AT_A_TIME", 1)
     seen: list[tuple[int, int]] = []
     found = toy.federation.evaluate(toy.server, ("test",), True, report=lambda *done: seen.append(done))
     assert seen == [(done, len(SIZES)) for done in range(1, len(SIZES) + 1)]

@@ -9,7 +9,7 @@ import torch
 
 from actors.hosting import building
 from actors.hosting.building import automatic_memory, data_memory_of
-from cluster.sweep.trial import _with_memory
+from cluster.sweep.trial import with_memory_of_trial
 from rayfl.config.cluster_section import ClusterConfig
 
 GIB = 1 << 30
@@ -43,6 +43,6 @@ def test_experiments_of_a_sweep_share_the_machine_but_have_their_gpu(
     on_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
-    cluster = _with_memory(ClusterConfig(backend="inline"), 4)
+    cluster = with_memory_of_trial(ClusterConfig(backend="inline"), 4)
     assert cluster.state_memory == automatic_memory("state_memory", 4)
     assert cluster.data_memory == ("auto" if on_gpu else automatic_memory("data_memory", 4))

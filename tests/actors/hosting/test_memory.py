@@ -164,5 +164,5 @@ def test_a_batch_job_has_the_memory_of_its_control_group(
     for name, content in files.items():
         (file := tmp_path / "mounted" / name).parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
-    assert list(memory._limits(tmp_path / "cgroup", tmp_path / "mounted")) == expected
-    assert list(memory._limits(tmp_path / "none", tmp_path / "mounted")) == []
+    assert list(memory.group_limits(tmp_path / "cgroup", tmp_path / "mounted")) == expected
+    assert list(memory.group_limits(tmp_path / "none", tmp_path / "mounted")) == []

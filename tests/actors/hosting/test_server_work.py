@@ -11,7 +11,7 @@ import torch
 
 from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
-from actors.hosting.host import ClientHost
+from actors.hosting import host as hosting
 from actors.hosting.job import Job, JobResult
 from actors.hosting.running_clients import Report
 from actors.processes.pool import HostDiedError, InlinePool
@@ -163,15 +163,15 @@ def test_a_lost_host_is_nobodys_fault_and_the_round_can_be_done_again() -> None:
 
 
 def test_a_device_too_small_is_tried_again_without_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, run = toy(), ClientHost._served
+    found, run = toy(), hosting.run_on_server
     failures = [torch.OutOfMemoryError("CUDA out of memory")]
 
-    def short(self: ClientHost, job: Job, given: Tree) -> Tree:
+    def short(*given: Any) -> Tree:
         if failures:
             raise failures.pop()
-        return run(self, job, given)
+        return run(*given)
 
-    monkeypatch.setattr(ClientHost, "_served", short)
+    monkeypatch.setattr(hosting, "run_on_server", short)
     assert_equal(found.step([0, 1]), toy().step([0, 1]))
     assert not failures
 

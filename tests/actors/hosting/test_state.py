@@ -86,7 +86,7 @@ def test_a_commit_holds_what_changed_in_the_rounds_before_it(store: CommitStore)
 
 
 def test_files_of_a_commit_are_of_bounded_size(store: CommitStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.hosting.state._FILE_BYTES", 2 * num_bytes(state(0.0)))
+    monkeypatch.setattr("actors.hosting.state.STATE_FILE_BYTES", 2 * num_bytes(state(0.0)))
     states = ClientStates(store, 0)
     for client in (4, 1, 2, 3, 0):
         states.replace(client, state(client), 0)

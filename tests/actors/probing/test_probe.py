@@ -241,8 +241,8 @@ def test_memory_of_this_process() -> None:
 
 
 def test_without_proc_the_peak_of_the_process_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_memory, "_STATUS", tmp_path / "none")
-    monkeypatch.setattr(probe_memory, "_FORGET_PEAK", tmp_path / "none" / "none")
+    monkeypatch.setattr(probe_memory, "STATUS_FILE", tmp_path / "none")
+    monkeypatch.setattr(probe_memory, "RESET_FILE", tmp_path / "none" / "none")
     memory = ProcessMemory()
     memory.mark()
     assert memory.room().own > 10 << 20

@@ -139,7 +139,7 @@ def test_inv_flo_8_blocks_shapes_and_single_precision(monkeypatch: pytest.Monkey
     data = signals().astype(np.float32)
     whole = principal_coordinates(data.astype(np.float64), 3)
     assert_allclose(principal_coordinates([row.reshape(5, 2, 3) for row in data], 3), whole, atol=1e-12)
-    monkeypatch.setattr(simplex, "_BLOCK_ELEMENTS", 9 * 7)
+    monkeypatch.setattr(simplex, "BLOCK_ELEMENTS", 9 * 7)
     assert_allclose(principal_coordinates(data, 3), whole, atol=1e-12)
 
 
@@ -149,7 +149,7 @@ def test_inv_flo_8_equal_loadings_take_the_sign_of_the_first(monkeypatch: pytest
     data = strength[:, None] * np.array([[0.1, -1.0, 0.3, 1.0 + 1e-12, 0.2]])
     expected = -(strength - strength.mean()) * np.linalg.norm(data[0])
     for elements in (1, 2**22):
-        monkeypatch.setattr(simplex, "_BLOCK_ELEMENTS", elements)
+        monkeypatch.setattr(simplex, "BLOCK_ELEMENTS", elements)
         assert_allclose(principal_coordinates(data, 1)[:, 0], expected, atol=1e-10)
 
 
@@ -162,7 +162,7 @@ def test_components_without_variance_are_zero() -> None:
 def test_coordinates_take_memory_for_one_block_only(monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.zeros((20, 40_000), dtype=np.float32)
     data[:, 0] = np.arange(20)
-    monkeypatch.setattr(simplex, "_BLOCK_ELEMENTS", 20 * 500)
+    monkeypatch.setattr(simplex, "BLOCK_ELEMENTS", 20 * 500)
     tracemalloc.start()
     principal_coordinates(data, 3)
     peak = tracemalloc.get_traced_memory()[1]

@@ -98,14 +98,16 @@ def test_inv_flo_10_ball_around_an_inner_point(d: int) -> None:
 
 
 def test_inv_flo_10_acceptance_is_one_where_the_ball_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no rejection allowed to be seen, a single block must do."""
-    blocks = []
-    propose = simplex_sampling._propose
-    monkeypatch.setattr(simplex_sampling, "_propose", lambda *a: blocks.append(a[-1]) or propose(*a))
-    sample_ball(generator(1), np.array([0.6, 0.4, 0.0, 0.0]), 0.6, 5000)
-    sample_ball(generator(2), np.full(7, 1 / 7), 0.2, 300)
-    sample_ball(generator(3), np.eye(20)[3], 0.8, 100)
-    assert blocks == [5000, 300, 100]
+    """A single rejection would have the walk take over, and give other points."""
+    balls = [(np.array([0.6, 0.4, 0.0, 0.0]), 0.6, 5000), (np.full(7, 1 / 7), 0.2, 300), (np.eye(20)[3], 0.8, 100)]
+
+    def drawn() -> list[np.ndarray]:
+        return [sample_ball(generator(seed), *ball) for seed, ball in enumerate(balls, 1)]
+
+    usual = drawn()
+    monkeypatch.setattr(simplex_sampling, "MAX_REJECTIONS", 1)
+    for points, expected in zip(drawn(), usual, strict=True):
+        assert np.array_equal(points, expected)
 
 
 @pytest.mark.parametrize(("d", "radius"), [(2, 0.5), (4, 0.8), (7, 0.1), (20, 1.9)])
@@ -152,7 +154,7 @@ def test_inv_flo_12_general_centre(center: list[float], radius: float) -> None:
 
 
 def test_inv_flo_12_hit_and_run_when_proposals_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simplex_sampling, "_MAX_REJECTIONS", 0)
+    monkeypatch.setattr(simplex_sampling, "MAX_REJECTIONS", 0)
     for seed, (c, radius) in enumerate([(np.array([0.7, 0.25, 0.05, 0.0]), 0.9), (np.full(4, 0.25), 0.7)]):
         points = sample_ball(generator(50 + seed), c, radius, 3000)
         assert points.shape == (3000, 4)
@@ -226,7 +228,7 @@ def test_g21_moments_of_the_ball(
 def test_g21_acceptance() -> None:
     law = pattern_probabilities(4, zeros=1)
     c = np.array([0.7, 0.25, 0.05, 0.0])
-    accepted = (c + simplex_sampling._propose(generator(91), c, 0.5, law, 50_000) >= 0).all(1).mean()
+    accepted = (c + simplex_sampling.propose(generator(91), c, 0.5, law, 50_000) >= 0).all(1).mean()
     assert_allclose(accepted, 0.57, atol=0.01)
 
 

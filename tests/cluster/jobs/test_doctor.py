@@ -80,7 +80,7 @@ def test_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_package_that_is_missing() -> None:
-    verdict, _, fix = doctor._version("no-such-package")
+    verdict, _, fix = doctor.check_version("no-such-package")
     assert (verdict, fix) == ("wrong", "pip install no-such-package")
 
 

@@ -21,7 +21,7 @@ from algorithms.registry import Experiment
 from cluster.jobs.jobs import JobOptions, Submitted, connect, exit_status, find, follow, jobs, stop, submit
 from cluster.jobs.shipping import build_wheel
 from rayfl.cli.entry import app
-from rayfl.cli.jobs import _packages
+from rayfl.cli.jobs import required_packages
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, ResourceError, RunError
@@ -94,19 +94,19 @@ def test_a_module_of_the_users_own_travels_without_being_asked(tmp_path: Path, m
         assert client.files == set()
 
 
-def test_packages_are_installed_by_uv(tmp_path: Path) -> None:
+def testrequired_packages_are_installed_by_uv(tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text("# for a backbone\ntimm==1.0.31  # pinned\n\npolars\n")
     client = FakeClient()
-    send(client, experiment(tmp_path), packages=_packages(["duckdb>=1", str(file)]))
+    send(client, experiment(tmp_path), packages=required_packages(["duckdb>=1", str(file)]))
     runtime_env = client.sent[0]["runtime_env"]
     assert runtime_env["uv"] == {"packages": ["duckdb>=1", "timm==1.0.31", "polars"]}
     assert RuntimeEnv(**runtime_env)["uv"]["packages"] == runtime_env["uv"]["packages"]  # Ray's own check
     file.write_text("--index-url https://example.org\n")
     with pytest.raises(ConfigError, match="is an option, not a package"):
-        _packages([str(file)])
+        required_packages([str(file)])
     with pytest.raises(ConfigError, match="cannot be read"):
-        _packages([str(tmp_path / "missing.txt")])
+        required_packages([str(tmp_path / "missing.txt")])
 
 
 def test_models_and_data_of_the_users_own_are_looked_for_too(tmp_path: Path) -> None:

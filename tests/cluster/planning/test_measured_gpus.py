@@ -9,7 +9,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 import rayfl
-from cluster.rounds.session import _loopback
+from cluster.rounds.session import loopback
 from tests.support.experiments import assert_same, outcome, small_experiment
 from tests.support.many_nodes_running import Running, logical_gpus
 
@@ -25,7 +25,7 @@ def test_gpus_are_measured_and_shared_by_as_many_actors_as_the_round_has_work_fo
     config = small_experiment(tmp_path, "shared", "superfed-mm", actors_per_gpu="auto") | {"engine": {"mode": "looped"}}
     # On a busy machine a node's processes take longer to start than Ray waits for them.
     monkeypatch.setenv("RAY_agent_register_timeout_ms", "120000")
-    with _loopback():
+    with loopback():
         head = {"num_cpus": 0, "include_dashboard": False, "node_ip_address": ADDRESS}
         nodes = Cluster(initialize_head=True, head_node_args=head)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.planning.shared_storage import _visit, check_shared_storage
+from cluster.planning.shared_storage import check_shared_storage, visit_storage
 from rayfl.storage.files import Storage
 
 ROOT = Path(__file__).parents[3]
@@ -20,13 +20,13 @@ import os, sys
 from unittest import mock
 import ray
 from ray.cluster_utils import Cluster
-from cluster.rounds.session import _loopback
+from cluster.rounds.session import loopback
 from cluster.planning.shared_storage import check_shared_storage
 from rayfl.errors import ResourceError
 from rayfl.storage.files import Storage
 
 first, second = sys.argv[1:]
-with _loopback():
+with loopback():
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     cluster.add_node(num_cpus=1, env_vars={"HOME": second})
     ray.init(cluster.address, log_to_driver=False)
@@ -67,11 +67,11 @@ def test_every_node_is_asked_also_one_without_cpus(tmp_path: Path) -> None:
 def test_a_node_that_reads_something_else(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     storage.write("probe", b"of another cluster")
-    assert "something else" in _visit(str(tmp_path), "probe", "answer")
+    assert "something else" in visit_storage(str(tmp_path), "probe", "answer")
     storage.write("probe", b"probe")
-    assert _visit(str(tmp_path), "probe", "answer") == ""
+    assert visit_storage(str(tmp_path), "probe", "answer") == ""
     assert storage.exists("answer")
-    assert "cannot write" in _visit(str(tmp_path), "probe", "probe/answer")
+    assert "cannot write" in visit_storage(str(tmp_path), "probe", "probe/answer")
 
 
 @pytest.mark.usefixtures("local_ray")

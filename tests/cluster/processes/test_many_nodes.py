@@ -18,7 +18,7 @@ import yaml
 from ray.cluster_utils import Cluster
 
 import rayfl
-from cluster.rounds.session import _loopback
+from cluster.rounds.session import loopback
 from tests.support.experiments import assert_same, outcome, small_experiment, with_large_model
 from tests.support.many_nodes_running import PATIENCE_S, ROOT, Running, logical_gpus, long_rounds
 
@@ -33,7 +33,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A cluster whose first node has no CPU for actors."""
     # On a busy machine a node's processes take longer to start than Ray waits for them.
     monkeypatch.setenv("RAY_agent_register_timeout_ms", "120000")
-    with _loopback():
+    with loopback():
         head = {"num_cpus": 0, "include_dashboard": False, "node_ip_address": ADDRESS}
         found = Cluster(initialize_head=True, head_node_args=head)
         try:

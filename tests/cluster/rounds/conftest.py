@@ -19,7 +19,7 @@ from tests.support.experiments import Interrupt, small_experiment
 def parts_of_one_commit() -> Iterator[None]:
     """Every commit's rows are a part of their own, so that kept commits share the older ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rayfl.storage.tables, "_LARGE_BYTES", 1)
+        patch.setattr(rayfl.storage.tables, "LARGE_PART_BYTES", 1)
         yield
 
 

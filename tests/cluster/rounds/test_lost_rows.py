@@ -156,8 +156,8 @@ def test_a_table_that_is_damaged_while_a_run_goes_on_does_not_end_it(
                 (tmp_path / "run" / "commits" / manifest.tables["clients"][0].name).unlink()
                 (tmp_path / "run" / "clients.parquet").unlink()
 
-    monkeypatch.setattr("cluster.rounds.recorder._PUBLISH_EVERY_S", 0)
-    monkeypatch.setattr("cluster.rounds.recorder._PUBLISH_SHARE", 0)
+    monkeypatch.setattr("cluster.rounds.recorder.PUBLISH_EVERY_S", 0)
+    monkeypatch.setattr("cluster.rounds.recorder.PUBLISH_SPACING", 0)
     result = rayfl.run(experiment, callbacks=[Damage()])
     assert result.rounds_completed == 4
     assert "The run goes on; its tables are written at its end" in caplog.text

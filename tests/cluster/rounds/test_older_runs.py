@@ -13,7 +13,7 @@ import yaml
 
 import rayfl
 from algorithms.registry import Experiment
-from cluster.jobs.jobs import _different
+from cluster.jobs.jobs import differing_keys
 from rayfl.config import added, identity
 from rayfl.config.identity import OlderRule
 from rayfl.config.loading import load_config
@@ -145,8 +145,8 @@ def test_a_job_of_an_older_rayfl_is_the_same_run(tmp_path: Path) -> None:
         fingerprint = config.fingerprint()
     assert fingerprint != config.fingerprint()
     for known in (fingerprint, config.fingerprint()):
-        assert _different({"fingerprint": known, "storage": str(tmp_path)}, config) == []
-    assert _different({"fingerprint": "else", "storage": "/else"}, config) == ["fingerprint", "storage"]
+        assert differing_keys({"fingerprint": known, "storage": str(tmp_path)}, config) == []
+    assert differing_keys({"fingerprint": "else", "storage": "/else"}, config) == ["fingerprint", "storage"]
 
 
 @pytest.mark.parametrize("name", [None, "mine"])

@@ -30,7 +30,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(method: str, tmp_path: Pa
 
 def test_rows_in_many_parts_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rayfl.run(small_experiment(tmp_path, "whole", "scaffold", backend="inline"))
-    monkeypatch.setattr(rayfl.storage.tables, "_LARGE_BYTES", 1)
+    monkeypatch.setattr(rayfl.storage.tables, "LARGE_PART_BYTES", 1)
     pieces = small_experiment(tmp_path, "pieces", "scaffold", backend="inline")
     for after in (2, 3):
         with pytest.raises(KeyboardInterrupt):
@@ -59,8 +59,8 @@ def test_tables_are_put_beside_the_commits_now_and_then_and_at_the_end(
 ) -> None:
     often, seldom = Rows(tmp_path / "often"), Rows(tmp_path / "seldom")
     rayfl.run(small_experiment(tmp_path, "seldom", "fedavg", backend="inline"), callbacks=[seldom])
-    monkeypatch.setattr(cluster.rounds.recorder, "_PUBLISH_EVERY_S", 0)
-    monkeypatch.setattr(cluster.rounds.recorder, "_PUBLISH_SHARE", 0)
+    monkeypatch.setattr(cluster.rounds.recorder, "PUBLISH_EVERY_S", 0)
+    monkeypatch.setattr(cluster.rounds.recorder, "PUBLISH_SPACING", 0)
     rayfl.run(small_experiment(tmp_path, "often", "fedavg", backend="inline"), callbacks=[often])
     assert often.seen == sorted(set(often.seen))
     assert len(set(seldom.seen)) < len(often.seen)

@@ -112,5 +112,5 @@ def test_moments_do_not_depend_on_how_inputs_are_divided(size: int, cut: int, pi
 
 def test_sums_of_pixels_are_exact_over_many_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = moments_of(PIXELS)
-    monkeypatch.setattr("rayfl.data.images.moments._CHUNK_VALUES", 1000)
+    monkeypatch.setattr("rayfl.data.images.moments.CHUNK_VALUES", 1000)
     assert moments_of(PIXELS) == whole

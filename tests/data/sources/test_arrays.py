@@ -172,7 +172,7 @@ def test_large_samples_are_written_in_small_groups(tmp_path: Path, monkeypatch: 
     path = table(tmp_path)
     whole = opened(path).load(1)["train"]
     normalized = opened(path, scale=[0, 300])
-    monkeypatch.setattr(client_rows, "_BATCH_BYTES", 2 * 4 * int(np.prod(SIDES)))
+    monkeypatch.setattr(client_rows, "BATCH_BYTES", 2 * 4 * int(np.prod(SIDES)))
     monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "other"))
     grouped, again = opened(path).load(1)["train"], opened(path, scale=[0, 300])
     assert torch.equal(whole.x, grouped.x) and torch.equal(whole.y, grouped.y)

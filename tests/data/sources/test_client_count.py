@@ -45,9 +45,10 @@ def test_exactly_so_many_large_enough_clients(sizes: list[int], least: int, data
     count = data.draw(st.integers(1, len(sizes) + 1))
     partition = NaturalPartition(num_clients=count, min_samples=least)
     if count > len(large):
-        with pytest.raises(
-            DataError, match=f"num_clients is {count}, but .* only {len(large)} of {len(sizes)} clients"
-        ):
+        found = (
+            f"{len(large)} of {len(sizes)} clients with at least {least} samples" if least else f"{len(large)} clients"
+        )
+        with pytest.raises(DataError, match=f"num_clients is {count}, but the data set has only {found}; lower it"):
             partition.chosen(np.array(sizes), RandomStreams(seed))
         return
     chosen = partition.chosen(np.array(sizes), RandomStreams(seed)).tolist()

@@ -21,7 +21,7 @@ MD5 = f"md5:{hashlib.md5(CONTENT).hexdigest()}"
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr("rayfl.data.sources.download._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("rayfl.data.sources.download.RETRY_PAUSES_S", (0.0, 0.0))
     with serving(Server({"/a.zip": CONTENT})) as running:
         yield running
 

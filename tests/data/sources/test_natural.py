@@ -145,8 +145,16 @@ def test_a_validation_fraction_out_of_range_is_refused(tmp_path: Path, validatio
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.parquet does not exist; .*`rayfl data import-leaf`"):
         NaturalDataset(tmp_path / "none.parquet", 0, STREAMS)
-    with pytest.raises(DataError, match=r"tff-emnist\.parquet does not exist; .*`rayfl data import-tff`"):
-        NaturalDataset(tmp_path / "tff-emnist.parquet", 0, STREAMS)
+    for name, command in (
+        ("femnist.parquet", "import-leaf femnist SOURCE"),
+        ("shakespeare-80.parquet", "import-leaf shakespeare SOURCE"),
+        ("celeba.parquet", "import-leaf celeba SOURCE --images IMAGES"),
+        ("tff-emnist.parquet", "import-tff emnist SOURCE"),
+    ):
+        path = tmp_path / name
+        said = rf"{path} does not exist; .*`rayfl data {command} --out {path}`, or set RAYFL_DATA"
+        with pytest.raises(DataError, match=said):
+            NaturalDataset(path, 0, STREAMS)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1"])

@@ -39,7 +39,7 @@ from tests.support.server import Server, serving
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr("rayfl.data.sources.download._PAUSES_S", ())
+    monkeypatch.setattr("rayfl.data.sources.download.RETRY_PAUSES_S", ())
     with serving(Server({})) as running:
         yield running
 

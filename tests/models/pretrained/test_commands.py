@@ -45,7 +45,7 @@ from tests.support.toys import assert_close
 
 
 def test_the_command_line_makes_describes_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "_STEPS", 2)
+    monkeypatch.setattr(making, "TRAINING_STEPS", 2)
     command = CliRunner()
     made = command.invoke(app, ["model", "make", "tiny-vit", "--out", str(tmp_path / "vit")])
     assert made.exit_code == 0 and BaseFolder(tmp_path / "vit").sha256 in made.output

@@ -165,7 +165,7 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["tiny-vit", "tiny-llama", "tiny-bert"])
 def test_a_small_base_is_made_here(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "_STEPS", 3)
+    monkeypatch.setattr(making, "TRAINING_STEPS", 3)
     made = making.make(name, tmp_path / name)
     assert made.sha256 == BaseFolder(tmp_path / name).sha256
     assert (

@@ -32,6 +32,7 @@ from tests.support.bases import (
     base,
     language_network,
     language_section,
+    passes_of_networks,
     texts,
     trained,
     transformers,
@@ -142,7 +143,7 @@ def test_all_positions_are_computed_where_nobody_may_ask_which_are_needed(monkey
     leaves = {name: leaf.requires_grad_() for name, leaf in tree.items()}
     values = []
     for recording in (False, True):
-        monkeypatch.setattr(output_layer, "_recording", lambda tensor, found=recording: found)
+        monkeypatch.setattr(output_layer, "is_recorded", lambda tensor, found=recording: found)
         value = task.loss(leaves, batch)
         values.append([value.detach(), *torch.autograd.grad(value, list(leaves.values()))])
     for one, other in zip(*values, strict=True):
@@ -216,7 +217,7 @@ def test_statistics_are_those_of_all_logits_whatever_the_parts_are(rows: int, mo
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_clients_are_scored_in_stacks(family: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     net = language_network(family)
-    task, passes, shared = LanguageModel(net, (), NEXT), list[int](), trained(net, 9, 0.5)
+    task, shared = LanguageModel(net, (), NEXT), trained(net, 9, 0.5)
     asked = [
         ScoringRequest(
             {"own": Predictor.of(trained(net, k, 0.5)), "shared": Predictor.of(shared)}, Examples(*texts(n, k))
@@ -224,15 +225,9 @@ def test_clients_are_scored_in_stacks(family: str, rows: int, monkeypatch: pytes
         for k, n in enumerate((7, 3, 11))
     ]
     monkeypatch.setattr(output_layer, "LOGITS", rows * VOCABULARY)
-    run = AdaptedNetwork._run
-
-    def noted(self: Any, entry: Any, *given: Any) -> Any:
-        passes.append(len(given[-1]) if entry.__name__ == "_features" else 0)
-        return run(self, entry, *given)
-
-    monkeypatch.setattr(AdaptedNetwork, "_run", noted)
-    found = evaluate_together(asked, task, 4)
-    assert max(passes) == 12, "three clients of four texts in a pass"
+    with passes_of_networks() as passes:
+        found = evaluate_together(asked, task, 4)
+    assert max(len(x) for x in passes if not x.is_floating_point()) == 12, "three clients of four texts in a pass"
     for one, scores in zip(asked, found, strict=True):
         for name, expected in evaluate(one.predictors, one.examples, task, 4).items():
             np.testing.assert_allclose(scores[name].vector, expected.vector, rtol=1e-5, atol=1e-5)

@@ -161,7 +161,7 @@ def test_a_run_is_exported_and_another_begins_from_it(tmp_path: Path) -> None:
 
 
 def test_a_small_base_is_made_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "_STEPS", 3)
+    monkeypatch.setattr(making, "TRAINING_STEPS", 3)
     made = making.make("tiny-lm", tmp_path / "lm")
     assert made.sha256 == BaseFolder(tmp_path / "lm").sha256 == making.make("tiny-lm", tmp_path / "again").sha256
     config = load_config(Experiment, "quickstart-lm", {"model.folder": str(tmp_path / "lm")})
@@ -179,7 +179,7 @@ def test_presets_say_what_they_need(tmp_path: Path) -> None:
 
 def test_flowertunes_settings_run_over_a_file_in_alpacas_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(making, "_STEPS", 2)
+    monkeypatch.setattr(making, "TRAINING_STEPS", 2)
     making.make("tiny-lm", tmp_path / "lm")
     rows = [
         {"instruction": f"Count to {n}.", "input": "", "output": " ".join(map(str, range(n)))} for n in range(1, 61)

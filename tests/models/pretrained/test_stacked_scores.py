@@ -21,7 +21,7 @@ from rayfl.metrics import Statistics
 from rayfl.metrics.language import IGNORED
 from rayfl.models.pretrained.mixing import mixed_by_rows, side_by_side
 from rayfl.models.pretrained.network import AdaptedNetwork
-from tests.support.bases import NEXT, inputs, language_network, network, texts, trained
+from tests.support.bases import NEXT, inputs, language_network, network, passes_of_networks, texts, trained
 
 HALVES = torch.tensor([[0.5, 0.5]])
 POINTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -104,25 +104,17 @@ def test_models_of_one_row_may_have_other_tensors_for_each_client(flipped: bool,
 
 
 @pytest.mark.parametrize(("rows", "most"), [(None, 60), (100, 20), (33, 5), (20, 5), (1, 5)])
-def test_a_pass_has_no_more_rows_than_it_may(rows: int | None, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_has_no_more_rows_than_it_may(rows: int | None, most: int) -> None:
     """Of a sweep every point has the samples once more; one sample of each is the least that there can be."""
     net = network("vit")
     assert net.rows_per_sample == 5
-    task, passes = Classification(net), list[int]()
-    asked = []
+    task, asked = Classification(net), []
     for k, n in enumerate((11, 6, 9)):
         start, end = trained(net, k), trained(net, 10 + k)
         points = {f"lambda={c}": Predictor.of(Mixture(start, end, c, task)) for c in POINTS}
         labels = torch.randint(10, (n,), generator=torch.Generator().manual_seed(k))
         asked.append(ScoringRequest(points, Examples(inputs("vit", n, k), labels)))
-    run = AdaptedNetwork._run
-
-    def noted(self: Any, entry: Any, training: Any, names: Any, leaves: Any, x: Tensor) -> Any:
-        passes.append(len(x))
-        return run(self, entry, training, names, leaves, x)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(AdaptedNetwork, "_run", noted)
+    with passes_of_networks() as passes:
         found = evaluate_together(asked, task, 4, rows)
-    assert max(passes) == most
+    assert max(len(x) for x in passes) == most
     assert_close(asked, found, task, {f"lambda={c}" for c in POINTS})

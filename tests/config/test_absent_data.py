@@ -1,0 +1,42 @@
+"""A preset whose data are absent says which file it looked for and how to get it, before it does anything."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import rayfl
+from algorithms.registry import Experiment
+from rayfl.config.loading import load_config, preset_names
+from rayfl.errors import DataError
+
+MADE = ("quickstart", "synthetic")
+"""Beginnings of presets whose data are generated, or come with scikit-learn."""
+OWN = ("dataset.path: ", "put the file there, or give its path")
+"""What is said of a file that no command of rayfl gets."""
+
+
+def with_data_of_their_own() -> list[str]:
+    """Returns the first preset of each data set that has to be got first."""
+    found: dict[str, str] = {}
+    for name in preset_names():
+        if not name.startswith(MADE):
+            found.setdefault(load_config(Experiment, name, []).dataset.model_dump_json(), name)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("preset", with_data_of_their_own())
+def test_absent_data_are_named_with_the_command_that_gets_them(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, runs = tmp_path / "data", tmp_path / "runs"
+    data.mkdir()
+    monkeypatch.setenv("RAYFL_DATA", str(data))
+    with pytest.raises(DataError) as caught:
+        rayfl.run(preset, **{"cluster.backend": "inline", "storage_path": str(runs)})
+    said = str(caught.value)
+    assert f"{data}/" in said
+    assert re.search(r"`rayfl data [a-z-]+ [^`]+`", said) or all(part in said for part in OWN)
+    assert not runs.exists() and not list(data.iterdir())
