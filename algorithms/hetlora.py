@@ -12,7 +12,7 @@ from torch import Tensor
 from algorithms.base import Clients, setting
 from algorithms.parts.adapters import adapters_of
 from algorithms.parts.means import mean_of
-from algorithms.parts.ranks import A, B, SharedRanks, cut, padded, rank_in, sites_of, whole_rank
+from algorithms.parts.ranks import A, B, SharedRanks, cut, padded, rank_in, sites_of, weights_of, whole_rank
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -38,9 +38,9 @@ class HetLoRA(SharedRanks):
     Server: A and B of rank r, and r_1..r_K. Client: nothing. Down: r_k ranks of A and B. Up: A_k and B_k, of which the
     server sees r_k. Evaluated: all ranks (``global``) and the first r_k (``truncated``).
 
-    Where the paper says nothing: a rank that no client of the cohort has stays as it is, since zeros in both factors
-    have no gradient, and nobody could use it again. With ``padding=renormalised`` a rank is the mean over those
-    clients alone that have it, so that zeros of others do not shrink it.
+    A rank that no client of the cohort has stays as it is: zeros in both factors have no gradient, so that it would be
+    lost for all. With ``padding=renormalised`` a rank is the mean over those clients alone that have it, so that zeros
+    of others do not shrink it.
 
     References:
         Cho, Liu, Xu, Fahrezi, Joshi: Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models,
@@ -55,9 +55,7 @@ class HetLoRA(SharedRanks):
         "norms", "p_k", "weights of the mean: norms ||B_k A_k||, samples n_k, or all the same; relative to their sum"
     )
     padding: Literal["zeros", "renormalised"] = setting(
-        "zeros",
-        "",
-        "how a rank that some of the clients lack is averaged: they count with zeros, or not at all",
+        "zeros", "", "how a rank that some of the clients lack is averaged: they count with zeros, or not at all"
     )
     kept_share: float = setting(
         0.99, "gamma", "share of its ranks that a client keeps when it prunes; 1: it never does", gt=0, le=1
@@ -96,17 +94,15 @@ class HetLoRA(SharedRanks):
         """CE + lambda sum ||B_k[:, gamma r_k:]|| ||A_k[gamma r_k:]||."""
         return task.loss(model, batch) + self.pruning_weight * size_of(model, frozen["last"])
 
-    def weights(self, sent: Mapping[int, Tree], clients: Clients) -> dict[int, float]:
+    def weights(self, sent: Mapping[int, Tree], clients: Clients) -> Mapping[int, float]:
         """p_k, of any sum, by client; all the same where no client adds anything to the base."""
-        if self.aggregation == "samples":
-            return dict(zip(sent, clients.num_samples(list(sent)).tolist(), strict=True))
+        if self.aggregation != "norms":
+            return weights_of(list(sent), self.aggregation, clients)
         network: Any = clients.task.network
-        if self.aggregation == "norms":
-            adapters = {k: {n: t.double() for n, t in adapters_of(tree, network).items()} for k, tree in sent.items()}
-            norms = {k: float(update_product(one, one, network.scale).sqrt()) for k, one in adapters.items()}
-            if total := math.fsum(norms.values()):
-                return {client: norm / total for client, norm in norms.items()}
-        return dict.fromkeys(sent, 1)
+        adapters = {k: {n: t.double() for n, t in adapters_of(tree, network).items()} for k, tree in sent.items()}
+        norms = {k: float(update_product(one, one, network.scale).sqrt()) for k, one in adapters.items()}
+        total = math.fsum(norms.values())
+        return {client: norm / total for client, norm in norms.items()} if total else dict.fromkeys(sent, 1)
 
     def combined(self, old: Model, sent: Mapping[int, Tree], weights: Mapping[int, float]) -> Tree:
         """The server's model after a round.

@@ -49,8 +49,8 @@ class OwnRanks(Algorithm):
         check_adapters(self.name, network)
         if not (network.groups["lora_a"] and network.groups["lora_b"]):
             raise ConfigError(
-                f"{self.name} needs model.adapter.trains=[a,b]: where clients have one factor in common, the mean of the "
-                "other is the mean of the products, so that algorithm=fedavg has no error that it could avoid"
+                f"{self.name} needs model.adapter.trains=[a,b]: where clients have one factor in common, the mean of "
+                "the other is that of the products already, so set algorithm=fedavg, or train both"
             )
         if self.ranks is not None and max(self.ranks) > network.rank:
             raise ConfigError(
@@ -170,7 +170,9 @@ def weights_of(ids: Sequence[int], aggregation: str, clients: Clients) -> dict[i
         aggregation: ``samples`` or ``uniform``.
         clients: they know their samples.
     """
-    return dict(zip(ids, [1] * len(ids) if aggregation == "uniform" else clients.num_samples(ids).tolist(), strict=True))
+    if aggregation == "uniform":
+        return dict.fromkeys(ids, 1)
+    return dict(zip(ids, clients.num_samples(ids).tolist(), strict=True))
 
 
 def stacked(models: Mapping[int, Model], weights: Mapping[int, int], site: str) -> tuple[Tensor, Tensor]:

@@ -27,8 +27,8 @@ X = images((6,)).load(0)["train"].x
 def begun(seed: int = 0) -> dict[str, Tensor]:
     """A server's model to which something has been added."""
     toy, generator = adapted_toy(FLoRA()), torch.Generator().manual_seed(seed)
-    deltas, _ = separated(toy.server["model"])
-    return {**toy.server["model"], **{name: torch.randn(leaf.shape, generator=generator) / 20 for name, leaf in deltas.items()}}
+    deltas, rest = separated(toy.server["model"])
+    return rest | {name: torch.randn(leaf.shape, generator=generator) / 20 for name, leaf in deltas.items()}
 
 
 def product(model: Any, site: str) -> Tensor:

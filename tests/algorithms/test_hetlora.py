@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -36,7 +37,9 @@ def test_inv_hetlora_of_equal_ranks_and_weights_is_fedit() -> None:
     assert_equal(one.run()["model"], adapted_toy(FedAvg()).run()["model"])
 
 
-@pytest.mark.parametrize("optimizer", [{}, {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1}], ids=["sgd", "adamw"])
+@pytest.mark.parametrize(
+    "optimizer", [{}, {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1}], ids=["sgd", "adamw"]
+)
 def test_inv_hetlora_a_client_of_rank_1_trains_an_adapter_of_rank_1(optimizer: dict[str, Any]) -> None:
     """The zeros that its adapter is padded with stay zero, with the same scale s = 2."""
     train = TRAIN.model_copy(update={"clients_per_round": 1, **optimizer})
@@ -78,7 +81,7 @@ def test_inv_hetlora_weights_are_the_norms_of_products() -> None:
         norms[client] = float(torch.stack([product.square().sum() for product in products]).sum().sqrt())
     found = HetLoRA().weights(sent, toy.federation)
     assert found == pytest.approx({client: norm / sum(norms.values()) for client, norm in norms.items()})
-    # whoever adds nothing counts nothing, unless nobody adds anything
+    # a client that adds nothing counts nothing, unless that is true of all
     nothing = {name: torch.zeros_like(leaf) if ".lora_B." in name else leaf for name, leaf in sent[1].items()}
     assert HetLoRA().weights({0: sent[0], 1: nothing}, toy.federation) == {0: 1.0, 1: 0.0}
     assert HetLoRA().weights({0: nothing, 1: nothing}, toy.federation) == {0: 1, 1: 1}
@@ -92,7 +95,7 @@ def test_inv_hetlora_a_pruned_rank_never_returns() -> None:
     for _ in range(6):
         ranks.append(dict(toy.step([0, 1, 2, 3])["ranks"]))
     assert ranks[0] == {"0": 3, "1": 2, "2": 3, "3": 2}
-    for before, after in zip(ranks, ranks[1:], strict=False):
+    for before, after in pairwise(ranks):
         assert all(1 <= after[client] <= before[client] for client in before)
         assert all(after[c] in (before[c], max(before[c] // 2, 1)) for c in before)
     assert ranks[-1] != ranks[0]
@@ -103,9 +106,8 @@ def test_inv_hetlora_a_pruned_rank_never_returns() -> None:
 def test_the_term_holds_the_last_ranks_and_has_a_gradient_at_zero() -> None:
     """sum ||B[:, last]|| ||A[last]||; where B is zero the gradient is zero, not undefined."""
     tree, last = adapters_of(trained(NET, 1), NET), torch.tensor([0.0, 1.0, 1.0])
-    dense = sum(
-        tree[f"{site}.lora_B.weight"][:, 1:].norm() * tree[f"{site}.lora_A.weight"][1:].norm() for site in sites_of(tree)
-    )
+    pairs = [(tree[f"{site}.lora_B.weight"][:, 1:], tree[f"{site}.lora_A.weight"][1:]) for site in sites_of(tree)]
+    dense = sum(b.norm() * a.norm() for b, a in pairs)
     assert_close(size_of(tree, last), dense, 1e-5)
     zero = {name: torch.zeros_like(leaf) if ".lora_B." in name else leaf for name, leaf in tree.items()}
     held = {name: leaf.clone().requires_grad_() for name, leaf in zero.items()}

@@ -19,7 +19,7 @@ def with_deltas(net: AdaptedNetwork, tree: dict[str, Tensor], seed: int) -> dict
     """A tree with a random matrix for each layer."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {site: (len(tree[f"{site}.lora_B.weight"]), inputs) for site, inputs in net.sites.items()}
-    return {**tree, **{delta_name(site): torch.randn(shape, generator=generator) / 10 for site, shape in shapes.items()}}
+    return tree | {delta_name(site): torch.randn(shape, generator=generator) / 10 for site, shape in shapes.items()}
 
 
 def low_rank(net: AdaptedNetwork, tree: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -58,7 +58,8 @@ def test_what_was_added_to_the_base_leaves_as_weights_and_not_as_an_adapter(tmp_
         export_adapter(models, 1, None, tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
     export_merged(models, 1, None, tmp_path / "merged")
-    loaded: Any = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "merged", local_files_only=True)
+    kind: Any = transformers.AutoModelForImageClassification
+    loaded = kind.from_pretrained(tmp_path / "merged", local_files_only=True)
     predictor, x = models.predictor(1, "global"), inputs("vit", 5, 0)
     with torch.no_grad():
         expected = models.parts.task.network.logits(predictor.built()[0], x)
