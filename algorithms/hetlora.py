@@ -28,8 +28,8 @@ class HetLoRA(SharedRanks):
 
         CE + lambda sum ||B_k[:, gamma r_k:]|| ||A_k[gamma r_k:]||    over the layers
 
-    and if that sum is smaller after training than before, it gives these ranks up for good: r_k <- gamma r_k. The
-    server pads what clients send with zeros to rank r, and weights it by the norm of what it adds to the base,
+    and if that sum is smaller after training than before, it gives these ranks up for good, so that gamma r_k remain.
+    The server pads what clients send with zeros to rank r, and weights it by the norm of what it adds to the base,
 
         A <- sum_k p_k A_k,    B <- sum_k p_k B_k,    p_k = ||B_k A_k|| / sum_j ||B_j A_j||
 

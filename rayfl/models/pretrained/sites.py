@@ -100,7 +100,7 @@ class Site(Mixed):
             low, b = _shared(low, b, shares.to(x.dtype))
         outputs = y.reshape(len(a), -1, y.shape[-1])
         if self.delta is not None:
-            outputs = outputs + _added(rows, self.delta.to(x.dtype))
+            outputs = outputs + _added(rows, self.delta)
         found = torch.baddbmm(outputs, low, b.to(x.dtype).mT, alpha=self.scale)
         return found.view(y.shape)
 
@@ -160,8 +160,8 @@ def _stacked(*matrices: Tensor) -> list[Tensor]:
 def _added(rows: Tensor, delta: Tensor) -> Tensor:
     """What matrices of shape (N, o, i) make of rows (N, rows, i); one product where they are all the same."""
     if len(delta) == 1 or not delta.stride(0):
-        return F.linear(rows, delta[0])
-    return torch.bmm(rows, delta.mT)
+        return F.linear(rows, delta[0].to(rows.dtype))
+    return torch.bmm(rows, delta.to(rows.dtype).mT)
 
 
 def _shared(low: Tensor, b: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:

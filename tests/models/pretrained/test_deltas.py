@@ -9,6 +9,7 @@ from torch.func import vmap
 
 from rayfl.models.pretrained.mixing import delta_name
 from rayfl.models.pretrained.network import AdaptedNetwork
+from rayfl.models.pretrained.sites import _added
 from tests.models.pretrained.test_network import reference
 from tests.support.bases import inputs, network, trained
 
@@ -42,6 +43,15 @@ def test_it_computes_what_weights_with_the_matrix_compute(family: str) -> None:
         model = reference(family, net, low_rank(net, tree))
         expected = model(pixel_values=x) if family == "vit" else model(input_ids=x)
         torch.testing.assert_close(net.logits(tree, x), expected.logits, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_matrix_of_all_clients_is_multiplied_once(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an expanded view, of which no copy for each client is made."""
+    rows, delta = torch.ones(3, 4, 6, dtype=dtype), torch.eye(5, 6)
+    monkeypatch.setattr(torch, "bmm", None)
+    found = _added(rows, delta.expand(3, 5, 6))
+    assert found.dtype == dtype and found.shape == (3, 4, 5) and (found == 1).all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
