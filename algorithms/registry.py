@@ -44,10 +44,13 @@ from algorithms.fedprox import FedProx
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
 from algorithms.flda import FLDA
+from algorithms.flexlora import FlexLoRA
 from algorithms.floco import Floco
 from algorithms.floco_plus import FlocoPlus
+from algorithms.flora import FLoRA
 from algorithms.fml import FML
 from algorithms.gpfl import GPFL
+from algorithms.hetlora import HetLoRA
 from algorithms.hypcluster import HypCluster
 from algorithms.knn_per import KnnPer
 from algorithms.l2gd import L2GD
@@ -126,6 +129,9 @@ METHODS: dict[str, type[Algorithm]] = {
         L2GD,
         FedDPA,
         FedALT,
+        HetLoRA,
+        FLoRA,
+        FlexLoRA,
         Local,
         Centralized,
     )

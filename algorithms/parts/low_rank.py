@@ -1,4 +1,4 @@
-"""Matrices in few numbers: truncated singular value decompositions that keep a share of the energy."""
+"""Matrices in few numbers: singular value decompositions, truncated to a share of the energy or of narrow products."""
 
 from __future__ import annotations
 
@@ -45,6 +45,30 @@ def restored(tree: Tree, like: Tree) -> Tree:
         like: tensors of the original's shapes, by name.
     """
     return {name: _product(tree[name], leaf) for name, leaf in like.items()}
+
+
+def decomposed_product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The singular value decomposition of a product of two narrow matrices, which is not made.
+
+    With left = Q_1 R_1 and right^T = Q_2 R_2 it is that of R_1 R_2^T, turned by Q_1 and Q_2. Each column of U has its
+    largest entry positive.
+
+    Args:
+        left: shape (o, m).
+        right: shape (m, i).
+
+    Returns:
+        U of shape (o, n), the n singular values that are not 0 to rounding, descending, and V^T of shape (n, i).
+    """
+    q_left, r_left = torch.linalg.qr(left)
+    q_right, r_right = torch.linalg.qr(right.mT)
+    u, values, v = torch.linalg.svd(r_left @ r_right.mT, full_matrices=False)
+    largest = torch.finfo(values.dtype).eps * max(r_left.shape[-1], 1) * (r_left.norm() * r_right.norm())
+    kept = int((values > largest).sum())
+    u, values, v = q_left @ u[:, :kept], values[:kept], v[:kept] @ q_right.mT
+    places = u.abs().argmax(0, keepdim=True)
+    signs = torch.where(u.gather(0, places) < 0, -1.0, 1.0).to(u)
+    return u * signs, values, v * signs.mT
 
 
 def _factors(leaf: Tensor, energy: float) -> Tensor | Tree:

@@ -15,7 +15,7 @@ from rayfl.data.files.whole import new_file
 from rayfl.engine.tasks import Predictor
 from rayfl.errors import ConfigError
 from rayfl.models.pretrained.merging import write_model
-from rayfl.models.pretrained.mixing import is_mixed_by_rows, merged
+from rayfl.models.pretrained.mixing import is_delta, is_mixed_by_rows, merged
 from rayfl.models.pretrained.peft_files import write_adapter
 from rayfl.models.zoo import Candidates, PretrainedModel
 from rayfl.results.schemas import metrics_of
@@ -89,10 +89,13 @@ def export_adapter(models: CommittedModels, client: int, model: str | None, fold
         ConfigError: as for :func:`export_model`, or the model has no adapters, or some that peft does not know.
     """
     chosen = _with_adapters(models, client, model, "peft", "which peft cannot")
+    if any(map(is_delta, chosen.tensors)):
+        raise ConfigError(
+            f"--format peft: {chosen.exported.row!r} adds a whole matrix to each layer, which no adapter of peft does: "
+            "--format transformers writes the base with it"
+        )
     rank = next(len(leaf) for name, leaf in chosen.tensors.items() if name.endswith(".lora_A.weight"))
-    settings = chosen.section.peft_settings(
-        list(chosen.tensors), models.parts.dataset.spec.target, rank // chosen.section.adapter.r
-    )
+    settings = chosen.section.peft_settings(list(chosen.tensors), models.parts.dataset.spec.target, rank)
     write_adapter(folder, chosen.tensors, settings, {**chosen.description, "base": chosen.section.base})
     return chosen.exported
 

@@ -22,9 +22,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "the shared model, adapted to it": ("per_fedavg", "fedala", "knn_per"),
     "a model of its own, taught by outputs, features or heads": ("fedmd", "feddistill", "fedproto", "fedgh", "fedme"),
     "adapters of its own in a pretrained model": ("fedalt", "feddpa"),
+    "the shared adapters of a pretrained model, cut to a rank of its own": ("hetlora", "flexlora"),
     "the one model of all": (
         *("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "moon", "fedntd", "fedmmd", "fedfusion", "fedgen"),
-        *("feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedbuff"),
+        *("feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedbuff", "flora"),
     ),
     "a model without federation": ("local", "centralized"),
 }

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import yaml
 from small_runs import (
     EVERY,
     PICTURES,
@@ -61,7 +62,8 @@ def measured(settings: str) -> Curve:
     """Returns the curve of a run that is made now."""
     with tempfile.TemporaryDirectory() as folder:
         preset, *others = command_of(settings).split()
-        result = rayfl.run(preset, **dict(setting.split("=", 1) for setting in others), **ALIKE, storage_path=folder)
+        given = {key: yaml.safe_load(value) for key, _, value in (setting.partition("=") for setting in others)}
+        result = rayfl.run(preset, **given, **ALIKE, storage_path=folder)
     own = PersonalizedRows.recorded(result.rounds) or PersonalizedRows.of(result.config.algorithm)
     found = {
         row["round"]: 100 * row["top1"]

@@ -22,12 +22,15 @@ NEEDS = {
     "feddf": "holdout.public=200 algorithm.distill_steps=100",
     "fedmd": "holdout.public=200",
     "fedme": "train.clients_per_round=all",
+    "flexlora": "algorithm.ranks=[1,2,4]",
+    "flora": "algorithm.ranks=[1,2,4]",
+    "hetlora": "algorithm.ranks=[1,2,4]",
     "l2gd": "train.clients_per_round=all train.momentum=0",
     "pfedme": "train.momentum=0",
     "scaffold": "train.momentum=0",
 }
-"""What a method needs of the preset quickstart to run there."""
-ELSEWHERE = {"fedalt": "quickstart-lora", "feddpa": "quickstart-lora"}
+"""What a method needs of the preset to run there, or to show what it is for."""
+ELSEWHERE = dict.fromkeys(("fedalt", "feddpa", "flexlora", "flora", "hetlora"), "quickstart-lora")
 """The preset of methods that do not run in quickstart."""
 
 

@@ -84,7 +84,7 @@ TRAIN: dict[str, dict[str, Any]] = {
 }
 
 
-ADAPTED = ("fedalt", "feddpa")
+ADAPTED = ("fedalt", "feddpa", "hetlora", "flora", "flexlora")
 """Methods that need a pretrained model, of which there are small ones for classes of images and for texts."""
 _NOT_TRIED = (
     "-: not tried. The method needs adapters, and the small pretrained models here are for classes of "

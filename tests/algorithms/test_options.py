@@ -44,8 +44,11 @@ BASES: dict[str, dict[str, Any]] = {
     "fedmd": {"digest_batch_size": 4, "alignment_samples": 6},
     "fedme": {"cluster_rounds": (1,), "tuning_data": "train"},
     "fedphp": {"transfer_weight": 0.1},
+    "flexlora": {"ranks": (1, 3, 2)},
     "floco": {"simplex_dimension": 2, "assignment_round": 1},
     "floco_plus": {"simplex_dimension": 2, "assignment_round": 1},
+    "flora": {"ranks": (1, 3, 2)},
+    "hetlora": {"ranks": (1, 3, 2), "kept_share": 0.5, "pruning_weight": 1.0},
     "knn_per": {"neighbours": 3},
     "l2gd": {"penalty_weight": 5.0},
     "mapper": {"grid": (0.25, 0.75)},
@@ -95,6 +98,9 @@ OTHERS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("feddf", "server_max_grad_norm"): (1e-3,),
     ("fedme", "cluster_rounds"): ((0,), (2,)),
     ("fedme", "initial_architecture"): (1,),
+    ("flexlora", "ranks"): ((3, 2),),
+    ("flora", "ranks"): ((3, 2),),
+    ("hetlora", "ranks"): ((3, 2),),
     ("l2gd", "aggregation_probability"): (0.9,),
     ("mapper", "grid"): ((0.5,),),
     ("pfedhn", "server_max_grad_norm"): (1e-3,),
@@ -162,7 +168,7 @@ def made(name: str, settings: Mapping[str, Any], option: str, value: Any) -> boo
 
 
 CASE_OF = {case.algorithm.name: case for case in ALGORITHMS.values()}
-ADAPTED = {"feddpa", "fedalt"}
+ADAPTED = {"feddpa", "fedalt", "hetlora", "flora", "flexlora"}
 COHORTS = ([0, 2, 3], [1, 2, 4], [2, 3, 4])
 
 

@@ -86,6 +86,9 @@ OF_ADAPTERS: dict[str, dict[str, Any]] = {
     "feddpa": {"name": "feddpa", "local_epochs": 1},
     "feddpa-f": {"name": "feddpa", "version": "F"},
     "fedalt": {"name": "fedalt"},
+    "hetlora": {"name": "hetlora", "ranks": [1, 2], "kept_share": 0.5, "pruning_weight": 1.0},
+    "flora": {"name": "flora", "ranks": [1, 2]},
+    "flexlora": {"name": "flexlora", "ranks": [1, 2]},
     "superfed-products": {"name": "superfed", "start": 0.25, "adapters": "products"},
     "floco-adapters": {
         "name": "floco", "simplex_dimension": 3, "assignment_round": 1, "simplex_over": "adapters",

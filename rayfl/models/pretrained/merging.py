@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rayfl.errors import ConfigError
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.loading import quiet
+from rayfl.models.pretrained.mixing import delta_name, is_delta
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.sites import is_transposed
 
@@ -27,9 +28,11 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 def merge(network: AdaptedNetwork, tensors: Mapping[str, Tensor]) -> Any:
     """The base with W + s B A in the place of every W that has an adapter, and with the head: a module of its own.
 
+    Where a tree has a matrix that is added to W, it is added too.
+
     Args:
         network: of which the base and the places of adapters are taken.
-        tensors: adapters and head by name in a tree, also those that are not trained. Adapters may be of a higher rank
+        tensors: adapters and head by name in a tree, also those that are not trained. Adapters may be of another rank
             than the network's.
 
     Returns:
@@ -42,8 +45,10 @@ def merge(network: AdaptedNetwork, tensors: Mapping[str, Tensor]) -> Any:
             if place.endswith(_A):
                 layer = module.get_submodule(place.removesuffix(_A))
                 update = network.scale * (tensors[name.removesuffix(_A) + _B].double() @ tensor.double())
+                if (delta := tensors.get(delta_name(name.removesuffix(_A)))) is not None:
+                    update = update + delta.double()
                 layer.weight.copy_(layer.weight.double() + (update.T if is_transposed(layer) else update))
-            elif not place.endswith(_B):
+            elif not (place.endswith(_B) or is_delta(place)):
                 module.get_parameter(place).copy_(tensor)
     return module
 

@@ -1,7 +1,8 @@
 """Several models of one adapted network side by side, as one tree: each has a share of what they add to the base.
 
 The factors of m adapters of rank r are those of one adapter of rank m r, so that such a tree goes through the network
-like any other, alone or stacked.
+like any other, alone or stacked. A tree may also have a matrix D of a layer's size, which is added to the layer's own:
+(W + D) x + s B A x. What is the same for all clients of a stack is multiplied once for all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 SHARES = "shares"
 """Name of the shares in a tree."""
-_MIXER = ".mixer"
+_MIXER, _DELTA = ".mixer", ".delta"
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
@@ -25,6 +26,16 @@ def is_mixed_by_rows(model: Mapping[str, Tensor]) -> bool:
 def mixer_name(site: str) -> str:
     """Name of a layer's mixer in a tree."""
     return f"{site}{_MIXER}"
+
+
+def delta_name(site: str) -> str:
+    """Name, in a tree, of a matrix that is added to a layer's own."""
+    return f"{site}{_DELTA}"
+
+
+def is_delta(name: str) -> bool:
+    """Returns whether a tensor of a tree is a matrix that is added to a layer's own."""
+    return name.endswith(_DELTA)
 
 
 def side_by_side(models: Sequence[Mapping[str, Tensor]], shares: Tensor) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from rayfl.models.pretrained.adapted_model import AdaptedModel
 from rayfl.models.pretrained.folding import folded
 from rayfl.models.pretrained.initial_values import initial_value, own_shapes
 from rayfl.models.pretrained.loading import Source
-from rayfl.models.pretrained.mixing import SHARES, mixer_name
+from rayfl.models.pretrained.mixing import SHARES, delta_name, mixer_name
 from rayfl.models.pretrained.sites import Mixed, Site
 
 
@@ -29,7 +29,8 @@ class AdaptedNetwork(Network):
     Initial values are functions of the seed and of a tensor's name: A is uniform within 1/sqrt(i), as ``peft`` draws
     it (Kaiming with a = sqrt 5), B is zero, a new head is normal with standard deviation 0.02 and zero bias.
 
-    Every call takes, in the place of a tree, several side by side too (:mod:`rayfl.models.pretrained.mixing`).
+    Every call takes, in the place of a tree, several side by side too, and trees with matrices that are added to the
+    base's (:mod:`rayfl.models.pretrained.mixing`).
 
     Args:
         model: the model on the device ``meta``.
@@ -39,6 +40,7 @@ class AdaptedNetwork(Network):
 
     Attributes:
         groups: names of trained tensors by kind: ``lora_a``, ``lora_b``, ``adapters``, ``head``.
+        rank: r, of A (r, i) and B (o, r).
         scale: s in W x + s B A x.
     """
 
@@ -50,9 +52,10 @@ class AdaptedNetwork(Network):
         sites = {f"model.{name}": one for name, one in model.model.named_modules() if isinstance(one, Site)}
         self.sites = {name: one.lora_A.weight.shape[-1] for name, one in sites.items()}
         self._mixed = [one for one in model.modules() if isinstance(one, Mixed)]
-        self._mixers = {mixer_name(name): one for name, one in sites.items()}
+        self._further = {mixer_name(name): (one, "mixer") for name, one in sites.items()}
+        self._further |= {delta_name(name): (one, "delta") for name, one in sites.items()}
         self._mixing: tuple[str, ...] = ()
-        self.scale = next(iter(sites.values())).scale
+        self.rank, self.scale = next((len(one.lora_A.weight), one.scale) for one in sites.values())
         self._own = own_shapes(model)
         if source.attention == "sdpa" and not self.why_differentiable_once:
             self.why_differentiable_once = "fused attention has none: set model.attention=eager"
@@ -135,7 +138,7 @@ class AdaptedNetwork(Network):
         """Runs the network for one client or, under ``vmap``, for all at once."""
         names = self._tree_names
         if len(tree) > len(names):
-            names += tuple(name for name in tree if name == SHARES or name in self._mixers)
+            names += tuple(name for name in tree if name == SHARES or name in self._further)
         if len(tree) != len(names) or any(name not in tree for name in names):
             raise self._misfit(tree)
         return folded(partial(self._run, entry, training, names), [tree[name] for name in names], x)
@@ -158,20 +161,20 @@ class AdaptedNetwork(Network):
         return checkpoint(again, *args, use_reentrant=False)
 
     def _placed(self, names: Sequence[str], leaves: Sequence[Tensor], training: bool) -> ClassificationModel:
-        """Binds a tree, and how models side by side are mixed."""
+        """Binds a tree, how models side by side are mixed, and what is added to the base."""
         tensors = dict(zip(names, leaves, strict=True))
         self._mix({name: tensors.pop(name) for name in names[len(self._tree_names) :]})
         return self._bind(tensors, training)
 
     def _mix(self, mixing: Mapping[str, Tensor]) -> None:
-        """Gives the layers their shares and mixers, and takes away those of another tree."""
+        """Gives the layers their shares, mixers and matrices, and takes away those of another tree."""
         if not mixing and not self._mixing:
             return
         self._mixing = tuple(mixing)
         for layer in self._mixed:
             layer.shares = mixing.get(SHARES)
-        for name, site in self._mixers.items():
-            site.mixer = mixing.get(name)
+        for name, (site, kind) in self._further.items():
+            setattr(site, kind, mixing.get(name))
 
     def _bind_fixed(self, device: torch.device) -> None:
         """Puts the base, and adapters that are not trained, in their places."""

@@ -216,15 +216,17 @@ class PretrainedModel(Architecture):
         adapter.check(self.adapter.r, self.adapter.alpha, self.adapter.scaling == "alpha_over_sqrt_r")
         return adapter.values(own_shapes(model), f"model.{_outputs(self._family, target)}.")
 
-    def peft_settings(self, names: Sequence[str], target: Target = "class", times: int = 1) -> dict[str, Any]:
+    def peft_settings(self, names: Sequence[str], target: Target = "class", rank: int | None = None) -> dict[str, Any]:
         """The content of ``adapter_config.json`` for adapters and head over this base.
 
         Args:
             names: of their tensors.
             target: what the model has learned.
-            times: how many times the rank of the section their rank is; the scale stays.
+            rank: of the adapters; None: that of the section. The scale is the same for every rank.
         """
-        block = self._family.block
+        block, own = self._family.block, self.adapter
+        rank = own.r if rank is None else rank
+        times = rank / own.r
         over_texts = "CAUSAL_LM" if target == "tokens" else "SEQ_CLS"
         sites = [name.removeprefix("model.").partition(".lora_A.")[0] for name in names if ".lora_A." in name]
         headed = any(name.startswith(f"model.{block}.") for name in names)
@@ -233,9 +235,9 @@ class PretrainedModel(Architecture):
             "task_type": None if self._family.kind == "image" else over_texts,
             "base_model_name_or_path": self._folder.path.name,
             "inference_mode": True,
-            "r": self.adapter.r * times,
-            "lora_alpha": self.adapter.alpha * (times if self.adapter.scaling == "alpha_over_r" else times**0.5),
-            "use_rslora": self.adapter.scaling == "alpha_over_sqrt_r",
+            "r": rank,
+            "lora_alpha": own.alpha * (times if own.scaling == "alpha_over_r" else times**0.5),
+            "use_rslora": own.scaling == "alpha_over_sqrt_r",
             "lora_dropout": 0.0,
             "bias": "none",
             "target_modules": sites,

@@ -1,7 +1,8 @@
 """Frozen linear layers with a low-rank adapter of each client, and heads of each client: clients lie in the batch.
 
 Several adapters of a client may lie side by side in a layer (:mod:`rayfl.models.pretrained.mixing`), m of them with
-their ranks one after the other. Then each has a share of every sample or of every row of it.
+their ranks one after the other. Then each has a share of every sample or of every row of it. A matrix of the layer's
+size may be added to the frozen one.
 
 Sources: Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022.
 """
@@ -12,6 +13,7 @@ import re
 from collections.abc import Collection, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfl.errors import ModelError
@@ -71,9 +73,11 @@ class Site(Mixed):
 
     Attributes:
         mixer: G of each client, shape (N, m, i); None where shares do not depend on the row.
+        delta: what is added to W, shape (N, o, i), in whose first dimension all may be one; None for nothing.
     """
 
     mixer: Tensor | None = None
+    delta: Tensor | None = None
 
     def __init__(self, base: nn.Module, rank: int, scale: float, trains: Collection[str]) -> None:
         super().__init__()
@@ -94,7 +98,10 @@ class Site(Mixed):
             shares = torch.bmm(rows.float(), mixer.float().mT).softmax(-1)
         if shares is not None:
             low, b = _shared(low, b, shares.to(x.dtype))
-        found = torch.baddbmm(y.reshape(len(a), -1, y.shape[-1]), low, b.to(x.dtype).mT, alpha=self.scale)
+        outputs = y.reshape(len(a), -1, y.shape[-1])
+        if self.delta is not None:
+            outputs = outputs + _added(rows, self.delta)
+        found = torch.baddbmm(outputs, low, b.to(x.dtype).mT, alpha=self.scale)
         return found.view(y.shape)
 
 
@@ -148,6 +155,13 @@ def _stacked(*matrices: Tensor) -> list[Tensor]:
     whole = [matrix if matrix.dim() == 3 else matrix[None] for matrix in matrices]
     count = max(len(matrix) for matrix in whole)
     return [matrix.expand(count, -1, -1) for matrix in whole]
+
+
+def _added(rows: Tensor, delta: Tensor) -> Tensor:
+    """What matrices of shape (N, o, i) make of rows (N, rows, i); one product where they are all the same."""
+    if len(delta) == 1 or not delta.stride(0):
+        return F.linear(rows, delta[0].to(rows.dtype))
+    return torch.bmm(rows, delta.to(rows.dtype).mT)
 
 
 def _shared(low: Tensor, b: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:

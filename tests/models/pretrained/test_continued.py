@@ -26,6 +26,12 @@ METHODS: dict[str, Any] = {
     "FedDPA": {"name": "feddpa"},
     "FedALT": {"name": "fedalt"},
 }
+FORGETTING: dict[str, Any] = {
+    "HetLoRA": {"name": "hetlora", "ranks": [1, 2], "kept_share": 0.5, "pruning_weight": 1.0},
+    "FLoRA": {"name": "flora", "ranks": [1, 2]},
+    "FlexLoRA": {"name": "flexlora", "ranks": [1, 2]},
+}
+"""Methods that keep no moments, and nothing else of a client."""
 
 
 class _Stop(rayfl.Callback):
@@ -36,18 +42,20 @@ class _Stop(rayfl.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *FORGETTING])
 def test_a_run_that_ends_inside_a_round_continues_to_the_same_bits(method: str, tmp_path: Path) -> None:
     """Client by client, with AdamW's moments kept; the states and moments of the lost round are trained again."""
-    options = {"train": KEPT, "evaluation": {"every": 1}, "engine": {"mode": "looped"}}
-    rayfl.run(experiment(tmp_path, "whole", METHODS[method], **options))
-    pieces = experiment(tmp_path, "pieces", METHODS[method], **options)
+    train = KEPT if method in METHODS else {"rounds": 3}
+    options = {"train": train, "evaluation": {"every": 1}, "engine": {"mode": "looped"}}
+    settings = {**METHODS, **FORGETTING}[method]
+    rayfl.run(experiment(tmp_path, "whole", settings, **options))
+    pieces = experiment(tmp_path, "pieces", settings, **options)
     with pytest.raises(KeyboardInterrupt):
         rayfl.run(pieces, callbacks=[_Stop()])
     rayfl.run(pieces)
     whole, found = outcome(tmp_path / "whole"), outcome(tmp_path / "pieces")
     assert_same(whole, found)
-    assert any("optimizer" in state for state in whole.states.values())
+    assert any("optimizer" in state for state in whole.states.values()) == (method in METHODS)
     assert verify(Storage(str(tmp_path / "pieces"))).problems == []
 
 

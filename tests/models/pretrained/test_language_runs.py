@@ -39,8 +39,9 @@ from tests.support.bases import (
 from tests.support.experiments import EVERY, SECTIONS, TRAIN, outcome
 from tests.support.toys import assert_close, assert_equal
 
-A, B = 4 * 2 * 32, (32 + 16) * 2 * 2
-"""Scalars of all first and second factors of rank 2 on the queries (32) and values (16) of the small Llama."""
+A, B, D = 4 * 2 * 32, (32 + 16) * 2 * 2, (32 + 16) * 32 * 2
+"""Scalars of all first and second factors of rank 2 on the queries (32) and values (16) of the small Llama, and of a
+matrix for each of these layers."""
 
 
 def experiment(folder: Path, name: str, method: Any, **sections: Any) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def experiment(folder: Path, name: str, method: Any, **sections: Any) -> dict[st
     }  # fmt: skip
 
 
-SENT = {
+SENT: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
     "FedIT": ({"name": "fedavg"}, {}, A + B),
     "FFA-LoRA": ({"name": "fedavg"}, {"adapter": {"r": 2, "alpha": 4, "trains": ["b"]}}, B),
     "FedSA-LoRA": ({"name": "fedper", "head_group": "lora_b"}, {}, A),
@@ -78,7 +79,11 @@ SENT = {
     "APFL": ({"name": "apfl"}, {}, A + B),
     "FedDPA": ({"name": "feddpa", "local_epochs": 1}, {}, A + B),
     "FedALT": ({"name": "fedalt"}, {}, A + B),
+    "HetLoRA": ({"name": "hetlora"}, {}, A + B),
+    "FLoRA": ({"name": "flora"}, {}, (D, A + B)),
+    "FlexLoRA": ({"name": "flexlora"}, {}, A + B),
 }
+"""By method: its configuration, changes of the model or of training, and how many scalars travel; down and up."""
 
 
 @pytest.mark.parametrize("name", SENT)
@@ -103,7 +108,8 @@ def test_messages_are_adapters_alone_and_stacks_are_looped_clients(
         assert_close(one.states[client], other.states[client], atol)
     rows = one.clients.to_pylist()
     sent = [row for row in rows if row["bytes_down"] is not None and row["cohort"] == "selected"]
-    assert sent and {row["bytes_up"] for row in sent} == {4 * scalars} == {row["bytes_down"] for row in sent}
+    down, up = (scalars, scalars) if isinstance(scalars, int) else scalars
+    assert sent and {(row["bytes_down"], row["bytes_up"]) for row in sent} == {(4 * down, 4 * up)}
     assert [metric.name for metric in metrics_of(one.rounds)] == ["perplexity", "token_accuracy", "exact_match", "loss"]
     for row in rows:
         if row["split"] is not None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,11 +37,12 @@ from tests.support.bases import (
 from tests.support.experiments import outcome
 from tests.support.toys import assert_close, assert_equal
 
-A, B, HEAD = 4 * 2 * 32, 4 * 32 * 2, 32 * 10 + 10
-"""Scalars of all first and second factors, and of the head, of the small vision transformer."""
+A, B, D, HEAD = 4 * 2 * 32, 4 * 32 * 2, 4 * 32 * 32, 32 * 10 + 10
+"""Scalars of all first and second factors, of a matrix for each of these layers, and of the head, of the small vision
+transformer."""
 
 
-SENT = {
+SENT: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
     "FedIT": ({"name": "fedavg"}, {}, A + B + HEAD),
     "FFA-LoRA": ({"name": "fedavg"}, {"adapter": {**ADAPTERS, "trains": ["b"]}}, B + HEAD),
     "FedSA-LoRA": ({"name": "fedper", "head_group": "lora_b_and_head"}, {}, A),
@@ -49,7 +51,11 @@ SENT = {
     "Ditto": ({"name": "ditto"}, {}, A + B + HEAD),
     "FedDPA": ({"name": "feddpa", "local_epochs": 1}, {}, A + B + HEAD),
     "FedALT": ({"name": "fedalt"}, {}, A + B),
+    "HetLoRA": ({"name": "hetlora"}, {}, A + B + HEAD),
+    "FLoRA": ({"name": "flora"}, {}, (D + HEAD, A + B + HEAD)),
+    "FlexLoRA": ({"name": "flexlora"}, {}, A + B + HEAD),
 }
+"""By method: its configuration, changes of the model, and how many scalars travel; down and up."""
 
 
 @pytest.mark.parametrize("name", SENT)
@@ -63,9 +69,10 @@ def test_messages_are_what_is_shared_and_stacks_are_looped_clients(name: str, tm
     for client in one.states:
         assert_close(one.states[client], other.states[client], 2e-4)
     sent = [row for row in one.clients.to_pylist() if row["bytes_down"] is not None and row["cohort"] == "selected"]
-    assert sent and {row["bytes_up"] for row in sent} == {4 * scalars} == {row["bytes_down"] for row in sent}
-    names = {path.rpartition("/")[2] for path, _ in leaves(one.server)}
-    assert all(".lora_" in leaf or ".classifier." in leaf for leaf in names)
+    down, up = (scalars, scalars) if isinstance(scalars, int) else scalars
+    assert sent and {(row["bytes_down"], row["bytes_up"]) for row in sent} == {(4 * down, 4 * up)}
+    names = {path.rpartition("/")[2] for path, leaf in leaves(one.server) if isinstance(leaf, torch.Tensor)}
+    assert all(".lora_" in leaf or ".classifier." in leaf or leaf.endswith(".delta") for leaf in names)
 
 
 def test_inv_fedsa_keeps_each_b_with_its_client(tmp_path: Path) -> None:
