@@ -195,6 +195,7 @@ def test_states_on_their_way_are_kept_where_the_next_stack_fails(monkeypatch: py
     assert changed == set(seen[0])
 
 
+@pytest.mark.slow
 def test_memory_that_ends_while_states_are_brought_or_kept_changes_nothing() -> None:
     with elsewhere() as device:
         size = one_state(ditto(device, 0))

@@ -62,7 +62,10 @@ EXCUSED = {
 FAILS = {"diff": 1, "doctor": 1}
 """Commands whose exit status may say that they found something."""
 
-SLOW = {"README.md", "commands.md", "plots.md", "report.md", "inspect.md", "cluster.md", "adapters.md"}
+SLOW = {
+    *("README.md", "commands.md", "plots.md", "report.md", "inspect.md", "cluster.md", "adapters.md"),
+    *("reproduction.md", "tasks.md", "optimizers.md"),
+}
 """Pages that take long: `make test-all` runs them."""
 
 _ON_LONG_PAGES = [pytest.mark.slow, pytest.mark.timeout(900)]

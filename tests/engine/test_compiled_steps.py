@@ -93,14 +93,9 @@ def assert_agree(updates: Sequence[TrainRequest], task: Task, compiler: Compiler
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        ("small_cnn", "fedavg"),
-        ("dropping", "two losses"),
-        *(
-            pytest.param(name, method, marks=pytest.mark.slow)
-            for name in MODELS
-            for method in ("fedavg", "superfed", "two losses")
-            if (name, method) not in (("small_cnn", "fedavg"), ("dropping", "two losses"))
-        ),
+        pytest.param(name, method, marks=() if (name, method) == ("dropping", "two losses") else pytest.mark.slow)
+        for name in MODELS
+        for method in ("fedavg", "superfed", "two losses")
     ],
 )
 def test_what_inductor_compiles_agrees(name: str, method: str, caplog: pytest.LogCaptureFixture) -> None:

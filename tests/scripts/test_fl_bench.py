@@ -60,6 +60,7 @@ def ran(folder: Path, less: int = 0, method: str = "fedavg") -> subprocess.Compl
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_work_s_samples_are_its_data_and_rounds_are_timed(tmp_path: Path) -> None:
     done = ran(tmp_path)
     assert done.returncode == 0, done.stderr

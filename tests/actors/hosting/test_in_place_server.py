@@ -86,7 +86,7 @@ def test_a_tensor_in_the_payloads_of_clients_that_are_stacked_is_all_of_theirs()
         toy_of(Addressed(writes=True), "vectorized").step(COHORT)
 
 
-@pytest.mark.parametrize("backend", ["inline", "ray"])
+@pytest.mark.parametrize("backend", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", [{}, {"on_error": "skip"}])
 def test_whatever_the_policy_and_the_backend(policy: Mapping[str, Any], backend: str, tmp_path: Path) -> None:
     config = small_experiment(tmp_path, "run", "fedavg", backend=backend) | {"clients": dict(policy)}

@@ -25,7 +25,8 @@ class Watching(rayfl.Callback):
         self.reasons.append(reason)
 
 
-@pytest.mark.parametrize("policy", [SKIP, pytest.param({}, marks=pytest.mark.slow)], ids=["skip", "fail"])
+@pytest.mark.parametrize("policy", [SKIP, {}], ids=["skip", "fail"])
+@pytest.mark.slow
 def test_a_lost_device_ends_its_actor_and_no_client_is_left_out(policy: dict[str, Any], tmp_path: Path) -> None:
     calm = small_experiment(tmp_path, "calm", "scaffold", backend="inline")
     rayfl.run(calm)

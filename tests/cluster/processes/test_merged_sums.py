@@ -26,6 +26,7 @@ def counted(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Counter[
     return Counter(merging_run.received)
 
 
+@pytest.mark.slow
 def test_actors_of_one_machine_send_one_sum(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = with_large_model(small_experiment(tmp_path, "merged", "fedavg", num_actors=3, shared_memory=0))
     rayfl.run(config | {"name": "calm", "cluster": {"backend": "inline"}})

@@ -59,6 +59,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[JobResult]:
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
 def test_large_trees_go_through_shared_memory_where_there_is_room(
     tmp_path: Path, stored: list[Any], opened: list[JobResult]
 ) -> None:
@@ -97,6 +98,7 @@ def test_methods_have_the_bits_of_one_process(method: str, limit: str, tmp_path:
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
 def test_a_run_survives_actors_that_die_between_messages(tmp_path: Path) -> None:
     rayfl.run(long_rounds(wide_experiment(tmp_path, "undisturbed", "superfed-mm", backend="inline")))
     killer = ActorKiller(after_round=1, delay_s=0.1)

@@ -101,6 +101,7 @@ def test_retries_count_processes_that_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
 def test_a_client_that_ends_its_process_in_the_evaluation_is_missing_there_only(tmp_path: Path) -> None:
     config = small_experiment(tmp_path, "run", "scaffold", num_actors=2)
     config |= {
@@ -125,6 +126,7 @@ def test_without_a_policy_the_message_names_the_client_that_was_at_work(tmp_path
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
 def test_the_deadline_is_each_clients_own(tmp_path: Path) -> None:
     """Three clients of two and a half seconds on one actor are longer than four."""
     sampled = cohorts(small_experiment(tmp_path, "x", "scaffold", backend="inline"))

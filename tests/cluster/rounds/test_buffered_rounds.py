@@ -37,6 +37,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
 def test_a_killed_actor_changes_no_bit(alone: Path, tmp_path: Path) -> None:
     killer = ActorKiller(after_round=3, delay_s=0.0)
     rayfl.run(long_rounds(on_actors(tmp_path, "killed", num_actors=3)), callbacks=[killer])

@@ -200,6 +200,7 @@ def test_an_interrupted_run_has_the_same_list_of_skipped_clients(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
 def test_after_a_crash_the_list_of_skipped_clients_is_the_same(tmp_path: Path) -> None:
     rayfl.run(long_rounds(faulty_experiment(tmp_path, "calm", "raise", backend="inline")))
     killer = ActorKiller(after_round=2, delay_s=0.05)

@@ -53,6 +53,7 @@ def dying(folder: Path, name: str, marker: Path, **cluster: Any) -> dict[str, An
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
 def test_an_actor_that_is_lost_in_the_servers_work_costs_no_bit(tmp_path: Path) -> None:
     marker, failures = tmp_path / "marker", Failures()
     rayfl.run(dying(tmp_path, "killed", marker, num_actors=2), callbacks=[failures])

@@ -169,7 +169,7 @@ def test_a_token_that_only_fills_rows_up_may_be_one_more_than_the_base_knows() -
 
 
 def test_parts_are_summed_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a base in float64 logits do not depend on how many rows are multiplied at a time, and statistics must not."""
+    """In float64 logits are the same however many rows are multiplied at a time, and so must be statistics."""
     net = language_network("llama")
     net.compute_in(torch.float64)
     task, examples = LanguageModel(net, (), NEXT), Examples(*texts(9, 5))
