@@ -146,7 +146,7 @@ def _metadata(config: ExperimentConfig) -> dict[str, str]:
 
 
 def differing_keys(metadata: Mapping[str, str], config: ExperimentConfig) -> list[str]:
-    """Returns which of fingerprint and storage a job has otherwise; an older rayfl may have submitted it."""
+    """Returns in what a job and an experiment differ: fingerprint, storage. An older rayfl may have submitted it."""
     fingerprints = {config.fingerprint(), *(found for found, _ in older_fingerprints(config.identity()))}
     different = {
         "fingerprint": metadata.get("fingerprint") not in fingerprints,

@@ -68,7 +68,7 @@ def _message(problem: Any, dotted: str, path: Sequence[str], owners: Sequence[ty
         named = any("name" in model.model_fields for model in inner)
         ways = [f"{dotted}{'.name' if len(path) > 1 else ''}=NAME"] if named else []
         return f"is a section: set {' or '.join([*ways, f'{dotted}.OPTION=VALUE'])} (got {_short(value)})"
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    message: str = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if kind == "value_error" and isinstance(value, Mapping | BaseModel):
         return message  # what does not go together in a section names its options; the section's beginning says nothing
     return f"{message} (got {_short(value)})"

@@ -74,7 +74,7 @@ def joined_on(parts: Sequence[Tensor], device: torch.device) -> Tensor:
 
     Args:
         parts: tensors of one type, shape (n,) each.
-        device: to which a GPU's own memory is reached through pinned memory, without waiting for it.
+        device: where the result is; to and from a GPU it goes through pinned memory.
     """
     here = parts[0].device
     if "cuda" not in (here.type, device.type):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from actors.hosting import scoring
 from algorithms.parts.lines import GRID
@@ -90,9 +91,14 @@ def test_few_clients_at_a_time_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         ScoringRequest(sweep(task, k, task.network.initialize(k % 2)), examples(n, IMAGE, k))
         for k, n in enumerate(SIZES)
     ]
-    whole = evaluate_together(asked, task, 16)
+    with profile(activities=[ProfilerActivity.CPU]) as together:
+        whole = evaluate_together(asked, task, 16)
     monkeypatch.setattr(module, "CPU_STACK_BYTES", 1)
-    for one, other in zip(evaluate_together(asked, task, 16), whole, strict=True):
+    with profile(activities=[ProfilerActivity.CPU]) as apart:
+        found = evaluate_together(asked, task, 16)
+    passes, more = (sum(op.name == "aten::log_softmax" for op in seen.events()) for seen in (together, apart))
+    assert 0 < 2 * passes < more
+    for one, other in zip(found, whole, strict=True):
         close(one, other)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
@@ -177,6 +178,12 @@ def test_large_samples_are_written_in_small_groups(tmp_path: Path, monkeypatch: 
     grouped, again = opened(path).load(1)["train"], opened(path, scale=[0, 300])
     assert torch.equal(whole.x, grouped.x) and torch.equal(whole.y, grouped.y)
     assert again._moments().mean == pytest.approx(normalized._moments().mean)
+    files = list((tmp_path / "other").rglob("*.arrow"))
+    assert len(files) == 2
+    for file in files:
+        with pa.ipc.open_file(file) as batches:
+            rows = [batches.get_batch(k).num_rows for k in range(batches.num_record_batches)]
+        assert max(rows) == 2 < sum(rows)
 
 
 @pytest.mark.parametrize(
