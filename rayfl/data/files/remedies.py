@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 _LEAF = ("femnist", "shakespeare", "sent140", "celeba", "synthetic", "reddit")
+_FURTHER = {"celeba": " --images IMAGES", "reddit": " --sequences"}
 _TFF = ("tff-stackoverflow", "tff-shakespeare", "tff-emnist-digits", "tff-emnist", "tff-cifar100")
 
 
@@ -14,13 +15,13 @@ def remedy(path: Path) -> str:
 
     Args:
         path: the file. Its name may say what it has to hold, as ``femnist-80.parquet`` does; the command is then whole
-            but for the places of the source and of its images.
+            but for the places of the source and of its images, and in the form that the preset of the data set needs.
     """
     if path.suffix == ".arrow":
         return "delete it and make it again with `rayfl data prepare`"
     kind = next((kind for kind in (*_LEAF, *_TFF) if f"{path.stem}-".startswith(f"{kind}-")), None)
-    images = " --images IMAGES" if kind == "celeba" else ""
-    what = f" {kind.removeprefix('tff-')} SOURCE{images} --out {shlex.quote(str(path))}" if kind else ""
+    further = _FURTHER.get(kind or "", "")
+    what = f" {kind.removeprefix('tff-')} SOURCE{further} --out {shlex.quote(str(path))}" if kind else ""
     if path.name.startswith("tff-"):
         return f"make one from TFF's archive with `rayfl data import-tff{what}`"
     return f"make one from LEAF's JSON with `rayfl data import-leaf{what}`"

@@ -149,6 +149,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("femnist.parquet", "import-leaf femnist SOURCE"),
         ("shakespeare-80.parquet", "import-leaf shakespeare SOURCE"),
         ("celeba.parquet", "import-leaf celeba SOURCE --images IMAGES"),
+        ("reddit.parquet", "import-leaf reddit SOURCE --sequences"),
         ("tff-emnist.parquet", "import-tff emnist SOURCE"),
     ):
         path = tmp_path / name
