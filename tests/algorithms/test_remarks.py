@@ -33,7 +33,7 @@ def remarks(caplog: pytest.LogCaptureFixture, folder: Path, method: str, **optio
         ("floco", "assignment_round", 2, 1, "algorithm.assignment_round is 2, but the run has 2 rounds"),
         ("cfl", "split_from", 2, 1, "algorithm.split_from is 2, but the run has 2 rounds"),
         ("fedme", "cluster_rounds", [2], [1], r"algorithm.cluster_rounds is [2], of which none is before"),
-        ("superfed-mm", "start", 1, 0.9, "no client trains a local model: algorithm.start is 1"),
+        ("superfed-mm", "start", 1, 0.9, "no client trains a local model: algorithm.start=1"),
         ("pfedsim", "warmup", 1, 0.9, "it is federated averaging: algorithm.warmup is 1"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,7 @@ def small_experiment(storage: Path, name: str, method: str, **cluster: Any) -> d
         "dataset": {"name": "digits"},
         "partition": {"name": "classes", "num_clients": 5, "classes_per_client": 2},
         "model": {"name": "two_nn", "hidden": [12]},
-        "algorithm": METHODS[method],
+        "algorithm": deepcopy(METHODS[method]),
         "train": {
             "rounds": 4,
             "clients_per_round": 3,
