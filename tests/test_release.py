@@ -121,9 +121,14 @@ def test_a_wheel_installs_in_an_empty_environment(wheel: Path, index: None, tmp_
     sweep = ["sweep", "quickstart", "seed=0:2", "train.rounds=1"]
     assert "pip install 'rayfl[sweep]'" in called(tmp_path, command, *sweep, status=2)
     assert "pip install 'rayfl[cluster]'" in called(tmp_path, command, "submit", "quickstart", status=2)
+    make = ["model", "make", "tiny-vit", "--out", tmp_path / "base"]
+    assert "pip install 'rayfl[transformers]'" in called(tmp_path, command, *make, status=2)
     called(tmp_path, python, *PIP, "install", "-q", *PINS, f"{wheel}[{EXTRAS}]")
     called(tmp_path, python, *PIP, "check")
     assert "2" in called(tmp_path, command, *sweep)
+    called(tmp_path, command, *make)
+    adapters = ["run", "quickstart-lora", f"model.folder={tmp_path / 'base'}", "train.rounds=1"]
+    assert "Test data after round 1" in called(tmp_path, command, *adapters)
     assert "no Ray dashboard at" in called(
         tmp_path, command, "submit", "quickstart", "--address", "http://127.0.0.1:9", status=2
     )

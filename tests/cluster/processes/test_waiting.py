@@ -41,7 +41,7 @@ def host() -> RayHost:
     return found
 
 
-def test_the_time_of_a_host_that_is_asked_again_counts_anew(host: RayHost) -> None:
+def test_the_time_of_a_host_that_is_asked_again_counts_from_its_beginning(host: RayHost) -> None:
     handles = {host.submit("answer", 0.0): 0}
     arriving = collected([host], handles, DEADLINE_S, of_clients=True)
     assert next(arriving) == (0, "here")
