@@ -11,10 +11,8 @@ from torch import Tensor
 from algorithms.flexlora import FlexLoRA
 from algorithms.parts.low_rank import decomposed_product
 from algorithms.parts.ranks import cut, sites_of
-from rayfl.errors import ConfigError
 from tests.support.adapted import adapted_toy, images
 from tests.support.bases import network, trained
-from tests.support.toy_networks import two_layers
 from tests.support.toys import assert_close, assert_equal
 
 NET = network("vit")
@@ -94,28 +92,8 @@ def test_the_decomposition_is_that_of_the_product_with_one_sign(shape: tuple[int
     assert len(decomposed_product(left * 0, right)[1]) == 0
 
 
-def test_stacked_is_looped_and_hosts_make_no_difference() -> None:
-    method = FlexLoRA(ranks=(1, 3, 2))
-    one, other, many = adapted_toy(method), adapted_toy(method, "vectorized"), adapted_toy(method, hosts=3)
-    found = one.run()
-    assert_close(found, other.run(), 1e-5)
-    assert_equal(found, many.run())
-    scores = other.scores()
-    for client, rows in one.scores().items():
-        assert set(rows) == {"global", "truncated"}
-        assert all(abs(rows[row].loss - scores[client][row].loss) < 1e-5 for row in rows)
-
-
 def test_newcomers_have_their_ranks_of_the_server_s_model() -> None:
     toy = adapted_toy(FlexLoRA(ranks=(1, 2, 3)), unseen=1)
     toy.run()
     assert set(toy.scores(newcomers=True)[3]) == {"global", "truncated"}
     assert toy.algorithm.served(toy.server, toy.context)[1][3] == {"rank": 1}
-
-
-def test_what_cannot_work_is_refused() -> None:
-    toy = adapted_toy(FlexLoRA(), model={"adapter": {"r": 3, "alpha": 6, "trains": ["b"]}})
-    with pytest.raises(ConfigError, match=r"flexlora needs model\.adapter\.trains=\[a,b\]"):
-        FlexLoRA().check(toy.task, toy.context)
-    with pytest.raises(ConfigError, match=r"flexlora needs a model with adapters .*model=pretrained"):
-        FlexLoRA().check(two_layers(), toy.context)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from algorithms.flora import FLoRA, separated
 from algorithms.parts.ranks import cut, head_of, padded, rank_in, sites_of
-from rayfl.errors import ConfigError
 from rayfl.models.pretrained.mixing import delta_name
 from rayfl.models.pretrained.peft_files import write_adapter
 from tests.support.adapted import TRAIN, adapted_toy, images
 from tests.support.bases import network, section, trained
-from tests.support.toy_networks import two_layers
 from tests.support.toys import assert_close, assert_equal
 
 NET = network("vit")
@@ -96,19 +93,6 @@ def test_inv_flora_what_it_begins_from_is_added_to_the_base(tmp_path: Path) -> N
     assert_close(toy.task.network.logits(toy.server["model"], X), expected, 1e-5)
 
 
-@pytest.mark.parametrize("ranks", [None, (1, 3, 2)])
-def test_stacked_is_looped_and_hosts_make_no_difference(ranks: Any) -> None:
-    method = FLoRA(ranks=ranks)
-    one, other, many = adapted_toy(method), adapted_toy(method, "vectorized"), adapted_toy(method, hosts=3)
-    found = one.run()
-    assert_close(found, other.run(), 1e-5)
-    assert_equal(found, many.run())
-    scores = other.scores()
-    for client, rows in one.scores().items():
-        assert set(rows) == {"global"}
-        assert abs(rows["global"].loss - scores[client]["global"].loss) < 1e-5
-
-
 def test_newcomers_have_the_server_s_model() -> None:
     toy = adapted_toy(FLoRA(), unseen=1)
     toy.run()
@@ -121,11 +105,3 @@ def test_what_is_sent_is_what_was_added_and_the_head() -> None:
     sent = toy.algorithm.sent(toy.server)
     assert set(sent) == {"added", "head"} and set(sent["head"]) == set(NET.groups["head"])
     assert set(sent["added"]) == {delta_name(site) for site in NET.sites}
-
-
-def test_what_cannot_work_is_refused() -> None:
-    toy = adapted_toy(FLoRA(), model={"adapter": {"r": 3, "alpha": 6, "trains": ["b"]}})
-    with pytest.raises(ConfigError, match=r"flora needs model\.adapter\.trains=\[a,b\]"):
-        FLoRA().check(toy.task, toy.context)
-    with pytest.raises(ConfigError, match=r"flora needs a model with adapters .*model=pretrained"):
-        FLoRA().check(two_layers(), toy.context)

@@ -119,19 +119,6 @@ def test_the_term_holds_the_last_ranks_and_has_a_gradient_at_zero() -> None:
     assert all(not g[0].any() if ".lora_A." in n else not g[:, 0].any() for n, g in gradients.items())
 
 
-@pytest.mark.parametrize("choice", ["in_turn", "drawn"])
-def test_stacked_is_looped_and_hosts_make_no_difference(choice: Any) -> None:
-    method = HetLoRA(ranks=(1, 3, 2), rank_choice=choice, kept_share=0.5, pruning_weight=1.0)
-    one, other, many = adapted_toy(method), adapted_toy(method, "vectorized"), adapted_toy(method, hosts=3)
-    found = one.run()
-    assert_close(found, other.run(), 1e-5)
-    assert_equal(found, many.run())
-    scores = other.scores()
-    for client, rows in one.scores().items():
-        assert set(rows) == {"global", "truncated"}
-        assert all(abs(rows[row].loss - scores[client][row].loss) < 1e-5 for row in rows)
-
-
 def test_ranks_are_in_turn_or_drawn_once_for_each_client() -> None:
     toy = adapted_toy(HetLoRA())
     turn, drawn = HetLoRA(ranks=(1, 3)), HetLoRA(ranks=(1, 3), rank_choice="drawn")

@@ -168,20 +168,6 @@ def test_a_token_that_only_fills_rows_up_may_be_one_more_than_the_base_knows() -
         assert torch.equal(net.token_losses(tree, filled, y), same.token_losses(tree, x, y))
 
 
-def test_parts_are_summed_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float64 logits are the same however many rows are multiplied at a time, and so must be statistics."""
-    net = language_network("llama")
-    net.compute_in(torch.float64)
-    task, examples = LanguageModel(net, (), NEXT), Examples(*texts(9, 5))
-    one, other = ({n: leaf.double() for n, leaf in trained(net, k, 0.5).items()} for k in (0, 1))
-    predictors = {"one": Predictor.of(one), "mean": Predictor.of(one, other)}
-    whole = evaluate(predictors, examples, task, 4)
-    for rows in (1, 5):
-        monkeypatch.setattr(output_layer, "LOGITS", rows * VOCABULARY)
-        for name, found in evaluate(predictors, examples, task, 4).items():
-            np.testing.assert_allclose(found.vector, whole[name].vector, rtol=1e-12, atol=0)
-
-
 def averaged(models: Any, x: Tensor, task: Any) -> Tensor:
     """A method's own prediction, which is asked for all positions."""
     found: Tensor = task.predictions(models, x)

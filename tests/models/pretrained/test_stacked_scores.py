@@ -19,6 +19,7 @@ from rayfl.engine.tasks import Predictor
 from rayfl.examples import Examples
 from rayfl.metrics import Statistics
 from rayfl.metrics.language import IGNORED
+from rayfl.models.pretrained import output_layer
 from rayfl.models.pretrained.mixing import mixed_by_rows, side_by_side
 from rayfl.models.pretrained.network import AdaptedNetwork
 from tests.support.bases import NEXT, inputs, language_network, network, passes_of_networks, texts, trained
@@ -118,3 +119,17 @@ def test_a_pass_has_no_more_rows_than_it_may(rows: int | None, most: int) -> Non
         found = evaluate_together(asked, task, 4, rows)
     assert max(len(x) for x in passes) == most
     assert_close(asked, found, task, {f"lambda={c}" for c in POINTS})
+
+
+def test_parts_are_summed_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64 logits are the same however many rows are multiplied at a time, and so must be statistics."""
+    net = language_network("llama")
+    net.compute_in(torch.float64)
+    task, examples = LanguageModel(net, (), NEXT), Examples(*texts(9, 5))
+    one, other = ({n: leaf.double() for n, leaf in trained(net, k, 0.5).items()} for k in (0, 1))
+    predictors = {"one": Predictor.of(one), "mean": Predictor.of(one, other)}
+    whole = evaluate(predictors, examples, task, 4)
+    for rows in (1, 5):
+        monkeypatch.setattr(output_layer, "LOGITS", rows * net.head_shape[0])
+        for name, found in evaluate(predictors, examples, task, 4).items():
+            np.testing.assert_allclose(found.vector, whole[name].vector, rtol=1e-12, atol=0)
